@@ -1,0 +1,44 @@
+"""Canonical bytes and digests: what makes equal inputs have equal names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["CHUNK", "digest_of", "sha256_bytes", "sha256_file", "sha256_stream", "to_json"]
+
+CHUNK = 1 << 20
+
+
+def to_json(value: Any) -> bytes:
+    """*value* as JSON with sorted keys, no spaces and no escapes: one value, one spelling."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of the canonical JSON of *value*, 64 hex digits."""
+    return sha256_bytes(to_json(value))
+
+
+def sha256_bytes(data: bytes) -> str:
+    """SHA-256 of *data*, 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_stream(stream: BinaryIO) -> str:
+    """SHA-256 of what is left in *stream*, 64 hex digits."""
+    digest = hashlib.sha256()
+    while chunk := stream.read(CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of the file at *path*, 64 hex digits."""
+    with path.open("rb") as stream:
+        return sha256_stream(stream)

@@ -1,0 +1,193 @@
+"""The one place that starts a program.
+
+Arguments are always a list and never meet a shell. Each start is logged as an event with
+the *difference* of its environment only, which is what one needs to repeat it by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import ProcessError, ToolError
+from sparkwright.events import emit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["Completed", "Limits", "LimitsExceeded", "run", "run_limited", "which"]
+
+_TAIL = 4000
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A program that has ended.
+
+    Attributes:
+        argv: its argument list.
+        status: its exit status; negative is the signal that ended it.
+        stdout: what it wrote to standard output, raw.
+        stderr: what it wrote to standard error, decoded.
+        seconds: wall-clock time.
+    """
+
+    argv: tuple[str, ...]
+    status: int
+    stdout: bytes
+    stderr: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """Standard output, decoded and stripped."""
+        return self.stdout.decode(errors="replace").strip()
+
+
+def which(program: str, *, hint: str = "") -> str:
+    """The absolute path of *program*.
+
+    Raises:
+        ToolError: it is not installed.
+    """
+    found = shutil.which(program)
+    if found is None:
+        raise ToolError(f"the program {program!r} was not found", because="it is not on PATH", next_step=hint)
+    return found
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+    timeout: float | None = None,
+    accept: Sequence[int] = (0,),
+) -> Completed:
+    """Run a program to its end and capture its output.
+
+    Args:
+        argv: program and arguments.
+        cwd: its working folder.
+        env: its whole environment; `None` inherits ours.
+        stdin: what it reads; nothing by default.
+        timeout: seconds after which it is killed.
+        accept: exit statuses that are not errors.
+
+    Raises:
+        ToolError: the program does not exist.
+        ProcessError: it ended with another status, or ran out of time.
+    """
+    command = tuple(str(part) for part in argv)
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=env, input=stdin if stdin is not None else b"",
+            capture_output=True, timeout=timeout, check=False,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise ToolError(f"the program {command[0]!r} was not found", because=str(error)) from error
+    except subprocess.TimeoutExpired as error:
+        raise ProcessError(
+            f"{shlex.join(command[:3])} … did not end", because=f"it ran for more than {timeout:g} s"
+        ) from error
+    result = Completed(
+        command, done.returncode, done.stdout, done.stderr.decode(errors="replace"),
+        time.monotonic() - started,
+    )  # fmt: skip
+    _log(result, env)
+    if result.status not in accept:
+        raise ProcessError(
+            f"{shlex.join(command[:4])} … failed with status {result.status}",
+            because=(result.stderr.strip() or result.text)[-_TAIL:] or "it said nothing",
+        )
+    return result
+
+
+def _log(result: Completed, env: Mapping[str, str] | None) -> None:
+    changed = {} if env is None else {k: v for k, v in env.items() if os.environ.get(k) != v}
+    emit(
+        "process.ended",
+        argv=shlex.join(result.argv),
+        env=changed,
+        status=result.status,
+        seconds=round(result.seconds, 4),
+    )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a child may use: wall-clock seconds, resident MiB over its process tree."""
+
+    seconds: float
+    memory_mib: int
+
+
+class LimitsExceeded(Exception):  # noqa: N818 - an outcome for the caller to judge, not a user-facing error
+    """The child was killed because it passed one of its limits."""
+
+
+def run_limited(
+    argv: Sequence[str | Path], *, limits: Limits, cwd: Path, env: Mapping[str, str], log: Path
+) -> Completed:
+    """Run a program in a process group of its own, output to *log*, within *limits*.
+
+    Whatever happens, no process of the group is left behind.
+
+    Raises:
+        LimitsExceeded: it was killed; the message says which limit it passed.
+    """
+    command = tuple(str(part) for part in argv)
+    started = time.monotonic()
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command, cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            _watch(child, limits, started)
+        finally:
+            _kill_group(child)
+    text = log.read_bytes()[-_TAIL:].decode(errors="replace")
+    result = Completed(command, child.returncode, b"", text, time.monotonic() - started)
+    _log(result, env)
+    return result
+
+
+def _watch(child: subprocess.Popen[bytes], limits: Limits, started: float) -> None:
+    while True:
+        try:
+            child.wait(timeout=0.1)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() - started > limits.seconds:
+                raise LimitsExceeded(f"it ran for more than {limits.seconds:g} s") from None
+            if (used := _resident_mib(child.pid)) > limits.memory_mib:
+                raise LimitsExceeded(f"it used {used} MiB of {limits.memory_mib} MiB of memory") from None
+        else:
+            return
+
+
+def _resident_mib(pid: int) -> int:
+    import psutil
+
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+        return sum(process.memory_info().rss for process in family) >> 20
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

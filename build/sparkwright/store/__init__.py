@@ -1,0 +1,17 @@
+"""The content-addressed store: files by SHA-256, trees by git id, small results by key.
+
+Nothing appears under its final name before it is complete and verified, so a run that is
+killed leaves at worst a scratch entry that the next run sweeps away.
+"""
+
+from sparkwright.store.locks import hold
+from sparkwright.store.paths import (
+    Store,
+    default_home,
+    open_store,
+    remove_tree,
+    storing,
+    write_atomically,
+)
+
+__all__ = ["Store", "default_home", "hold", "open_store", "remove_tree", "storing", "write_atomically"]
