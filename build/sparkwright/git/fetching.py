@@ -98,5 +98,6 @@ def fetch(
     except ProcessError as error:
         raise FetchError(
             f"{', '.join(wanted)} could not be fetched from {address}",
-            because=error.because, next_step=_NEXT_STEP,
-        ) from error  # fmt: skip
+            because=error.because,
+            next_step=_NEXT_STEP,
+        ) from error

@@ -27,9 +27,10 @@ def check_object_id(value: str) -> str:
     """
     if not _OBJECT_ID.fullmatch(value):
         raise RefError(
-            f"{value!r} is not an object id", because="40 lower-case hex digits are wanted",
+            f"{value!r} is not an object id",
+            because="40 lower-case hex digits are wanted",
             next_step="give the full commit id",
-        )  # fmt: skip
+        )
     return value
 
 
@@ -62,9 +63,10 @@ def check_address(value: str) -> str:
         host = urlsplit(value).netloc
         if scheme not in {"https", "ssh", "file"} or host.startswith("-"):
             raise RefError(
-                f"{value!r} is not an address that we fetch from", because=f"its scheme is {scheme!r}",
+                f"{value!r} is not an address that we fetch from",
+                because=f"its scheme is {scheme!r}",
                 next_step="use https://, ssh:// or file://",
-            )  # fmt: skip
+            )
         return value
     folder = Path(value)
     if folder.is_dir():

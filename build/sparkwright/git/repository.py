@@ -97,9 +97,10 @@ def _require_git() -> None:
     found = re.search(r"(\d+)\.(\d+)", text)
     if found is None or (int(found[1]), int(found[2])) < OLDEST_GIT:
         raise ToolError(
-            f"{text or 'git'} is too old", because="git merge-tree --write-tree came with 2.38",
+            f"{text or 'git'} is too old",
+            because="git merge-tree --write-tree came with 2.38",
             next_step="install a newer git",
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,19 @@ class Repository:
     def diff(self, old: str, new: str, *, context: int, paths: Sequence[str] = ()) -> bytes:
         """The change from tree *old* to tree *new* as a unified diff with full blob ids."""
         return self.command(
-            "diff-tree", "-p", "-r", f"-U{context}", "--full-index", "--no-renames", "--no-color",
-            "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", old, new, "--", *paths,
-        ).stdout  # fmt: skip
+            "diff-tree",
+            "-p",
+            "-r",
+            f"-U{context}",
+            "--full-index",
+            "--no-renames",
+            "--no-color",
+            "--no-ext-diff",
+            "--no-textconv",
+            "--src-prefix=a/",
+            "--dst-prefix=b/",
+            old,
+            new,
+            "--",
+            *paths,
+        ).stdout

@@ -63,9 +63,10 @@ def storing(what: str) -> Iterator[None]:
             raise
         where = f" ({error.filename})" if error.filename else ""
         raise StorageError(
-            f"{what} failed", because=f"{os.strerror(error.errno).lower()}{where}",
+            f"{what} failed",
+            because=f"{os.strerror(error.errno).lower()}{where}",
             next_step=hints[error.errno],
-        ) from error  # fmt: skip
+        ) from error
 
 
 @dataclass(frozen=True)
