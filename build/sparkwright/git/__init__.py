@@ -13,7 +13,7 @@ from sparkwright.git.fetching import RemoteRef, fetch, list_remote
 from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_trees
 from sparkwright.git.merging import MergeResult, merge_trees
 from sparkwright.git.refs import check_address, check_object_id, check_ref
-from sparkwright.git.repository import Entry, Repository, open_repository
+from sparkwright.git.repository import Entry, Repository, as_argument, open_repository
 
 __all__ = [
     "Entry",
@@ -21,6 +21,7 @@ __all__ = [
     "MergeResult",
     "RemoteRef",
     "Repository",
+    "as_argument",
     "blob_id",
     "check_address",
     "check_object_id",

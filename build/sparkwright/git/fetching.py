@@ -49,8 +49,10 @@ def list_remote(
         FetchError: the remote did not answer.
     """
     where = check_address(address)
+    # The commit behind a tag is listed under a name of its own, which the tag's does not match.
+    names = [name for pattern in patterns for name in (check_ref(pattern), f"{pattern}^{{}}")]
     try:
-        done = repository.command("ls-remote", "--", where, *map(check_ref, patterns), timeout=timeout)
+        done = repository.command("ls-remote", "--", where, *names, timeout=timeout)
     except ProcessError as error:
         raise FetchError(
             f"{address} could not be asked", because=error.because, next_step=_NEXT_STEP

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["EMPTY_TREE", "Entry", "Repository", "git_environment", "open_repository"]
+__all__ = ["EMPTY_TREE", "Entry", "Repository", "as_argument", "git_environment", "open_repository"]
 
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 OLDEST_GIT = (2, 38)
@@ -51,6 +51,11 @@ class Entry:
 
     mode: str
     blob: str
+
+
+def as_argument(path: str) -> str:
+    """A tree's *path* so that its bytes reach git unchanged, whatever the encoding of our locale is."""
+    return os.fsdecode(path.encode(errors="surrogateescape"))
 
 
 def git_environment() -> dict[str, str]:
@@ -210,7 +215,9 @@ class Repository:
             return self._trees[tree]
         if wanted and tree in self._trees:
             return {path: self._trees[tree][path] for path in wanted if path in self._trees[tree]}
-        listing = self.command("ls-tree", "-r", "-z", "--full-tree", tree, "--", *wanted).stdout
+        listing = self.command(
+            "ls-tree", "-r", "-z", "--full-tree", tree, "--", *map(as_argument, wanted)
+        ).stdout
         entries = {}
         for line in filter(None, listing.split(b"\0")):
             head, _, path = line.partition(b"\t")
@@ -260,5 +267,5 @@ class Repository:
             old,
             new,
             "--",
-            *paths,
+            *map(as_argument, paths),
         ).stdout
