@@ -19,6 +19,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sparkwright.canonical import CHUNK
 from sparkwright.errors import ArchiveError
 
 if TYPE_CHECKING:
@@ -108,20 +109,45 @@ class Archive:
             data += more
         return data
 
-    def read(self, name: str) -> bytes:
-        """The content of the member *name*, held against its CRC-32.
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The content of the member *name* in pieces of a MiB or so, held against its CRC-32 and size.
 
         Raises:
-            ArchiveError: there is no such member, or its data is damaged.
+            ArchiveError: there is no such member, or its data is damaged; the pieces that came
+                before that are of no worth.
         """
         member = self.members.get(name)
         if member is None:
             raise _fault(self.path, f"it has no member {name}")
-        raw = self.raw(member.data, member.data + member.compressed_size)
-        content = inflate(self.path, member, raw) if member.method == zipfile.ZIP_DEFLATED else raw
-        if len(content) != member.size or zlib.crc32(content) != member.crc:
+        crc = size = 0
+        try:
+            for piece in self._inflated(member):
+                crc, size = zlib.crc32(piece, crc), size + len(piece)
+                if size > member.size:
+                    break
+                yield piece
+        except zlib.error as error:
+            raise _fault(self.path, f"the data of {name} is damaged: {error}") from error
+        if (crc, size) != (member.crc, member.size):
             raise _fault(self.path, f"the content of {name} does not match its CRC-32 or size")
-        return content
+
+    def read(self, name: str) -> bytes:
+        """The whole content of the member *name*; see `chunks`."""
+        return b"".join(self.chunks(name))
+
+    def _inflated(self, member: Member) -> Iterator[bytes]:
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS) if member.method else None
+        end = member.data + member.compressed_size
+        for start in range(member.data, end, CHUNK):
+            raw = self.raw(start, min(start + CHUNK, end))
+            if inflater is None:
+                yield raw
+                continue
+            while raw:
+                yield inflater.decompress(raw, CHUNK)
+                raw = inflater.unconsumed_tail
+        if inflater is not None:
+            yield inflater.flush()
 
     def beginning(self, name: str, length: int) -> bytes:
         """The first *length* bytes of the member *name*, unchecked; at most a few hundred."""
@@ -133,14 +159,6 @@ class Archive:
             return zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, length)
         except zlib.error as error:
             raise _fault(self.path, f"the data of {name} is damaged: {error}") from error
-
-
-def inflate(path: Path, member: Member, raw: bytes) -> bytes:
-    """The content of a deflated *member*; of a longer one, a byte more than the size it states."""
-    try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, member.size + 1)
-    except zlib.error as error:
-        raise _fault(path, f"the data of {member.name} is damaged: {error}") from error
 
 
 @contextlib.contextmanager
