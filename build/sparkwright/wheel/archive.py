@@ -135,19 +135,23 @@ class Archive:
         """The whole content of the member *name*; see `chunks`."""
         return b"".join(self.chunks(name))
 
-    def _inflated(self, member: Member) -> Iterator[bytes]:
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS) if member.method else None
+    def compressed(self, member: Member) -> Iterator[bytes]:
+        """The data of *member* as it lies in the archive, in pieces of a MiB."""
         end = member.data + member.compressed_size
         for start in range(member.data, end, CHUNK):
-            raw = self.raw(start, min(start + CHUNK, end))
-            if inflater is None:
-                yield raw
-                continue
+            yield self.raw(start, min(start + CHUNK, end))
+
+    def _inflated(self, member: Member) -> Iterator[bytes]:
+        if member.method == zipfile.ZIP_STORED:
+            yield from self.compressed(member)
+            return
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        for piece in self.compressed(member):
+            raw = piece
             while raw:
                 yield inflater.decompress(raw, CHUNK)
                 raw = inflater.unconsumed_tail
-        if inflater is not None:
-            yield inflater.flush()
+        yield inflater.flush()
 
     def beginning(self, name: str, length: int) -> bytes:
         """The first *length* bytes of the member *name*, unchecked; at most a few hundred."""
@@ -184,7 +188,10 @@ def open_archive(path: Path) -> Iterator[Archive]:
         except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
             raise _fault(path, f"it is not a zip archive that can be read: {error}") from error
         _check_end(path, stream.fileno(), len(infos), directory)
-        members = _members(path, stream.fileno(), infos, directory)
+        try:
+            members = _members(path, stream.fileno(), infos, directory)
+        except UnicodeError as error:
+            raise _fault(path, f"a name is not spelt as its flags say: {error}") from error
         yield Archive(path, members, stream.fileno())
 
 
@@ -261,7 +268,7 @@ def _entry_fault(info: zipfile.ZipInfo, names: set[str]) -> str:
 
 def _locate(path: Path, descriptor: int, info: zipfile.ZipInfo, directory: int) -> Member:
     """Where *info*'s bytes are, once its local header agrees with the central directory."""
-    header = os.pread(descriptor, LOCAL.size + 0x200, info.header_offset)
+    header = os.pread(descriptor, LOCAL.size + 4 * len(info.filename), info.header_offset)
     if len(header) < LOCAL.size or not header.startswith(LOCAL_SIGNATURE):
         raise _fault(path, f"{info.filename} has no local header")
     _, _, flags, method, time, date, crc, packed, size, name_length, extra = LOCAL.unpack_from(header)

@@ -25,7 +25,7 @@ def header(data: bytes, name: str) -> list[str]:
     """The values of the field *name* in METADATA or WHEEL, in their order; the body is not searched."""
     head = _head(data)
     pattern = rb"(?mi)^" + re.escape(name).encode() + rb":[ \t]*(.*?)[ \t]*\r?$"
-    return [value.decode() for value in re.findall(pattern, head)]
+    return [value.decode(errors="replace") for value in re.findall(pattern, head)]
 
 
 def _head(data: bytes) -> bytes:
