@@ -70,7 +70,7 @@ def fetch(
     wanted: Sequence[str],
     *,
     depth: int | None = 1,
-    blobless: bool = False,
+    history_only: bool = False,
 ) -> None:
     """Fetch refs or commits by id from *address* into the store; no ref of ours is made.
 
@@ -79,7 +79,8 @@ def fetch(
         address: https, ssh or file address, or a folder.
         wanted: full ref names or 40-digit commit ids.
         depth: commits of history for each; `None` for all of it.
-        blobless: leave file contents out; only with whole history, to look for a merge base.
+        history_only: leave trees and files out, where the remote can; for a scratch repository
+            in which a merge base is looked for.
 
     Raises:
         FetchError: the remote did not answer, or does not have it.
@@ -91,7 +92,7 @@ def fetch(
             check_object_id(name)
     options = ["--no-tags", "--no-write-fetch-head", "--quiet", "--no-auto-maintenance"]
     options += [f"--depth={depth}"] if depth else []
-    options += ["--filter=blob:none"] if blobless else []
+    options += ["--filter=tree:0"] if history_only else []
     try:
         with task(f"fetch {', '.join(name[:24] for name in names)}"):
             repository.command("fetch", *options, "--", where, *names, timeout=_TIMEOUT_S)
