@@ -32,6 +32,7 @@ __all__ = [
     "SYMLINK",
     "Entry",
     "bad_component",
+    "inward_target",
     "read_sdist",
 ]
 
@@ -147,7 +148,7 @@ class _Tree:
 def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree) -> Entry:
     if member.issym():
         path = tree.place_file(member.name, SYMLINK)
-        return Entry(path, SYMLINK, _inward_target(path, member.linkname, tree.name).encode())
+        return Entry(path, SYMLINK, inward_target(path, member.linkname, tree.name).encode())
     if member.islnk():
         original = tree.inside(member.linkname)
         mode = tree.files.get(original)
@@ -162,7 +163,12 @@ def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree) -> Entry:
     return Entry(tree.place_file(member.name, mode), mode, _data(tar, member))
 
 
-def _inward_target(path: str, target: str, name: str) -> str:
+def inward_target(path: str, target: str, name: str) -> str:
+    """*target*, if the symlink at *path* stays inside the tree called *name* with it.
+
+    Raises:
+        ArchiveError: it leads outside, or into a ``.git``.
+    """
     resolved = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
     parts = resolved.split("/")
     if target.startswith("/") or not target or any(bad_component(part) for part in parts if part != "."):
