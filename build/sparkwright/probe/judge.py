@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,10 @@ class Prover:
             return None
         import msgspec
 
-        return msgspec.convert(kept, Proof)
+        try:
+            return msgspec.convert(kept, Proof)
+        except msgspec.ValidationError:
+            return None  # damaged: as good as none
 
     def prove(self, carry: Carry, paths: Sequence[str]) -> Proof:
         """Run the probe of *carry* on both trees, whatever is recorded.
@@ -101,10 +105,15 @@ class Prover:
             for tree in (self.pristine, self.merged)
         ]
         with task(f"prove {carry.name}"), ThreadPoolExecutor(max_workers=2) as pool:
-            pristine, merged = pool.map(
-                lambda folder: run_probe(self.store, python, probe, spec, folder), folders
-            )
-        merged = _insist_on_loading(merged, paths)
+            runs = [
+                # A thread starts without our context, and so without those who listen to events.
+                pool.submit(copy_context().run, run_probe, self.store, python, probe, spec, folder)
+                for folder in folders
+            ]
+            pristine, merged = (run.result() for run in runs)
+        # A file that the carry deletes cannot be imported any more.
+        left = self.repository.files(self.merged)
+        merged = _insist_on_loading(merged, [path for path in paths if path in left])
         touched = self._touched(carry, paths)
         proof = Proof(
             format=PROOF_FORMAT,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
+from sparkwright.config import Model
 from sparkwright.probe.proof import Run
 from sparkwright.probe.trees import fingerprint
 from sparkwright.process import Limits, LimitsExceeded, run_limited
@@ -31,6 +33,16 @@ class Report:
     seconds: float
 
 
+class _Found(Model, frozen=True):
+    """The report that the harness writes; `loaded` are paths in the tree."""
+
+    verdict: Literal["passes", "fails", "error"]
+    message: str
+    loaded: tuple[str, ...]
+    seconds: float
+    peak_mib: int
+
+
 def harness_sources() -> list[bytes]:
     """The sources of what runs inside the child; a proof hangs on them."""
     return [(_child_folder() / name).read_bytes() for name in _CHILD]
@@ -41,7 +53,11 @@ def _child_folder() -> Path:
 
 
 def run_probe(store: Store, python: Path, probe: Path, spec: ProbeSpec, tree: Path) -> Report:
-    """Run *probe* on *tree*; whatever goes wrong becomes an ``error`` run, never an exception."""
+    """Run *probe* on *tree*; whatever the probe does becomes a run, never an exception.
+
+    Raises:
+        ToolError: the environment's interpreter cannot be started.
+    """
     before = fingerprint(tree)
     with store.scratch() as scratch:
         report = scratch / "report.json"
@@ -68,11 +84,14 @@ def run_probe(store: Store, python: Path, probe: Path, spec: ProbeSpec, tree: Pa
             return _error(f"it was stopped: {error}")
         if not report.is_file():
             return _error(f"it ended with status {done.status} and no report: {done.stderr.strip()[-1500:]}")
-        found = json.loads(report.read_text(encoding="utf-8"))
+        try:
+            found = msgspec.json.decode(report.read_bytes(), type=_Found)
+        except msgspec.MsgspecError as error:
+            return _error(f"its report is damaged: {error}")
     if fingerprint(tree) != before:
         return _error("it wrote to the tree under test")
-    run = Run(verdict=found["verdict"], message=_short(found["message"], tree))
-    return Report(run, frozenset(found["loaded"]), found["seconds"])
+    run = Run(verdict=found.verdict, message=_short(found.message, tree))
+    return Report(run, frozenset(found.loaded), found.seconds)
 
 
 def _short(message: str, tree: Path) -> str:

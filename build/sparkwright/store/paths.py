@@ -151,8 +151,9 @@ class Store:
         target = self.file_path(sha256)
         with storing(f"storing {sha256[:12]}"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            source.chmod(0o444)
+            # Killed in between, a download can still be resumed; a read-only one could not.
             source.replace(target)
+            target.chmod(0o444)
         return target
 
     # Records ---------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class Store:
         path = self._record_path(kind, key)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (FileNotFoundError, ValueError):  # the latter: neither JSON nor even text
             return None
         return found if isinstance(found, dict) else None
 
@@ -226,12 +227,28 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove *folder* and all in it, read-only folders included; a missing one is fine."""
+    """Remove *folder* and all in it, read-only folders included.
 
-    def make_writable(function: Any, path: str, _: Any) -> None:
-        Path(path).parent.chmod(0o700)
-        Path(path).chmod(0o700)
-        function(path)
-
+    A missing one is fine, also when another process removes it at the same time. A file or link of
+    that name is removed too; nothing is ever reached through a link.
+    """
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink(missing_ok=True)
+        return
+    shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
-        shutil.rmtree(folder, onerror=make_writable)
+        _make_folders_writable(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)  # says why it cannot be removed
+
+
+def _make_folders_writable(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        folder.chmod(0o700)
+        for parent, names, _ in os.walk(folder):
+            for name in names:
+                path = Path(parent, name)
+                if not path.is_symlink():
+                    path.chmod(0o700)
