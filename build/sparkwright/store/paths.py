@@ -156,6 +156,26 @@ class Store:
             target.chmod(0o444)
         return target
 
+    def link(self, sha256: str, target: Path) -> Path:
+        """Put the file with that digest at *target* too, under the name that it should have there."""
+        with storing(f"placing {target.name}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.{os.getpid()}")
+            temporary.unlink(missing_ok=True)
+            try:
+                temporary.hardlink_to(self.file_path(sha256))
+            except OSError as error:
+                if error.errno not in {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}:
+                    raise
+                shutil.copy2(self.file_path(sha256), temporary)  # another disk, or one without hard links
+            temporary.replace(target)
+        return target
+
+    def named_file(self, sha256: str, filename: str) -> Path:
+        """The file with that digest under a *filename* that tells what it is; it must be here."""
+        target = self.home / "named" / sha256[:16] / filename
+        return target if target.is_file() else self.link(sha256, target)
+
     # Records ---------------------------------------------------------------------------
 
     def find_record(self, kind: str, key: str) -> dict[str, Any] | None:
