@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sparkwright.errors import FetchError, ProcessError
 from sparkwright.events import task
 from sparkwright.git.refs import check_address, check_object_id, check_ref
+from sparkwright.store import hold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +48,10 @@ def list_remote(
         FetchError: the remote did not answer.
     """
     where = check_address(address)
+    names = [check_ref(pattern) for pattern in patterns]
+    names += [f"{name}^{{}}" for name in names]  # an annotated tag's commit is listed under a name of its own
     try:
-        done = repository.command("ls-remote", "--", where, *map(check_ref, patterns), timeout=timeout)
+        done = repository.command("ls-remote", "--", where, *names, timeout=timeout)
     except ProcessError as error:
         raise FetchError(
             f"{address} could not be asked", because=error.because, next_step=_NEXT_STEP
@@ -94,7 +97,13 @@ def fetch(
     options += [f"--depth={depth}"] if depth else []
     options += ["--filter=tree:0"] if history_only else []
     try:
-        with task(f"fetch {', '.join(name[:24] for name in names)}"):
+        with (
+            hold(repository.path.with_name(f"{repository.path.name}-fetch.lock"), f"fetching from {address}"),
+            task(f"fetch {', '.join(name[:24] for name in names)}"),
+        ):
+            # git notes where history was cut off in one file, and its lock on that file outlives a
+            # kill; while ours is held, a lock that is there is such a left-over.
+            (repository.path / "shallow.lock").unlink(missing_ok=True)
             repository.command("fetch", *options, "--", where, *names, timeout=_TIMEOUT_S)
     except ProcessError as error:
         raise FetchError(
