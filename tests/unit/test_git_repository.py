@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from kit import make_tree
+from kit import Content, make_tree
 
 import sparkwright
 from sparkwright.errors import ProcessError, RefError, ToolError
@@ -26,10 +26,12 @@ from sparkwright.git import (
     make_read_only,
     merge_trees,
     open_repository,
-    patch_trees,
+    patch_tree,
 )
-from sparkwright.git.repository import EMPTY_TREE, git_environment
+from sparkwright.git.repository import git_environment
 from sparkwright.store import remove_tree
+
+EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
 FILES = {
     "plain.py": FileEntry("100644", b"a = 1\r\nb = 2\n"),
@@ -49,22 +51,21 @@ FILES = {
 COMPUTE = """
 import sys
 from pathlib import Path
-from sparkwright.git import FileEntry, import_files, merge_trees, open_repository, patch_trees
+from sparkwright.git import FileEntry, import_files, merge_trees, open_repository, patch_tree
 repository = open_repository(Path(sys.argv[1]))
 base_text = b"".join(b"line %d\\n" % i for i in range(30))
 files = {"a.py": FileEntry("100644", base_text), "d\\u00e9/r.sh": FileEntry("100755", b"x"),
          "n\\udce9": FileEntry("120000", b"a.py")}
 tree = import_files(repository, files.items())
 base = repository.commit(tree, message="base")
-ours, theirs = patch_trees(repository, [
-    (base, {"a.py": FileEntry("100644", base_text.replace(b"line 3\\n", b"three\\n"))}),
-    (base, {"a.py": FileEntry("100644", base_text.replace(b"line 20\\n", b"twenty\\r\\n")),
-            "n\\udce9": None}),
-])
+def changed(old, new, **others):
+    files = {"a.py": FileEntry("100644", base_text.replace(old, new)), **others}
+    return patch_tree(repository, tree, files)
+ours = changed(b"line 3\\n", b"three\\n")
+theirs = changed(b"line 20\\n", b"twenty\\r\\n", **{"n\\udce9": None})
 merged = merge_trees(repository, base=base, ours=ours, theirs=theirs)
-third = FileEntry("100644", base_text.replace(b"line 3\\n", b"3\\n"))
-other = patch_trees(repository, [(base, {"a.py": third})])
-clash = merge_trees(repository, base=base, ours=ours, theirs=other[0])
+other = changed(b"line 3\\n", b"3\\n")
+clash = merge_trees(repository, base=base, ours=ours, theirs=other)
 head = repository.commit(merged.tree, parents=[base], message="merged")
 listed = sorted(repository.files(tree, ["d\\u00e9/r.sh", "n\\udce9"]))
 blob = repository.blob(repository.files(tree)["a.py"].blob)
@@ -189,6 +190,8 @@ def test_every_path_mode_and_byte_goes_in_and_comes_out(repository: Repository, 
     tree = import_files(repository, FILES.items())
     expected = {path: Entry(file.mode, blob_id(file.data)) for path, file in FILES.items()}
     assert repository.files(tree) == expected
+    listed = repository.command("ls-tree", "-r", "-z", "--name-only", "--full-tree", tree).stdout
+    assert sorted(os.fsdecode(name) for name in listed.split(b"\0") if name) == sorted(FILES)
     assert {path: repository.blob(found.blob) for path, found in expected.items()} == {
         path: file.data for path, file in FILES.items()
     }
@@ -217,24 +220,35 @@ def test_files_that_are_not_there_are_not_found(repository: Repository) -> None:
 
 def test_an_empty_tree_is_one(repository: Repository) -> None:
     assert import_files(repository, []) == EMPTY_TREE
-    base = repository.commit(make_tree(repository, {"a": "1"}), message="base")
-    assert patch_trees(repository, [(base, {"a": None})]) == [EMPTY_TREE]
-    assert patch_trees(repository, []) == []
-
-
-def test_several_patches_at_once_are_independent(repository: Repository) -> None:
-    base = repository.commit(make_tree(repository, {"a": "1", "b": "1"}), message="base")
-    first, second = patch_trees(
-        repository,
-        [(base, {"a": FileEntry("100644", b"2")}), (base, {"b": None, "c": FileEntry("100755", b"3")})],
+    assert (
+        patch_tree(repository, make_tree(repository, {"a": "1", "b/c": "2"}), {"a": None, "b/c": None})
+        == EMPTY_TREE
     )
-    assert repository.changed(repository.tree_of(base), first).keys() == {"a"}
-    changed = repository.changed(repository.tree_of(base), second)
-    assert changed == {
-        "b": (Entry("100644", blob_id(b"1")), None),
-        "c": (None, Entry("100755", blob_id(b"3"))),
-    }
+    assert repository.files(EMPTY_TREE) == {}
+
+
+def test_a_changed_tree_is_the_one_that_git_would_write(repository: Repository) -> None:
+    before: dict[str, Content] = {"a": "1", "b/c": "2", "b.d": "3", "b-e": "4", "b/f/g": "5", "h/i": "6"}
+    new = FileEntry("100755", b"n")
+    changes = {"a": None, "b/f/g": None, "b/f/h": new, "j/k/l": new, "h/i": None, "b.d": new}
+    after = {path: content for path, content in {**before, **changes}.items() if content is not None}
+    tree = make_tree(repository, before)
+    edited = patch_tree(repository, tree, changes)
+    assert edited == make_tree(repository, after)
+    assert repository.changed(tree, edited).keys() == changes.keys()
+    assert repository.changed(tree, tree) == {}
+    assert repository.changed(tree, edited)["a"] == (Entry("100644", blob_id(b"1")), None)
+    assert repository.changed(tree, edited)["j/k/l"] == (None, Entry("100755", blob_id(b"n")))
     assert repository.command("for-each-ref").text == ""
+
+
+def test_a_file_may_become_a_folder_and_a_folder_a_file(repository: Repository) -> None:
+    file, folder = make_tree(repository, {"a": "1", "z": ""}), make_tree(repository, {"a/b": "1", "z": ""})
+    one = FileEntry("100644", b"1")
+    assert patch_tree(repository, file, {"a": None, "a/b": one}) == folder
+    assert patch_tree(repository, folder, {"a/b": None, "a": one}) == file
+    assert patch_tree(repository, file, {"a/b": None}) == file
+    assert repository.changed(file, folder).keys() == {"a", "a/b"}
 
 
 @pytest.mark.parametrize("path", ["../out", ".git/config", "a/../../out", "a/./b", "a/.git/hooks/x"])
@@ -293,8 +307,9 @@ def test_objects_are_found_or_named_as_missing(repository: Repository) -> None:
         assert not repository.has(absent)
         with pytest.raises(RefError):
             repository.tree_of(absent)
-        with pytest.raises(RefError):
-            repository.blob(absent)
+        for read in (repository.blob, repository.files):
+            with pytest.raises(RefError):
+                read(absent)
     # A failed read leaves the next one unharmed, and new objects are seen by the process that reads.
     later = make_tree(repository, {"later": "2"})
     assert repository.blob(repository.files(later)["later"].blob) == b"2"

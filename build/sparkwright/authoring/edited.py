@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.errors import ConfigError, PatchError
 from sparkwright.events import task
-from sparkwright.git import FileEntry, blob_id, check_out, patch_trees
+from sparkwright.git import FileEntry, blob_id, check_out, patch_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,8 +63,7 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
         changes[path] = FileEntry(entry.mode if entry else "100644", data)
     if not changes:
         return b""
-    base = repository.commit(tree, message="base")
-    edited = patch_trees(repository, [(base, changes)])[0]
+    edited = patch_tree(repository, tree, changes)
     return repository.diff(tree, edited, context=0)
 
 

@@ -10,10 +10,11 @@ Open `repository` first; `merging` holds the three-way merge, `importing` turns 
 
 from sparkwright.git.checkout import check_out, make_read_only
 from sparkwright.git.fetching import RemoteRef, fetch, list_remote
-from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_trees
+from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_tree
 from sparkwright.git.merging import MergeResult, merge_trees
 from sparkwright.git.refs import check_address, check_object_id, check_ref
-from sparkwright.git.repository import Entry, Repository, as_argument, open_repository
+from sparkwright.git.repository import Repository, as_argument, open_repository
+from sparkwright.git.trees import Entry
 
 __all__ = [
     "Entry",
@@ -33,5 +34,5 @@ __all__ = [
     "make_read_only",
     "merge_trees",
     "open_repository",
-    "patch_trees",
+    "patch_tree",
 ]

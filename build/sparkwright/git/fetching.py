@@ -49,8 +49,8 @@ def list_remote(
         FetchError: the remote did not answer.
     """
     where = check_address(address)
-    # The commit behind a tag is listed under a name of its own, which the tag's does not match.
-    names = [name for pattern in patterns for name in (check_ref(pattern), f"{pattern}^{{}}")]
+    names = [check_ref(pattern) for pattern in patterns]
+    names += [f"{name}^{{}}" for name in names]  # an annotated tag's commit is listed under a name of its own
     try:
         done = repository.command("ls-remote", "--", where, *names, timeout=timeout)
     except ProcessError as error:
@@ -104,6 +104,9 @@ def fetch(
         # git refuses a second fetch into a store whose history is short, rather than waiting.
         lock = hold(repository.path / "sparkwright-fetch.lock", f"fetching into {repository.path}")
         with task(f"fetch {', '.join(name[:24] for name in names)}"), lock:
+            # git notes where history was cut off in one file, and its lock on that file outlives a
+            # kill; while ours is held, a lock that is there is such a left-over.
+            (repository.path / "shallow.lock").unlink(missing_ok=True)
             repository.command("fetch", *options, "--", where, *names, timeout=_TIMEOUT_S)
     except ProcessError as error:
         raise FetchError(

@@ -1,4 +1,4 @@
-"""Files into trees, with one ``git fast-import`` process however many files there are."""
+"""Files into trees: whole ones with one ``git fast-import``, small changes in this process."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.errors import ProcessError
+from sparkwright.git.repository import WHO
+from sparkwright.git.trees import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from sparkwright.git.repository import Repository
 
-__all__ = ["FileEntry", "blob_id", "import_files", "patch_trees"]
-
-_WHO = b"sparkwright <sparkwright@localhost> 946684800 +0000"
+__all__ = ["FileEntry", "blob_id", "import_files", "patch_tree"]
 
 
 @dataclass(frozen=True)
@@ -36,50 +36,35 @@ def import_files(repository: Repository, files: Iterable[tuple[str, FileEntry]])
     """Write *files* (path, content) to the store as one tree; returns its id."""
     wanted = dict(files)
     if not wanted:  # fast-import has no name for the tree of a commit without files
-        return repository.command("mktree", stdin=b"").text
-    return _run(repository, [(None, wanted)])[0]
-
-
-def patch_trees(
-    repository: Repository, patches: Sequence[tuple[str, Mapping[str, FileEntry | None]]]
-) -> list[str]:
-    """For each (base commit, path to new content or `None` for deleted): the id of the changed tree."""
-    return _run(repository, patches) if patches else []
-
-
-def _run(
-    repository: Repository, patches: Sequence[tuple[str | None, Mapping[str, FileEntry | None]]]
-) -> list[str]:
-    """One commit a patch, then ask for each commit's tree and forget the refs."""
-    prefix = f"refs/sparkwright/import/{os.getpid()}-{os.urandom(6).hex()}"
+        return repository.objects.write("tree", b"")
+    ref = f"refs/sparkwright/import/{os.getpid()}-{os.urandom(6).hex()}".encode()
     stream: list[bytes] = [b"feature done\n"]
-    for number, (base, files) in enumerate(patches, start=1):
-        stream += [b"commit %s/%d\n" % (prefix.encode(), number), b"mark :%d\n" % number]
-        stream += [b"committer %s\ndata 0\n" % _WHO]
-        if base is not None:
-            stream.append(b"from %s\n" % base.encode())
-        for path, entry in files.items():
-            stream += _file_commands(path, entry)
-        stream.append(b"\n")  # a blank line ends the commit, and with it the mark becomes usable
-    numbers = range(1, len(patches) + 1)
-    stream += [b'ls :%d ""\n' % number for number in numbers]
-    # The refs were only needed to hang commits on; resetting them to nothing removes them.
-    stream += [b"reset %s/%d\nfrom %s\n\n" % (prefix.encode(), number, b"0" * 40) for number in numbers]
-    stream.append(b"done\n")
+    stream += [b"commit %s\nmark :1\ncommitter %s\ndata 0\n" % (ref, WHO.encode())]
+    for path, entry in wanted.items():
+        stream += _file_commands(path, entry)
+    # A blank line ends the commit. Its ref was only needed to hang it on; reset to nothing, it is gone.
+    stream += [b"\n", b'ls :1 ""\n', b"reset %s\nfrom %s\n\n" % (ref, b"0" * 40), b"done\n"]
     done = repository.command(
         "fast-import", "--quiet", "--date-format=raw", "--depth=0", stdin=b"".join(stream)
     )
-    trees = [line.split()[2] for line in done.text.splitlines() if line.startswith("040000 tree ")]
-    if len(trees) != len(patches):
+    fields = done.text.split()
+    if fields[:2] != ["040000", "tree"]:
         raise ProcessError("git fast-import did not answer as expected", because=done.text[:400])
-    return trees
+    return fields[2]
 
 
-def _file_commands(path: str, entry: FileEntry | None) -> list[bytes]:
-    name = _quote(path)
-    if entry is None:
-        return [b"D %s\n" % name]
-    header = b"M %s inline %s\ndata %d\n" % (entry.mode.encode(), name, len(entry.data))
+def patch_tree(repository: Repository, tree: str, files: Mapping[str, FileEntry | None]) -> str:
+    """*tree* with *files* changed (path to new content, or `None` for deleted); returns the new id."""
+    objects = repository.objects
+    entries = {
+        path: None if file is None else Entry(file.mode, objects.write("blob", file.data))
+        for path, file in files.items()
+    }
+    return objects.edit(tree, entries) or objects.write("tree", b"")
+
+
+def _file_commands(path: str, entry: FileEntry) -> list[bytes]:
+    header = b"M %s inline %s\ndata %d\n" % (entry.mode.encode(), _quote(path), len(entry.data))
     return [header, entry.data, b"\n"]
 
 

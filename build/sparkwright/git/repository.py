@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.errors import RefError, ToolError
+from sparkwright.git.trees import Entry, ObjectReader
 from sparkwright.process import Completed, run, which
 from sparkwright.store import hold, storing
 
@@ -16,13 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["EMPTY_TREE", "Entry", "Repository", "as_argument", "git_environment", "open_repository"]
+__all__ = ["WHO", "Repository", "as_argument", "git_environment", "open_repository"]
 
-EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 OLDEST_GIT = (2, 38)
 
 # One fixed identity and moment: commit ids then depend on content and order alone.
-_IDENTITY = {"NAME": "sparkwright", "EMAIL": "sparkwright@localhost", "DATE": "946684800 +0000"}
+WHO = "sparkwright <sparkwright@localhost> 946684800 +0000"
 
 # Settings that change what git computes are pinned here rather than left to its defaults.
 _SETTINGS = {
@@ -45,32 +45,20 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A file in a tree: its mode (``100644``, ``100755``, ``120000``, ``160000``) and blob id."""
-
-    mode: str
-    blob: str
-
-
 def as_argument(path: str) -> str:
     """A tree's *path* so that its bytes reach git unchanged, whatever the encoding of our locale is."""
     return os.fsdecode(path.encode(errors="surrogateescape"))
 
 
 def git_environment() -> dict[str, str]:
-    """The environment that every git process of ours gets: nobody's configuration, fixed identity."""
+    """The environment that every git process of ours gets: nobody's configuration."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     # A proxy, an agent or a certificate is the machine's affair and not part of any result.
     for kept in ("GIT_SSL_CAINFO", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_PROXY_COMMAND"):
         if kept in os.environ:
             inherited[kept] = os.environ[kept]
-    identity = {
-        f"GIT_{role}_{part}": value for role in ("AUTHOR", "COMMITTER") for part, value in _IDENTITY.items()
-    }
     return {
         **inherited,
-        **identity,
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_ATTR_NOSYSTEM": "1",
@@ -133,7 +121,6 @@ class Repository:
     """
 
     path: Path
-    _trees: dict[str, dict[str, Entry]] = field(default_factory=dict, compare=False, repr=False)
 
     def command(
         self,
@@ -157,7 +144,6 @@ class Repository:
 
     @cached_property
     def _library(self) -> Any:
-        """GitPython's view of this repository: object reads through one long-lived ``cat-file``."""
         import git
 
         library = git.Repo(self.path, odbt=git.GitCmdObjectDB)
@@ -176,6 +162,13 @@ class Repository:
         )
         return library
 
+    @cached_property
+    def objects(self) -> ObjectReader:
+        """Objects read and written in this process, through GitPython."""
+        from gitdb.db import LooseObjectDB
+
+        return ObjectReader(self._library.odb, LooseObjectDB(str(self.path / "objects")))
+
     def close(self) -> None:
         """End the processes that reads left running."""
         if "_library" in self.__dict__:
@@ -187,11 +180,7 @@ class Repository:
         Raises:
             RefError: there is no such object.
         """
-        try:
-            data: bytes = self._library.odb.stream(bytes.fromhex(object_id)).read()
-        except (ValueError, KeyError) as error:
-            raise RefError(f"object {object_id} is not in the store", because=str(error)) from error
-        return data
+        return self.objects.read(object_id)
 
     def has(self, object_id: str) -> bool:
         """Whether an object with that id is here."""
@@ -208,43 +197,22 @@ class Repository:
             raise RefError(f"{revision} is not in the store", because="no tree of that name was fetched")
         return done.text
 
-    def files(self, tree: str, paths: Iterable[str] = ()) -> dict[str, Entry]:
-        """Every file of *tree* by path, or those among *paths* that exist; memoised when whole."""
-        wanted = tuple(paths)
-        if not wanted and tree in self._trees:
-            return self._trees[tree]
-        if wanted and tree in self._trees:
-            return {path: self._trees[tree][path] for path in wanted if path in self._trees[tree]}
-        listing = self.command(
-            "ls-tree", "-r", "-z", "--full-tree", tree, "--", *map(as_argument, wanted)
-        ).stdout
-        entries = {}
-        for line in filter(None, listing.split(b"\0")):
-            head, _, path = line.partition(b"\t")
-            mode, _, blob = head.decode().split()
-            entries[path.decode(errors="surrogateescape")] = Entry(mode, blob)
-        if not wanted:
-            self._trees[tree] = entries
-        return entries
+    def files(self, tree: str, paths: Iterable[str] | None = None) -> dict[str, Entry]:
+        """The files of *tree* by path: all of them, or those among *paths* that exist."""
+        if paths is None:
+            return dict(self.objects.walk(tree))
+        found = {path: self.objects.entry(tree, path) for path in paths}
+        return {path: entry for path, entry in found.items() if entry is not None}
 
     def changed(self, old: str, new: str) -> dict[str, tuple[Entry | None, Entry | None]]:
         """Files that differ between two trees: path to (entry in *old*, entry in *new*)."""
-        listing = self.command("diff-tree", "-r", "-z", "--no-renames", old, new).stdout
-        fields = listing.decode(errors="surrogateescape").split("\0")
-        absent = "0" * 40
-        changes = {}
-        for head, path in zip(fields[0::2], fields[1::2], strict=False):
-            old_mode, new_mode, old_blob, new_blob, _ = head.lstrip(":").split()
-            changes[path] = (
-                None if old_blob == absent else Entry(old_mode, old_blob),
-                None if new_blob == absent else Entry(new_mode, new_blob),
-            )
-        return changes
+        return {path: (before, after) for path, before, after in self.objects.compare(old, new)}
 
     def commit(self, tree: str, *, parents: Sequence[str] = (), message: str) -> str:
         """Write a commit with our fixed identity and date; returns its id."""
-        flags = [part for parent in parents for part in ("-p", parent)]
-        return self.command("commit-tree", tree, *flags, stdin=message.encode() + b"\n").text
+        lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents)]
+        lines += [f"{role} {WHO}" for role in ("author", "committer")]
+        return self.objects.write("commit", "\n".join([*lines, "", message, ""]).encode())
 
     def keep(self, ref: str, object_id: str) -> None:
         """Point *ref* at an object, so that no clean-up of git's can lose it."""

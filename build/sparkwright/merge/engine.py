@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.events import emit
-from sparkwright.git import FileEntry, merge_trees, patch_trees
+from sparkwright.git import FileEntry, merge_trees, patch_tree
 from sparkwright.merge.absorb import history_signals, reverse_applies
 from sparkwright.merge.hazards import Sides, examine
 from sparkwright.merge.prepare import prepare
@@ -178,8 +178,7 @@ def _with_ours(repository: Repository, result: MergeResult, ours: str) -> str:
         path: FileEntry(entries[path].mode, repository.blob(entries[path].blob)) if path in entries else None
         for path in result.conflicts
     }
-    conflicted = repository.commit(result.tree, message="conflicted")
-    return patch_trees(repository, [(conflicted, files)])[0]
+    return patch_tree(repository, result.tree, files)
 
 
 def _applied(

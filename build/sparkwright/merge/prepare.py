@@ -23,7 +23,7 @@ from sparkwright.errors import (
     ToolError,
 )
 from sparkwright.events import warn
-from sparkwright.git import FileEntry, check_object_id, fetch, list_remote, merge_trees, patch_trees
+from sparkwright.git import FileEntry, check_object_id, fetch, list_remote, merge_trees, patch_tree
 from sparkwright.merge.absorb import Change
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _own_change(
     patched = patch.apply(read)
     base_commit = repository.commit(base, message="base")
     files = {path: None if new is None else FileEntry(*new) for path, new in patched.items()}
-    return Change(base_commit, base, patch_trees(repository, [(base_commit, files)])[0])
+    return Change(base_commit, base, patch_tree(repository, base, files))
 
 
 def _pull_change(repository: Repository, pull: PullRequest, *, offline: bool) -> Change:

@@ -52,8 +52,19 @@ def _child_folder() -> Path:
     return Path(str(resources.files("sparkwright.probe").joinpath("child")))
 
 
-def run_probe(store: Store, python: Path, probe: Path, spec: ProbeSpec, tree: Path) -> Report:
+def run_probe(
+    store: Store, python: Path, probe: Path, spec: ProbeSpec, tree: Path, *, version: str
+) -> Report:
     """Run *probe* on *tree*; whatever the probe does becomes a run, never an exception.
+
+    Args:
+        store: where scratch space is.
+        python: interpreter of the environment for probes.
+        probe: the probe.
+        spec: its limits and settings.
+        tree: the tree that it imports from.
+        version: what the package's metadata says that it is; a bare tree has none, and vLLM switches
+            Triton off when it cannot find its own version.
 
     Raises:
         ToolError: the environment's interpreter cannot be started.
@@ -73,6 +84,8 @@ def run_probe(store: Store, python: Path, probe: Path, spec: ProbeSpec, tree: Pa
             probe,
             "--report",
             report,
+            "--metadata",
+            _metadata(scratch, version),
             "--triton",
             spec.triton,
         ]
@@ -92,6 +105,16 @@ def run_probe(store: Store, python: Path, probe: Path, spec: ProbeSpec, tree: Pa
         return _error("it wrote to the tree under test")
     run = Run(verdict=found.verdict, message=_short(found.message, tree))
     return Report(run, frozenset(found.loaded), found.seconds)
+
+
+def _metadata(scratch: Path, version: str) -> Path:
+    """A folder with the least that makes ``importlib.metadata`` find the package."""
+    folder = scratch / "metadata"
+    info = folder / f"vllm-{version}.dist-info"
+    info.mkdir(parents=True)
+    text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+    (info / "METADATA").write_text(text, encoding="utf-8")
+    return folder
 
 
 def _short(message: str, tree: Path) -> str:

@@ -129,13 +129,18 @@ class Store:
         path = self.file_path(sha256)
         return path if path.is_file() else None
 
-    def adopt_file(self, source: Path, sha256: str) -> Path:
-        """Move *source* into the store under *sha256* after verifying that digest.
+    def adopt_file(self, source: Path, sha256: str, *, verified: bool = False) -> Path:
+        """Move *source* into the store under *sha256*, once that digest is verified.
+
+        Args:
+            source: the file, on the store's disk.
+            sha256: the digest that it should have.
+            verified: whether the caller has computed that digest while writing the file.
 
         Raises:
             DigestError: *source* holds other bytes; it is removed.
         """
-        actual = sha256_file(source)
+        actual = sha256 if verified else sha256_file(source)
         if actual != sha256:
             source.unlink()
             raise DigestError(
@@ -150,6 +155,26 @@ class Store:
             source.replace(target)
             target.chmod(0o444)
         return target
+
+    def link(self, sha256: str, target: Path) -> Path:
+        """Put the file with that digest at *target* too, under the name that it should have there."""
+        with storing(f"placing {target.name}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.{os.getpid()}")
+            temporary.unlink(missing_ok=True)
+            try:
+                temporary.hardlink_to(self.file_path(sha256))
+            except OSError as error:
+                if error.errno not in {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}:
+                    raise
+                shutil.copy2(self.file_path(sha256), temporary)  # another disk, or one without hard links
+            temporary.replace(target)
+        return target
+
+    def named_file(self, sha256: str, filename: str) -> Path:
+        """The file with that digest under a *filename* that tells what it is; it must be here."""
+        target = self.home / "named" / sha256[:16] / filename
+        return target if target.is_file() else self.link(sha256, target)
 
     # Records ---------------------------------------------------------------------------
 

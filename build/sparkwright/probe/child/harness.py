@@ -1,6 +1,7 @@
-"""Run one probe against one tree, in this process, and write the verdict as JSON.
+r"""Run one probe against one tree, in this process, and write the verdict as JSON.
 
-    python harness.py --tree TREE --probe probe.py --report report.json [--triton interpret]
+    python harness.py --tree TREE --probe probe.py --report report.json \
+        [--metadata FOLDER] [--triton interpret]
 
 Runs inside the probe environment, where sparkwright itself is not installed: standard
 library only. Exit status is 0 whenever a report was written, whatever the verdict.
@@ -16,19 +17,23 @@ import resource
 import sys
 import time
 import traceback
+import types
 from pathlib import Path
 
 
 def enable_triton_interpreter() -> None:
     """Let Triton kernels run on CPU tensors.
 
-    vLLM replaces Triton by a placeholder when no driver is active, so one is declared
-    active before vLLM is first imported; the interpreter never talks to it.
+    vLLM replaces Triton by a placeholder when no driver is active, and modules that tune
+    themselves ask the active one for its target while they are imported. A driver that
+    can do nothing satisfies both; the interpreter never talks to it.
     """
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.backends import backends
+    from triton.runtime import driver
 
     backends["nvidia"].driver.is_active = staticmethod(lambda: True)
+    driver.set_active(types.SimpleNamespace())
 
 
 def run_probe(path: Path) -> tuple[str, str]:
@@ -40,6 +45,7 @@ def run_probe(path: Path) -> tuple[str, str]:
         if spec is None or spec.loader is None:
             return "error", f"{path} is not a Python file"
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up there
         spec.loader.exec_module(module)
         module.probe()
     except Defect as found:
@@ -70,11 +76,12 @@ def main() -> int:
     parser.add_argument("--tree", type=Path, required=True)
     parser.add_argument("--probe", type=Path, required=True)
     parser.add_argument("--report", type=Path, required=True)
+    parser.add_argument("--metadata", type=Path, action="append", default=[], help="holds a dist-info folder")
     parser.add_argument("--triton", choices=("off", "interpret"), default="off")
     args = parser.parse_args()
 
     tree = args.tree.resolve()
-    sys.path[:0] = [str(tree), str(Path(__file__).parent)]
+    sys.path[:0] = [str(tree), str(Path(__file__).parent), *map(str, args.metadata)]
     started = time.monotonic()
     try:
         if args.triton == "interpret":

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Content = str | bytes | FileEntry
 VERSION = "1.0.0"
 DIGEST = "0" * 64
+_WHO = {"NAME": "Upstream", "EMAIL": "upstream@localhost", "DATE": "1000000000 +0000"}
 
 
 def entry(content: Content) -> FileEntry:
@@ -158,7 +159,10 @@ class UpstreamRepository:
         return self.folder.as_uri()
 
     def git(self, *arguments: str) -> str:
-        return run(["git", *arguments], cwd=self.folder, env=git_environment()).text
+        who = {
+            f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER") for what, value in _WHO.items()
+        }
+        return run(["git", *arguments], cwd=self.folder, env={**git_environment(), **who}).text
 
     def commit(self, subject: str, files: Mapping[str, Content | None]) -> str:
         """Commit *files* (`None` removes one) to the current branch; returns the commit's id."""

@@ -1,0 +1,177 @@
+"""What a release says about itself, gathered for `sparkwright.lock.check` and `sparkwright.lock.bump`.
+
+Every file is fetched by digest before a word of it is believed.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from typing import TYPE_CHECKING
+
+from sparkwright.config import parse_toml
+from sparkwright.errors import FetchError, WheelError
+from sparkwright.events import emit
+from sparkwright.git import list_remote
+from sparkwright.lock import LOCK_FORMAT, Artifact, Lock
+from sparkwright.lock.bump import Bumped, rewrite, successor
+from sparkwright.lock.statements import VERSION_FILE, Evidence, WheelEvidence, is_evidence, machine_of
+from sparkwright.upstream.archive import read_sdist
+from sparkwright.upstream.download import fetch_artifact
+from sparkwright.upstream.index import find, project_of
+from sparkwright.upstream.releases import as_artifact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from sparkwright.upstream.index import IndexFile
+    from sparkwright.upstream.releases import Access, Pristine
+
+__all__ = ["gather", "propose", "read_wheel"]
+
+_MAX_TEXT_BYTES = 16 << 20
+_PATIENCE_S = 20.0
+
+
+def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> Evidence:
+    """The evidence about the release that *lock* pins.
+
+    The index is asked how it names the files with the lock's digests, and the git remote what the
+    release's tag is; if either does not answer, a ``lock.unverified`` event says what that leaves open.
+
+    Args:
+        access: where files come from and go to.
+        lock: what to gather about.
+        pristine: the pinned tree, where it came from git, to be compared with the sdist.
+
+    Raises:
+        FetchError, DigestError, NotInStoreError: a file of the release could not be had.
+    """
+    names = _names_on_index(access, lock)
+    wheels = []
+    for artifact in lock.wheels.values():
+        path = fetch_artifact(access.store, artifact, access.settings)
+        wheels.append(read_wheel(path, _as_found(artifact, path, names)))
+    path = fetch_artifact(access.store, lock.sdist, access.settings)
+    return Evidence(
+        sdist=_as_found(lock.sdist, path, names),
+        texts=_texts(path),
+        wheels=tuple(wheels),
+        tree=None if pristine is None else _tree_texts(access, pristine.tree),
+        tag_commit=_tag_commit(access, lock.release.git, lock.release.version),
+    )
+
+
+def propose(access: Access, text: str, version: str) -> Bumped:
+    """The lock *text* moved to the release *version*.
+
+    The wheels are taken as the index lists them; they are read when the new lock is checked.
+
+    Args:
+        access: where files come from and go to.
+        text: the present ``upstream.lock``.
+        version: the release to move to.
+
+    Raises:
+        FetchError: the index lacks its sdist or one of the wheels, or states no digest for them.
+        LockMismatchError: the release contradicts itself.
+    """
+    old = parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="upstream.lock")
+    listed = find(project_of(old.sdist.filename), version, access.settings)
+    sdist = as_artifact(_only(listed, version, "sdist"), access.settings)
+    wheels = {
+        machine: as_artifact(_only(listed, version, machine), access.settings) for machine in old.wheels
+    }
+    evidence = Evidence(
+        sdist=sdist,
+        texts=_texts(fetch_artifact(access.store, sdist, access.settings)),
+        tag_commit=_tag_commit(access, old.release.git, version),
+    )
+    return rewrite(text, successor(old, evidence, wheels))
+
+
+def read_wheel(path: Path, file: Artifact) -> WheelEvidence:
+    """What the wheel at *path* says.
+
+    Raises:
+        WheelError: it is no wheel, or lacks one of the files that every vLLM wheel has.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            folder = "-".join(file.filename.split("-")[:2]) + ".dist-info"
+            read = (f"{folder}/METADATA", f"{folder}/WHEEL", VERSION_FILE)
+            return WheelEvidence(file, *(_member(archive, name) for name in read))
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise WheelError(f"{file.filename} could not be read", because=str(error).strip("'\"")) from error
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    info = archive.getinfo(name)
+    if info.file_size > _MAX_TEXT_BYTES:
+        raise ValueError(f"its {name} has {info.file_size} bytes")
+    return archive.read(info)
+
+
+def _texts(sdist: Path) -> dict[str, bytes]:
+    return {entry.path: entry.data for entry in read_sdist(sdist) if is_evidence(entry.path)}
+
+
+def _tree_texts(access: Access, tree: str) -> dict[str, bytes]:
+    files = access.repository.files(tree)
+    return {path: access.repository.blob(entry.blob) for path, entry in files.items() if is_evidence(path)}
+
+
+def _names_on_index(access: Access, lock: Lock) -> dict[str, str]:
+    """File name by digest, as the index lists the release; empty where it was not asked."""
+    if not access.settings.offline:
+        try:
+            listed = find(project_of(lock.sdist.filename), lock.release.version, access.settings)
+        except FetchError as error:
+            _unverified("the names of the release's files", str(error))
+        else:
+            return {file.sha256: file.filename for file in listed if file.sha256}
+    return {}
+
+
+def _as_found(artifact: Artifact, path: Path, names: dict[str, str]) -> Artifact:
+    """The lock's *artifact* as it really is: what the index calls it, and how large it is."""
+    filename = names.get(artifact.sha256, artifact.filename)
+    return Artifact(filename=filename, sha256=artifact.sha256, size=path.stat().st_size)
+
+
+def _tag_commit(access: Access, address: str, version: str) -> str | None:
+    """The commit of the release's tag at the git remote; `None` where it did not say."""
+    if access.settings.offline:
+        return None
+    tag = f"refs/tags/v{version}"
+    try:
+        found = list_remote(access.repository, address, [tag], timeout=_PATIENCE_S).get(tag)
+    except FetchError as error:
+        _unverified("the commit beyond the digits that the release states", str(error))
+        return None
+    if found is None:
+        _unverified(
+            "the commit beyond the digits that the release states", f"{address} has no tag v{version}"
+        )
+        return None
+    return found.commit
+
+
+def _unverified(what: str, why: str) -> None:
+    emit("lock.unverified", what=what, why=why)
+
+
+def _only(listed: Iterable[IndexFile], version: str, wanted: str) -> IndexFile:
+    """The one file among *listed* that is the sdist, or the wheel for the machine *wanted*."""
+    found = [file for file in listed if _kind(file) == wanted]
+    if len(found) != 1:
+        names = ", ".join(file.filename for file in found) or "none"
+        raise FetchError(
+            f"there is not one {wanted} file of version {version}", because=f"the index lists {names}",
+            next_step="choose another version, or write this one into upstream.lock by hand",
+        )  # fmt: skip
+    return found[0]
+
+
+def _kind(file: IndexFile) -> str:
+    return "sdist" if file.is_sdist else machine_of(file.filename.removesuffix(".whl").rpartition("-")[2])

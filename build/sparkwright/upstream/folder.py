@@ -1,0 +1,145 @@
+"""A folder as the source: a repository, a mirror of the release's files, or an unpacked tree."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.canonical import sha256_file
+from sparkwright.errors import ArchiveError, FetchError
+from sparkwright.events import task, warn
+from sparkwright.git import FileEntry, fetch, import_files
+from sparkwright.lock import Artifact
+from sparkwright.lock.statements import VERSION_FILE, stated_commit
+from sparkwright.upstream.archive import EXECUTABLE, REGULAR, SYMLINK, bad_component, inward_target
+from sparkwright.upstream.download import adopt_copy, fetch_artifact
+from sparkwright.upstream.releases import PROJECT, Access, Pristine, other_release, require_digest, sdist_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.lock import Lock
+
+__all__ = ["FolderSource"]
+
+_WHOLE_HISTORY = 0x7FFFFFFF  # git's own "infinite depth" (fetch-options, --unshallow)
+_CACHES = frozenset({"__pycache__", ".git"})
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """A folder of the user's; nothing in it is ever written to.
+
+    Attributes:
+        access: where what is taken from it is kept.
+        path: the folder.
+    """
+
+    access: Access
+    path: Path
+
+    def pristine(self, lock: Lock) -> Pristine:
+        """Upstream's files at the pinned release, in whichever form the folder has them.
+
+        A repository gives the pinned commit with the history that it has; a folder with the sdist
+        gives that, by its digest; anything else that looks like vLLM's tree is taken as it is,
+        and is only `verified` when it equals the pinned sdist.
+
+        Raises:
+            FetchError: it is a repository without the pinned commit, or nothing of vLLM.
+            DigestError: the sdist in it is not the pinned one.
+        """
+        if self._is_repository():
+            return self._from_repository(lock)
+        if (self.path / lock.sdist.filename).is_file():
+            return self._from_sdist(lock.sdist, verified=True)
+        if (self.path / PROJECT).is_dir() and (self.path / "pyproject.toml").is_file():
+            return self._from_tree(lock)
+        raise FetchError(
+            f"{self.path} holds no {PROJECT}",
+            because=f"it is no repository, has no {lock.sdist.filename} and no {PROJECT} folder",
+            next_step="give a clone, a folder with the release's files, or an unpacked sdist",
+        )
+
+    def release(self, version: str, *, sha256: str | None = None) -> Pristine:
+        """Another release: its sdist if the folder has it, and `other_release` otherwise."""
+        path = self.path / f"{PROJECT}-{version}.tar.gz"
+        if not path.is_file():
+            return other_release(self.access, version, sha256=sha256)
+        artifact = Artifact(filename=path.name, sha256=sha256_file(path), size=path.stat().st_size)
+        require_digest(artifact, sha256)
+        return self._from_sdist(artifact, verified=False)
+
+    def wheel(self, lock: Lock, machine: str) -> Path:
+        """The wheel in the folder, verified by its digest; the index's if it has none."""
+        artifact = lock.wheel(machine)
+        path = self.path / artifact.filename
+        if path.is_file():
+            return adopt_copy(self.access.store, path, artifact)
+        return fetch_artifact(self.access.store, artifact, self.access.settings)
+
+    def _is_repository(self) -> bool:
+        bare = (self.path / "HEAD").is_file() and (self.path / "objects").is_dir()
+        return bare or (self.path / ".git").exists()
+
+    def _from_repository(self, lock: Lock) -> Pristine:
+        repository, commit = self.access.repository, lock.release.commit
+        if len(commit) != 40:  # noqa: PLR2004 - a full SHA-1 object id
+            raise FetchError(
+                f"the pinned commit cannot be taken from {self.path}",
+                because=f"upstream.lock has only {commit}, which is abbreviated",
+                next_step="write the full commit id into upstream.lock",
+            )
+        fetch(repository, str(self.path), [commit], depth=_WHOLE_HISTORY)
+        repository.keep(f"refs/sparkwright/upstream/{commit}", commit)
+        commits = repository.command("rev-list", "--max-count=2", commit).text.split()
+        origin = f"commit {commit[:12]} of the repository {self.path}"
+        return Pristine(repository.tree_of(commit), commit, origin, verified=True, history=len(commits) > 1)
+
+    def _from_sdist(self, artifact: Artifact, *, verified: bool) -> Pristine:
+        path = self.path / artifact.filename
+        tree = sdist_tree(self.access, artifact, lambda: adopt_copy(self.access.store, path, artifact))
+        return Pristine(tree, None, str(path), verified)
+
+    def _from_tree(self, lock: Lock) -> Pristine:
+        with task(f"import {self.path}", unit="files") as progress:
+            files = dict(_walk(self.path))
+            tree = import_files(self.access.repository, files.items())
+            progress.advance(len(files))
+        record = self.access.store.find_record("sdist-tree", lock.sdist.sha256) or {}
+        verified = record.get("tree") == tree
+        if not verified:
+            known = (
+                "it differs from the pinned sdist" if record else "the pinned sdist is not here to compare"
+            )
+            stated = stated_commit(files[VERSION_FILE].data) if VERSION_FILE in files else None
+            warn(
+                f"{self.path} is used as it is, unverified: {known}; it says that it is commit "
+                f"{stated or 'unknown'}, and upstream.lock pins {lock.release.commit}",
+                source=str(self.path), stated=stated, pinned=lock.release.commit,
+            )  # fmt: skip
+        return Pristine(tree, None, f"the folder {self.path}", verified)
+
+
+def _walk(root: Path) -> Iterator[tuple[str, FileEntry]]:
+    """Every file under *root*, but for repositories and Python's caches."""
+    for parent, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in _CACHES)
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        for name in sorted([*names, *links]):
+            path = Path(parent, name)
+            relative = path.relative_to(root).as_posix()
+            if why := bad_component(name):
+                raise ArchiveError(f"{path} cannot be imported", because=why)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                target = inward_target(relative, os.readlink(path), str(root))  # noqa: PTH115 - raw text wanted
+                yield relative, FileEntry(SYMLINK, target.encode())
+            elif stat.S_ISREG(mode):
+                kind = EXECUTABLE if mode & stat.S_IXUSR else REGULAR
+                yield relative, FileEntry(kind, path.read_bytes())
+            else:
+                raise ArchiveError(f"{path} cannot be imported", because="it is no file, folder or link")

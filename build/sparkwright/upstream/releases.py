@@ -1,0 +1,164 @@
+"""From an sdist to a tree in git, and from a version number to an sdist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.config import to_builtins
+from sparkwright.errors import DigestError, FetchError, NotInStoreError
+from sparkwright.events import task
+from sparkwright.git import FileEntry, import_files
+from sparkwright.lock import Artifact
+from sparkwright.upstream.archive import read_sdist
+from sparkwright.upstream.download import fetch_artifact
+from sparkwright.upstream.index import find, remote_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sparkwright.git import Repository
+    from sparkwright.store import Store
+    from sparkwright.upstream.index import IndexFile
+    from sparkwright.upstream.settings import IndexSettings
+
+__all__ = ["PROJECT", "Access", "Pristine", "as_artifact", "other_release", "require_digest", "sdist_tree"]
+
+PROJECT = "vllm"
+
+
+@dataclass(frozen=True)
+class Access:
+    """What every source needs: the store, its git repository, and how to reach the index."""
+
+    store: Store
+    repository: Repository
+    settings: IndexSettings
+
+
+@dataclass(frozen=True)
+class Pristine:
+    """Upstream's files at one release, untouched.
+
+    Attributes:
+        tree: id of their tree in the store's repository.
+        commit: upstream's own commit, where its object is in the store.
+        origin: where they came from, in words.
+        verified: whether they are what the lock names, by digest or commit id.
+        history: whether commits before `commit` are in the store too.
+    """
+
+    tree: str
+    commit: str | None
+    origin: str
+    verified: bool
+    history: bool = False
+
+
+def sdist_tree(access: Access, artifact: Artifact, fetch: Callable[[], Path]) -> str:
+    """The tree of the sdist *artifact*, imported once and remembered.
+
+    Args:
+        access: where to.
+        artifact: the sdist.
+        fetch: gives its verified file; only called when the tree is not known yet.
+
+    Raises:
+        ArchiveError: it is damaged, or would write outside its folder.
+    """
+    if tree := _known_tree(access, artifact.sha256):
+        return tree
+    with access.store.lock(f"import-{artifact.sha256}", f"the import of {artifact.filename}"):
+        if tree := _known_tree(access, artifact.sha256):
+            return tree
+        path = fetch()
+        with task(f"import {artifact.filename}", unit="files") as progress:
+            files = {entry.path: FileEntry(entry.mode, entry.data) for entry in read_sdist(path)}
+            tree = import_files(access.repository, files.items())
+            progress.advance(len(files))
+        access.repository.keep(f"refs/sparkwright/sdist/{artifact.sha256}", tree)
+        access.store.put_record("sdist-tree", artifact.sha256, {"tree": tree, "files": len(files)})
+    return tree
+
+
+def _known_tree(access: Access, sha256: str) -> str | None:
+    """The remembered tree, if git still has it."""
+    record = access.store.find_record("sdist-tree", sha256)
+    tree = record.get("tree") if record else None
+    return tree if isinstance(tree, str) and access.repository.has(tree) else None
+
+
+def other_release(access: Access, version: str, *, sha256: str | None = None) -> Pristine:
+    """The files of any release, by its version, from the index.
+
+    The digest that the index states when it is first asked is remembered, and is what counts
+    from then on, offline too. As no lock names it, the result is not `verified`.
+
+    Args:
+        access: where files come from and go to.
+        version: the release.
+        sha256: the digest that its sdist must have, if one is known.
+
+    Raises:
+        DigestError: the index's sdist has another digest.
+        NotInStoreError: the network is off, and the release was never fetched.
+        FetchError: the index has no sdist of it.
+    """
+    artifact = _release_sdist(access, version)
+    require_digest(artifact, sha256)
+    tree = sdist_tree(access, artifact, lambda: fetch_artifact(access.store, artifact, access.settings))
+    return Pristine(tree, None, f"{artifact.filename}, by the digest that the index stated", verified=False)
+
+
+def require_digest(artifact: Artifact, sha256: str | None) -> None:
+    """Do nothing if *artifact* has the digest that is asked for, or none is.
+
+    Raises:
+        DigestError: it has another.
+    """
+    if sha256 is not None and artifact.sha256 != sha256:
+        raise DigestError(
+            f"{artifact.filename} is not the one that a carry was written against",
+            because=f"its SHA-256 is {artifact.sha256}, not {sha256}",
+            next_step="check sdist-sha256 in the carry's [[revision]] and the package index",
+        )
+
+
+def _release_sdist(access: Access, version: str) -> Artifact:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        key = f"{PROJECT}-{Version(version)}"
+    except InvalidVersion as error:
+        raise FetchError(f"{version!r} is no version of {PROJECT}", because=str(error)) from error
+    if record := access.store.find_record("release-sdist", key):
+        return Artifact(**record)
+    if access.settings.offline:
+        raise NotInStoreError(
+            f"the sdist of {PROJECT} {version} is not in the store", because="the network is off",
+            next_step="run once without --offline",
+        )  # fmt: skip
+    sdists = [file for file in find(PROJECT, version, access.settings) if file.is_sdist]
+    if not sdists:
+        raise FetchError(
+            f"{PROJECT} {version} was not found", because="no index has an sdist of that version",
+            next_step="check the version number and pip's index settings",
+        )  # fmt: skip
+    artifact = as_artifact(sdists[0], access.settings)
+    access.store.put_record("release-sdist", key, to_builtins(artifact))
+    return artifact
+
+
+def as_artifact(file: IndexFile, settings: IndexSettings) -> Artifact:
+    """The file of an index as a lock would name it.
+
+    Raises:
+        FetchError: the index states no digest for it, or nobody its size.
+    """
+    if file.sha256 is None:
+        raise FetchError(
+            f"{file.filename} cannot be pinned", because="the index states no SHA-256 for it",
+            next_step="use an index that does (PEP 503)",
+        )  # fmt: skip
+    return Artifact(filename=file.filename, sha256=file.sha256, size=remote_size(file, settings))

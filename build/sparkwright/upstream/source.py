@@ -1,0 +1,154 @@
+"""Sources of pristine trees and stock wheels: the index, a git remote, or a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from sparkwright.errors import FetchError, LockMismatchError, NotInStoreError, RefError, UnknownNameError
+from sparkwright.git import check_address, fetch, list_remote
+from sparkwright.upstream.download import fetch_artifact
+from sparkwright.upstream.folder import FolderSource
+from sparkwright.upstream.releases import Access, Pristine, other_release, sdist_tree
+
+if TYPE_CHECKING:
+    from sparkwright.lock import Lock
+
+__all__ = ["GitSource", "IndexSource", "Source", "open_source"]
+
+_FULL_ID = 40
+
+
+class Source(Protocol):
+    """Somewhere that upstream's files come from."""
+
+    def pristine(self, lock: Lock) -> Pristine:
+        """Upstream's files at the pinned release."""
+
+    def release(self, version: str, *, sha256: str | None = None) -> Pristine:
+        """Upstream's files at another release, whose sdist has the digest *sha256* if one is given."""
+
+    def wheel(self, lock: Lock, machine: str) -> Path:
+        """Upstream's own wheel of the pinned release for *machine*, verified by its digest."""
+
+
+def open_source(spec: str, access: Access) -> Source:
+    """The source that *spec* names.
+
+    Args:
+        spec: ``index``, ``git`` (the lock's repository), the address of a repository, or a folder.
+        access: where what comes from it is kept.
+
+    Raises:
+        UnknownNameError: it is none of these.
+    """
+    if spec == "index":
+        return IndexSource(access)
+    if spec == "git":
+        return GitSource(access)
+    if spec and Path(spec).expanduser().is_dir():
+        return FolderSource(access, Path(spec).expanduser().absolute())
+    try:
+        return GitSource(access, check_address(spec))
+    except RefError as error:
+        raise UnknownNameError(
+            f"there is no source {spec!r}", because=error.because,
+            next_step="give index, git, the address of a repository, or a folder that exists",
+        ) from error  # fmt: skip
+
+
+@dataclass(frozen=True)
+class IndexSource:
+    """The package index: the release's sdist and wheels, by the lock's digests."""
+
+    access: Access
+
+    def pristine(self, lock: Lock) -> Pristine:
+        """The files of the pinned sdist; see `fetch_artifact` for what can go wrong."""
+        access = self.access
+        tree = sdist_tree(
+            access, lock.sdist, lambda: fetch_artifact(access.store, lock.sdist, access.settings)
+        )
+        return Pristine(tree, None, f"{lock.sdist.filename} from the package index", verified=True)
+
+    def release(self, version: str, *, sha256: str | None = None) -> Pristine:
+        """See `other_release`."""
+        return other_release(self.access, version, sha256=sha256)
+
+    def wheel(self, lock: Lock, machine: str) -> Path:
+        """See `fetch_artifact`."""
+        return fetch_artifact(self.access.store, lock.wheel(machine), self.access.settings)
+
+
+@dataclass(frozen=True)
+class GitSource:
+    """A git remote that has the pinned commit.
+
+    Attributes:
+        access: where what is fetched is kept.
+        address: the remote's; empty for the one that the lock names.
+    """
+
+    access: Access
+    address: str = ""
+
+    def pristine(self, lock: Lock) -> Pristine:
+        """The tree of the pinned commit, fetched without history.
+
+        Raises:
+            LockMismatchError: the release's tag is another commit than the pinned one.
+            NotInStoreError: the network is off, and the commit is not here.
+            FetchError: the remote did not answer, or has neither the commit nor the tag.
+        """
+        address = self.address or lock.release.git
+        commit = self._commit(lock, address)
+        repository = self.access.repository
+        repository.keep(f"refs/sparkwright/upstream/{commit}", commit)
+        return Pristine(
+            repository.tree_of(commit), commit, f"commit {commit[:12]} of {address}", verified=True
+        )
+
+    def _commit(self, lock: Lock, address: str) -> str:
+        """The full id of the pinned commit, which is in the store afterwards."""
+        pinned, repository = lock.release.commit, self.access.repository
+        is_full = len(pinned) == _FULL_ID
+        if is_full and repository.has(pinned):
+            return pinned
+        if self.access.settings.offline and not address.startswith("file://"):
+            raise NotInStoreError(
+                f"commit {pinned} is not in the store", because="the network is off",
+                next_step="run once without --offline, or give a folder as the source",
+            )  # fmt: skip
+        if is_full:
+            try:
+                fetch(repository, address, [pinned])
+            except FetchError:  # a server may refuse to serve commits by id; tags it always serves
+                return self._by_tag(lock, address)
+            return pinned
+        return self._by_tag(lock, address)
+
+    def _by_tag(self, lock: Lock, address: str) -> str:
+        tag = f"refs/tags/v{lock.release.version}"
+        found = list_remote(self.access.repository, address, [tag]).get(tag)
+        if found is None:
+            raise FetchError(
+                f"{address} has neither the commit {lock.release.commit} nor the tag {tag}",
+                next_step="check the address: it must be a repository of vLLM that has the release",
+            )
+        if not found.commit.startswith(lock.release.commit):
+            raise LockMismatchError(
+                f"the tag v{lock.release.version} at {address} is not the pinned commit",
+                because=f"it is {found.commit}, and upstream.lock pins {lock.release.commit}",
+                next_step="do not build it before you know which is right",
+            )
+        fetch(self.access.repository, address, [tag])
+        return found.commit
+
+    def release(self, version: str, *, sha256: str | None = None) -> Pristine:
+        """See `other_release`: other releases come from the index, where they have digests."""
+        return other_release(self.access, version, sha256=sha256)
+
+    def wheel(self, lock: Lock, machine: str) -> Path:
+        """See `fetch_artifact`: a git remote has no wheels, so the index is asked."""
+        return fetch_artifact(self.access.store, lock.wheel(machine), self.access.settings)

@@ -1,0 +1,446 @@
+"""One release from every source: the index, real git remotes, and every kind of folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import threading
+
+import msgspec
+import pytest
+from http_index import RunningIndex
+from small_release import artifact, make_release, make_sdist, sdist_files
+from upstream_kit import GENERATED, commit_all, git, make_access, make_upstream, write_files
+
+from sparkwright.errors import (
+    ArchiveError,
+    DigestError,
+    FetchError,
+    LockMismatchError,
+    NotInStoreError,
+    UnknownNameError,
+)
+from sparkwright.events import subscribe
+from sparkwright.git import fetch
+from sparkwright.upstream import GitSource, IndexSource, open_source, other_release
+from sparkwright.upstream import source as source_module
+from sparkwright.upstream.folder import FolderSource
+
+
+@pytest.fixture
+def upstream(tmp_path):
+    """Upstream's repository; `pinned` is the commit of its release."""
+    folder = tmp_path / "upstream"
+    make_upstream(folder)
+    return folder
+
+
+@pytest.fixture
+def pinned(upstream):
+    return git(upstream, "rev-parse", "v1.2.0^{commit}")
+
+
+@pytest.fixture
+def release(upstream, pinned):
+    return make_release(commit=pinned, git=upstream.as_uri())
+
+
+@pytest.fixture
+def lock(release):
+    return release.lock
+
+
+@pytest.fixture
+def index(release):
+    with RunningIndex() as running:
+        for name, data in release.files.items():
+            running.add(name, data)
+        yield running
+
+
+@pytest.fixture
+def access(tmp_path, index):
+    access = make_access(tmp_path / "home", index.url)
+    yield access
+    access.repository.close()
+
+
+@pytest.fixture
+def warnings():
+    seen = []
+    with subscribe(lambda event: seen.append(event.data) if event.kind == "warning" else None):
+        yield seen
+
+
+def offline(access):
+    return dataclasses.replace(access, settings=dataclasses.replace(access.settings, offline=True))
+
+
+def with_commit(lock, commit):
+    return msgspec.structs.replace(lock, release=msgspec.structs.replace(lock.release, commit=commit))
+
+
+def contents(access, tree):
+    files = access.repository.files(tree)
+    return {path: access.repository.blob(entry.blob) for path, entry in files.items()}
+
+
+# The index --------------------------------------------------------------------------------
+
+
+def test_the_index_gives_the_sdists_files(access, lock):
+    pristine = IndexSource(access).pristine(lock)
+    assert contents(access, pristine.tree) == sdist_files(commit=lock.release.commit)
+    assert pristine.verified
+    assert pristine.commit is None
+    assert lock.sdist.filename in pristine.origin
+
+
+def test_a_tree_is_imported_once_and_outlives_the_sdist(access, lock, index):
+    first = IndexSource(access).pristine(lock)
+    asked = len(index.requests)
+    access.store.file_path(lock.sdist.sha256).unlink()
+    assert IndexSource(offline(access)).pristine(lock) == first
+    assert len(index.requests) == asked
+
+
+def test_a_remembered_tree_that_git_lost_is_imported_again(access, lock, tmp_path):
+    first = IndexSource(access).pristine(lock)
+    access.repository.close()
+    shutil.rmtree(access.repository.path)
+    again = make_access(tmp_path / "home", access.settings.index_url)
+    assert not again.repository.has(first.tree)
+    assert IndexSource(again).pristine(lock) == first
+    assert again.repository.has(first.tree)
+    again.repository.close()
+
+
+def test_a_harmful_sdist_leaves_nothing_behind(access, lock, index):
+    data = make_sdist({"vllm/../../x": b"", **sdist_files()})
+    index.add(lock.sdist.filename, data)
+    evil = msgspec.structs.replace(lock, sdist=artifact(lock.sdist.filename, data))
+    with pytest.raises(ArchiveError):
+        IndexSource(access).pristine(evil)
+    assert access.store.find_record("sdist-tree", evil.sdist.sha256) is None
+
+
+def test_offline_without_anything_is_named(access, lock):
+    with pytest.raises(NotInStoreError, match=lock.sdist.filename):
+        IndexSource(offline(access)).pristine(lock)
+    with pytest.raises(NotInStoreError, match="aarch64"):
+        IndexSource(offline(access)).wheel(lock, "aarch64")
+
+
+@pytest.mark.parametrize("spec", ["index", "git"])
+def test_wheels_come_from_the_index(access, lock, release, spec):
+    path = open_source(spec, access).wheel(lock, "x86_64")
+    assert path.read_bytes() == release.files[lock.wheels["x86_64"].filename]
+    with pytest.raises(UnknownNameError, match="riscv64"):
+        open_source(spec, access).wheel(lock, "riscv64")
+
+
+# A git remote -----------------------------------------------------------------------------
+
+
+def test_git_gives_the_pinned_commit_without_history(access, lock, pinned):
+    pristine = GitSource(access).pristine(lock)
+    assert pristine.commit == pinned
+    assert pristine.verified
+    assert not pristine.history
+    assert contents(access, pristine.tree) == {"README.md": b"first\n"} | {
+        path: data for path, data in sdist_files().items() if path not in GENERATED
+    }
+    assert access.repository.command("rev-list", "--count", pinned).text == "1"
+
+
+def test_git_and_the_sdist_give_the_same_blobs(access, lock):
+    by_git = access.repository.files(GitSource(access).pristine(lock).tree)
+    by_index = access.repository.files(IndexSource(access).pristine(lock).tree)
+    assert set(by_index) - set(by_git) == set(GENERATED)
+    assert {path: by_index[path] for path in by_git if path in by_index} == {
+        path: entry for path, entry in by_git.items() if path in by_index
+    }
+
+
+def test_a_fetched_commit_needs_no_remote(access, lock, upstream):
+    first = GitSource(access).pristine(lock)
+    upstream.rename(upstream.with_name("gone"))
+    assert GitSource(offline(access)).pristine(lock) == first
+
+
+def test_an_abbreviated_commit_is_found_by_its_tag(access, lock, pinned):
+    assert GitSource(access).pristine(with_commit(lock, pinned[:9])).commit == pinned
+
+
+def test_a_remote_that_serves_no_commits_by_id_is_asked_for_the_tag(access, lock, pinned, monkeypatch):
+    def refusing(repository, address, wanted, **options):
+        if wanted == [pinned]:
+            raise FetchError("Server does not allow request for unadvertised object")
+        fetch(repository, address, wanted, **options)
+
+    monkeypatch.setattr(source_module, "fetch", refusing)
+    assert GitSource(access).pristine(lock).commit == pinned
+
+
+@pytest.mark.parametrize("length", [40, 9])
+def test_a_tag_that_is_another_commit_is_refused(access, lock, length):
+    with pytest.raises(LockMismatchError, match=r"v1\.2\.0"):
+        GitSource(access).pristine(with_commit(lock, "f" * length))
+
+
+def test_a_remote_without_commit_and_tag_is_named(access, lock, upstream):
+    git(upstream, "tag", "--delete", "v1.2.0")
+    with pytest.raises(FetchError, match="neither"):
+        GitSource(access).pristine(with_commit(lock, "f" * 40))
+
+
+def test_offline_asks_no_remote(access, lock, pinned):
+    with pytest.raises(NotInStoreError, match=pinned):
+        GitSource(offline(access), "https://example.org/vllm.git").pristine(lock)
+
+
+def test_fetches_at_once_do_not_disturb_each_other(access, upstream):
+    commits = [commit_all(upstream, str(number)) for number in range(8)]
+    errors = []
+
+    def run(commit):
+        try:
+            fetch(access.repository, str(upstream), [commit])
+        except FetchError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(commit,)) for commit in commits]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert all(access.repository.has(commit) for commit in commits)
+
+
+def test_what_a_killed_fetch_left_is_no_obstacle(access, lock, pinned):
+    (access.repository.path / "shallow.lock").touch()
+    assert GitSource(access).pristine(lock).commit == pinned
+
+
+# Folders ----------------------------------------------------------------------------------
+
+
+def test_a_clone_gives_the_pinned_commit_with_its_history(access, lock, upstream, pinned):
+    write_files(upstream, {"vllm/__init__.py": b"uncommitted\n"})
+    source = open_source(str(upstream), access)
+    pristine = source.pristine(lock)
+    assert isinstance(source, FolderSource)
+    assert (pristine.commit, pristine.verified, pristine.history) == (pinned, True, True)
+    assert contents(access, pristine.tree)["vllm/__init__.py"] == b""
+    assert access.repository.command("rev-list", "--count", pinned).text == "2"
+
+
+def test_a_clone_brings_the_history_that_a_remote_left_out(access, lock, upstream):
+    shallow = GitSource(access).pristine(lock)
+    deep = FolderSource(access, upstream).pristine(lock)
+    assert not shallow.history
+    assert deep.history
+    assert deep.tree == shallow.tree
+
+
+def test_a_shallow_clone_says_that_it_has_no_history(access, lock, upstream, tmp_path):
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", "--depth=1", "--branch=v1.2.0", upstream.as_uri(), str(clone))
+    pristine = FolderSource(access, clone).pristine(lock)
+    assert pristine.verified
+    assert not pristine.history
+
+
+def test_a_bare_repository_will_do(access, lock, upstream, tmp_path, pinned):
+    git(tmp_path, "clone", "--quiet", "--bare", str(upstream), "bare.git")
+    assert FolderSource(access, tmp_path / "bare.git").pristine(lock).commit == pinned
+
+
+def test_a_clone_without_the_commit_is_named(access, lock, upstream):
+    with pytest.raises(FetchError, match=str(upstream)):
+        FolderSource(access, upstream).pristine(with_commit(lock, "f" * 40))
+    with pytest.raises(FetchError, match="abbreviated"):
+        FolderSource(access, upstream).pristine(with_commit(lock, "f" * 9))
+
+
+@pytest.fixture
+def mirror(tmp_path, release):
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    write_files(folder, release.files)
+    return folder
+
+
+def test_a_mirror_works_offline(access, lock, mirror, release, index):
+    source = open_source(str(mirror), offline(access))
+    pristine = source.pristine(lock)
+    assert pristine.verified
+    assert contents(access, pristine.tree) == sdist_files(commit=lock.release.commit)
+    for machine, wheel in lock.wheels.items():
+        assert source.wheel(lock, machine).read_bytes() == release.files[wheel.filename]
+    assert index.requests == []
+    assert sorted(path.name for path in mirror.iterdir()) == sorted(release.files)
+
+
+def test_a_mirror_with_other_bytes_is_refused(access, lock, mirror):
+    for name in (lock.sdist.filename, lock.wheels["aarch64"].filename):
+        with (mirror / name).open("ab") as file:
+            file.write(b"!")
+    source = FolderSource(access, mirror)
+    with pytest.raises(DigestError, match=lock.sdist.filename):
+        source.pristine(lock)
+    with pytest.raises(DigestError, match="aarch64"):
+        source.wheel(lock, "aarch64")
+    assert (mirror / lock.sdist.filename).is_file()
+
+
+def test_what_a_mirror_lacks_comes_from_the_index(access, lock, mirror, release):
+    wheel = lock.wheels["aarch64"]
+    (mirror / wheel.filename).unlink()
+    assert FolderSource(access, mirror).wheel(lock, "aarch64").read_bytes() == release.files[wheel.filename]
+    with pytest.raises(NotInStoreError):
+        FolderSource(offline(access), mirror).wheel(
+            msgspec.structs.replace(
+                lock, wheels={"aarch64": msgspec.structs.replace(wheel, sha256="0" * 64)}
+            ), "aarch64",
+        )  # fmt: skip
+
+
+@pytest.fixture
+def unpacked(tmp_path, lock):
+    folder = tmp_path / "vllm-1.2.0"
+    write_files(folder, sdist_files(commit=lock.release.commit))
+    return folder
+
+
+def test_an_unpacked_sdist_is_verified_against_the_pinned_one(access, lock, unpacked, warnings):
+    write_files(unpacked, {"vllm/__pycache__/x.pyc": b"cache"})
+    known = IndexSource(access).pristine(lock)
+    pristine = FolderSource(access, unpacked).pristine(lock)
+    assert (pristine.tree, pristine.verified) == (known.tree, True)
+    assert warnings == []
+
+
+def test_an_unpacked_tree_that_cannot_be_compared_is_reported(access, lock, unpacked, warnings):
+    pristine = FolderSource(access, unpacked).pristine(lock)
+    assert not pristine.verified
+    (warning,) = warnings
+    assert "not here to compare" in warning["message"]
+    assert warning["stated"] == lock.release.commit[:9]
+
+
+@pytest.mark.parametrize("change", ["content", "mode", "more", "less"])
+def test_an_unpacked_tree_that_differs_is_reported(access, lock, unpacked, warnings, change):
+    known = IndexSource(access).pristine(lock)
+    target = unpacked / "vllm" / "__init__.py"
+    if change == "content":
+        target.write_bytes(b"x = 1\n")
+    elif change == "mode":
+        target.chmod(0o755)
+    elif change == "more":
+        (unpacked / "link").symlink_to("vllm/__init__.py")
+    else:
+        (unpacked / "vllm" / "_version.py").unlink()
+    pristine = FolderSource(access, unpacked).pristine(lock)
+    assert not pristine.verified
+    assert pristine.tree != known.tree
+    assert "differs from the pinned sdist" in warnings[0]["message"]
+    assert warnings[0]["stated"] == (None if change == "less" else lock.release.commit[:9])
+
+
+@pytest.mark.parametrize("harm", ["link-outside", "folder-link-outside", "fifo", "backslash"])
+def test_an_unpacked_tree_with_something_harmful_is_refused(access, lock, unpacked, harm):
+    if harm == "link-outside":
+        (unpacked / "link").symlink_to("/etc/passwd")
+    elif harm == "folder-link-outside":
+        (unpacked / "link").symlink_to("../..")
+    elif harm == "fifo":
+        os.mkfifo(unpacked / "pipe")
+    else:
+        (unpacked / "a\\b").touch()
+    with pytest.raises(ArchiveError):
+        FolderSource(access, unpacked).pristine(lock)
+
+
+def test_a_folder_of_something_else_is_named(access, lock, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FetchError, match="holds no vllm") as caught:
+        FolderSource(access, tmp_path / "empty").pristine(lock)
+    assert "unpacked sdist" in caught.value.next_step
+
+
+# Names and other releases -----------------------------------------------------------------
+
+
+def test_sources_are_known_by_their_names(access, tmp_path, monkeypatch):
+    assert open_source("index", access) == IndexSource(access)
+    assert open_source("git", access) == GitSource(access)
+    for address in ("https://example.org/v.git", "ssh://git@example.org/v.git", "git@example.org:v.git"):
+        assert open_source(address, access) == GitSource(access, address)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_source("here", access) == FolderSource(access, tmp_path / "here")
+    assert open_source("~/here", access) == FolderSource(access, tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "nowhere", "/no/such/folder", "http://example.org/v.git", "--upload-pack=x"]
+)
+def test_what_is_no_source_is_named(access, spec):
+    with pytest.raises(UnknownNameError, match="there is no source"):
+        open_source(spec, access)
+
+
+def test_another_release_is_found_and_remembered(access, index):
+    data = make_sdist(sdist_files("1.3.0"), "1.3.0")
+    index.add("vllm-1.3.0.tar.gz", data)
+    pristine = other_release(access, "1.3.0")
+    assert contents(access, pristine.tree) == sdist_files("1.3.0")
+    assert not pristine.verified
+    asked = len(index.requests)
+    assert other_release(offline(access), "1.3.0") == pristine
+    assert IndexSource(offline(access)).release("1.3.0") == pristine
+    assert len(index.requests) == asked
+
+
+def test_another_release_keeps_the_digest_that_was_first_stated(access, index, tmp_path):
+    index.add("vllm-1.3.0.tar.gz", make_sdist(sdist_files("1.3.0"), "1.3.0"))
+    index.faults = []
+    other_release(access, "1.3.0")
+    access.repository.close()
+    shutil.rmtree(access.store.files)
+    shutil.rmtree(access.repository.path)
+    index.add("vllm-1.3.0.tar.gz", make_sdist(sdist_files("1.3.0", "f" * 40), "1.3.0"))
+    again = make_access(tmp_path / "home", index.url)
+    with pytest.raises(DigestError, match=r"1\.3\.0"):
+        other_release(again, "1.3.0")
+    again.repository.close()
+
+
+@pytest.mark.parametrize(("version", "why"), [("9.9.9", "no index has"), ("x.y", "Invalid version")])
+def test_a_release_that_does_not_exist_is_named(access, version, why):
+    with pytest.raises(FetchError) as caught:
+        other_release(access, version)
+    assert why in caught.value.because
+
+
+def test_a_release_without_a_digest_is_refused(access, index, lock):
+    index.digests[lock.sdist.filename] = None
+    with pytest.raises(FetchError, match="cannot be pinned"):
+        other_release(access, "1.2.0")
+
+
+def test_another_release_offline_is_named(access):
+    with pytest.raises(NotInStoreError, match=r"1\.3\.0"):
+        other_release(offline(access), "1.3.0")
+
+
+def test_a_mirror_gives_other_releases_too(access, mirror, index):
+    (mirror / "vllm-1.3.0.tar.gz").write_bytes(make_sdist(sdist_files("1.3.0"), "1.3.0"))
+    pristine = FolderSource(offline(access), mirror).release("1.3.0")
+    assert contents(access, pristine.tree) == sdist_files("1.3.0")
+    assert index.requests == []
+    assert FolderSource(access, mirror).release("1.2.0").tree == IndexSource(access).release("1.2.0").tree
