@@ -62,9 +62,10 @@ def parse_toml(data: bytes, model: type[T], *, newest_format: int, name: str) ->
         return msgspec.convert(tables, model)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"{name} is not as its format asks", because=str(error),
+            f"{name} is not as its format asks",
+            because=str(error),
             next_step="docs/formats.md lists every key",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def to_builtins(value: Any) -> Any:

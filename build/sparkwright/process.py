@@ -91,9 +91,14 @@ def run(
     started = time.monotonic()
     try:
         done = subprocess.run(
-            command, cwd=cwd, env=env, input=stdin if stdin is not None else b"",
-            capture_output=True, timeout=timeout, check=False,
-        )  # fmt: skip
+            command,
+            cwd=cwd,
+            env=env,
+            input=stdin if stdin is not None else b"",
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
     except FileNotFoundError as error:
         raise ToolError(f"the program {command[0]!r} was not found", because=str(error)) from error
     except subprocess.TimeoutExpired as error:
@@ -101,9 +106,12 @@ def run(
             f"{shlex.join(command[:3])} … did not end", because=f"it ran for more than {timeout:g} s"
         ) from error
     result = Completed(
-        command, done.returncode, done.stdout, done.stderr.decode(errors="replace"),
+        command,
+        done.returncode,
+        done.stdout,
+        done.stderr.decode(errors="replace"),
         time.monotonic() - started,
-    )  # fmt: skip
+    )
     _log(result, env)
     if result.status not in accept:
         raise ProcessError(
@@ -150,9 +158,14 @@ def run_limited(
     started = time.monotonic()
     with log.open("wb") as output:
         child = subprocess.Popen(
-            command, cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            command,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             _watch(child, limits, started)
         finally:

@@ -63,9 +63,10 @@ def storing(what: str) -> Iterator[None]:
             raise
         where = f" ({error.filename})" if error.filename else ""
         raise StorageError(
-            f"{what} failed", because=f"{os.strerror(error.errno).lower()}{where}",
+            f"{what} failed",
+            because=f"{os.strerror(error.errno).lower()}{where}",
             next_step=hints[error.errno],
-        ) from error  # fmt: skip
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -128,13 +129,18 @@ class Store:
         path = self.file_path(sha256)
         return path if path.is_file() else None
 
-    def adopt_file(self, source: Path, sha256: str) -> Path:
-        """Move *source* into the store under *sha256* after verifying that digest.
+    def adopt_file(self, source: Path, sha256: str, *, verified: bool = False) -> Path:
+        """Move *source* into the store under *sha256*, once that digest is verified.
+
+        Args:
+            source: the file, on the store's disk.
+            sha256: the digest that it should have.
+            verified: whether the caller has computed that digest while writing the file.
 
         Raises:
             DigestError: *source* holds other bytes; it is removed.
         """
-        actual = sha256_file(source)
+        actual = sha256 if verified else sha256_file(source)
         if actual != sha256:
             source.unlink()
             raise DigestError(

@@ -16,19 +16,23 @@ import resource
 import sys
 import time
 import traceback
+import types
 from pathlib import Path
 
 
 def enable_triton_interpreter() -> None:
     """Let Triton kernels run on CPU tensors.
 
-    vLLM replaces Triton by a placeholder when no driver is active, so one is declared
-    active before vLLM is first imported; the interpreter never talks to it.
+    vLLM replaces Triton by a placeholder when no driver is active, and modules that tune
+    themselves ask the active one for its target while they are imported. A driver that
+    can do nothing satisfies both; the interpreter never talks to it.
     """
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.backends import backends
+    from triton.runtime import driver
 
     backends["nvidia"].driver.is_active = staticmethod(lambda: True)
+    driver.set_active(types.SimpleNamespace())
 
 
 def run_probe(path: Path) -> tuple[str, str]:
@@ -40,6 +44,7 @@ def run_probe(path: Path) -> tuple[str, str]:
         if spec is None or spec.loader is None:
             return "error", f"{path} is not a Python file"
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up there
         spec.loader.exec_module(module)
         module.probe()
     except Defect as found:

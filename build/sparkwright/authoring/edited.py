@@ -1,0 +1,96 @@
+"""A tree written out for editing, and what was edited in it as a patch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import ConfigError, PatchError
+from sparkwright.events import task
+from sparkwright.git import FileEntry, blob_id, check_out, patch_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.git import Repository
+
+__all__ = ["diff_folder", "write_tree"]
+
+_IGNORED_FOLDERS = {".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"}
+_IGNORED_SUFFIXES = {".pyc", ".orig", ".rej", ".swp", ".so"}
+_MARKERS = (b"<<<<<<< ", b">>>>>>> ")
+
+
+def write_tree(repository: Repository, tree: str, folder: Path) -> None:
+    """Write *tree* into *folder*, for a person to edit.
+
+    Raises:
+        ConfigError: the folder exists and is not empty.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} cannot take a tree", because="it is not empty", next_step="name another folder"
+        )
+    with task(f"write {folder}"):
+        check_out(repository, tree, folder)
+
+
+def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
+    """What *folder* changes in *tree*, as a ``-U0 --full-index`` patch; empty when nothing.
+
+    Raises:
+        ConfigError: the folder does not exist.
+        PatchError: a file still has conflict markers, or a symbolic link changed.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} could not be read", because="it is not a folder")
+    known = repository.files(tree)
+    tracked = {parent.as_posix() for path in known for parent in (Path(path), *Path(path).parents)}
+    present = set(_walk(folder, tracked))
+    changes: dict[str, FileEntry | None] = {path: None for path in known if path not in present}
+    for path in sorted(present):
+        file = folder / path
+        entry = known.get(path)
+        if file.is_symlink() or (entry is not None and entry.mode == "120000"):
+            if entry is None or not file.is_symlink() or blob_id(os.fsencode(file.readlink())) != entry.blob:
+                raise PatchError(f"{path} cannot be part of a carry", because="it is a symbolic link")
+            continue
+        data = file.read_bytes()
+        if entry is not None and blob_id(data) == entry.blob:
+            continue
+        _refuse_markers(path, data)
+        changes[path] = FileEntry(entry.mode if entry else "100644", data)
+    if not changes:
+        return b""
+    edited = patch_tree(repository, tree, changes)
+    return repository.diff(tree, edited, context=0)
+
+
+def _walk(folder: Path, tracked: set[str]) -> Iterator[str]:
+    """Paths of the files below *folder*, without what tools leave behind; tracked folders always count."""
+    for parent, folders, names in os.walk(folder):
+        here = Path(parent).relative_to(folder)
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        folders[:] = [
+            name
+            for name in folders
+            if name not in links and ((here / name).as_posix() in tracked or not _is_left_over(name))
+        ]
+        for name in (*names, *links):
+            path = (here / name).as_posix()
+            if path in tracked or Path(name).suffix not in _IGNORED_SUFFIXES:
+                yield path
+
+
+def _is_left_over(folder_name: str) -> bool:
+    return folder_name in _IGNORED_FOLDERS or folder_name.endswith(".egg-info")
+
+
+def _refuse_markers(path: str, data: bytes) -> None:
+    if any(line.startswith(_MARKERS) for line in data.splitlines()):
+        raise PatchError(
+            f"{path} is not resolved",
+            because="it still has conflict markers",
+            next_step="resolve the conflict, then run the same command again",
+        )

@@ -1,0 +1,89 @@
+"""Pinning a pull request: its head, and the commit where it left upstream's branch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.carry import PullRequest
+from sparkwright.errors import FetchError, UnknownNameError
+from sparkwright.git import fetch, list_remote, open_repository
+
+if TYPE_CHECKING:
+    from sparkwright.store import Store
+
+__all__ = ["ResolvedPull", "parse_pull", "resolve_pull"]
+
+
+@dataclass(frozen=True)
+class ResolvedPull:
+    """A pull request as it is now.
+
+    Attributes:
+        pin: what to pin.
+        author: who wrote its newest commit.
+        subjects: subjects of its commits, oldest first.
+        message: the whole message of its first commit.
+    """
+
+    pin: PullRequest
+    author: str
+    subjects: tuple[str, ...]
+    message: str
+
+
+def parse_pull(text: str) -> int:
+    """The number in ``45544``, ``#45544`` or the address of a pull request.
+
+    Raises:
+        UnknownNameError: it is none of these.
+    """
+    last = text.rstrip("/").removesuffix("/files").rpartition("/")[2].removeprefix("#")
+    if not last.isascii() or not last.isdigit() or int(last) == 0:
+        raise UnknownNameError(
+            f"{text!r} does not name a pull request", next_step="give its number, such as 45544"
+        )
+    return int(last)
+
+
+def resolve_pull(store: Store, address: str, number: int) -> ResolvedPull:
+    """Ask the remote for pull request *number* and find its merge base with the default branch.
+
+    History alone is fetched, into a scratch repository, so that the store keeps no half objects.
+
+    Raises:
+        FetchError: the remote does not answer, or has no such pull request.
+    """
+    with store.scratch() as scratch:
+        history = open_repository(scratch / "history")
+        head_ref = f"refs/pull/{number}/head"
+        refs = list_remote(history, address, ["HEAD", head_ref])
+        if head_ref not in refs or "HEAD" not in refs:
+            raise FetchError(
+                f"{address} has no pull request {number}",
+                because=f"it lists no {head_ref}",
+                next_step="check the number and the address",
+            )
+        head, main = refs[head_ref].commit, refs["HEAD"].commit
+        fetch(history, address, [head_ref, main], depth=None, history_only=True)
+        done = history.command("merge-base", main, head, accept=(0, 1))
+        if done.status:
+            raise FetchError(
+                f"pull request {number} cannot be pinned",
+                because="it shares no history with the default branch",
+            )
+        base = done.text
+        log = history.command("log", "--reverse", "--format=%an%x00%s%x00%B%x01", f"{base}..{head}").stdout
+    commits = [
+        part.strip("\n").split("\0") for part in log.decode(errors="replace").split("\1") if part.strip()
+    ]
+    if not commits:
+        raise FetchError(
+            f"pull request {number} cannot be pinned", because="its head is already in the default branch"
+        )
+    return ResolvedPull(
+        PullRequest(repository=address, number=number, head=head, base=base),
+        author=commits[-1][0],
+        subjects=tuple(commit[1] for commit in commits),
+        message=commits[0][2].strip(),
+    )

@@ -1,0 +1,146 @@
+"""A carry as it lies on disk: ``carries/<name>/`` with its TOML, patches and probe."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from sparkwright.canonical import digest_of, sha256_bytes
+from sparkwright.carry.model import CARRY_FORMAT, CarrySpec, Revision, Superseded
+from sparkwright.carry.patch import Patch, parse_patch
+from sparkwright.config import load_toml, to_builtins
+from sparkwright.errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Carry", "load_carries", "load_carry", "unknown_name"]
+
+
+@dataclass(frozen=True)
+class Carry:
+    """A carry and the folder that it was read from."""
+
+    spec: CarrySpec
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The carry's name, which is its folder's."""
+        return self.spec.name
+
+    def revision_for(self, version: str) -> Revision | None:
+        """The revision nearest to upstream *version*: the newest not after it, else the oldest."""
+        if not self.spec.revision:
+            return None
+        ordered = sorted(self.spec.revision, key=lambda revision: Version(revision.release))
+        before = [r for r in ordered if Version(r.release) <= Version(version)]
+        return before[-1] if before else ordered[0]
+
+    def superseded_in(self, version: str) -> Superseded | None:
+        """What supersedes the carry at upstream *version*, if anything does."""
+        for entry in self.spec.superseded:
+            if SpecifierSet(entry.releases).contains(version, prereleases=True):
+                return entry
+        return None
+
+    @cached_property
+    def _patches(self) -> dict[str, Patch]:
+        return {}
+
+    def patch(self, revision: Revision) -> Patch:
+        """The parsed patch of *revision*.
+
+        Raises:
+            ConfigError: the file is missing.
+            PatchError: it is not a patch that we accept.
+        """
+        if revision.patch not in self._patches:
+            path = self.folder / revision.patch
+            try:
+                text = path.read_bytes()
+            except FileNotFoundError as error:
+                raise ConfigError(f"{path} could not be read", because="it does not exist") from error
+            self._patches[revision.patch] = parse_patch(text, name=f"{self.name}/{revision.patch}")
+        return self._patches[revision.patch]
+
+    def content_id(self, version: str) -> str:
+        """Digest of what the carry changes when merged onto *version*: not of its prose."""
+        if self.spec.pull is not None:
+            return digest_of({"pull": to_builtins(self.spec.pull)})
+        revision = self.revision_for(version)
+        if revision is None:
+            raise ConfigError(f"carry {self.name} has no revision")
+        patch = sha256_bytes((self.folder / revision.patch).read_bytes())
+        return digest_of(
+            {"sdist": revision.sdist_sha256, "patch": patch, "stacked-on": list(revision.stacked_on)}
+        )
+
+    @property
+    def probe_path(self) -> Path | None:
+        """The probe, if the carry has one."""
+        return None if self.spec.probe is None else self.folder / self.spec.probe.file
+
+
+def load_carry(folder: Path) -> Carry:
+    """Read and validate the carry in *folder*.
+
+    Raises:
+        ConfigError: its files do not fit together.
+    """
+    path = folder / "carry.toml"
+    spec = load_toml(path, CarrySpec, newest_format=CARRY_FORMAT)
+    if problem := next(_problems(spec, folder), ""):
+        raise ConfigError(f"{path} does not fit together", because=problem)
+    return Carry(spec, folder)
+
+
+def _problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
+    """What is wrong with *spec* beyond what its types say."""
+    releases = [revision.release for revision in spec.revision]
+    if spec.name != folder.name:
+        yield f"it is called {spec.name!r} in a folder called {folder.name!r}"
+    if (spec.kind == "pull") != (spec.pull is not None):
+        yield "a [pull] table and kind = 'pull' go together"
+    if (spec.kind == "own") != bool(spec.revision):
+        yield "kind = 'own' needs at least one [[revision]], and no other kind has any"
+    if len(set(releases)) != len(releases):
+        yield "two revisions name the same release"
+    for revision in spec.revision:
+        for name in sorted(set(revision.stacked_on) - set(spec.requires)):
+            yield f"revision {revision.release} is stacked on {name!r}, which it does not require"
+    if spec.name in spec.requires:
+        yield "it requires itself"
+    if spec.probe is not None and not (folder / spec.probe.file).is_file():
+        yield f"its probe {spec.probe.file!r} does not exist"
+    try:
+        _ = [Version(release) for release in releases]
+        _ = [SpecifierSet(entry.releases) for entry in spec.superseded]
+    except (InvalidVersion, InvalidSpecifier) as error:
+        yield str(error)
+
+
+def load_carries(root: Path) -> dict[str, Carry]:
+    """Every carry under *root*, by name."""
+    if not root.is_dir():
+        return {}
+    return {
+        folder.name: load_carry(folder)
+        for folder in sorted(root.iterdir())
+        if (folder / "carry.toml").is_file()
+    }
+
+
+def unknown_name(kind: str, name: str, known: list[str]) -> UnknownNameError:
+    """An error for an unknown *name* that suggests the nearest one."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return UnknownNameError(
+        f"there is no {kind} called {name!r}",
+        next_step=f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}",
+    )

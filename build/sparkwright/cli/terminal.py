@@ -1,0 +1,151 @@
+"""Events for a person: a live display on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.events import Event, subscribe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.progress import Progress, TaskID
+
+__all__ = ["human_seconds", "human_size", "showing_events"]
+
+_QUIET_S = 2.0
+_EVERY_S = 5.0
+
+
+def human_size(count: float) -> str:
+    """*count* bytes in a unit that reads well."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:  # noqa: PLR2004
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def human_seconds(seconds: float) -> str:
+    """*seconds* as a person would say it."""
+    if seconds < 60:  # noqa: PLR2004
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+@contextlib.contextmanager
+def showing_events(*, quiet: bool = False) -> Iterator[None]:
+    """Show events on standard error for the length of the block."""
+    if quiet:
+        with subscribe(_warnings_only):
+            yield
+    elif sys.stderr.isatty():
+        with _live() as sink, subscribe(sink):
+            yield
+    else:
+        with subscribe(_PlainLines()):
+            yield
+
+
+def _warnings_only(event: Event) -> None:
+    if event.kind == "warning":
+        click.echo(f"warning: {event.data['message']}", err=True)
+
+
+def _line(event: Event) -> str | None:
+    """What to say of an event that is not part of a task's progress."""
+    data = event.data
+    if event.kind == "warning":
+        return f"warning: {data['message']}"
+    if event.kind == "lock.waiting":
+        return f"waiting for another run, which uses {data['what']}"
+    if event.kind == "step.found":
+        return f"✓ {data['step']} (from the store)"
+    if event.kind == "step.made":
+        return f"✓ {data['step']} ({human_seconds(data['seconds'])})"
+    return None
+
+
+class _PlainLines:
+    """One line when a task takes noticeable time, then one now and again, and one at its end."""
+
+    def __init__(self) -> None:
+        self._started: dict[str, float] = {}
+        self._told: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        if line := _line(event):
+            click.echo(line, err=True)
+        name = str(event.data.get("name"))
+        if event.kind == "task.started":
+            self._started[name] = time.monotonic()
+            self._told[name] = time.monotonic() - _EVERY_S + _QUIET_S
+            click.echo(f"… {name}", err=True)
+        elif event.kind == "task.progress" and time.monotonic() - self._told.get(name, 0) >= _EVERY_S:
+            self._told[name] = time.monotonic()
+            click.echo(f"… {name}: {self._share(event.data, name)}", err=True)
+        elif event.kind == "task.finished" and event.data["seconds"] >= _QUIET_S:
+            click.echo(f"  {name}: {human_seconds(event.data['seconds'])}", err=True)
+
+    def _share(self, data: dict[str, Any], name: str) -> str:
+        done, total = data["done"], data["total"]
+        shown = human_size if data["unit"] == "B" else str
+        if not total:
+            return f"{shown(done)} {'' if data['unit'] == 'B' else data['unit']}".strip()
+        elapsed = time.monotonic() - self._started[name]
+        left = elapsed * (total - done) / done if done else 0.0
+        return f"{shown(done)} of {shown(total)} ({done / total:.0%}), {human_seconds(left)} left"
+
+
+@contextlib.contextmanager
+def _live() -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _LiveDisplay(progress)
+
+
+class _LiveDisplay:
+    """Keeps one bar for each task under way."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[str, TaskID] = {}
+
+    def __call__(self, event: Event) -> None:
+        data = event.data
+        if line := _line(event):
+            self._progress.console.print(line, highlight=False, markup=False)
+        name = str(data.get("name"))
+        if event.kind == "task.started":
+            self._bars[name] = self._progress.add_task(
+                name, total=data["total"], completed=data["done"], amount=""
+            )
+        elif event.kind == "task.progress" and name in self._bars:
+            amount = human_size(data["done"]) if data["unit"] == "B" else f"{data['done']} {data['unit']}"
+            self._progress.update(self._bars[name], completed=data["done"], amount=amount)
+        elif event.kind in {"task.finished", "task.failed"} and name in self._bars:
+            self._progress.remove_task(self._bars.pop(name))

@@ -1,0 +1,37 @@
+"""The only room that touches git.
+
+`Repository` is a bare object store that we own: trees and commits are written to it with a
+fixed identity and date, under an environment and configuration that ignore the user's, so
+that the same inputs give the same ids on every machine. Nothing here needs a work tree.
+
+Open `repository` first; `merging` holds the three-way merge, `importing` turns files into trees,
+`fetching` talks to remotes, and `checkout` writes a tree to disk.
+"""
+
+from sparkwright.git.checkout import check_out, make_read_only
+from sparkwright.git.fetching import RemoteRef, fetch, list_remote
+from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_tree
+from sparkwright.git.merging import MergeResult, merge_trees
+from sparkwright.git.refs import check_address, check_object_id, check_ref
+from sparkwright.git.repository import Repository, open_repository
+from sparkwright.git.trees import Entry
+
+__all__ = [
+    "Entry",
+    "FileEntry",
+    "MergeResult",
+    "RemoteRef",
+    "Repository",
+    "blob_id",
+    "check_address",
+    "check_object_id",
+    "check_out",
+    "check_ref",
+    "fetch",
+    "import_files",
+    "list_remote",
+    "make_read_only",
+    "merge_trees",
+    "open_repository",
+    "patch_tree",
+]

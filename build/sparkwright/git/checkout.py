@@ -1,0 +1,50 @@
+"""A tree of the store as read-only files on disk."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from sparkwright.git.refs import check_object_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.git.repository import Repository
+
+__all__ = ["check_out", "make_read_only"]
+
+
+def check_out(repository: Repository, tree: str, folder: Path, *, under: str = "") -> None:
+    """Write the files of *tree* into the empty *folder*.
+
+    Args:
+        repository: where the tree is.
+        tree: its id.
+        folder: where to; it is made when missing.
+        under: only this folder of the tree, kept at its place; all by default.
+    """
+    check_object_id(tree)
+    folder.mkdir(parents=True, exist_ok=True)
+    index = folder.with_name(folder.name + ".index")
+    env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder)}
+    try:
+        if under:
+            repository.command("read-tree", f"--prefix={under}/", f"{tree}:{under}", env=env)
+        else:
+            repository.command("read-tree", tree, env=env)
+        repository.command("checkout-index", "--all", "--force", f"--prefix={folder}/", env=env)
+    finally:
+        index.unlink(missing_ok=True)
+
+
+def make_read_only(folder: Path) -> None:
+    """Take the right to write away from *folder* and everything in it."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            path = os.path.join(parent, name)  # noqa: PTH118 - thousands of files
+            mode = os.lstat(path).st_mode
+            if stat.S_ISREG(mode):
+                os.chmod(path, mode & 0o555)  # noqa: PTH101
+        os.chmod(parent, 0o555)  # noqa: PTH101, S103

@@ -1,0 +1,104 @@
+"""Remotes: what they hold, and fetching exactly that.
+
+Everything fetched is named by its object id, so nothing that a remote answers can put
+another content under the name that was asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import FetchError, ProcessError
+from sparkwright.events import task
+from sparkwright.git.refs import check_address, check_object_id, check_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.git.repository import Repository
+
+__all__ = ["RemoteRef", "fetch", "list_remote"]
+
+_TIMEOUT_S = 3600.0
+_NEXT_STEP = "check the address and the network; --offline works from what the store holds"
+
+
+@dataclass(frozen=True)
+class RemoteRef:
+    """A ref on a remote; `peeled` is the commit that an annotated tag stands for."""
+
+    name: str
+    object_id: str
+    peeled: str | None = None
+
+    @property
+    def commit(self) -> str:
+        """The commit that the ref leads to."""
+        return self.peeled or self.object_id
+
+
+def list_remote(
+    repository: Repository, address: str, patterns: Sequence[str], *, timeout: float = 60.0
+) -> dict[str, RemoteRef]:
+    """The remote's refs that match *patterns*, by full name.
+
+    Raises:
+        FetchError: the remote did not answer.
+    """
+    where = check_address(address)
+    try:
+        done = repository.command("ls-remote", "--", where, *map(check_ref, patterns), timeout=timeout)
+    except ProcessError as error:
+        raise FetchError(
+            f"{address} could not be asked", because=error.because, next_step=_NEXT_STEP
+        ) from error
+    found: dict[str, RemoteRef] = {}
+    for line in done.text.splitlines():
+        object_id, _, name = line.partition("\t")
+        if name.endswith("^{}"):
+            plain = name.removesuffix("^{}")
+            found[plain] = RemoteRef(plain, found[plain].object_id, peeled=object_id)
+        else:
+            found[name] = RemoteRef(name, object_id)
+    return found
+
+
+def fetch(
+    repository: Repository,
+    address: str,
+    wanted: Sequence[str],
+    *,
+    depth: int | None = 1,
+    history_only: bool = False,
+) -> None:
+    """Fetch refs or commits by id from *address* into the store; no ref of ours is made.
+
+    Args:
+        repository: where to.
+        address: https, ssh or file address, or a folder.
+        wanted: full ref names or 40-digit commit ids.
+        depth: commits of history for each; `None` for all of it.
+        history_only: leave trees and files out, where the remote can; for a scratch repository
+            in which a merge base is looked for.
+
+    Raises:
+        FetchError: the remote did not answer, or does not have it.
+    """
+    where = check_address(address)
+    names = [name if len(name) == 40 else check_ref(name) for name in wanted]  # noqa: PLR2004
+    for name in names:
+        if len(name) == 40 and "/" not in name:  # noqa: PLR2004
+            check_object_id(name)
+    options = ["--no-tags", "--no-write-fetch-head", "--quiet", "--no-auto-maintenance"]
+    options += [f"--depth={depth}"] if depth else []
+    options += ["--filter=tree:0"] if history_only else []
+    try:
+        with task(f"fetch {', '.join(name[:24] for name in names)}"):
+            repository.command("fetch", *options, "--", where, *names, timeout=_TIMEOUT_S)
+    except ProcessError as error:
+        raise FetchError(
+            f"{', '.join(wanted)} could not be fetched from {address}",
+            because=error.because,
+            next_step=_NEXT_STEP,
+        ) from error

@@ -1,0 +1,79 @@
+"""What may be handed to git as a ref, an object id or an address.
+
+git takes options anywhere on its command line and programs inside some addresses
+(``ext::``), so everything that comes from a file or a user passes here first.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sparkwright.errors import RefError
+
+__all__ = ["check_address", "check_object_id", "check_ref"]
+
+_OBJECT_ID = re.compile(r"[0-9a-f]{40}")
+_REF_FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[-/.]|/\.|\.lock(/|$)|[/.]$|^@$")
+_SCP_LIKE = re.compile(r"(?P<user>[A-Za-z0-9_][\w.-]*@)?(?P<host>[A-Za-z0-9][\w.-]*):(?P<path>[^-:].*)")
+
+
+def check_object_id(value: str) -> str:
+    """*value*, if it is a full SHA-1 object id in lower case.
+
+    Raises:
+        RefError: it is anything else.
+    """
+    if not _OBJECT_ID.fullmatch(value):
+        raise RefError(
+            f"{value!r} is not an object id",
+            because="40 lower-case hex digits are wanted",
+            next_step="give the full commit id",
+        )
+    return value
+
+
+def check_ref(value: str) -> str:
+    """*value*, if it is a well-formed ref name by the rules of ``git check-ref-format``.
+
+    Raises:
+        RefError: it is malformed, or would be read as an option.
+    """
+    if not value or _REF_FORBIDDEN.search(value):
+        raise RefError(
+            f"{value!r} is not a ref name",
+            because="it is empty, begins like an option, or has a character that refs may not have",
+        )
+    return value
+
+
+def check_address(value: str) -> str:
+    """*value*, if it is the address of a repository over https, ssh or file.
+
+    A path of an existing folder becomes a ``file://`` address.
+
+    Raises:
+        RefError: another scheme, an option, or a helper program.
+    """
+    if not value or value.startswith("-") or "\n" in value or "\x00" in value:
+        raise RefError(f"{value!r} is not a repository address", because="it would be read as an option")
+    scheme = urlsplit(value).scheme if "://" in value else ""
+    if scheme:
+        host = urlsplit(value).netloc
+        if scheme not in {"https", "ssh", "file"} or host.startswith("-"):
+            raise RefError(
+                f"{value!r} is not an address that we fetch from",
+                because=f"its scheme is {scheme!r}",
+                next_step="use https://, ssh:// or file://",
+            )
+        return value
+    folder = Path(value)
+    if folder.is_dir():
+        return folder.resolve().as_uri()
+    if "::" not in value and _SCP_LIKE.fullmatch(value):
+        return value
+    raise RefError(
+        f"{value!r} is not a repository address",
+        because="it is neither a folder here nor an https, ssh or file address",
+    )

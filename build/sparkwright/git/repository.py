@@ -1,0 +1,209 @@
+"""A bare repository of ours, and the few plumbing commands that everything else is made of."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.errors import RefError, ToolError
+from sparkwright.git.trees import Entry, ObjectReader
+from sparkwright.process import Completed, run, which
+from sparkwright.store import hold, storing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["WHO", "Repository", "git_environment", "open_repository"]
+
+OLDEST_GIT = (2, 38)
+
+# One fixed identity and moment: commit ids then depend on content and order alone.
+WHO = "sparkwright <sparkwright@localhost> 946684800 +0000"
+
+# Settings that change what git computes are pinned here rather than left to its defaults.
+_SETTINGS = {
+    "core.compression": "1",
+    "core.quotePath": "false",
+    "diff.algorithm": "histogram",
+    "diff.renames": "true",
+    "fetch.fsckObjects": "false",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "merge.conflictStyle": "zdiff3",
+    "merge.directoryRenames": "conflict",
+    "merge.renameLimit": "7000",
+    "merge.renames": "true",
+    "protocol.allow": "never",
+    "protocol.file.allow": "always",
+    "protocol.https.allow": "always",
+    "protocol.ssh.allow": "always",
+}
+
+
+def git_environment() -> dict[str, str]:
+    """The environment that every git process of ours gets: nobody's configuration."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    # A proxy, an agent or a certificate is the machine's affair and not part of any result.
+    for kept in ("GIT_SSL_CAINFO", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_PROXY_COMMAND"):
+        if kept in os.environ:
+            inherited[kept] = os.environ[kept]
+    return {
+        **inherited,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "LC_ALL": "C",
+        "TZ": "UTC",
+    }
+
+
+def open_repository(path: Path) -> Repository:
+    """Our repository at *path*, made when missing.
+
+    Raises:
+        ToolError: git is absent, or older than 2.38, the first with ``merge-tree --write-tree``.
+    """
+    repository = Repository(path)
+    if not (path / "sparkwright-ready").is_file():
+        _require_git()
+        with hold(path.with_name(path.name + ".lock"), f"the repository {path}"), storing("making the store"):
+            repository.command("init", "--quiet", "--bare", str(path), bare=False)
+            (path / "info").mkdir(exist_ok=True)
+            # No attribute of an upstream tree may change the bytes that we write out.
+            (path / "info" / "attributes").write_text("* -text -ident -filter -export-subst -export-ignore\n")
+            (path / "sparkwright-ready").touch()
+    return repository
+
+
+def _require_git() -> None:
+    text = run([which("git", hint="install git 2.38 or newer"), "--version"]).text
+    found = re.search(r"(\d+)\.(\d+)", text)
+    if found is None or (int(found[1]), int(found[2])) < OLDEST_GIT:
+        raise ToolError(
+            f"{text or 'git'} is too old",
+            because="git merge-tree --write-tree came with 2.38",
+            next_step="install a newer git",
+        )
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A bare repository, driven through git's plumbing.
+
+    Attributes:
+        path: its folder.
+    """
+
+    path: Path
+
+    def command(
+        self,
+        *arguments: str,
+        stdin: bytes | None = None,
+        accept: Sequence[int] = (0,),
+        env: Mapping[str, str] | None = None,
+        bare: bool = True,
+        timeout: float | None = None,
+    ) -> Completed:
+        """Run one git command in this repository; see `sparkwright.process.run`."""
+        settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
+        where = ["--git-dir", str(self.path)] if bare else []
+        return run(
+            ["git", *settings, *where, *arguments],
+            env={**git_environment(), **(env or {})},
+            stdin=stdin,
+            accept=accept,
+            timeout=timeout,
+        )
+
+    @cached_property
+    def _library(self) -> Any:
+        import git
+
+        library = git.Repo(self.path, odbt=git.GitCmdObjectDB)
+        library.git.update_environment(**git_environment(), GIT_DIR=str(self.path))
+        return library
+
+    @cached_property
+    def objects(self) -> ObjectReader:
+        """Objects read and written in this process, through GitPython."""
+        from gitdb.db import LooseObjectDB
+
+        return ObjectReader(self._library.odb, LooseObjectDB(str(self.path / "objects")))
+
+    def close(self) -> None:
+        """End the processes that reads left running."""
+        if "_library" in self.__dict__:
+            self._library.close()
+
+    def blob(self, object_id: str) -> bytes:
+        """The bytes of a blob.
+
+        Raises:
+            RefError: there is no such object.
+        """
+        try:
+            return self.objects.read(object_id)
+        except (ValueError, KeyError) as error:
+            raise RefError(f"object {object_id} is not in the store", because=str(error)) from error
+
+    def has(self, object_id: str) -> bool:
+        """Whether an object with that id is here."""
+        return self.command("cat-file", "-e", object_id, accept=(0, 1, 128)).status == 0
+
+    def tree_of(self, revision: str) -> str:
+        """The tree id of a commit, tag or tree.
+
+        Raises:
+            RefError: there is no such object.
+        """
+        done = self.command("rev-parse", "--verify", "--quiet", f"{revision}^{{tree}}", accept=(0, 1, 128))
+        if done.status:
+            raise RefError(f"{revision} is not in the store", because="no tree of that name was fetched")
+        return done.text
+
+    def files(self, tree: str, paths: Iterable[str] | None = None) -> dict[str, Entry]:
+        """The files of *tree* by path: all of them, or those among *paths* that exist."""
+        if paths is None:
+            return dict(self.objects.walk(tree))
+        found = {path: self.objects.entry(tree, path) for path in paths}
+        return {path: entry for path, entry in found.items() if entry is not None}
+
+    def changed(self, old: str, new: str) -> dict[str, tuple[Entry | None, Entry | None]]:
+        """Files that differ between two trees: path to (entry in *old*, entry in *new*)."""
+        return {path: (before, after) for path, before, after in self.objects.compare(old, new)}
+
+    def commit(self, tree: str, *, parents: Sequence[str] = (), message: str) -> str:
+        """Write a commit with our fixed identity and date; returns its id."""
+        lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents)]
+        lines += [f"{role} {WHO}" for role in ("author", "committer")]
+        return self.objects.write("commit", "\n".join([*lines, "", message, ""]).encode())
+
+    def keep(self, ref: str, object_id: str) -> None:
+        """Point *ref* at an object, so that no clean-up of git's can lose it."""
+        self.command("update-ref", ref, object_id)
+
+    def diff(self, old: str, new: str, *, context: int, paths: Sequence[str] = ()) -> bytes:
+        """The change from tree *old* to tree *new* as a unified diff with full blob ids."""
+        return self.command(
+            "diff-tree",
+            "-p",
+            "-r",
+            f"-U{context}",
+            "--full-index",
+            "--no-renames",
+            "--no-color",
+            "--no-ext-diff",
+            "--no-textconv",
+            "--src-prefix=a/",
+            "--dst-prefix=b/",
+            old,
+            new,
+            "--",
+            *paths,
+        ).stdout

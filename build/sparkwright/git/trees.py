@@ -1,0 +1,148 @@
+"""Trees read, compared and edited in this process.
+
+A merge looks at a handful of paths in a dozen trees of several thousand files. Starting git for
+each look costs more than the look; a tree object is a short list, so it is read once through the
+repository's long-lived reader and kept.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["Entry", "Node", "ObjectReader"]
+
+FOLDER = "40000"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file in a tree: its mode (``100644``, ``100755``, ``120000``, ``160000``) and blob id."""
+
+    mode: str
+    blob: str
+
+
+Node = dict[str, Entry]
+"""One tree object: name to entry; a folder has mode ``40000`` and a tree's id."""
+
+
+@dataclass
+class ObjectReader:
+    """Reads objects through GitPython (one ``cat-file`` for all), and writes loose ones.
+
+    Attributes:
+        database: GitPython's object database.
+        loose: gitdb's store of loose objects in the same repository.
+    """
+
+    database: Any
+    loose: Any
+    _nodes: dict[str, Node] = field(default_factory=dict)
+
+    def read(self, object_id: str) -> bytes:
+        """The bytes of an object; `ValueError` or `KeyError` when there is none."""
+        data: bytes = self.database.stream(bytes.fromhex(object_id)).read()
+        return data
+
+    def write(self, kind: str, data: bytes) -> str:
+        """Write an object of *kind*; returns its id."""
+        from gitdb import IStream
+
+        stored = self.loose.store(IStream(kind.encode(), len(data), io.BytesIO(data)))
+        return str(stored.hexsha.decode())
+
+    def node(self, tree: str) -> Node:
+        """The tree object with that id."""
+        if tree not in self._nodes:
+            self._nodes[tree] = dict(_parse(self.read(tree)))
+        return self._nodes[tree]
+
+    def entry(self, tree: str, path: str) -> Entry | None:
+        """The file at *path* in *tree*, or `None`."""
+        *folders, name = path.split("/")
+        for folder in folders:
+            below = self.node(tree).get(folder)
+            if below is None or below.mode != FOLDER:
+                return None
+            tree = below.blob
+        found = self.node(tree).get(name)
+        return None if found is None or found.mode == FOLDER else found
+
+    def walk(self, tree: str, prefix: str = "") -> Iterator[tuple[str, Entry]]:
+        """Every file below *tree*, with its path."""
+        for name, entry in self.node(tree).items():
+            if entry.mode == FOLDER:
+                yield from self.walk(entry.blob, f"{prefix}{name}/")
+            else:
+                yield f"{prefix}{name}", entry
+
+    def compare(
+        self, old: str, new: str, prefix: str = ""
+    ) -> Iterator[tuple[str, Entry | None, Entry | None]]:
+        """Files that differ: (path, entry in *old*, entry in *new*); equal subtrees are not entered."""
+        before, after = self.node(old), self.node(new)
+        for name in sorted({*before, *after}):
+            left, right = before.get(name), after.get(name)
+            if left == right:
+                continue
+            path = f"{prefix}{name}"
+            if left and right and left.mode == right.mode == FOLDER:
+                yield from self.compare(left.blob, right.blob, f"{path}/")
+                continue
+            yield from ((found, entry, None) for found, entry in self._below(left, path))
+            yield from ((found, None, entry) for found, entry in self._below(right, path))
+
+    def _below(self, entry: Entry | None, path: str) -> Iterator[tuple[str, Entry]]:
+        if entry is None:
+            return
+        if entry.mode == FOLDER:
+            yield from self.walk(entry.blob, f"{path}/")
+        else:
+            yield path, entry
+
+    def edit(self, tree: str | None, files: Mapping[str, Entry | None]) -> str | None:
+        """*tree* with *files* put in or (for `None`) taken out; `None` for a tree without files."""
+        node = {} if tree is None else dict(self.node(tree))
+        deeper: dict[str, dict[str, Entry | None]] = {}
+        for path, entry in files.items():
+            name, _, rest = path.partition("/")
+            if rest:
+                deeper.setdefault(name, {})[rest] = entry
+            elif entry is None:
+                node.pop(name, None)
+            else:
+                node[name] = entry
+        for name, below in deeper.items():
+            present = node.get(name)
+            subtree = present.blob if present is not None and present.mode == FOLDER else None
+            edited = self.edit(subtree, below)
+            if edited is None:
+                node.pop(name, None)
+            else:
+                node[name] = Entry(FOLDER, edited)
+        return self.write("tree", _serialise(node)) if node else None
+
+
+def _parse(data: bytes) -> Iterator[tuple[str, Entry]]:
+    position = 0
+    while position < len(data):
+        space = data.index(b" ", position)
+        end = data.index(b"\0", space)
+        name = data[space + 1 : end].decode(errors="surrogateescape")
+        yield name, Entry(data[position:space].decode(), data[end + 1 : end + 21].hex())
+        position = end + 21
+
+
+def _serialise(node: Node) -> bytes:
+    """The tree object of *node*; git sorts a folder as if its name ended with a slash."""
+    lines = []
+    for name, entry in node.items():
+        raw = name.encode(errors="surrogateescape")
+        line = entry.mode.encode() + b" " + raw + b"\0" + bytes.fromhex(entry.blob)
+        lines.append((raw + (b"/" if entry.mode == FOLDER else b""), line))
+    return b"".join(line for _, line in sorted(lines))

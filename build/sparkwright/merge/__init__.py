@@ -1,0 +1,22 @@
+"""Applying a patchset to a pristine tree: one named outcome for every carry.
+
+`engine` is the whole of it read top to bottom; `prepare` finds each carry's base and change,
+`absorb` asks whether upstream has it already, `hazards` looks for merges that are clean and
+wrong, `report` holds the outcomes.
+"""
+
+from sparkwright.merge.absorb import History
+from sparkwright.merge.engine import MergeRequest, merge_patchset
+from sparkwright.merge.prepare import BaseFinder
+from sparkwright.merge.report import Hazard, MergeReport, Outcome, OutcomeKind
+
+__all__ = [
+    "BaseFinder",
+    "Hazard",
+    "History",
+    "MergeReport",
+    "MergeRequest",
+    "Outcome",
+    "OutcomeKind",
+    "merge_patchset",
+]

@@ -1,0 +1,136 @@
+"""From a carry to something that can be merged: a base commit and a changed tree.
+
+A carry of our own is its patch on the release that it was written for; a pull request is its pinned
+head and the commit where it left upstream's branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.carry import Revision
+from sparkwright.errors import FetchError, MovedHeadError, PatchError
+from sparkwright.events import warn
+from sparkwright.git import FileEntry, check_object_id, fetch, list_remote, merge_trees, patch_tree
+from sparkwright.merge.absorb import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkwright.carry import Carry, PullRequest
+    from sparkwright.git import Repository
+
+__all__ = ["BaseFinder", "Preparation", "prepare", "refuse_moved_head"]
+
+BaseFinder = Callable[[Revision], str]
+"""Gives the id of the pristine tree that a revision was written against."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A carry ready to be merged, or the reason why it cannot be."""
+
+    carry: Carry
+    change: Change | None
+    refusal: str = ""
+
+
+def prepare(
+    repository: Repository,
+    carries: Sequence[Carry],
+    *,
+    version: str,
+    find_base: BaseFinder,
+    offline: bool,
+) -> list[Preparation]:
+    """Prepare every carry; what is wrong with one never hides the others."""
+    known = {carry.name: carry for carry in carries}
+    ready: list[Preparation] = []
+    for carry in carries:
+        try:
+            if carry.spec.pull is not None:
+                change = _pull_change(repository, carry.spec.pull, offline=offline)
+            else:
+                change = _own_change(repository, carry, known, version=version, find_base=find_base)
+        except (PatchError, MovedHeadError, FetchError) as error:
+            ready.append(Preparation(carry, None, refusal=f"{error}. {error.next_step}".rstrip(". ")))
+        else:
+            ready.append(Preparation(carry, change))
+    return ready
+
+
+def _own_change(
+    repository: Repository,
+    carry: Carry,
+    known: Mapping[str, Carry],
+    *,
+    version: str,
+    find_base: BaseFinder,
+) -> Change:
+    revision = carry.revision_for(version)
+    if revision is None:
+        raise PatchError(f"carry {carry.name} has no revision")
+    base = find_base(revision)
+    for name in revision.stacked_on:
+        lower = _own_change(repository, known[name], known, version=revision.release, find_base=find_base)
+        stacked = merge_trees(repository, base=lower.base_commit, ours=base, theirs=lower.theirs)
+        if not stacked.clean:
+            raise PatchError(
+                f"the base of {carry.name} cannot be made",
+                because=f"{name}, on which it is stacked, conflicts there",
+            )
+        base = stacked.tree
+    patch = carry.patch(revision)
+    entries = repository.files(base, patch.paths)
+
+    def read(path: str) -> bytes | None:
+        return repository.blob(entries[path].blob) if path in entries else None
+
+    patched = patch.apply(read)
+    base_commit = repository.commit(base, message="base")
+    files = {path: None if new is None else FileEntry(*new) for path, new in patched.items()}
+    return Change(base_commit, base, patch_tree(repository, base, files))
+
+
+def _pull_change(repository: Repository, pull: PullRequest, *, offline: bool) -> Change:
+    """The pinned change of a pull request; its objects are fetched by id when they are not here."""
+    head, base = check_object_id(pull.head), check_object_id(pull.base)
+    here = repository.has(head) and repository.has(base)
+    if offline:
+        if not here:
+            raise FetchError(
+                f"pull request {pull.number} is not in the store",
+                because="the network is off",
+                next_step="run once without --offline",
+            )
+    else:
+        try:
+            refuse_moved_head(repository, pull)
+            if not here:
+                fetch(repository, pull.repository, [f"refs/pull/{pull.number}/head", base])
+        except FetchError as error:
+            if not here:
+                raise
+            warn(f"the head of pull request {pull.number} was not checked: {error}")
+    return Change(base, repository.tree_of(base), repository.tree_of(head))
+
+
+def refuse_moved_head(repository: Repository, pull: PullRequest) -> None:
+    """Check that the pull request's head still is the pinned commit.
+
+    Raises:
+        MovedHeadError: it is not; what it is now is in the message.
+        FetchError: the remote did not answer, or has no such pull request.
+    """
+    ref = f"refs/pull/{pull.number}/head"
+    found = list_remote(repository, pull.repository, [ref]).get(ref)
+    if found is None:
+        raise FetchError(f"{pull.repository} has no pull request {pull.number}")
+    if found.commit != pull.head:
+        raise MovedHeadError(
+            f"the head of pull request {pull.number} moved",
+            because=f"it was pinned at {pull.head[:12]} and now is {found.commit[:12]}",
+            next_step="look at what changed, then pin it anew with 'sparkwright carry refresh'",
+        )

@@ -1,0 +1,107 @@
+"""What became of each carry."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from sparkwright.config import Model
+
+__all__ = ["Hazard", "MergeReport", "Outcome", "OutcomeKind"]
+
+
+class OutcomeKind(StrEnum):
+    """The name of an outcome; every carry gets exactly one."""
+
+    APPLIED = "applied"
+    """Merged cleanly; the tree has the change."""
+
+    ABSORBED = "absorbed"
+    """Upstream has the change already; the tree is left as it is."""
+
+    SUPERSEDED = "superseded"
+    """The carry itself declares that upstream has another answer from this release on."""
+
+    CONFLICT_IN_TEXTS = "conflict-in-texts"
+    """Shipped code merged cleanly; only tests or documents conflict, and keep upstream's form."""
+
+    CONFLICT = "conflict"
+    """Code conflicts; the carry is left out."""
+
+    REFUSED = "refused"
+    """The carry could not be tried, or merged cleanly into something that is plainly broken."""
+
+    @property
+    def harmless(self) -> bool:
+        """Whether a wheel may be made with a carry in this state."""
+        return self not in {OutcomeKind.CONFLICT, OutcomeKind.REFUSED}
+
+    @property
+    def in_tree(self) -> bool:
+        """Whether the carry's own change is in the merged tree."""
+        return self in {OutcomeKind.APPLIED, OutcomeKind.CONFLICT_IN_TEXTS}
+
+
+class Hazard(Model, frozen=True):
+    """Something that merged cleanly and still deserves a look.
+
+    Attributes:
+        kind: ``both-sides``: both sides changed this function since the base.
+        path: the file.
+        name: the function's qualified name.
+    """
+
+    kind: Literal["both-sides"]
+    path: str
+    name: str
+
+
+class Outcome(Model, frozen=True):
+    """What became of one carry.
+
+    Attributes:
+        carry: its name.
+        kind: the outcome.
+        detail: the reason, in words.
+        paths: files that it changed in the merged tree.
+        conflicts: files that conflict.
+        signals: for an absorbed carry, the signals that fired.
+        hazards: functions to look at.
+        tree: id of the tree after this carry.
+    """
+
+    carry: str
+    kind: OutcomeKind
+    tree: str
+    detail: str = ""
+    paths: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    signals: tuple[str, ...] = ()
+    hazards: tuple[Hazard, ...] = ()
+
+
+class MergeReport(Model, frozen=True):
+    """What became of a patchset.
+
+    Attributes:
+        version: the upstream version that it was merged onto.
+        pristine: id of the pristine tree.
+        tree: id of the merged tree.
+        commit: id of a commit of the merged tree, on top of one commit for each applied carry.
+        outcomes: one for each carry, in order.
+    """
+
+    version: str
+    pristine: str
+    tree: str
+    commit: str
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def failed(self) -> tuple[Outcome, ...]:
+        """Outcomes that stand in the way of a wheel."""
+        return tuple(outcome for outcome in self.outcomes if not outcome.kind.harmless)
+
+    def outcome(self, carry: str) -> Outcome:
+        """The outcome of the carry called *carry*."""
+        return next(outcome for outcome in self.outcomes if outcome.carry == carry)

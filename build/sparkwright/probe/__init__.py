@@ -1,0 +1,23 @@
+"""Probes: differential tests that show a carry to be needed and to work.
+
+A probe must fail on the pristine tree and pass on the merged one. `judge` runs one on both
+trees, `proof` is what is recorded of it, `runner` starts the child, `environment` is the Python that it
+runs in, and ``child/`` is what runs inside.
+"""
+
+from sparkwright.probe.environment import prepare_environment
+from sparkwright.probe.judge import Prover, judge
+from sparkwright.probe.proof import Proof, Run, Verdict, read_proof, write_proof
+from sparkwright.probe.trees import tree_folder
+
+__all__ = [
+    "Proof",
+    "Prover",
+    "Run",
+    "Verdict",
+    "judge",
+    "prepare_environment",
+    "read_proof",
+    "tree_folder",
+    "write_proof",
+]

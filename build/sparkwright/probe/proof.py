@@ -1,0 +1,150 @@
+"""What is recorded of a proof, and what it hangs on.
+
+A proof is kept beside its carry as ``proof.json``. Its key is a digest of the probe, of the harness
+that ran it, and of both forms of every file of upstream's that it touches: the files that the carry
+changes and the modules that the probe names in its imports. When any of them differs, the
+proof says nothing and is made anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from sparkwright.canonical import digest_of
+from sparkwright.config import Model, to_builtins
+from sparkwright.errors import ConfigError
+from sparkwright.store import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+    from pathlib import Path
+
+__all__ = ["PROOF_FORMAT", "Proof", "Run", "Touched", "Verdict", "named_modules", "read_proof", "write_proof"]
+
+PROOF_FORMAT = 1
+_FILE = "proof.json"
+
+
+class Verdict(StrEnum):
+    """What a probe's two runs mean together."""
+
+    PROVED = "proved"
+    """Fails on the pristine tree, passes on the merged one."""
+
+    NOT_NEEDED = "not needed here"
+    """Passes on both: this upstream does not have the defect."""
+
+    REFUTED = "refuted"
+    """Fails on the merged tree: the carry does not do what it says."""
+
+    BROKEN = "broken"
+    """The probe could not run to an end on one of the trees."""
+
+
+class Touched(Model, frozen=True):
+    """A file of upstream's that the proof hangs on: path, and blob id in either tree."""
+
+    path: str
+    pristine: str | None
+    merged: str | None
+
+
+class Run(Model, frozen=True):
+    """One run of a probe; `message` is what it found, or why it could not run."""
+
+    verdict: Literal["passes", "fails", "error"]
+    message: str
+
+
+class Proof(Model, frozen=True):
+    """A judged pair of runs.
+
+    Attributes:
+        format: version of the file's format.
+        carry: the carry's name.
+        key: digest of all that the proof hangs on.
+        verdict: what the runs mean together.
+        pristine: the run on the pristine tree.
+        merged: the run on the merged tree.
+        touched: the files of upstream's that it hangs on.
+        environment: versions of the interpreter and the packages that matter.
+    """
+
+    format: int
+    carry: str
+    key: str
+    verdict: Verdict
+    pristine: Run
+    merged: Run
+    touched: tuple[Touched, ...]
+    environment: dict[str, str]
+
+
+def proof_key(
+    probe: bytes, harness: Iterable[bytes], settings: dict[str, Any], touched: Iterable[Touched]
+) -> str:
+    """The key of a proof; see the module's text."""
+    return digest_of(
+        {
+            "format": PROOF_FORMAT,
+            "probe": probe.decode(),
+            "harness": [text.decode() for text in harness],
+            "settings": settings,
+            "touched": [to_builtins(entry) for entry in touched],
+        }
+    )
+
+
+def named_modules(probe: bytes, package: str, known: Container[str]) -> set[str]:
+    """Paths of the files of *package* that a probe's import statements name, wherever they stand.
+
+    Args:
+        probe: the probe's source.
+        package: top-level package, such as ``vllm``.
+        known: paths that exist in the tree.
+    """
+    paths: set[str] = set()
+    for node in ast.walk(ast.parse(probe)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] == package:
+                stem = name.replace(".", "/")
+                paths |= {path for path in (f"{stem}.py", f"{stem}/__init__.py") if path in known}
+    return paths
+
+
+def read_proof(folder: Path) -> Proof | None:
+    """The proof recorded in a carry's *folder*, or `None`.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    path = folder / _FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Proof)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"{path} is not a recorded proof",
+            because=str(error),
+            next_step="remove it and run 'sparkwright carry prove' to make it anew",
+        ) from error
+
+
+def write_proof(folder: Path, proof: Proof) -> Path:
+    """Record *proof* in a carry's *folder*; equal proofs give equal bytes."""
+    path = folder / _FILE
+    text = json.dumps(to_builtins(proof), indent=1, ensure_ascii=False) + "\n"
+    write_atomically(path, text.encode())
+    return path

@@ -1,0 +1,101 @@
+"""Start one probe on one tree, in a child process with limits, and read its report."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.probe.proof import Run
+from sparkwright.probe.trees import fingerprint
+from sparkwright.process import Limits, LimitsExceeded, run_limited
+
+if TYPE_CHECKING:
+    from sparkwright.carry import ProbeSpec
+    from sparkwright.store import Store
+
+__all__ = ["Report", "harness_sources", "run_probe"]
+
+_CHILD = ("harness.py", "probekit.py")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run and the files of the tree that it imported."""
+
+    run: Run
+    loaded: frozenset[str]
+    seconds: float
+
+
+def harness_sources() -> list[bytes]:
+    """The sources of what runs inside the child; a proof hangs on them."""
+    return [(_child_folder() / name).read_bytes() for name in _CHILD]
+
+
+def _child_folder() -> Path:
+    return Path(str(resources.files("sparkwright.probe").joinpath("child")))
+
+
+def run_probe(store: Store, python: Path, probe: Path, spec: ProbeSpec, tree: Path) -> Report:
+    """Run *probe* on *tree*; whatever goes wrong becomes an ``error`` run, never an exception."""
+    before = fingerprint(tree)
+    with store.scratch() as scratch:
+        report = scratch / "report.json"
+        command: list[str | Path] = [
+            python,
+            "-I",
+            "-X",
+            f"pycache_prefix={store.home / 'pycache'}",
+            _child_folder() / "harness.py",
+            "--tree",
+            tree,
+            "--probe",
+            probe,
+            "--report",
+            report,
+            "--triton",
+            spec.triton,
+        ]
+        limits = Limits(spec.seconds, spec.memory_mib)
+        log = scratch / "log"
+        try:
+            done = run_limited(command, limits=limits, cwd=scratch, env=_environment(scratch), log=log)
+        except LimitsExceeded as error:
+            return _error(f"it was stopped: {error}")
+        if not report.is_file():
+            return _error(f"it ended with status {done.status} and no report: {done.stderr.strip()[-1500:]}")
+        found = json.loads(report.read_text(encoding="utf-8"))
+    if fingerprint(tree) != before:
+        return _error("it wrote to the tree under test")
+    run = Run(verdict=found["verdict"], message=_short(found["message"], tree))
+    return Report(run, frozenset(found["loaded"]), found["seconds"])
+
+
+def _short(message: str, tree: Path) -> str:
+    """*message* without the tree's place on this machine, which says nothing to anybody else."""
+    return message.replace(str(tree.resolve()), "<tree>").replace(str(tree), "<tree>").strip()
+
+
+def _error(message: str) -> Report:
+    return Report(Run(verdict="error", message=message), frozenset(), 0.0)
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    """No GPU, no network hub, no user settings; caches go to *scratch*."""
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": str(scratch),
+        "TMPDIR": str(scratch),
+        "LC_ALL": "C.UTF-8",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        "TRITON_CACHE_DIR": str(scratch / "triton"),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
