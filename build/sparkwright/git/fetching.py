@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sparkwright.errors import FetchError, ProcessError
 from sparkwright.events import task
 from sparkwright.git.refs import check_address, check_object_id, check_ref
+from sparkwright.store import hold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["RemoteRef", "fetch", "list_remote"]
 
 _TIMEOUT_S = 3600.0
+_ALL_HISTORY = 0x7FFFFFFF  # what git itself calls an infinite depth
 _NEXT_STEP = "check the address and the network; --offline works from what the store holds"
 
 
@@ -54,14 +56,19 @@ def list_remote(
             f"{address} could not be asked", because=error.because, next_step=_NEXT_STEP
         ) from error
     found: dict[str, RemoteRef] = {}
-    for line in done.text.splitlines():
+    for line in filter(None, done.text.split("\n")):
         object_id, _, name = line.partition("\t")
-        if name.endswith("^{}"):
-            plain = name.removesuffix("^{}")
-            found[plain] = RemoteRef(plain, found[plain].object_id, peeled=object_id)
+        plain = name.removesuffix("^{}")
+        if plain != name:
+            tag = found.get(plain)
+            found[plain] = RemoteRef(plain, tag.object_id if tag else object_id, peeled=object_id)
         else:
             found[name] = RemoteRef(name, object_id)
     return found
+
+
+def _check_wanted(name: str) -> str:
+    return check_object_id(name) if len(name) == 40 and "/" not in name else check_ref(name)  # noqa: PLR2004
 
 
 def fetch(
@@ -86,15 +93,15 @@ def fetch(
         FetchError: the remote did not answer, or does not have it.
     """
     where = check_address(address)
-    names = [name if len(name) == 40 else check_ref(name) for name in wanted]  # noqa: PLR2004
-    for name in names:
-        if len(name) == 40 and "/" not in name:  # noqa: PLR2004
-            check_object_id(name)
+    names = [_check_wanted(name) for name in wanted]
+    # Without a depth, git takes the history of a commit that came with a short one to be complete.
     options = ["--no-tags", "--no-write-fetch-head", "--quiet", "--no-auto-maintenance"]
-    options += [f"--depth={depth}"] if depth else []
+    options += [f"--depth={depth or _ALL_HISTORY}"]
     options += ["--filter=tree:0"] if history_only else []
     try:
-        with task(f"fetch {', '.join(name[:24] for name in names)}"):
+        # git refuses a second fetch into a store whose history is short, rather than waiting.
+        lock = hold(repository.path / "sparkwright-fetch.lock", f"fetching into {repository.path}")
+        with task(f"fetch {', '.join(name[:24] for name in names)}"), lock:
             repository.command("fetch", *options, "--", where, *names, timeout=_TIMEOUT_S)
     except ProcessError as error:
         raise FetchError(

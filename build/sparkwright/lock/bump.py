@@ -1,0 +1,168 @@
+"""``upstream.lock`` for another release: new values in the old text, its comments and order kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkwright.config import parse_toml, to_builtins
+from sparkwright.errors import LockMismatchError
+from sparkwright.lock.check import agrees, flatten
+from sparkwright.lock.model import LOCK_FORMAT, Dependency, Lock, Release
+from sparkwright.lock.statements import Evidence, Statement, statements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkwright.lock.model import Artifact
+
+__all__ = ["Bumped", "Change", "rewrite", "successor"]
+
+
+class Change(NamedTuple):
+    """A value that differs: dotted key, old value and new one (`None`: absent)."""
+
+    key: str
+    old: str | None
+    new: str | None
+
+
+@dataclass(frozen=True)
+class Bumped:
+    """A lock moved to another release.
+
+    Attributes:
+        text: the new text of ``upstream.lock``.
+        lock: what it says.
+        changes: what differs from the old one.
+        notes: what the user should know: sources that are new or gone, what could not be verified.
+    """
+
+    text: str
+    lock: Lock
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
+
+
+def successor(old: Lock, evidence: Evidence, wheels: Mapping[str, Artifact]) -> Lock:
+    """The lock of the release that *evidence* is about, at the same git address as *old*.
+
+    Args:
+        old: the present lock.
+        evidence: what the release states.
+        wheels: its wheels by machine, as the index lists them.
+
+    Raises:
+        LockMismatchError: the release contradicts itself, or does not state what the lock holds.
+    """
+    said = _settled(evidence)
+    named = sorted({key.split(".")[1] for key in said if key.startswith("sources.")})
+    fields = ("repository", "ref", "declared-in", "override")
+    return Lock(
+        format=LOCK_FORMAT,
+        release=Release(
+            version=said["release.version"],
+            commit=_longest(evidence.tag_commit, old.release.commit, stated=said["release.commit"]),
+            git=old.release.git,
+            requires_python=said["release.requires-python"],
+            torch=said["release.torch"],
+        ),
+        sdist=evidence.sdist,
+        wheels=dict(wheels),
+        sources={
+            name: Dependency(**{f.replace("-", "_"): said[f"sources.{name}.{f}"] for f in fields})
+            for name in named
+        },
+    )
+
+
+def _longest(*known: str | None, stated: str) -> str:
+    """The first of the *known* commits that the abbreviated *stated* one can be short for, or itself."""
+    return next((commit for commit in known if commit and commit.startswith(stated)), stated)
+
+
+def _settled(evidence: Evidence) -> dict[str, str]:
+    """One value a key, where every witness agrees."""
+    said: dict[str, str] = {}
+    faults: list[str] = []
+    for statement in statements(evidence):
+        key, value, witness = statement
+        if value is None:
+            faults.append(f"{key} is not stated by {witness}")
+        elif key in said and not agrees(Statement(key, value, witness), said[key]):
+            faults.append(f"{key} is {value} by {witness}, and {said[key]} elsewhere")
+        else:
+            said.setdefault(key, value)
+    needed = {"release.version", "release.commit", "release.requires-python", "release.torch"}
+    faults += [f"{key} is stated nowhere" for key in sorted(needed - said.keys())]
+    if faults:
+        raise LockMismatchError(
+            f"{evidence.sdist.filename} gives no lock", because="; ".join(faults),
+            next_step="read those files of the release; what builds it has changed its form",
+        )  # fmt: skip
+    return said
+
+
+def rewrite(text: str, new: Lock) -> Bumped:
+    """The lock's *text* with the values of *new*: comments stay, new sources come last.
+
+    Raises:
+        ConfigError: *text* is not a lock.
+    """
+    import tomlkit
+
+    old = parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="upstream.lock")
+    document = tomlkit.parse(text)
+    _merge(document, to_builtins(new))
+    result = tomlkit.dumps(document)
+    written = parse_toml(result.encode(), Lock, newest_format=LOCK_FORMAT, name="the new upstream.lock")
+    if written != new:
+        raise LockMismatchError("upstream.lock could not be rewritten", because="its layout is unusual")
+    return Bumped(result, new, _changes(old, new), _notes(old, new))
+
+
+def _merge(table: Any, values: Mapping[str, Any]) -> None:
+    """Give *table* exactly *values*, touching only what differs."""
+    import tomlkit
+
+    for key in [key for key in table if key not in values]:
+        table.remove(key)
+    for key, value in values.items():
+        if not isinstance(value, dict):
+            if table.get(key) != value:
+                table[key] = value
+            continue
+        if key not in table:
+            table.add(key, tomlkit.table())
+            table[key].add(tomlkit.comment("New with this release: not yet described."))
+        _merge(table[key], value)
+
+
+def _changes(old: Lock, new: Lock) -> tuple[Change, ...]:
+    before, after = flatten(old), flatten(new)
+    keys = [*after, *(key for key in before if key not in after)]
+    return tuple(
+        Change(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)
+    )
+
+
+def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
+    gone = sorted(old.sources.keys() - new.sources.keys())
+    fresh = sorted(new.sources.keys() - old.sources.keys())
+    moved = sorted(
+        name
+        for name in old.sources.keys() & new.sources.keys()
+        if old.sources[name].repository != new.sources[name].repository
+    )
+    full = len(new.release.commit) == 40  # noqa: PLR2004 - a full SHA-1 object id
+    return (
+        *([] if full else ["release.commit is abbreviated: no git remote could be asked for the rest"]),
+        *(f"sources.{name} is gone: this release no longer downloads it" for name in gone),
+        *(f"sources.{name} is new: say in upstream.lock what it is for" for name in fresh),
+        *(f"sources.{name} now comes from {new.sources[name].repository}" for name in moved),
+        *(
+            [f"release.torch moved from {old.release.torch} to {new.release.torch}"]
+            if old.release.torch != new.release.torch
+            else []
+        ),
+    )

@@ -1,0 +1,134 @@
+"""Does ``upstream.lock`` say what the release itself says? Nothing in it is taken on trust."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkwright.config import to_builtins
+from sparkwright.errors import LockMismatchError
+from sparkwright.lock.statements import Evidence, Statement, statements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sparkwright.lock.model import Lock
+
+__all__ = ["Finding", "agrees", "check", "flatten", "require_agreement"]
+
+
+class Finding(NamedTuple):
+    """One disagreement between the lock and the release.
+
+    Attributes:
+        key: dotted key in the lock.
+        locked: the lock's value; `None` if it has none.
+        released: the release's value; `None` if it states none.
+        witness: the file that states it, or what ought to.
+    """
+
+    key: str
+    locked: str | None
+    released: str | None
+    witness: str
+
+    def __str__(self) -> str:
+        locked = "the lock has nothing" if self.locked is None else f"the lock says {self.locked}"
+        released = "nothing is stated" if self.released is None else self.released
+        return f"{self.key}: {locked}, but {released} by {self.witness}"
+
+
+def check(lock: Lock, evidence: Evidence) -> list[Finding]:
+    """Every disagreement, in the order of the lock's keys; empty when the lock is right.
+
+    A key that nothing in *evidence* speaks about is a disagreement too: it was not verified.
+    """
+    locked = flatten(lock)
+    findings: list[Finding] = []
+    spoken: set[str] = set()
+    for statement in statements(evidence):
+        spoken.add(statement.key)
+        value = locked.get(statement.key)
+        if value is None or not agrees(statement, value):
+            findings.append(Finding(statement.key, value, statement.value, statement.witness))
+    findings += [
+        Finding(key, value, None, f"{evidence.sdist.filename} or the wheels that were read")
+        for key, value in locked.items()
+        if key not in spoken
+    ]
+    order = {key: number for number, key in enumerate(locked)}
+    return sorted(findings, key=lambda finding: order.get(finding.key, len(order)))
+
+
+def require_agreement(findings: Sequence[Finding]) -> None:
+    """Do nothing if there are no *findings*.
+
+    Raises:
+        LockMismatchError: there are; it lists each.
+    """
+    if findings:
+        raise LockMismatchError(
+            "upstream.lock does not say what the release says",
+            because="; ".join(str(finding) for finding in findings),
+            next_step="sparkwright lock bump VERSION writes what the release says",
+        )
+
+
+def flatten(lock: Lock) -> dict[str, str]:
+    """The lock's values by dotted key, without ``format``."""
+    return {key: value for key, value in _walk("", to_builtins(lock)) if key != "format"}
+
+
+def _walk(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _walk(f"{prefix}.{key}" if prefix else key, inner)
+    else:
+        yield prefix, str(value)
+
+
+def agrees(statement: Statement, locked: str) -> bool:
+    """Whether *statement* and the lock's value *locked* mean the same."""
+    value = statement.value
+    if value is None:
+        return False
+    alike = _ALIKE.get(statement.key)
+    return alike(locked, value) if alike else locked == value
+
+
+def _same_commit(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)  # either may be abbreviated
+
+
+def _same_address(one: str, other: str) -> bool:
+    return _plain_address(one) == _plain_address(other)
+
+
+def _plain_address(address: str) -> str:
+    return address.rstrip("/").removesuffix(".git").lower()
+
+
+def _same_version(one: str, other: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(one) == Version(other)
+    except InvalidVersion:
+        return False
+
+
+def _same_specifiers(one: str, other: str) -> bool:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        return SpecifierSet(one) == SpecifierSet(other)
+    except InvalidSpecifier:
+        return False
+
+
+# Where equal meaning is not equal text.
+_ALIKE: dict[str, Callable[[str, str], bool]] = {
+    "release.commit": _same_commit,
+    "release.git": _same_address,
+    "release.requires-python": _same_specifiers,
+    "release.version": _same_version,
+}

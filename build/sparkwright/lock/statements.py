@@ -1,0 +1,241 @@
+"""What a release says about itself, statement by statement, each with the file that says it.
+
+Everything here is a pure function over bytes: `Evidence` is what was gathered, and `statements`
+reads it. Keys are those of ``upstream.lock``, dotted.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from email.parser import BytesHeaderParser
+from typing import TYPE_CHECKING, NamedTuple
+
+from sparkwright.lock.cmake import is_cmake_file, read_pins
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from email.message import Message
+
+    from sparkwright.lock.model import Artifact
+
+__all__ = [
+    "VERSION_FILE",
+    "Evidence",
+    "Statement",
+    "WheelEvidence",
+    "is_evidence",
+    "machine_of",
+    "stated_commit",
+    "statements",
+]
+
+VERSION_FILE = "vllm/_version.py"
+_REQUIREMENTS = ("requirements/cuda.txt", "requirements/build/cuda.txt")
+_MACHINES = ("aarch64", "x86_64")
+
+
+@dataclass(frozen=True)
+class WheelEvidence:
+    """What a wheel says.
+
+    Attributes:
+        file: its name, digest and size, as found.
+        metadata: its ``METADATA`` (core metadata specifications).
+        wheel: its ``WHEEL`` (PEP 427).
+        version_file: its ``vllm/_version.py``.
+    """
+
+    file: Artifact
+    metadata: bytes
+    wheel: bytes
+    version_file: bytes
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was gathered about a release.
+
+    Attributes:
+        sdist: its sdist's name, digest and size, as found.
+        texts: the files of the sdist for which `is_evidence` holds, by path.
+        wheels: what its wheels say.
+        tree: the same files at the pinned commit, where a git remote was asked; `None` where not.
+        tag_commit: the commit that the release's tag leads to there; `None` where nobody was asked.
+    """
+
+    sdist: Artifact
+    texts: Mapping[str, bytes]
+    wheels: tuple[WheelEvidence, ...] = ()
+    tree: Mapping[str, bytes] | None = None
+    tag_commit: str | None = None
+
+
+class Statement(NamedTuple):
+    """One file's word on one key of the lock.
+
+    Attributes:
+        key: dotted key in the lock.
+        value: what the file states; `None` if it does not, and should.
+        witness: the file, or the file and why it states nothing.
+    """
+
+    key: str
+    value: str | None
+    witness: str
+
+
+def is_evidence(path: str) -> bool:
+    """Whether the file at *path* in upstream's tree says something that the lock repeats."""
+    return path in {"PKG-INFO", "pyproject.toml", VERSION_FILE, *_REQUIREMENTS} or is_cmake_file(path)
+
+
+def statements(evidence: Evidence) -> Iterator[Statement]:
+    """Everything that *evidence* states about the keys of the lock."""
+    yield from _file("sdist", evidence.sdist)
+    yield from _sdist(evidence.sdist.filename, evidence.texts)
+    for wheel in evidence.wheels:
+        yield from _wheel(wheel)
+    yield from _sources(evidence.texts)
+    if evidence.tag_commit is not None:
+        yield Statement("release.commit", evidence.tag_commit, "the release's tag at the git remote")
+    if evidence.tree is not None:
+        yield from _tree(evidence.texts, evidence.tree)
+
+
+def machine_of(platform_tag: str) -> str:
+    """The machine in a wheel's platform tag: ``aarch64`` of ``manylinux_2_28_aarch64``."""
+    return next((name for name in _MACHINES if platform_tag.endswith("_" + name)), platform_tag)
+
+
+def _file(key: str, file: Artifact) -> Iterator[Statement]:
+    for name in ("filename", "sha256", "size"):
+        yield Statement(f"{key}.{name}", str(getattr(file, name)), f"the file {file.filename}")
+
+
+def _sdist(filename: str, texts: Mapping[str, bytes]) -> Iterator[Statement]:
+    said = f"{filename}: PKG-INFO"
+    metadata = _headers(texts.get("PKG-INFO", b""))
+    yield Statement("sdist.filename", f"{_project(metadata)}-{metadata.get('Version')}.tar.gz", said)
+    yield from _release(metadata, said)
+    yield Statement("release.git", _repository(metadata), said)
+    yield from _version_file(texts.get(VERSION_FILE, b""), f"{filename}: {VERSION_FILE}")
+    yield from _pyproject(texts.get("pyproject.toml", b""), f"{filename}: pyproject.toml")
+    for path in _REQUIREMENTS:
+        if path in texts or path == _REQUIREMENTS[0]:
+            lines = texts.get(path, b"").decode(errors="replace").splitlines()
+            wanted = [line for line in lines if line.strip() and line.lstrip()[0] not in "#-"]
+            yield from _torch(wanted, f"{filename}: {path}")
+
+
+def _release(metadata: Message, said: str) -> Iterator[Statement]:
+    yield Statement("release.version", metadata.get("Version"), said)
+    yield Statement("release.requires-python", metadata.get("Requires-Python"), said)
+
+
+def _repository(metadata: Message) -> str | None:
+    links = dict(link.split(", ", 1) for link in metadata.get_all("Project-URL", []) if ", " in link)
+    return links.get("Repository") or links.get("Source") or links.get("Homepage")
+
+
+def _version_file(data: bytes, said: str) -> Iterator[Statement]:
+    text = data.decode(errors="replace")
+    version = re.search(r"^__version__ = version = '([^']+)'", text, re.MULTILINE)
+    yield Statement("release.version", version[1] if version else None, said)
+    yield Statement("release.commit", stated_commit(data), said)
+
+
+def stated_commit(version_file: bytes) -> str | None:
+    """The abbreviated commit in a ``_version.py`` as setuptools-scm writes it, or `None`."""
+    text = version_file.decode(errors="replace")
+    commit = re.search(r"^__commit_id__ = commit_id = 'g([0-9a-f]{7,40})'", text, re.MULTILINE)
+    return commit[1] if commit else None
+
+
+def _pyproject(data: bytes, said: str) -> Iterator[Statement]:
+    try:
+        tables = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        yield Statement("release.torch", None, f"{said}, which is not TOML ({error})")
+        return
+    yield Statement("release.requires-python", tables.get("project", {}).get("requires-python"), said)
+    yield from _torch(tables.get("build-system", {}).get("requires", []), said)
+
+
+def _torch(requirements: Iterable[str], said: str) -> Iterator[Statement]:
+    """Each exact pin of torch among *requirements* (PEP 508), without its local version."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    pins: list[str | None] = []
+    for line in requirements:
+        try:
+            requirement = Requirement(line.split(" #")[0].strip())
+        except InvalidRequirement:
+            if line.strip().startswith("torch"):
+                pins.append(None)
+            continue
+        if requirement.name == "torch" and "extra" not in str(requirement.marker):
+            exact = [each.version for each in requirement.specifier if each.operator == "=="]
+            pins.append(exact[0].split("+")[0] if len(exact) == 1 == len(requirement.specifier) else None)
+    for pin in pins or [None]:
+        yield Statement("release.torch", pin, said)
+
+
+def _wheel(wheel: WheelEvidence) -> Iterator[Statement]:
+    filename = wheel.file.filename
+    said = f"{filename}: METADATA"
+    metadata = _headers(wheel.metadata)
+    tags = _headers(wheel.wheel).get_all("Tag", [])
+    if len(tags) != 1 or tags[0].count("-") != 2:  # noqa: PLR2004 - python, abi and platform
+        yield Statement("wheels", None, f"{filename}: WHEEL, which has not one simple tag but {tags}")
+        return
+    key = f"wheels.{machine_of(tags[0].split('-')[2])}"
+    yield from _file(key, wheel.file)
+    implied = f"{_project(metadata)}-{metadata.get('Version')}-{_outer_tag(tags[0], filename)}.whl"
+    yield Statement(f"{key}.filename", implied, f"{filename}: METADATA and WHEEL")
+    yield from _release(metadata, said)
+    yield from _torch(metadata.get_all("Requires-Dist", []), said)
+    yield from _version_file(wheel.version_file, f"{filename}: {VERSION_FILE}")
+
+
+def _outer_tag(tag: str, filename: str) -> str:
+    """The tag that the wheel *filename* ought to bear, when the one inside is *tag*.
+
+    Repairing tools rename ``linux_aarch64`` to ``manylinux_2_28_aarch64``, and upstream's leave
+    the tag inside as it was: of the platform, only the machine can be held against it.
+    """
+    python, abi, platform = tag.split("-")
+    outer = filename.removesuffix(".whl").rpartition("-")[2]
+    return "-".join((python, abi, outer if machine_of(outer) == machine_of(platform) else platform))
+
+
+def _project(metadata: Message) -> str:
+    """The project's name as file names have it (PEP 427, PEP 625)."""
+    return re.sub(r"[-_.]+", "_", metadata.get("Name", "")).lower()
+
+
+def _sources(texts: Mapping[str, bytes]) -> Iterator[Statement]:
+    files = {path: data.decode(errors="replace") for path, data in texts.items() if is_cmake_file(path)}
+    pins, problems = read_pins(files)
+    for pin in pins:
+        key = f"sources.{pin.name}"
+        yield Statement(f"{key}.repository", pin.repository, pin.declared_in)
+        yield Statement(f"{key}.ref", pin.ref, pin.declared_in)
+        yield Statement(f"{key}.declared-in", pin.declared_in, pin.declared_in)
+        yield Statement(f"{key}.override", pin.override, pin.declared_in)
+    for problem in problems:
+        yield Statement("sources", None, f"{problem.path}:{problem.line}: {problem.why}")
+
+
+def _tree(texts: Mapping[str, bytes], tree: Mapping[str, bytes]) -> Iterator[Statement]:
+    """The pinned commit and the sdist must agree; the sdist alone has two generated files more."""
+    for path in sorted(texts.keys() | tree.keys()):
+        if path not in {"PKG-INFO", VERSION_FILE} and texts.get(path) != tree.get(path):
+            yield Statement(
+                "release.commit", None, f"{path}, which differs between that commit and the sdist"
+            )
+
+
+def _headers(data: bytes) -> Message:
+    return BytesHeaderParser().parsebytes(data)

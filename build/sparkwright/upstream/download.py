@@ -1,0 +1,195 @@
+"""Files of the lock into the store: resumed when interrupted, verified before they are used."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import DigestError, NotInStoreError, SparkwrightError, StorageError
+from sparkwright.events import emit, task
+from sparkwright.store import storing
+from sparkwright.upstream.index import local_path, locate
+from sparkwright.upstream.network import InterruptedFetch, fetch_failed, open_session, patiently
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import requests
+
+    from sparkwright.events import Task
+    from sparkwright.lock import Artifact
+    from sparkwright.store import Store
+    from sparkwright.upstream.index import IndexFile
+    from sparkwright.upstream.settings import IndexSettings
+
+__all__ = ["adopt_copy", "fetch_artifact"]
+
+_CHUNK = 1 << 16  # small enough that a dropped connection costs little of what had come
+
+
+def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings) -> Path:
+    """The file *artifact* in the store, fetched from the package index when it is not there.
+
+    A run that is interrupted leaves what it got in the store's ``partial`` folder, and the next
+    one asks for the rest (RFC 9110, "Range Requests"). Two runs at once download once.
+
+    Raises:
+        NotInStoreError: the network is off, and the store does not hold it.
+        FetchError: no index has it, or it could not be transferred.
+        DigestError: what came is not what the lock names.
+        StorageError: the disk is full or not writable.
+    """
+    if found := store.find_file(artifact.sha256):
+        return found
+    if settings.offline:
+        raise NotInStoreError(
+            f"{artifact.filename} (sha256 {artifact.sha256}) is not in the store {store.home}",
+            because="the network is off",
+            next_step="run once without --offline, or give a folder that holds that file as the source",
+        )
+    with store.lock(f"download-{artifact.sha256}", f"the download of {artifact.filename}"):
+        return store.find_file(artifact.sha256) or _download(store, artifact, settings)
+
+
+def adopt_copy(store: Store, path: Path, artifact: Artifact) -> Path:
+    """Copy the user's own file at *path* into the store as *artifact*.
+
+    Raises:
+        DigestError: it is not the file that the lock names.
+    """
+    if found := store.find_file(artifact.sha256):
+        return found
+    with store.scratch() as scratch, storing(f"copying {path}"):
+        copy = scratch / artifact.filename
+        shutil.copyfile(path, copy)
+        return _adopt(store, copy, artifact)
+
+
+def _download(store: Store, artifact: Artifact, settings: IndexSettings) -> Path:
+    file = locate(artifact, settings)
+    if source := local_path(file.url):
+        return adopt_copy(store, source, artifact)
+    partial = store.partial / artifact.sha256
+    resumed = _size(partial)
+    _fill(file, artifact, partial, settings)
+    try:
+        return _adopt(store, partial, artifact)
+    except DigestError:
+        if not resumed:
+            raise
+        # The part that an earlier run left may be what is wrong: its machine may have lost power.
+        emit("fetch.restarted", what=artifact.filename, reason="what an earlier run left was damaged")
+        _fill(file, artifact, partial, settings)
+        return _adopt(store, partial, artifact)
+
+
+def _adopt(store: Store, path: Path, artifact: Artifact) -> Path:
+    try:
+        return store.adopt_file(path, artifact.sha256)
+    except DigestError as error:
+        raise DigestError(
+            f"{artifact.filename} is not the file that the lock names",
+            because=error.because, next_step=error.next_step,
+        ) from error  # fmt: skip
+
+
+def _fill(file: IndexFile, artifact: Artifact, partial: Path, settings: IndexSettings) -> None:
+    """Bring *partial* to the artifact's full size, with as many requests as it takes."""
+    _require_space(artifact, partial)
+    what = f"download {artifact.filename}"
+    with (
+        open_session(settings) as session,
+        task(what, total=artifact.size, unit="B", done=_size(partial)) as progress,
+    ):
+        transfer = _Transfer(session, file.url, artifact, partial, progress, settings.timeout_s)
+        try:
+            patiently(settings, what, progress=lambda: _size(partial))(transfer.go_on)
+        except SparkwrightError:
+            raise
+        except Exception as error:
+            raise fetch_failed(artifact.filename, error) from error
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """One file on its way from *url* into *partial*."""
+
+    session: requests.Session
+    url: str
+    artifact: Artifact
+    partial: Path
+    progress: Task
+    timeout_s: float
+
+    def go_on(self) -> None:
+        """Make one request for what is still missing."""
+        start = _size(self.partial)
+        if start > self.artifact.size:
+            self.partial.unlink()
+            start = 0
+        if start == self.artifact.size:
+            return
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        with self.session.get(self.url, headers=headers, timeout=self.timeout_s, stream=True) as response:
+            self.progress.done = self._agreed_start(response, start)
+            self._write(response)
+        if self.progress.done < self.artifact.size:
+            raise InterruptedFetch(f"it ended after {self.progress.done} of {self.artifact.size} bytes")
+
+    def _agreed_start(self, response: requests.Response, start: int) -> int:
+        """From which byte on *response* brings the file: *start*, or 0 where ranges are ignored."""
+        if response.status_code == 416:  # noqa: PLR2004 - Range Not Satisfiable
+            self.partial.unlink(missing_ok=True)
+            raise InterruptedFetch("the server has no such range; starting over")
+        response.raise_for_status()
+        if response.status_code == 206:  # noqa: PLR2004 - Partial Content
+            stated = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+            if stated is None or int(stated[1]) != start:
+                self.partial.unlink(missing_ok=True)
+                raise InterruptedFetch("the server sent another range than was asked for; starting over")
+            total = stated[2]
+        else:
+            start, total = 0, response.headers.get("Content-Length", "*")
+        if total.isdigit() and int(total) != self.artifact.size:
+            raise _other_size(self.artifact, total)
+        return start
+
+    def _write(self, response: requests.Response) -> None:
+        keeping = f"writing {self.artifact.filename} (what has come is kept for the next run)"
+        mode = "ab" if self.progress.done else "wb"
+        with storing(keeping), self.partial.open(mode, buffering=0) as sink:
+            for chunk in response.iter_content(_CHUNK):
+                if self.progress.done + len(chunk) > self.artifact.size:
+                    raise _other_size(self.artifact, "more")
+                sink.write(chunk)
+                self.progress.advance(len(chunk))
+
+
+def _other_size(artifact: Artifact, size: str) -> DigestError:
+    return DigestError(
+        f"{artifact.filename} is not the file that the lock names",
+        because=f"it has {size} bytes, not {artifact.size}",
+        next_step="do not use it; sparkwright lock check compares upstream.lock with the release",
+    )
+
+
+def _require_space(artifact: Artifact, partial: Path) -> None:
+    with storing("making the store's folder for downloads"):
+        partial.parent.mkdir(parents=True, exist_ok=True)
+    missing = artifact.size - _size(partial)
+    free = shutil.disk_usage(partial.parent).free
+    if free < missing:
+        raise StorageError(
+            f"{artifact.filename} was not downloaded",
+            because=f"it needs {missing >> 20} MiB more, and {partial.parent} has {free >> 20} MiB free",
+            next_step="free some space, or point SPARKWRIGHT_HOME to a larger disk",
+        )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

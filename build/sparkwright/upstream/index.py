@@ -1,0 +1,208 @@
+"""The package index: which files a release has there (PEP 503 pages, PEP 691 JSON)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from sparkwright.errors import DigestError, FetchError
+from sparkwright.events import emit
+from sparkwright.upstream.network import fetch_failed, open_session, patiently, reason_of, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import requests
+
+    from sparkwright.lock import Artifact
+    from sparkwright.upstream.settings import IndexSettings
+
+__all__ = ["IndexFile", "find", "local_path", "locate", "project_of", "remote_size"]
+
+
+@dataclass(frozen=True)
+class IndexFile:
+    """A file as an index lists it.
+
+    Attributes:
+        filename: its name.
+        url: its address.
+        sha256: the digest that the index states, or `None`.
+        size: the size that the index states (PEP 700), in bytes, or `None`.
+        is_sdist: whether it is a source distribution rather than a wheel.
+        yanked: whether its release was withdrawn (PEP 592).
+    """
+
+    filename: str
+    url: str
+    sha256: str | None
+    size: int | None
+    is_sdist: bool
+    yanked: bool
+
+
+def find(project: str, version: str, settings: IndexSettings) -> list[IndexFile]:
+    """The sdist and wheels of one release, from the first index that has it.
+
+    A release is never mixed from two indexes: anybody could add a file to it on the second.
+
+    Raises:
+        FetchError: the main index did not answer. Further indexes that do not are skipped with
+            an ``index.skipped`` event.
+    """
+    from packaging.version import Version
+
+    wanted = Version(version)
+    for listed in _listings(project, settings):
+        if files := [file for found, file in listed if found == wanted]:
+            return files
+    return []
+
+
+def locate(artifact: Artifact, settings: IndexSettings) -> IndexFile:
+    """Where *artifact* is to be had: the file of that name whose stated digest is the lock's.
+
+    Raises:
+        DigestError: the indexes list that name with other digests only.
+        FetchError: no index lists it, or the main index did not answer.
+    """
+    project = project_of(artifact.filename)
+    others: list[str] = []
+    for listed in _listings(project, settings):
+        named = [file for _, file in listed if file.filename == artifact.filename]
+        for file in named:
+            # Where no digest is stated the file is worth fetching: it is verified anyway.
+            if file.sha256 in {artifact.sha256, None}:
+                return file
+        others += [str(file.sha256) for file in named]
+    if others:
+        raise DigestError(
+            f"{artifact.filename} on the index is not the file that the lock names",
+            because=f"its SHA-256 is stated as {others[0]}, not {artifact.sha256}",
+            next_step="do not use it before you know who changed which: the index or upstream.lock",
+        )
+    raise FetchError(
+        f"{artifact.filename} was not found", because=f"no index lists it for the project {project}",
+        next_step="check pip's index-url and extra-index-url, or give a folder that holds the file",
+    )  # fmt: skip
+
+
+def project_of(filename: str) -> str:
+    """The normalized project name (PEP 503) in the file name of an sdist or wheel.
+
+    Raises:
+        FetchError: it is the name of neither.
+    """
+    return _parsed(filename)[0]
+
+
+def _parsed(filename: str) -> tuple[str, Any]:
+    from packaging.utils import (
+        InvalidSdistFilename,
+        InvalidWheelFilename,
+        parse_sdist_filename,
+        parse_wheel_filename,
+    )
+
+    try:
+        if filename.endswith(".whl"):
+            return parse_wheel_filename(filename)[:2]
+        return parse_sdist_filename(filename)
+    except (InvalidSdistFilename, InvalidWheelFilename) as error:
+        raise FetchError(f"{filename!r} is no file of a package index", because=str(error)) from error
+
+
+def _listings(project: str, settings: IndexSettings) -> Iterator[list[tuple[Any, IndexFile]]]:
+    """Of one index after the other: each sdist and wheel of *project*, with its version."""
+    with open_session(settings) as session:
+        for number, address in enumerate((settings.index_url, *settings.extra_index_urls)):
+            try:
+                page = patiently(settings, f"the index page of {project}")(
+                    _page, session, address, project, settings
+                )
+            except Exception as error:
+                if number == 0 and not _is_absent(error):
+                    raise fetch_failed(f"the index page of {project}", error) from error
+                emit("index.skipped", index=shown(address), project=project, reason=reason_of(error))
+                continue
+            yield _files(page)
+
+
+def _page(session: requests.Session, address: str, project: str, settings: IndexSettings) -> Any:
+    from pypi_simple import ProjectPage, PyPISimple
+
+    if folder := local_path(address):
+        page = folder / project / "index.html"
+        return ProjectPage.from_html(project, page.read_bytes(), base_url=page.as_uri())
+    client = PyPISimple(address, session=session) if address else PyPISimple(session=session)
+    return client.get_project_page(project, timeout=settings.timeout_s)
+
+
+def _is_absent(error: Exception) -> bool:
+    """Whether the index answered, and does not have the project."""
+    from pypi_simple import NoSuchProjectError
+
+    return isinstance(error, (NoSuchProjectError, FileNotFoundError))
+
+
+def _files(page: Any) -> list[tuple[Any, IndexFile]]:
+    files: list[tuple[Any, IndexFile]] = []
+    for package in page.packages:
+        if package.package_type not in {"sdist", "wheel"}:
+            continue
+        try:
+            _, version = _parsed(package.filename)
+        except FetchError:  # an old file with a name that no standard allows; we never want one
+            continue
+        files.append(
+            (
+                version,
+                IndexFile(
+                    filename=package.filename,
+                    url=package.url,
+                    sha256=package.digests.get("sha256"),
+                    size=package.size,
+                    is_sdist=package.package_type == "sdist",
+                    yanked=package.is_yanked,
+                ),
+            )
+        )
+    return files
+
+
+def local_path(url: str) -> Path | None:
+    """The path that a ``file://`` address names, or `None` for any other address."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def remote_size(file: IndexFile, settings: IndexSettings) -> int:
+    """The size of *file* in bytes: as the index states it, or as its server does.
+
+    Raises:
+        FetchError: neither states it.
+    """
+    if file.size is not None:
+        return file.size
+    if path := local_path(file.url):
+        return path.stat().st_size
+    with open_session(settings) as session:
+        try:
+            length = patiently(settings, f"the size of {file.filename}")(
+                _stated_length, session, file.url, settings
+            )
+        except Exception as error:
+            raise fetch_failed(f"the size of {file.filename}", error) from error
+    if length is None:
+        raise FetchError(f"the size of {file.filename} is unknown", because="its server does not state it")
+    return length
+
+
+def _stated_length(session: requests.Session, url: str, settings: IndexSettings) -> int | None:
+    headers = {"Accept-Encoding": "identity"}
+    response = session.head(url, headers=headers, timeout=settings.timeout_s, allow_redirects=True)
+    response.raise_for_status()
+    length = response.headers.get("Content-Length", "")
+    return int(length) if length.isdigit() else None

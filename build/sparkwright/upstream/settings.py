@@ -1,0 +1,103 @@
+"""Which package index to ask, as the user told pip.
+
+The order is pip's own (its user guide, "Configuration"): the machine's files, the user's, the
+virtual environment's, the one that ``PIP_CONFIG_FILE`` names, then ``PIP_*`` variables. Of each
+file the sections ``[global]`` and ``[download]`` count. ``trusted-host`` is not honoured: what
+crosses the network is encrypted, or is not asked for.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["IndexSettings", "pip_files", "read_settings"]
+
+_MACHINE_FILE = Path("/etc/pip.conf")
+_SECTIONS = ("global", "download")
+_KEYS = ("index-url", "extra-index-url", "cert")
+
+
+@dataclass(frozen=True)
+class IndexSettings:
+    """Where and how to fetch.
+
+    Attributes:
+        index_url: the index's base address; empty for the library's default.
+        extra_index_urls: further indexes, asked after it.
+        cert: file or folder of certificates to trust; empty for the system's choice.
+        offline: fetch nothing, and say what is missing instead.
+        timeout_s: how long a connection may be silent, in seconds.
+        attempts: tries in a row that may bring nothing before giving up.
+        backoff_s: wait before the second try, in seconds; it doubles up to half a minute.
+    """
+
+    index_url: str = ""
+    extra_index_urls: tuple[str, ...] = ()
+    cert: str = ""
+    offline: bool = False
+    timeout_s: float = 60.0
+    attempts: int = 5
+    backoff_s: float = 1.0
+
+
+def read_settings(environment: Mapping[str, str] | None = None, *, offline: bool = False) -> IndexSettings:
+    """The settings that pip would use under *environment* (ours by default).
+
+    Raises:
+        ConfigError: one of pip's files cannot be read.
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, str] = {}
+    for path in pip_files(environment):
+        values.update(_read_file(path))
+    for key in _KEYS:
+        if value := environment.get("PIP_" + key.upper().replace("-", "_")):
+            values[key] = value
+    return IndexSettings(
+        index_url=values.get("index-url", "").strip(),
+        extra_index_urls=tuple(values.get("extra-index-url", "").split()),
+        cert=values.get("cert", "").strip(),
+        offline=offline,
+    )
+
+
+def pip_files(environment: Mapping[str, str]) -> Iterator[Path]:
+    """The configuration files of pip, weakest first, whether they exist or not."""
+    chosen = environment.get("PIP_CONFIG_FILE")
+    if chosen == os.devnull:  # pip's way to say "no file at all"
+        return
+    for folder in environment.get("XDG_CONFIG_DIRS", "/etc/xdg").split(os.pathsep):
+        yield Path(folder, "pip", "pip.conf")
+    yield _MACHINE_FILE
+    if not (chosen and Path(chosen).is_file()) and (home := environment.get("HOME")):
+        yield Path(home, ".pip", "pip.conf")
+        yield Path(environment.get("XDG_CONFIG_HOME") or Path(home, ".config"), "pip", "pip.conf")
+    yield Path(environment.get("VIRTUAL_ENV") or sys.prefix, "pip.conf")
+    if chosen:
+        yield Path(chosen)
+
+
+def _read_file(path: Path) -> dict[str, str]:
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(path, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError, PermissionError) as error:
+        raise ConfigError(
+            f"pip's configuration {path} could not be read", because=str(error).replace("\n", " "),
+            next_step="correct it, or set PIP_CONFIG_FILE to another file",
+        ) from error  # fmt: skip
+    found: dict[str, str] = {}
+    for section in _SECTIONS:
+        if parser.has_section(section):
+            found |= {key.replace("_", "-"): value for key, value in parser.items(section)}
+    return {key: found[key] for key in _KEYS if key in found}

@@ -1,0 +1,182 @@
+"""A package index on the loopback interface, with faults that tests plant."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Fault:
+    """How to spoil one answer to a request for a file.
+
+    Attributes:
+        status: answer with this status and nothing else.
+        drop_after: close the connection after that many bytes of the body.
+        ignore_range: answer 200 with the whole file.
+        shift_range: answer 206, but from that many bytes further on.
+        flip: answer with other bytes of the same length.
+        longer: state no length and send that many bytes too many.
+        silence_s: wait that long before the body.
+        pause_s: wait that long after each 64 KiB.
+    """
+
+    status: int = 0
+    drop_after: int | None = None
+    ignore_range: bool = False
+    shift_range: int = 0
+    flip: bool = False
+    longer: int = 0
+    silence_s: float = 0
+    pause_s: float = 0
+
+
+@dataclass
+class Index:
+    """What the server holds, how it misbehaves, and what it was asked."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    digests: dict[str, str | None] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    page_faults: list[int] = field(default_factory=list)
+    json: bool = False
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+
+    def add(self, filename: str, data: bytes) -> str:
+        """Offer a file; returns its digest."""
+        self.files[filename] = data
+        self.digests[filename] = hashlib.sha256(data).hexdigest()
+        return self.digests[filename]
+
+    @property
+    def downloads(self) -> list[str | None]:
+        """The Range header of each GET for a file."""
+        return [ranged for method, path, ranged in self.requests if method == "GET" and "/files/" in path]
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    index: Index
+
+    def handle_error(self, request, client_address):
+        """A client that hangs up, or is killed, is part of the play."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def index(self) -> Index:
+        return self.server.index
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def answer(self, *, body):
+        self.index.requests.append((self.command, self.path, self.headers.get("Range")))
+        if self.path.startswith("/simple/"):
+            self.page(self.path.removeprefix("/simple/").strip("/"))
+        else:
+            self.file(self.path.removeprefix("/files/"), body=body)
+
+    def page(self, project):
+        if self.index.page_faults:
+            self.reply(self.index.page_faults.pop(0), b"")
+            return
+        names = [name for name in self.index.files if name.replace("_", "-").startswith(project + "-")]
+        if not names:
+            self.reply(404, b"no such project")
+        elif self.index.json:
+            listed = [
+                {
+                    "filename": name,
+                    "url": f"../../files/{name}",
+                    "hashes": {"sha256": self.index.digests[name]} if self.index.digests[name] else {},
+                    "size": len(self.index.files[name]),
+                }
+                for name in names
+            ]
+            page = {"meta": {"api-version": "1.1"}, "name": project, "versions": [], "files": listed}
+            self.reply(200, json.dumps(page).encode(), "application/vnd.pypi.simple.v1+json")
+        else:
+            links = (
+                f'<a href="../../files/{name}{"#sha256=" + digest if digest else ""}">{name}</a>'
+                for name in names
+                for digest in [self.index.digests[name]]
+            )
+            self.reply(200, ("<!DOCTYPE html>" + "\n".join(links)).encode(), "text/html")
+
+    def reply(self, status, data, kind="text/plain"):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def file(self, name, *, body):
+        fault = self.index.faults.pop(0) if self.index.faults and body else Fault()
+        data = self.index.files.get(name)
+        if fault.status or data is None:
+            self.reply(fault.status or 404, b"")
+            return
+        start = 0
+        ranged = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if ranged and not fault.ignore_range:
+            start = int(ranged[1]) + fault.shift_range
+            if start >= len(data):
+                self.reply(416, b"")
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        else:
+            self.send_response(200)
+        rest = bytes(255 - byte for byte in data[start:]) if fault.flip else data[start:]
+        if fault.longer:
+            rest += b"x" * fault.longer
+            self.send_header("Connection", "close")
+        else:
+            self.send_header("Content-Length", str(len(rest)))
+        self.end_headers()
+        if body:
+            self.send_body(rest, fault)
+
+    def send_body(self, rest, fault):
+        time.sleep(fault.silence_s)
+        if fault.drop_after is not None:
+            rest = rest[: fault.drop_after]
+        for offset in range(0, len(rest), 1 << 16):
+            self.wfile.write(rest[offset : offset + (1 << 16)])
+            self.wfile.flush()
+            time.sleep(fault.pause_s)
+        if fault.drop_after is not None or fault.longer:
+            self.close_connection = True
+
+
+class RunningIndex:
+    """Serves an `Index` for the length of a ``with`` block."""
+
+    def __enter__(self) -> Index:
+        self.index = Index()
+        self.server = _Server(("127.0.0.1", 0), _Handler)
+        self.server.index = self.index
+        self.index.url = f"http://127.0.0.1:{self.server.server_address[1]}/simple/"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+        self.thread.start()
+        return self.index
+
+    def __exit__(self, *_) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
