@@ -15,9 +15,12 @@ CHUNK = 1 << 20
 
 
 def to_json(value: Any) -> bytes:
-    """*value* as JSON with sorted keys, no spaces and no escapes: one value, one spelling."""
+    """*value* as JSON with sorted keys, no spaces and no escapes: one value, one spelling.
+
+    Strings that stand for bytes which are not UTF-8, such as some file names, are kept apart too.
+    """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode()
+    return text.encode(errors="surrogatepass")
 
 
 def digest_of(value: Any) -> str:

@@ -84,7 +84,7 @@ def run(
         accept: exit statuses that are not errors.
 
     Raises:
-        ToolError: the program does not exist.
+        ToolError: the program does not exist, or may not be run.
         ProcessError: it ended with another status, or ran out of time.
     """
     command = tuple(str(part) for part in argv)
@@ -99,11 +99,11 @@ def run(
             timeout=timeout,
             check=False,
         )
-    except FileNotFoundError as error:
-        raise ToolError(f"the program {command[0]!r} was not found", because=str(error)) from error
+    except OSError as error:
+        raise _not_started(command, error) from error
     except subprocess.TimeoutExpired as error:
         raise ProcessError(
-            f"{shlex.join(command[:3])} … did not end", because=f"it ran for more than {timeout:g} s"
+            f"{_title(command)} … did not end", because=f"it ran for more than {timeout:g} s"
         ) from error
     result = Completed(
         command,
@@ -115,14 +115,28 @@ def run(
     _log(result, env)
     if result.status not in accept:
         raise ProcessError(
-            f"{shlex.join(command[:4])} … failed with status {result.status}",
+            f"{_title(command)} … failed with status {result.status}",
             because=(result.stderr.strip() or result.text)[-_TAIL:] or "it said nothing",
         )
     return result
 
 
+def _title(command: tuple[str, ...]) -> str:
+    """The first words of *command*, without what is only configuration: ``git --git-dir X fetch``."""
+    pairs = zip(command, ("", *command), strict=False)
+    return shlex.join([word for word, before in pairs if "-c" not in {word, before}][:4])
+
+
+def _not_started(command: tuple[str, ...], error: OSError) -> ToolError:
+    what = "was not found" if isinstance(error, FileNotFoundError) else "could not be started"
+    return ToolError(f"the program {command[0]!r} {what}", because=str(error))
+
+
 def _log(result: Completed, env: Mapping[str, str] | None) -> None:
-    changed = {} if env is None else {k: v for k, v in env.items() if os.environ.get(k) != v}
+    changed: dict[str, str | None] = {}
+    if env is not None:
+        changed |= {name: None for name in os.environ if name not in env}
+        changed |= {name: value for name, value in env.items() if os.environ.get(name) != value}
     emit(
         "process.ended",
         argv=shlex.join(result.argv),
@@ -152,20 +166,24 @@ def run_limited(
     Whatever happens, no process of the group is left behind.
 
     Raises:
+        ToolError: the program does not exist, or may not be run.
         LimitsExceeded: it was killed; the message says which limit it passed.
     """
     command = tuple(str(part) for part in argv)
     started = time.monotonic()
     with log.open("wb") as output:
-        child = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            child = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise _not_started(command, error) from error
         try:
             _watch(child, limits, started)
         finally:
@@ -195,9 +213,14 @@ def _resident_mib(pid: int) -> int:
     try:
         root = psutil.Process(pid)
         family = [root, *root.children(recursive=True)]
-        return sum(process.memory_info().rss for process in family) >> 20
     except psutil.NoSuchProcess:
         return 0
+    used = 0
+    for process in family:
+        # One that ended since it was listed uses nothing; the others still count.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used += process.memory_info().rss
+    return used >> 20
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:

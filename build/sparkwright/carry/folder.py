@@ -62,24 +62,36 @@ class Carry:
             PatchError: it is not a patch that we accept.
         """
         if revision.patch not in self._patches:
-            path = self.folder / revision.patch
-            try:
-                text = path.read_bytes()
-            except FileNotFoundError as error:
-                raise ConfigError(f"{path} could not be read", because="it does not exist") from error
+            text = self._patch_text(revision)
             self._patches[revision.patch] = parse_patch(text, name=f"{self.name}/{revision.patch}")
         return self._patches[revision.patch]
 
+    def _patch_text(self, revision: Revision) -> bytes:
+        path = self.folder / revision.patch
+        try:
+            return path.read_bytes()
+        except FileNotFoundError as error:
+            raise ConfigError(f"{path} could not be read", because="it does not exist") from error
+
     def content_id(self, version: str) -> str:
-        """Digest of what the carry changes when merged onto *version*: not of its prose."""
+        """Digest of what the carry changes when merged onto *version*: not of its prose.
+
+        Raises:
+            ConfigError: its patch is missing.
+        """
+        if self.superseded_in(version) is not None:
+            return digest_of({"superseded": True})  # it changes nothing there
         if self.spec.pull is not None:
             return digest_of({"pull": to_builtins(self.spec.pull)})
         revision = self.revision_for(version)
         if revision is None:
             raise ConfigError(f"carry {self.name} has no revision")
-        patch = sha256_bytes((self.folder / revision.patch).read_bytes())
         return digest_of(
-            {"sdist": revision.sdist_sha256, "patch": patch, "stacked-on": list(revision.stacked_on)}
+            {
+                "sdist": revision.sdist_sha256,
+                "patch": sha256_bytes(self._patch_text(revision)),
+                "stacked-on": list(revision.stacked_on),
+            }
         )
 
     @property
@@ -103,27 +115,33 @@ def load_carry(folder: Path) -> Carry:
 
 def _problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
     """What is wrong with *spec* beyond what its types say."""
-    releases = [revision.release for revision in spec.revision]
     if spec.name != folder.name:
         yield f"it is called {spec.name!r} in a folder called {folder.name!r}"
     if (spec.kind == "pull") != (spec.pull is not None):
         yield "a [pull] table and kind = 'pull' go together"
     if (spec.kind == "own") != bool(spec.revision):
         yield "kind = 'own' needs at least one [[revision]], and no other kind has any"
+    if spec.name in spec.requires:
+        yield "it requires itself"
+    if spec.probe is not None and not (folder / spec.probe.file).is_file():
+        yield f"its probe {spec.probe.file!r} does not exist"
+    yield from _revision_problems(spec, folder)
+    try:
+        _ = [Version(revision.release) for revision in spec.revision]
+        _ = [SpecifierSet(entry.releases) for entry in spec.superseded]
+    except (InvalidVersion, InvalidSpecifier) as error:
+        yield str(error)
+
+
+def _revision_problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
+    releases = [revision.release for revision in spec.revision]
     if len(set(releases)) != len(releases):
         yield "two revisions name the same release"
     for revision in spec.revision:
         for name in sorted(set(revision.stacked_on) - set(spec.requires)):
             yield f"revision {revision.release} is stacked on {name!r}, which it does not require"
-    if spec.name in spec.requires:
-        yield "it requires itself"
-    if spec.probe is not None and not (folder / spec.probe.file).is_file():
-        yield f"its probe {spec.probe.file!r} does not exist"
-    try:
-        _ = [Version(release) for release in releases]
-        _ = [SpecifierSet(entry.releases) for entry in spec.superseded]
-    except (InvalidVersion, InvalidSpecifier) as error:
-        yield str(error)
+        if not (folder / revision.patch).is_file():
+            yield f"its patch {revision.patch!r} does not exist"
 
 
 def load_carries(root: Path) -> dict[str, Carry]:

@@ -22,11 +22,11 @@ __all__ = [
 ]
 
 CARRY_FORMAT = 1
-NAME_PATTERN = "^[a-z][a-z0-9]*(-[a-z0-9]+)*$"
+NAME_PATTERN = "^[a-z][a-z0-9]*(-[a-z0-9]+)*\\Z"
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
-FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w.+-]*$")]
-Commit = Annotated[str, Meta(pattern="^[0-9a-f]{40}$")]
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w.+-]*\Z")]
+Commit = Annotated[str, Meta(pattern="^[0-9a-f]{40}\\Z")]
 Text = Annotated[str, Meta(min_length=1)]
 
 
@@ -87,7 +87,7 @@ class Revision(Model, frozen=True):
     """
 
     release: Text
-    sdist_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    sdist_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
     patch: FileName
     stacked_on: tuple[Name, ...] = ()
 

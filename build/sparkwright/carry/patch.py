@@ -92,6 +92,10 @@ class FilePatch:
             position = start + len(hunk.removed)
         result += old_lines[position:]
         patched = b"".join(result)
+        if self.new is None and patched:
+            raise PatchError(
+                f"the patch for {self.path} is damaged", because="it deletes a file without all of its lines"
+            )
         if self.new is not None and blob_id(patched) != self.new:
             raise PatchError(
                 f"the patch for {self.path} is damaged",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["RemoteRef", "fetch", "list_remote"]
 
 _TIMEOUT_S = 3600.0
+_ALL_HISTORY = 0x7FFFFFFF  # what git itself calls an infinite depth
 _NEXT_STEP = "check the address and the network; --offline works from what the store holds"
 
 
@@ -57,14 +58,19 @@ def list_remote(
             f"{address} could not be asked", because=error.because, next_step=_NEXT_STEP
         ) from error
     found: dict[str, RemoteRef] = {}
-    for line in done.text.splitlines():
+    for line in filter(None, done.text.split("\n")):
         object_id, _, name = line.partition("\t")
-        if name.endswith("^{}"):
-            plain = name.removesuffix("^{}")
-            found[plain] = RemoteRef(plain, found[plain].object_id, peeled=object_id)
+        plain = name.removesuffix("^{}")
+        if plain != name:
+            tag = found.get(plain)
+            found[plain] = RemoteRef(plain, tag.object_id if tag else object_id, peeled=object_id)
         else:
             found[name] = RemoteRef(name, object_id)
     return found
+
+
+def _check_wanted(name: str) -> str:
+    return check_object_id(name) if len(name) == 40 and "/" not in name else check_ref(name)  # noqa: PLR2004
 
 
 def fetch(
@@ -89,18 +95,15 @@ def fetch(
         FetchError: the remote did not answer, or does not have it.
     """
     where = check_address(address)
-    names = [name if len(name) == 40 else check_ref(name) for name in wanted]  # noqa: PLR2004
-    for name in names:
-        if len(name) == 40 and "/" not in name:  # noqa: PLR2004
-            check_object_id(name)
+    names = [_check_wanted(name) for name in wanted]
+    # Without a depth, git takes the history of a commit that came with a short one to be complete.
     options = ["--no-tags", "--no-write-fetch-head", "--quiet", "--no-auto-maintenance"]
-    options += [f"--depth={depth}"] if depth else []
+    options += [f"--depth={depth or _ALL_HISTORY}"]
     options += ["--filter=tree:0"] if history_only else []
     try:
-        with (
-            hold(repository.path.with_name(f"{repository.path.name}-fetch.lock"), f"fetching from {address}"),
-            task(f"fetch {', '.join(name[:24] for name in names)}"),
-        ):
+        # git refuses a second fetch into a store whose history is short, rather than waiting.
+        lock = hold(repository.path / "sparkwright-fetch.lock", f"fetching into {repository.path}")
+        with task(f"fetch {', '.join(name[:24] for name in names)}"), lock:
             # git notes where history was cut off in one file, and its lock on that file outlives a
             # kill; while ours is held, a lock that is there is such a left-over.
             (repository.path / "shallow.lock").unlink(missing_ok=True)

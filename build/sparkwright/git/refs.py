@@ -19,6 +19,20 @@ _REF_FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[-/.]|/\.|\.
 _SCP_LIKE = re.compile(r"(?P<user>[A-Za-z0-9_][\w.-]*@)?(?P<host>[A-Za-z0-9][\w.-]*):(?P<path>[^-:].*)")
 
 
+def _is_url(value: str) -> bool:
+    """Whether *value* is a URL of a scheme that we fetch from; ``https::…`` would name a helper."""
+    try:
+        parts = urlsplit(value)
+        host = parts.hostname or ""
+    except ValueError:
+        return False
+    if not value.startswith(f"{parts.scheme}://") or any(character in value for character in "\t\r"):
+        return False
+    if parts.scheme == "file":
+        return not parts.netloc and len(parts.path) > 1
+    return parts.scheme in {"https", "ssh"} and host != "" and not host.startswith("-")
+
+
 def check_object_id(value: str) -> str:
     """*value*, if it is a full SHA-1 object id in lower case.
 
@@ -58,13 +72,11 @@ def check_address(value: str) -> str:
     """
     if not value or value.startswith("-") or "\n" in value or "\x00" in value:
         raise RefError(f"{value!r} is not a repository address", because="it would be read as an option")
-    scheme = urlsplit(value).scheme if "://" in value else ""
-    if scheme:
-        host = urlsplit(value).netloc
-        if scheme not in {"https", "ssh", "file"} or host.startswith("-"):
+    if "://" in value:
+        if not _is_url(value):
             raise RefError(
                 f"{value!r} is not an address that we fetch from",
-                because=f"its scheme is {scheme!r}",
+                because="it is no well-formed https, ssh or file address",
                 next_step="use https://, ssh:// or file://",
             )
         return value

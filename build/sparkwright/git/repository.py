@@ -26,6 +26,7 @@ WHO = "sparkwright <sparkwright@localhost> 946684800 +0000"
 
 # Settings that change what git computes are pinned here rather than left to its defaults.
 _SETTINGS = {
+    "core.attributesFile": os.devnull,
     "core.compression": "1",
     "core.quotePath": "false",
     "diff.algorithm": "histogram",
@@ -55,11 +56,23 @@ def git_environment() -> dict[str, str]:
         **inherited,
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_ATTR_NOSYSTEM": "1",
+        # A path is a path, also where it looks like a pattern or begins like git's own magic words.
+        "GIT_LITERAL_PATHSPECS": "1",
+        # What is not in the store is missing; only `fetch` talks to a network.
+        "GIT_NO_LAZY_FETCH": "1",
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_NO_REPLACE_OBJECTS": "1",
         "LC_ALL": "C",
         "TZ": "UTC",
     }
+
+
+# No attribute of an upstream tree may change the bytes that we write out, and nobody's the merge.
+_ATTRIBUTES = (
+    "* -text -ident -filter -working-tree-encoding !merge !conflict-marker-size !diff"
+    " -export-subst -export-ignore\n"
+)
 
 
 def open_repository(path: Path) -> Repository:
@@ -69,14 +82,17 @@ def open_repository(path: Path) -> Repository:
         ToolError: git is absent, or older than 2.38, the first with ``merge-tree --write-tree``.
     """
     repository = Repository(path)
-    if not (path / "sparkwright-ready").is_file():
-        _require_git()
-        with hold(path.with_name(path.name + ".lock"), f"the repository {path}"), storing("making the store"):
+    ready = path / "sparkwright-ready"
+    if ready.is_file():
+        return repository
+    _require_git()
+    with hold(path.with_name(path.name + ".lock"), f"the repository {path}"), storing("making the store"):
+        # Whoever waited for the lock finds it made, and must not write under those who use it.
+        if not ready.is_file():
             repository.command("init", "--quiet", "--bare", str(path), bare=False)
             (path / "info").mkdir(exist_ok=True)
-            # No attribute of an upstream tree may change the bytes that we write out.
-            (path / "info" / "attributes").write_text("* -text -ident -filter -export-subst -export-ignore\n")
-            (path / "sparkwright-ready").touch()
+            (path / "info" / "attributes").write_text(_ATTRIBUTES)
+            ready.touch()
     return repository
 
 
@@ -126,7 +142,19 @@ class Repository:
         import git
 
         library = git.Repo(self.path, odbt=git.GitCmdObjectDB)
-        library.git.update_environment(**git_environment(), GIT_DIR=str(self.path))
+        # The library adds to our environment and takes nothing away, so what would send reads elsewhere
+        # (as inside a hook, where git itself sets these) is set to what is right here.
+        library.git.update_environment(
+            **git_environment(),
+            GIT_DIR=str(self.path),
+            GIT_COMMON_DIR=str(self.path),
+            GIT_OBJECT_DIRECTORY=str(self.path / "objects"),
+            GIT_ALTERNATE_OBJECT_DIRECTORIES="",
+            GIT_CONFIG_COUNT="0",
+            GIT_CONFIG_PARAMETERS="",
+            GIT_NAMESPACE="",
+            GIT_SHALLOW_FILE="",
+        )
         return library
 
     @cached_property

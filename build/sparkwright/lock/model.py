@@ -16,8 +16,8 @@ __all__ = ["LOCK_FORMAT", "Artifact", "Dependency", "Lock", "Release", "Sha256",
 
 LOCK_FORMAT = 1
 
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-Commit = Annotated[str, Meta(pattern="^[0-9a-f]{9,40}$")]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
+Commit = Annotated[str, Meta(pattern="^[0-9a-f]{9,40}\\Z")]
 
 
 class Release(Model, frozen=True):

@@ -27,6 +27,8 @@ __all__ = ["Change", "History", "history_signals", "reverse_applies"]
 _MOST_COMMITS = 4000
 _NUMBER = re.compile(r"\(#(\d+)\)\s*$")
 _REVERT = re.compile(r'^Revert "(?P<subject>.*)"')
+_REVERTED_ID = re.compile(r"^This reverts commit ([0-9a-f]{40})\b", re.MULTILINE)
+_NO_COMMIT = "0" * 40
 
 
 @dataclass(frozen=True)
@@ -51,58 +53,90 @@ class Change:
     theirs: str
 
 
+@dataclass(frozen=True)
+class _Commit:
+    """One of upstream's: its id, subject and the rest of its message."""
+
+    id: str
+    subject: str
+    body: str
+
+
 def history_signals(
     repository: Repository, history: History, change: Change, pulls: Sequence[int]
 ) -> tuple[str, ...]:
-    """Which of ``subject`` and ``patch-id`` fire, with the commit that made them."""
-    paths = sorted(repository.changed(change.base, change.theirs))
+    """Which of ``subject`` and ``patch-id`` fire, with the commit that made them.
+
+    What upstream took out again, by a revert or by the opposite change, makes no signal.
+    """
+    diff = repository.diff(change.base, change.theirs, context=3)
+    forward = _patch_ids(repository, diff).get(_NO_COMMIT)
+    backward = _patch_ids(repository, repository.diff(change.theirs, change.base, context=3)).get(_NO_COMMIT)
+    if forward is None:
+        return ()
+    commits = _standing(_log(repository, history, sorted(repository.changed(change.base, change.theirs))))
+    ids = _patch_ids_of(repository, commits)
+    signals: dict[str, str] = {}
+    for commit in commits:  # newest first
+        found = ids.get(commit.id)
+        if found == backward:
+            break
+        number = _NUMBER.search(commit.subject)
+        if number and int(number[1]) in pulls:
+            signals.setdefault("subject", f"subject {commit.id[:12]}")
+        if found == forward and _same_edits(diff, repository.diff(f"{commit.id}^", commit.id, context=3)):
+            signals.setdefault("patch-id", f"patch-id {commit.id[:12]}")
+    return tuple(signals[name] for name in ("subject", "patch-id") if name in signals)
+
+
+def _log(repository: Repository, history: History, paths: Sequence[str]) -> list[_Commit]:
+    """Upstream's commits that touch *paths*, newest first."""
     span = [history.target]
     if history.since is not None and repository.has(history.since):
         span.append(f"^{history.since}")
-    log = repository.command(
-        "log", f"--max-count={_MOST_COMMITS}", "--no-merges", "--format=%H%x00%s", *span, "--", *paths
-    ).text
-    commits = [tuple(line.split("\0", 1)) for line in log.splitlines()]
-    signals = []
-    if found := _merged_number([(commit, subject) for commit, subject in commits], pulls):
-        signals.append(f"subject {found[:12]}")
-    if found := _same_patch(repository, change, [commit for commit, _ in commits]):
-        signals.append(f"patch-id {found[:12]}")
-    return tuple(signals)
+    limits = [f"--max-count={_MOST_COMMITS}", "--no-merges"]
+    done = repository.command("log", "-z", *limits, "--format=%H%x00%s%x00%b", *span, "--", *paths)
+    fields = done.stdout.decode(errors="replace").split("\0")
+    return [_Commit(*found) for found in zip(fields[0::3], fields[1::3], fields[2::3], strict=False)]
 
 
-def _merged_number(commits: Sequence[tuple[str, str]], pulls: Sequence[int]) -> str:
-    """The newest commit that merged one of *pulls* and was not reverted since; newest comes first."""
-    reverted: set[str] = set()
-    for commit, subject in commits:
-        if revert := _REVERT.match(subject):
-            reverted.add(revert["subject"])
-        elif (number := _NUMBER.search(subject)) and int(number[1]) in pulls and subject not in reverted:
-            return commit
-    return ""
+def _standing(commits: Sequence[_Commit]) -> list[_Commit]:
+    """Those of *commits*, newest first, that no later one reverts; a reverted revert reverts nothing."""
+    subjects: set[str] = set()
+    ids: set[str] = set()
+    standing = []
+    for commit in commits:
+        if commit.id in ids or commit.subject in subjects:
+            continue
+        revert = _REVERT.match(commit.subject)
+        named = _REVERTED_ID.findall(commit.body)
+        if revert:
+            subjects.add(revert["subject"])
+        ids.update(named)
+        if not revert and not named:
+            standing.append(commit)
+    return standing
 
 
-def _same_patch(repository: Repository, change: Change, commits: Sequence[str]) -> str:
-    """A commit whose patch id is that of the whole change."""
+def _patch_ids_of(repository: Repository, commits: Sequence[_Commit]) -> dict[str, str]:
     if not commits:
-        return ""
-    ours = _patch_ids(repository, repository.diff(change.base, change.theirs, context=3))
-    log = repository.command(
-        "diff-tree",
-        "--stdin",
-        "-p",
-        "--full-index",
-        "--no-renames",
-        stdin="\n".join(commits).encode() + b"\n",
-    ).stdout
-    wanted = set(ours)
-    return next((commit for patch, commit in _patch_ids(repository, log).items() if patch in wanted), "")
+        return {}
+    names = "\n".join(commit.id for commit in commits).encode() + b"\n"
+    log = repository.command("diff-tree", "--stdin", "-p", "--full-index", "--no-renames", stdin=names).stdout
+    return _patch_ids(repository, log)
 
 
 def _patch_ids(repository: Repository, diff: bytes) -> dict[str, str]:
-    """Patch id to commit id, for each commit in *diff*."""
+    """Commit id (or zeros) to patch id, for each commit in *diff*."""
     text = repository.command("patch-id", "--stable", stdin=diff).text
-    return dict(tuple(line.split()[:2]) for line in text.splitlines())  # type: ignore[misc]
+    pairs = (line.split() for line in text.splitlines())
+    return {commit: patch for patch, commit in pairs}
+
+
+def _same_edits(ours: bytes, theirs: bytes) -> bool:
+    """Whether two diffs of equal patch id add and remove the same lines: it ignores all white space."""
+    edits = [[line for line in diff.split(b"\n") if line.startswith((b"+", b"-"))] for diff in (ours, theirs)]
+    return edits[0] == edits[1]
 
 
 def reverse_applies(repository: Repository, change: Change, target: str) -> bool:

@@ -72,11 +72,15 @@ def merge_patchset(repository: Repository, request: MergeRequest) -> MergeReport
     tree = request.pristine
     commit = repository.commit(tree, message=f"pristine {request.version}")
     outcomes: list[Outcome] = []
-    wanted = [carry for carry in request.carries if carry.superseded_in(request.version) is None]
     prepared = {
         preparation.carry.name: preparation
         for preparation in prepare(
-            repository, wanted, version=request.version, find_base=request.find_base, offline=request.offline
+            repository,
+            [carry for carry in request.carries if carry.superseded_in(request.version) is None],
+            version=request.version,
+            find_base=request.find_base,
+            offline=request.offline,
+            below=request.carries,
         )
     }
     for carry in request.carries:
@@ -128,9 +132,20 @@ def _history(repository: Repository, request: MergeRequest, carry: Carry, change
     return history_signals(repository, request.history, change, pulls)
 
 
-def _absorbed(carry: Carry, ours: str, signals: tuple[str, ...]) -> Outcome:
+def _absorbed(
+    carry: Carry, ours: str, signals: tuple[str, ...], *, conflicts: tuple[str, ...] = ()
+) -> Outcome:
     detail = f"upstream has it ({', '.join(signals)})"
-    return Outcome(carry=carry.name, kind=OutcomeKind.ABSORBED, tree=ours, detail=detail, signals=signals)
+    if conflicts:
+        detail += f", and its own form of {', '.join(conflicts)}"
+    return Outcome(
+        carry=carry.name,
+        kind=OutcomeKind.ABSORBED,
+        tree=ours,
+        detail=detail,
+        signals=signals,
+        conflicts=conflicts,
+    )
 
 
 def _conflicted(
@@ -145,6 +160,9 @@ def _conflicted(
             carry=carry.name, kind=OutcomeKind.CONFLICT, tree=ours, detail=detail, conflicts=result.conflicts
         )
     tree = _with_ours(repository, result, ours)
+    if tree == ours and not all(map(is_text, repository.changed(change.base, change.theirs))):
+        # Its code changed nothing, so upstream has all of that; only its tests or documents differ.
+        return _absorbed(carry, ours, ("equal-tree",), conflicts=result.conflicts)
     if tree == ours:
         detail = "nothing is left of it but conflicts in tests or documents"
         return Outcome(

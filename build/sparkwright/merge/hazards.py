@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sides", "examine", "find_both_sides", "find_flaws"]
 
+_LINE_END = re.compile(r"\r\n|\r|\n")  # where Python ends a line, unlike str.splitlines
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -69,7 +72,9 @@ def _text(repository: Repository, entry: Entry | None) -> bytes | None:
 def find_flaws(path: str, merged: bytes, ours: bytes | None, theirs: bytes | None) -> list[str]:
     """What is plainly broken in *merged*; the two sides are `None` when only one changed the file."""
     try:
-        compile(merged, path, "exec", dont_inherit=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as an escape that upstream misspelt: no flaw of the merge
+            compile(merged, path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         return [f"{path} does not compile after a clean merge: {error}"]
     if ours is None or theirs is None:
@@ -104,7 +109,7 @@ def _counts(source: bytes) -> list[tuple[str, int]]:
 
 def _functions(source: bytes) -> dict[str, str]:
     """Text of each function by qualified name."""
-    lines = source.decode(errors="replace").splitlines()
+    lines = _LINE_END.split(source.decode(errors="replace"))
     return {
         name: "\n".join(lines[node.lineno - 1 : node.end_lineno])
         for name, node in _definitions(source)
@@ -134,7 +139,9 @@ class _Source:
 
 @lru_cache(maxsize=64)
 def _parse(_digest: bytes, source: _Source) -> list[tuple[str, Definition]]:
-    return list(_walk(ast.parse(source.text), ""))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(_walk(ast.parse(source.text), ""))
 
 
 def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:

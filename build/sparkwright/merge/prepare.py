@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.carry import Revision
-from sparkwright.errors import FetchError, MovedHeadError, PatchError
+from sparkwright.errors import (
+    BusyError,
+    ConfigError,
+    FetchError,
+    MovedHeadError,
+    PatchError,
+    ProcessError,
+    SparkwrightError,
+    StorageError,
+    ToolError,
+)
 from sparkwright.events import warn
 from sparkwright.git import FileEntry, check_object_id, fetch, list_remote, merge_trees, patch_tree
 from sparkwright.merge.absorb import Change
@@ -26,6 +36,9 @@ __all__ = ["BaseFinder", "Preparation", "prepare", "refuse_moved_head"]
 
 BaseFinder = Callable[[Revision], str]
 """Gives the id of the pristine tree that a revision was written against."""
+
+# These say nothing about a carry: the next one would meet them too.
+_FATAL = (BusyError, ProcessError, StorageError, ToolError)
 
 
 @dataclass(frozen=True)
@@ -44,9 +57,19 @@ def prepare(
     version: str,
     find_base: BaseFinder,
     offline: bool,
+    below: Sequence[Carry] = (),
 ) -> list[Preparation]:
-    """Prepare every carry; what is wrong with one never hides the others."""
-    known = {carry.name: carry for carry in carries}
+    """Prepare every carry; what is wrong with one never hides the others.
+
+    Args:
+        repository: the store's repository.
+        carries: what to prepare.
+        version: the upstream version that they will be merged onto.
+        find_base: gives the pristine tree of a revision's own release.
+        offline: use pull requests as the store has them.
+        below: further carries on which these may be stacked, though they are not to be merged.
+    """
+    known = {carry.name: carry for carry in (*below, *carries)}
     ready: list[Preparation] = []
     for carry in carries:
         try:
@@ -54,7 +77,9 @@ def prepare(
                 change = _pull_change(repository, carry.spec.pull, offline=offline)
             else:
                 change = _own_change(repository, carry, known, version=version, find_base=find_base)
-        except (PatchError, MovedHeadError, FetchError) as error:
+        except _FATAL:
+            raise
+        except SparkwrightError as error:
             ready.append(Preparation(carry, None, refusal=f"{error}. {error.next_step}".rstrip(". ")))
         else:
             ready.append(Preparation(carry, change))
@@ -74,6 +99,11 @@ def _own_change(
         raise PatchError(f"carry {carry.name} has no revision")
     base = find_base(revision)
     for name in revision.stacked_on:
+        if name not in known:
+            raise ConfigError(
+                f"the base of {carry.name} cannot be made",
+                because=f"{name}, on which it is stacked, is not in the patchset",
+            )
         lower = _own_change(repository, known[name], known, version=revision.release, find_base=find_base)
         stacked = merge_trees(repository, base=lower.base_commit, ours=base, theirs=lower.theirs)
         if not stacked.clean:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkwright.config import to_builtins
@@ -25,8 +27,9 @@ from sparkwright.probe.trees import tree_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from sparkwright.carry import Carry
+    from sparkwright.carry import Carry, ProbeSpec
     from sparkwright.git import Repository
     from sparkwright.store import Store
 
@@ -54,6 +57,7 @@ class Prover:
         repository: where the trees' objects are.
         pristine: id of the pristine tree.
         merged: id of the merged tree.
+        version: the upstream version that both are of.
         offline: whether the environment may not be made.
     """
 
@@ -61,6 +65,7 @@ class Prover:
     repository: Repository
     pristine: str
     merged: str
+    version: str
     offline: bool = False
 
     def key(self, carry: Carry, paths: Sequence[str]) -> str:
@@ -80,7 +85,10 @@ class Prover:
             return None
         import msgspec
 
-        return msgspec.convert(kept, Proof)
+        try:
+            return msgspec.convert(kept, Proof)
+        except msgspec.ValidationError:
+            return None  # damaged: as good as none
 
     def prove(self, carry: Carry, paths: Sequence[str]) -> Proof:
         """Run the probe of *carry* on both trees, whatever is recorded.
@@ -101,10 +109,15 @@ class Prover:
             for tree in (self.pristine, self.merged)
         ]
         with task(f"prove {carry.name}"), ThreadPoolExecutor(max_workers=2) as pool:
-            pristine, merged = pool.map(
-                lambda folder: run_probe(self.store, python, probe, spec, folder), folders
-            )
-        merged = _insist_on_loading(merged, paths)
+            started = [
+                # A thread starts without our context, and so without those who listen to events.
+                pool.submit(copy_context().run, partial(self._run, python, probe, spec, folder))
+                for folder in folders
+            ]
+            pristine, merged = (run.result() for run in started)
+        # A file that the carry deletes cannot be imported any more.
+        left = self.repository.files(self.merged)
+        merged = _insist_on_loading(merged, [path for path in paths if path in left])
         touched = self._touched(carry, paths)
         proof = Proof(
             format=PROOF_FORMAT,
@@ -125,6 +138,9 @@ class Prover:
         if proof.verdict in {Verdict.PROVED, Verdict.NOT_NEEDED}:
             self.store.put_record(_KIND, proof.key, to_builtins(proof))
         return proof
+
+    def _run(self, python: Path, probe: Path, spec: ProbeSpec, folder: Path) -> Report:
+        return run_probe(self.store, python, probe, spec, folder, version=self.version)
 
     def _key(self, carry: Carry, touched: tuple[Touched, ...]) -> str:
         spec, probe = carry.spec.probe, carry.probe_path

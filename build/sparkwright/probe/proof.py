@@ -18,7 +18,7 @@ import msgspec
 from sparkwright.canonical import digest_of
 from sparkwright.config import Model, to_builtins
 from sparkwright.errors import ConfigError
-from sparkwright.store import write_atomically
+from sparkwright.store import storing, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -92,7 +92,7 @@ def proof_key(
     return digest_of(
         {
             "format": PROOF_FORMAT,
-            "probe": probe.decode(),
+            "probe": probe.decode(errors="surrogateescape"),
             "harness": [text.decode() for text in harness],
             "settings": settings,
             "touched": [to_builtins(entry) for entry in touched],
@@ -109,7 +109,11 @@ def named_modules(probe: bytes, package: str, known: Container[str]) -> set[str]
         known: paths that exist in the tree.
     """
     paths: set[str] = set()
-    for node in ast.walk(ast.parse(probe)):
+    try:
+        parsed = ast.parse(probe)
+    except (SyntaxError, ValueError):
+        return paths  # running it will tell
+    for node in ast.walk(parsed):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -146,5 +150,6 @@ def write_proof(folder: Path, proof: Proof) -> Path:
     """Record *proof* in a carry's *folder*; equal proofs give equal bytes."""
     path = folder / _FILE
     text = json.dumps(to_builtins(proof), indent=1, ensure_ascii=False) + "\n"
-    write_atomically(path, text.encode())
+    with storing(f"recording the proof of {proof.carry}"):
+        write_atomically(path, text.encode())
     return path

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
+from sparkwright.config import Model
 from sparkwright.probe.proof import Run
 from sparkwright.probe.trees import fingerprint
 from sparkwright.process import Limits, LimitsExceeded, run_limited
@@ -31,6 +33,16 @@ class Report:
     seconds: float
 
 
+class _Found(Model, frozen=True):
+    """The report that the harness writes; `loaded` are paths in the tree."""
+
+    verdict: Literal["passes", "fails", "error"]
+    message: str
+    loaded: tuple[str, ...]
+    seconds: float
+    peak_mib: int
+
+
 def harness_sources() -> list[bytes]:
     """The sources of what runs inside the child; a proof hangs on them."""
     return [(_child_folder() / name).read_bytes() for name in _CHILD]
@@ -40,8 +52,23 @@ def _child_folder() -> Path:
     return Path(str(resources.files("sparkwright.probe").joinpath("child")))
 
 
-def run_probe(store: Store, python: Path, probe: Path, spec: ProbeSpec, tree: Path) -> Report:
-    """Run *probe* on *tree*; whatever goes wrong becomes an ``error`` run, never an exception."""
+def run_probe(
+    store: Store, python: Path, probe: Path, spec: ProbeSpec, tree: Path, *, version: str
+) -> Report:
+    """Run *probe* on *tree*; whatever the probe does becomes a run, never an exception.
+
+    Args:
+        store: where scratch space is.
+        python: interpreter of the environment for probes.
+        probe: the probe.
+        spec: its limits and settings.
+        tree: the tree that it imports from.
+        version: what the package's metadata says that it is; a bare tree has none, and vLLM switches
+            Triton off when it cannot find its own version.
+
+    Raises:
+        ToolError: the environment's interpreter cannot be started.
+    """
     before = fingerprint(tree)
     with store.scratch() as scratch:
         report = scratch / "report.json"
@@ -57,6 +84,8 @@ def run_probe(store: Store, python: Path, probe: Path, spec: ProbeSpec, tree: Pa
             probe,
             "--report",
             report,
+            "--metadata",
+            _metadata(scratch, version),
             "--triton",
             spec.triton,
         ]
@@ -68,11 +97,24 @@ def run_probe(store: Store, python: Path, probe: Path, spec: ProbeSpec, tree: Pa
             return _error(f"it was stopped: {error}")
         if not report.is_file():
             return _error(f"it ended with status {done.status} and no report: {done.stderr.strip()[-1500:]}")
-        found = json.loads(report.read_text(encoding="utf-8"))
+        try:
+            found = msgspec.json.decode(report.read_bytes(), type=_Found)
+        except msgspec.MsgspecError as error:
+            return _error(f"its report is damaged: {error}")
     if fingerprint(tree) != before:
         return _error("it wrote to the tree under test")
-    run = Run(verdict=found["verdict"], message=_short(found["message"], tree))
-    return Report(run, frozenset(found["loaded"]), found["seconds"])
+    run = Run(verdict=found.verdict, message=_short(found.message, tree))
+    return Report(run, frozenset(found.loaded), found.seconds)
+
+
+def _metadata(scratch: Path, version: str) -> Path:
+    """A folder with the least that makes ``importlib.metadata`` find the package."""
+    folder = scratch / "metadata"
+    info = folder / f"vllm-{version}.dist-info"
+    info.mkdir(parents=True)
+    text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+    (info / "METADATA").write_text(text, encoding="utf-8")
+    return folder
 
 
 def _short(message: str, tree: Path) -> str:

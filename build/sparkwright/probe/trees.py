@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from sparkwright.canonical import digest_of
@@ -28,7 +29,7 @@ def tree_folder(store: Store, repository: Repository, tree: str, *, under: str) 
     with store.lock(f"tree-{key}", f"the checked-out tree {tree[:12]}"):
         recorded = store.find_record(_KIND, key)
         if folder.is_dir():
-            if recorded is not None and recorded["fingerprint"] == fingerprint(folder):
+            if recorded is not None and recorded.get("fingerprint") == fingerprint(folder):
                 return folder
             warn(f"the checked-out tree {tree[:12]} was changed; making it anew")
             remove_tree(folder)
@@ -44,12 +45,13 @@ def tree_folder(store: Store, repository: Repository, tree: str, *, under: str) 
 
 
 def fingerprint(folder: Path) -> str:
-    """Digest of every file's path, size, mode and time of change below *folder*."""
+    """Digest of the path and mode, and for all but folders the size and time of change, below *folder*."""
     found = []
     for parent, folders, names in os.walk(folder):
         folders.sort()
-        for name in sorted(names):
-            path = os.path.join(parent, name)  # noqa: PTH118 - thousands of files
-            state = os.lstat(path)
-            found.append([path, state.st_size, state.st_mode, state.st_mtime_ns])
+        place = os.path.relpath(parent, folder)
+        for name in sorted([*names, *folders]):
+            state = os.lstat(os.path.join(parent, name))  # noqa: PTH118 - thousands of files
+            size, changed = (0, 0) if stat.S_ISDIR(state.st_mode) else (state.st_size, state.st_mtime_ns)
+            found.append([place, name, size, state.st_mode, changed])
     return digest_of(found)

@@ -151,9 +151,30 @@ class Store:
         target = self.file_path(sha256)
         with storing(f"storing {sha256[:12]}"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            source.chmod(0o444)
+            # Killed in between, a download can still be resumed; a read-only one could not.
             source.replace(target)
+            target.chmod(0o444)
         return target
+
+    def link(self, sha256: str, target: Path) -> Path:
+        """Put the file with that digest at *target* too, under the name that it should have there."""
+        with storing(f"placing {target.name}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.{os.getpid()}")
+            temporary.unlink(missing_ok=True)
+            try:
+                temporary.hardlink_to(self.file_path(sha256))
+            except OSError as error:
+                if error.errno not in {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}:
+                    raise
+                shutil.copy2(self.file_path(sha256), temporary)  # another disk, or one without hard links
+            temporary.replace(target)
+        return target
+
+    def named_file(self, sha256: str, filename: str) -> Path:
+        """The file with that digest under a *filename* that tells what it is; it must be here."""
+        target = self.home / "named" / sha256[:16] / filename
+        return target if target.is_file() else self.link(sha256, target)
 
     # Records ---------------------------------------------------------------------------
 
@@ -162,7 +183,7 @@ class Store:
         path = self._record_path(kind, key)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (FileNotFoundError, ValueError):  # the latter: neither JSON nor even text
             return None
         return found if isinstance(found, dict) else None
 
@@ -226,12 +247,28 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove *folder* and all in it, read-only folders included; a missing one is fine."""
+    """Remove *folder* and all in it, read-only folders included.
 
-    def make_writable(function: Any, path: str, _: Any) -> None:
-        Path(path).parent.chmod(0o700)
-        Path(path).chmod(0o700)
-        function(path)
-
+    A missing one is fine, also when another process removes it at the same time. A file or link of
+    that name is removed too; nothing is ever reached through a link.
+    """
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink(missing_ok=True)
+        return
+    shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
-        shutil.rmtree(folder, onerror=make_writable)
+        _make_folders_writable(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)  # says why it cannot be removed
+
+
+def _make_folders_writable(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        folder.chmod(0o700)
+        for parent, names, _ in os.walk(folder):
+            for name in names:
+                path = Path(parent, name)
+                if not path.is_symlink():
+                    path.chmod(0o700)

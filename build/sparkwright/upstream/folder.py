@@ -16,7 +16,7 @@ from sparkwright.lock import Artifact
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
 from sparkwright.upstream.archive import EXECUTABLE, REGULAR, SYMLINK, bad_component, inward_target
 from sparkwright.upstream.download import adopt_copy, fetch_artifact
-from sparkwright.upstream.releases import PROJECT, Access, Pristine, other_release, sdist_tree
+from sparkwright.upstream.releases import PROJECT, Access, Pristine, other_release, require_digest, sdist_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,12 +64,13 @@ class FolderSource:
             next_step="give a clone, a folder with the release's files, or an unpacked sdist",
         )
 
-    def release(self, version: str) -> Pristine:
+    def release(self, version: str, *, sha256: str | None = None) -> Pristine:
         """Another release: its sdist if the folder has it, and `other_release` otherwise."""
         path = self.path / f"{PROJECT}-{version}.tar.gz"
         if not path.is_file():
-            return other_release(self.access, version)
+            return other_release(self.access, version, sha256=sha256)
         artifact = Artifact(filename=path.name, sha256=sha256_file(path), size=path.stat().st_size)
+        require_digest(artifact, sha256)
         return self._from_sdist(artifact, verified=False)
 
     def wheel(self, lock: Lock, machine: str) -> Path:

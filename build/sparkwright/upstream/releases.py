@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.config import to_builtins
-from sparkwright.errors import FetchError, NotInStoreError
+from sparkwright.errors import DigestError, FetchError, NotInStoreError
 from sparkwright.events import task
 from sparkwright.git import FileEntry, import_files
 from sparkwright.lock import Artifact
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparkwright.upstream.index import IndexFile
     from sparkwright.upstream.settings import IndexSettings
 
-__all__ = ["PROJECT", "Access", "Pristine", "as_artifact", "other_release", "sdist_tree"]
+__all__ = ["PROJECT", "Access", "Pristine", "as_artifact", "other_release", "require_digest", "sdist_tree"]
 
 PROJECT = "vllm"
 
@@ -89,19 +89,40 @@ def _known_tree(access: Access, sha256: str) -> str | None:
     return tree if isinstance(tree, str) and access.repository.has(tree) else None
 
 
-def other_release(access: Access, version: str) -> Pristine:
+def other_release(access: Access, version: str, *, sha256: str | None = None) -> Pristine:
     """The files of any release, by its version, from the index.
 
     The digest that the index states when it is first asked is remembered, and is what counts
     from then on, offline too. As no lock names it, the result is not `verified`.
 
+    Args:
+        access: where files come from and go to.
+        version: the release.
+        sha256: the digest that its sdist must have, if one is known.
+
     Raises:
+        DigestError: the index's sdist has another digest.
         NotInStoreError: the network is off, and the release was never fetched.
         FetchError: the index has no sdist of it.
     """
     artifact = _release_sdist(access, version)
+    require_digest(artifact, sha256)
     tree = sdist_tree(access, artifact, lambda: fetch_artifact(access.store, artifact, access.settings))
     return Pristine(tree, None, f"{artifact.filename}, by the digest that the index stated", verified=False)
+
+
+def require_digest(artifact: Artifact, sha256: str | None) -> None:
+    """Do nothing if *artifact* has the digest that is asked for, or none is.
+
+    Raises:
+        DigestError: it has another.
+    """
+    if sha256 is not None and artifact.sha256 != sha256:
+        raise DigestError(
+            f"{artifact.filename} is not the one that a carry was written against",
+            because=f"its SHA-256 is {artifact.sha256}, not {sha256}",
+            next_step="check sdist-sha256 in the carry's [[revision]] and the package index",
+        )
 
 
 def _release_sdist(access: Access, version: str) -> Artifact:

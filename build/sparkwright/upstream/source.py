@@ -26,8 +26,8 @@ class Source(Protocol):
     def pristine(self, lock: Lock) -> Pristine:
         """Upstream's files at the pinned release."""
 
-    def release(self, version: str) -> Pristine:
-        """Upstream's files at another release."""
+    def release(self, version: str, *, sha256: str | None = None) -> Pristine:
+        """Upstream's files at another release, whose sdist has the digest *sha256* if one is given."""
 
     def wheel(self, lock: Lock, machine: str) -> Path:
         """Upstream's own wheel of the pinned release for *machine*, verified by its digest."""
@@ -72,9 +72,9 @@ class IndexSource:
         )
         return Pristine(tree, None, f"{lock.sdist.filename} from the package index", verified=True)
 
-    def release(self, version: str) -> Pristine:
+    def release(self, version: str, *, sha256: str | None = None) -> Pristine:
         """See `other_release`."""
-        return other_release(self.access, version)
+        return other_release(self.access, version, sha256=sha256)
 
     def wheel(self, lock: Lock, machine: str) -> Path:
         """See `fetch_artifact`."""
@@ -145,9 +145,9 @@ class GitSource:
         fetch(self.access.repository, address, [tag])
         return found.commit
 
-    def release(self, version: str) -> Pristine:
+    def release(self, version: str, *, sha256: str | None = None) -> Pristine:
         """See `other_release`: other releases come from the index, where they have digests."""
-        return other_release(self.access, version)
+        return other_release(self.access, version, sha256=sha256)
 
     def wheel(self, lock: Lock, machine: str) -> Path:
         """See `fetch_artifact`: a git remote has no wheels, so the index is asked."""

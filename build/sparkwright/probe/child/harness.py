@@ -1,6 +1,7 @@
-"""Run one probe against one tree, in this process, and write the verdict as JSON.
+r"""Run one probe against one tree, in this process, and write the verdict as JSON.
 
-    python harness.py --tree TREE --probe probe.py --report report.json [--triton interpret]
+    python harness.py --tree TREE --probe probe.py --report report.json \
+        [--metadata FOLDER] [--triton interpret]
 
 Runs inside the probe environment, where sparkwright itself is not installed: standard
 library only. Exit status is 0 whenever a report was written, whatever the verdict.
@@ -75,11 +76,12 @@ def main() -> int:
     parser.add_argument("--tree", type=Path, required=True)
     parser.add_argument("--probe", type=Path, required=True)
     parser.add_argument("--report", type=Path, required=True)
+    parser.add_argument("--metadata", type=Path, action="append", default=[], help="holds a dist-info folder")
     parser.add_argument("--triton", choices=("off", "interpret"), default="off")
     args = parser.parse_args()
 
     tree = args.tree.resolve()
-    sys.path[:0] = [str(tree), str(Path(__file__).parent)]
+    sys.path[:0] = [str(tree), str(Path(__file__).parent), *map(str, args.metadata)]
     started = time.monotonic()
     try:
         if args.triton == "interpret":

@@ -1,0 +1,66 @@
+# Every target sets up what it needs: a fresh clone with Python 3.11+ and git is enough.
+PLATFORM ?= aarch64
+PATCHSET ?= spark
+SOURCE   ?= index
+PYTHON   ?= python3
+VENV     := .venv
+BIN      := $(VENV)/bin
+ARGS     ?=
+JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE)
+
+.PHONY: help wheel plan test lint format prove publish status doctor bench clean distclean
+
+help: ## Show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
+
+# The environments, remade when what they are made of changes.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.ready-test: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+wheel: $(VENV)/.ready ## Build the wheel for PLATFORM (aarch64 or x86_64) into dist/
+	@$(BIN)/sparkwright wheel $(JOB) $(ARGS)
+
+plan: $(VENV)/.ready ## Show what `make wheel` would do
+	@$(BIN)/sparkwright plan $(JOB) $(ARGS)
+
+prove: $(VENV)/.ready ## Run every carry's probe anew and record the proofs
+	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)
+
+publish: $(VENV)/.ready ## Write the package index over dist/
+	@$(BIN)/sparkwright publish $(ARGS)
+
+status: $(VENV)/.ready ## Show the pin, the carries and what is in dist/
+	@$(BIN)/sparkwright status $(JOB) $(ARGS)
+
+doctor: $(VENV)/.ready ## Check that this machine has what is needed
+	@$(BIN)/sparkwright doctor $(ARGS)
+
+lint: $(VENV)/.ready-test ## Format check, lint, types, import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.ready-test ## Format and fix what can be fixed
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format .
+
+test: lint ## Lint, then every test: units, real sdists and wheels, every probe anew
+	$(BIN)/pytest $(ARGS)
+
+bench: $(VENV)/.ready-test ## Time merging and assembling against the obvious alternatives
+	$(BIN)/python scripts/bench/merge.py
+	$(BIN)/python scripts/bench/assemble.py
+	$(BIN)/python scripts/bench/repeat.py
+
+clean: ## Remove what was built here; the store stays
+	rm -rf dist .sparkwright
+
+distclean: clean ## Remove the environment too
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

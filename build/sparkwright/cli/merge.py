@@ -1,0 +1,69 @@
+"""``sparkwright merge``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sparkwright.cli.session import Session, common_options, job_options, print_json, run_in_session
+from sparkwright.cli.tables import show_table
+from sparkwright.config import to_builtins
+from sparkwright.errors import CarryConflictError
+from sparkwright.merge import merge_patchset
+
+if TYPE_CHECKING:
+    from sparkwright.merge import MergeReport
+
+__all__ = ["command"]
+
+
+@click.command("merge")
+@click.option("--onto", metavar="VERSION", help="Another release of upstream's, instead of the pin.")
+@click.option(
+    "--check-out", type=click.Path(path_type=Path), metavar="FOLDER", help="Write the merged tree here."
+)
+@job_options
+@common_options
+@run_in_session
+def command(
+    session: Session, *, onto: str | None, check_out: Path | None, patchset: str, platform: str, source: str
+) -> None:
+    """Merge the patchset onto the pin, or onto another release, and report each carry.
+
+    Onto the pin, a carry that does not merge is an error. Onto another release the report
+    itself is the answer, and the exit status is 0 whatever the outcomes are.
+    """
+    job = session.job(patchset=patchset, platform=platform, source=source)
+    if onto is None:
+        version, pristine = job.point.lock.release.version, job.source.pristine(job.point.lock)
+    else:
+        version, pristine = onto, job.source.release(onto)
+    report = merge_patchset(job.repository, job.merge_request(pristine, version))
+    if check_out is not None:
+        from sparkwright.authoring import write_tree
+
+        write_tree(job.repository, report.tree, check_out)
+    if session.as_json:
+        print_json(to_builtins(report))
+    else:
+        _show(report)
+    if report.failed and onto is None:
+        raise CarryConflictError(
+            f"{len(report.failed)} of {len(report.outcomes)} carries do not merge",
+            because=", ".join(f"{outcome.carry} ({outcome.kind})" for outcome in report.failed),
+            next_step="sparkwright carry refresh NAME",
+        )
+
+
+def _show(report: MergeReport) -> None:
+    rows = [
+        (outcome.carry, str(outcome.kind), ", ".join(outcome.paths) or outcome.detail)
+        for outcome in report.outcomes
+    ]
+    show_table(("carry", "outcome", "files, or why"), rows, title=f"onto vllm {report.version}")
+    for outcome in report.outcomes:
+        for hazard in outcome.hazards:
+            click.echo(f"look at {hazard.path}: both sides changed {hazard.name} ({outcome.carry})")
+    click.echo(f"merged tree {report.tree}")

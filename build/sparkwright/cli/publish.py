@@ -1,0 +1,38 @@
+"""``sparkwright publish``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sparkwright.cli.session import Session, common_options, print_json, run_in_session
+from sparkwright.errors import PublishError
+from sparkwright.publish import publish, wheels_in
+
+__all__ = ["command"]
+
+
+@click.command("publish")
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@common_options
+@run_in_session
+def command(session: Session, *, folder: Path | None) -> None:
+    """Write a static package index over the wheels in FOLDER (dist/ by default).
+
+    The index is plain files in FOLDER/simple: copy FOLDER to any web server, or use it in place.
+    """
+    where = (folder or session.checkout.root / "dist").absolute()
+    wheels = wheels_in(where) if where.is_dir() else ()
+    if not wheels:
+        raise PublishError(
+            f"there is nothing to publish in {where}", because="it holds no wheel", next_step="make wheel"
+        )
+    index = publish(wheels, where)
+    if session.as_json:
+        print_json({"index": index.url, "files": [file.filename for file in index.files]})
+        return
+    for file in index.files:
+        click.echo(f"wheel    {file.filename}")
+    click.echo(f"index    {index.url}")
+    click.echo(f"next     pip download --no-deps --index-url {index.url} vllm")

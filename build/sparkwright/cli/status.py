@@ -1,0 +1,86 @@
+"""``sparkwright status``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.cli.session import (
+    DEFAULT_PLATFORM,
+    Session,
+    common_options,
+    job_options,
+    print_json,
+    run_in_session,
+)
+from sparkwright.cli.tables import show_table
+from sparkwright.cli.terminal import human_size
+from sparkwright.plan.job import Known
+from sparkwright.plan.steps import Merge, PristineTree, Prove
+
+if TYPE_CHECKING:
+    from sparkwright.plan import Job
+
+__all__ = ["command"]
+
+
+@click.command("status")
+@job_options
+@common_options
+@run_in_session
+def command(session: Session, *, patchset: str, platform: str, source: str) -> None:
+    """Show the pin, the carries with their outcomes and proofs, and what is in dist/.
+
+    Only what is known without work is shown; 'sparkwright merge' finds the rest out.
+    """
+    job = session.job(patchset=patchset, platform=platform or DEFAULT_PLATFORM, source=source)
+    carries = _carries(job)
+    wheels = sorted(job.options.out.glob("*.whl"))
+    release = job.point.lock.release
+    if session.as_json:
+        print_json(
+            {
+                "release": release.version,
+                "commit": release.commit,
+                "torch": release.torch,
+                "patchset": patchset,
+                "point": job.point.digest,
+                "version": job.version,
+                "carries": carries,
+                "wheels": [{"path": str(wheel), "size": wheel.stat().st_size} for wheel in wheels],
+                "store": str(session.store.home),
+            }
+        )
+        return
+    click.echo(f"pin      vllm {release.version}, commit {release.commit[:12]}, torch {release.torch}")
+    click.echo(f"point    {job.point.digest[:16]}  →  {job.version}")
+    rows = [
+        (entry["name"], entry["outcome"], entry["proof"], entry["evidence"], entry["title"])
+        for entry in carries
+    ]
+    show_table(("carry", "outcome", "proof", "evidence", "what it does"), rows)
+    for wheel in wheels:
+        click.echo(f"wheel    {wheel}  {human_size(wheel.stat().st_size)}")
+    click.echo(f"store    {session.store.home}")
+
+
+def _carries(job: Job) -> list[dict[str, Any]]:
+    known = Known()
+    merged = PristineTree().find(job, known) and Merge().find(job, known)
+    described = []
+    for carry in job.point.carries:
+        outcome = str(known.report.outcome(carry.name).kind) if merged and known.report else "not merged yet"
+        proof = "unknown"
+        if merged:
+            proof = "holds" if Prove(carry).find(job, known) else "none"
+        described.append(
+            {
+                "name": carry.name,
+                "outcome": outcome,
+                "proof": proof,
+                "evidence": carry.spec.evidence.level,
+                "title": carry.spec.title,
+            }
+        )
+    return described

@@ -1,0 +1,51 @@
+"""Tables and colours for results that people read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["COLOURS", "show_table"]
+
+COLOURS = {
+    "applied": "green",
+    "proved": "green",
+    "in store": "green",
+    "pass": "green",
+    "holds": "green",
+    "absorbed": "cyan",
+    "superseded": "cyan",
+    "not needed here": "cyan",
+    "skipped": "cyan",
+    "conflict-in-texts": "yellow",
+    "to do": "yellow",
+    "waits": "yellow",
+    "stale": "yellow",
+    "none": "yellow",
+    "conflict": "red",
+    "refused": "red",
+    "refuted": "red",
+    "broken": "red",
+    "fail": "red",
+}
+
+
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
+    """Print *rows* as a table, with known outcomes in their colours."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
+    if not console.is_terminal:
+        # Nothing is folded where no window limits the width.
+        console = Console(highlight=False, width=max(console.width, 200))
+    console.print(table)

@@ -1,0 +1,105 @@
+"""``sparkwright wheel``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.cli.session import Session, common_options, job_options, print_json, run_in_session
+from sparkwright.cli.tables import show_table
+from sparkwright.cli.terminal import human_size
+from sparkwright.plan import apply
+from sparkwright.plan.job import needed
+
+if TYPE_CHECKING:
+    from sparkwright.plan import Job
+    from sparkwright.plan.job import Known
+
+__all__ = ["command"]
+
+
+@click.command("wheel")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the wheel; dist/ by default.")
+@click.option(
+    "--allow-unproved",
+    multiple=True,
+    metavar="NAME",
+    help="Take this carry without a proof; the wheel says so.",
+)
+@job_options
+@common_options
+@run_in_session
+def command(
+    session: Session,
+    *,
+    out: Path | None,
+    allow_unproved: tuple[str, ...],
+    patchset: str,
+    platform: str,
+    source: str,
+) -> None:
+    """Build the wheel: fetch, merge, prove, assemble, audit, publish.
+
+    What the store holds is not done again, and a run that was stopped goes on where it was.
+    """
+    job = session.job(
+        patchset=patchset, platform=platform, source=source, out=out, allow_unproved=allow_unproved
+    )
+    known = apply(job)
+    if session.as_json:
+        print_json(_summary(job, known))
+    else:
+        _show(job, known)
+
+
+def _summary(job: Job, known: Known) -> dict[str, Any]:
+    wheel, report = needed(known.wheel), needed(known.report)
+    return {
+        "path": str(needed(known.placed)),
+        "size": wheel.size,
+        "sha256": wheel.sha256,
+        "version": job.version,
+        "platform": job.options.platform,
+        "point": job.point.digest,
+        "kernels": "upstream",
+        "carries": [
+            {
+                "name": outcome.carry,
+                "outcome": str(outcome.kind),
+                "detail": outcome.detail,
+                "proof": _proof(known, outcome.carry),
+            }
+            for outcome in report.outcomes
+        ],
+        "install": _install_command(job, known),
+    }
+
+
+def _proof(known: Known, carry: str) -> str:
+    proof = known.proofs.get(carry)
+    if proof is not None:
+        return str(proof.verdict)
+    return "none, allowed" if needed(known.report).outcome(carry).kind.in_tree else ""
+
+
+def _install_command(job: Job, known: Known) -> str:
+    del job
+    return f"pip install {needed(known.placed)}"
+
+
+def _show(job: Job, known: Known) -> None:
+    wheel, report = needed(known.wheel), needed(known.report)
+    titles = {carry.name: carry.spec.title for carry in job.point.carries}
+    rows = [
+        (outcome.carry, str(outcome.kind), _proof(known, outcome.carry), titles[outcome.carry])
+        for outcome in report.outcomes
+    ]
+    show_table(("carry", "outcome", "proof", "what it does"), rows)
+    click.echo(f"wheel    {needed(known.placed)}")
+    click.echo(f"size     {human_size(wheel.size)} ({wheel.size} bytes)")
+    click.echo(f"sha256   {wheel.sha256}")
+    click.echo(f"kernels  upstream's own, from {job.stock_wheel.filename} (no native input changed)")
+    click.echo(f"index    {job.options.out / 'simple'}")
+    click.echo(f"next     {_install_command(job, known)}")

@@ -1,0 +1,159 @@
+"""What is asked for, and what is known so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from sparkwright.merge import History, MergeRequest
+from sparkwright.probe import Proof, Prover
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkwright.carry import Revision
+    from sparkwright.git import Repository
+    from sparkwright.lock import Artifact
+    from sparkwright.merge import MergeReport
+    from sparkwright.patchset import Point
+    from sparkwright.plan.checkout import Checkout
+    from sparkwright.store import Store
+    from sparkwright.upstream import Pristine, Source
+    from sparkwright.wheel.audit import Expectation
+
+__all__ = ["FoundWheel", "Job", "Known", "Options", "needed"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices of the user that decide the result.
+
+    Attributes:
+        platform: which machine the wheel is for: a key of the lock's wheels.
+        source: where upstream's tree comes from: ``index``, ``git``, an address or a folder.
+        allow_unproved: carries that may go in without a proof.
+        out: folder for the wheel and its index.
+        offline: use no network.
+    """
+
+    platform: str
+    source: str
+    out: Path
+    allow_unproved: frozenset[str] = frozenset()
+    offline: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A point to be made into a wheel, and the rooms' tools to do it with."""
+
+    checkout: Checkout
+    point: Point
+    options: Options
+    store: Store
+    repository: Repository
+    source: Source
+    known_source: Source
+    """The same source with the network off, to ask what is here already."""
+
+    @property
+    def stock_wheel(self) -> Artifact:
+        """Upstream's own wheel for the platform."""
+        return self.point.lock.wheel(self.options.platform)
+
+    @property
+    def version(self) -> str:
+        """The version that our wheel gets: PEP 440, with the patchset and the point in its local part."""
+        from sparkwright.wheel import local_version
+
+        return local_version(self.point.lock.release.version, self.point.patchset, self.point.digest)
+
+    def find_base(self, revision: Revision) -> str:
+        """The pristine tree that *revision* was written against."""
+        lock = self.point.lock
+        if revision.sdist_sha256 == lock.sdist.sha256:
+            return self.source.pristine(lock).tree
+        return self.source.release(revision.release, sha256=revision.sdist_sha256).tree
+
+    def merge_request(self, pristine: Pristine, version: str) -> MergeRequest:
+        """The merge of the point's carries onto *pristine*."""
+        history = None
+        if pristine.history and pristine.commit is not None:
+            history = History(target=pristine.commit)
+        return MergeRequest(
+            pristine=pristine.tree,
+            version=version,
+            carries=self.point.carries,
+            find_base=self.find_base,
+            history=history,
+            offline=self.options.offline,
+        )
+
+    def prover(self, report: MergeReport) -> Prover:
+        """What finds or makes proofs on the trees of *report*."""
+        return Prover(
+            self.store,
+            self.repository,
+            report.pristine,
+            report.tree,
+            report.version,
+            offline=self.options.offline,
+        )
+
+    def changes(self, report: MergeReport) -> dict[str, bytes | None]:
+        """Every path that the merge changed, with its new content, or `None` where it was deleted."""
+        changed = self.repository.changed(report.pristine, report.tree)
+        return {
+            path: None if new is None else self.repository.blob(new.blob)
+            for path, (_, new) in changed.items()
+        }
+
+    def fetch_stock_wheel(self) -> Path:
+        """Upstream's own wheel, verified, under its own name."""
+        self.source.wheel(self.point.lock, self.options.platform)
+        return self.store.named_file(self.stock_wheel.sha256, self.stock_wheel.filename)
+
+    def expectation(self, changes: Mapping[str, bytes | None] | None) -> Expectation:
+        """What a wheel of this point is held against; *changes* is `None` for one of another point."""
+        from sparkwright.wheel.audit import Expectation
+
+        return Expectation(
+            upstream_wheel=self.fetch_stock_wheel(),
+            artifact=self.stock_wheel,
+            lock=self.point.lock,
+            changes=changes,
+            version=self.version if changes is not None else None,
+        )
+
+
+@dataclass(frozen=True)
+class FoundWheel:
+    """A finished wheel in the store."""
+
+    filename: str
+    sha256: str
+    size: int
+
+
+@dataclass
+class Known:
+    """Results of the steps so far; a step fills in its own and reads earlier ones."""
+
+    pristine: Pristine | None = None
+    stock_wheel: Path | None = None
+    report: MergeReport | None = None
+    proofs: dict[str, Proof] = field(default_factory=dict)
+    wheel: FoundWheel | None = None
+    audited: bool = False
+    placed: Path | None = None
+    published: bool = False
+
+
+def needed(result: T | None) -> T:
+    """A result that an earlier step has made; the order of the steps sees to that."""
+    if result is None:
+        raise RuntimeError("a step ran before the one that it depends on")
+    return result

@@ -1,0 +1,66 @@
+"""What a wheel says of itself, under ``dist-info/sparkwright/``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparkwright import __version__
+from sparkwright.config import to_builtins
+from sparkwright.plan.job import needed
+
+if TYPE_CHECKING:
+    from sparkwright.carry import Carry
+    from sparkwright.plan.job import Job, Known
+
+__all__ = ["RECORD_FORMAT", "wheel_record"]
+
+RECORD_FORMAT = 1
+
+
+def wheel_record(job: Job, known: Known) -> dict[str, Any]:
+    """The files of the record: the point, and each carry's outcome and proof.
+
+    No time, place or machine is in it: the same inputs give the same wheel.
+    """
+    report = needed(known.report)
+    point = {
+        "format": RECORD_FORMAT,
+        "digest": job.point.digest,
+        "version": job.version,
+        "platform": job.options.platform,
+        "kernels": "upstream",
+        "made-by": f"sparkwright {__version__}",
+        "point": job.point.describe(),
+        "merge": {
+            "pristine": report.pristine,
+            "merged": report.tree,
+            "commit": report.commit,
+        },
+    }
+    carries = [_carry(job, known, carry) for carry in job.point.carries]
+    return {"point.json": point, "carries.json": {"format": RECORD_FORMAT, "carries": carries}}
+
+
+def _carry(job: Job, known: Known, carry: Carry) -> dict[str, Any]:
+    outcome = needed(known.report).outcome(carry.name)
+    proof = known.proofs.get(carry.name)
+    described: dict[str, Any] = {
+        "name": carry.name,
+        "title": carry.spec.title,
+        "runner": carry.spec.runner,
+        "upstream": [entry.pull for entry in carry.spec.upstream],
+        "evidence": to_builtins(carry.spec.evidence),
+        "outcome": str(outcome.kind),
+        "detail": outcome.detail,
+        "paths": list(outcome.paths),
+        "hazards": to_builtins(outcome.hazards),
+    }
+    if proof is not None:
+        described["proof"] = {
+            "key": proof.key,
+            "verdict": str(proof.verdict),
+            "environment": proof.environment,
+        }
+    elif outcome.kind.in_tree:
+        described["unproved"] = "allowed by the builder" if carry.name in job.options.allow_unproved else ""
+    return described

@@ -1,0 +1,373 @@
+"""The steps to a wheel, in order.
+
+Each step names its key, the digest of all that its result depends on; `None` while that depends on a
+step that has yet to run. ``find`` takes the result from the store, ``make`` makes it. Neither
+decides anything that the other would decide differently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import msgspec
+
+from sparkwright import __version__
+from sparkwright.canonical import digest_of
+from sparkwright.config import to_builtins
+from sparkwright.errors import (
+    CarryConflictError,
+    FetchError,
+    NotInStoreError,
+    ProofError,
+    UnprovedError,
+)
+from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.plan.job import FoundWheel, needed
+from sparkwright.plan.record import wheel_record
+from sparkwright.probe import Proof, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.carry import Carry
+    from sparkwright.plan.job import Job, Known
+
+__all__ = ["Step", "steps_for"]
+
+# Part of the keys: raised when a room's rules change what the same inputs give.
+_MERGE_RULES = 1
+_ASSEMBLY_RULES = 1
+_AUDIT_RULES = 1
+
+
+class Step(Protocol):
+    """One step; see the module's text."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in plans and logs."""
+
+    def key(self, job: Job, known: Known) -> str | None:
+        """Digest of what the result depends on, or `None` while that is not known."""
+
+    def find(self, job: Job, known: Known) -> bool:
+        """Take the result from the store into *known*; whether it was there."""
+
+    def make(self, job: Job, known: Known) -> None:
+        """Make the result and put it into the store and *known*."""
+
+
+@dataclass(frozen=True)
+class PristineTree:
+    """Upstream's tree in the object store, verified against the lock."""
+
+    name: ClassVar[str] = "pristine tree"
+
+    def key(self, job: Job, known: Known) -> str | None:
+        del known
+        lock = job.point.lock
+        return digest_of([job.options.source, lock.release.commit, lock.sdist.sha256])
+
+    def find(self, job: Job, known: Known) -> bool:
+        try:
+            known.pristine = job.known_source.pristine(job.point.lock)
+        except (NotInStoreError, FetchError):
+            return False
+        return True
+
+    def make(self, job: Job, known: Known) -> None:
+        known.pristine = job.source.pristine(job.point.lock)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Every carry merged, each with its outcome."""
+
+    name: ClassVar[str] = "merge"
+
+    def key(self, job: Job, known: Known) -> str | None:
+        if known.pristine is None:
+            return None
+        return digest_of(
+            {
+                "rules": _MERGE_RULES,
+                "pristine": known.pristine.tree,
+                "history": known.pristine.commit,
+                "point": job.point.describe(),
+                "requires": {carry.name: list(carry.spec.requires) for carry in job.point.carries},
+                "superseded": {carry.name: to_builtins(carry.spec.superseded) for carry in job.point.carries},
+            }
+        )
+
+    def find(self, job: Job, known: Known) -> bool:
+        if any(carry.spec.pull is not None for carry in job.point.carries):
+            return False  # a pull request's head is asked for every time; the merge itself is quick
+        record = job.store.find_record("merge", self.key(job, known) or "")
+        if record is None:
+            return False
+        report = msgspec.convert(record, MergeReport)
+        if not job.repository.has(report.commit):
+            return False
+        known.report = report
+        return True
+
+    def make(self, job: Job, known: Known) -> None:
+        request = job.merge_request(needed(known.pristine), job.point.lock.release.version)
+        report = merge_patchset(job.repository, request)
+        if report.failed:
+            told = "; ".join(
+                f"{outcome.carry}: {outcome.kind} ({outcome.detail})" for outcome in report.failed
+            )
+            names = " ".join(outcome.carry for outcome in report.failed)
+            raise CarryConflictError(
+                "the patchset does not merge",
+                because=told,
+                next_step=f"'sparkwright merge' shows all outcomes, 'carry refresh' reworks {names}",
+            )
+        job.repository.keep(f"refs/sparkwright/points/{job.point.digest}", report.commit)
+        job.store.put_record("merge", self.key(job, known) or "", to_builtins(report))
+        known.report = report
+
+
+@dataclass(frozen=True)
+class Prove:
+    """A proof of one carry, recorded or made."""
+
+    carry: Carry
+
+    @property
+    def name(self) -> str:
+        """The step's name."""
+        return f"prove {self.carry.name}"
+
+    def key(self, job: Job, known: Known) -> str | None:
+        if known.report is None:
+            return None
+        outcome = known.report.outcome(self.carry.name)
+        if self.carry.spec.probe is None or not outcome.kind.in_tree:
+            return digest_of([self.carry.name, str(outcome.kind)])
+        return job.prover(known.report).key(self.carry, outcome.paths)
+
+    def find(self, job: Job, known: Known) -> bool:
+        if known.report is None:
+            return False
+        outcome = known.report.outcome(self.carry.name)
+        if not outcome.kind.in_tree:
+            return True  # nothing of the carry is in the tree, so there is nothing to prove
+        proof = job.prover(known.report).find(self.carry, outcome.paths)
+        if proof is None or proof.verdict is not Verdict.PROVED:
+            return False
+        known.proofs[self.carry.name] = proof
+        return True
+
+    def make(self, job: Job, known: Known) -> None:
+        name = self.carry.name
+        allowed = name in job.options.allow_unproved
+        if self.carry.spec.probe is None:
+            if not allowed:
+                raise _unproved(name, "it has no probe")
+            return
+        if allowed:
+            return
+        report = needed(known.report)
+        paths = report.outcome(name).paths
+        proof = job.prover(report).prove(self.carry, paths)
+        _refuse_unless_proved(proof)
+        known.proofs[name] = proof
+
+
+def _unproved(name: str, because: str) -> UnprovedError:
+    return UnprovedError(
+        f"carry {name} is not proved",
+        because=because,
+        next_step=f"mend its probe, or take it as it is with --allow-unproved {name} (the wheel will say so)",
+    )
+
+
+def _refuse_unless_proved(proof: Proof) -> None:
+    if proof.verdict is Verdict.REFUTED:
+        raise ProofError(
+            f"carry {proof.carry} is refuted",
+            because=f"its probe fails on the merged tree: {proof.merged.message}",
+            next_step="take it out of the patchset, or mend it",
+        )
+    if proof.verdict is Verdict.BROKEN:
+        broken = proof.merged if proof.merged.verdict == "error" else proof.pristine
+        raise _unproved(proof.carry, f"its probe could not run: {broken.message.splitlines()[-1]}")
+    if proof.verdict is Verdict.NOT_NEEDED:
+        raise _unproved(proof.carry, "its probe passes on the pristine tree: the carry is not needed here")
+
+
+@dataclass(frozen=True)
+class StockWheel:
+    """Upstream's own wheel, from which binaries and unchanged files are taken."""
+
+    name: ClassVar[str] = "upstream's wheel"
+
+    def key(self, job: Job, known: Known) -> str | None:
+        del known
+        return job.stock_wheel.sha256
+
+    def find(self, job: Job, known: Known) -> bool:
+        if job.store.find_file(job.stock_wheel.sha256) is None:
+            return False
+        known.stock_wheel = job.store.named_file(job.stock_wheel.sha256, job.stock_wheel.filename)
+        return True
+
+    def make(self, job: Job, known: Known) -> None:
+        known.stock_wheel = job.fetch_stock_wheel()
+
+
+@dataclass(frozen=True)
+class Assemble:
+    """The wheel, in the store."""
+
+    name: ClassVar[str] = "assemble"
+
+    def key(self, job: Job, known: Known) -> str | None:
+        if known.report is None or not self._proofs_known(job, known):
+            return None
+        return digest_of(
+            {
+                "rules": _ASSEMBLY_RULES,
+                "tool": __version__,
+                "version": job.version,
+                "stock-wheel": job.stock_wheel.sha256,
+                "record": wheel_record(job, known),
+            }
+        )
+
+    @staticmethod
+    def _proofs_known(job: Job, known: Known) -> bool:
+        report = needed(known.report)
+        return all(
+            carry.name in known.proofs
+            or carry.name in job.options.allow_unproved
+            or not report.outcome(carry.name).kind.in_tree
+            for carry in job.point.carries
+        )
+
+    def find(self, job: Job, known: Known) -> bool:
+        record = job.store.find_record("wheel", self.key(job, known) or "")
+        if record is None or job.store.find_file(record["sha256"]) is None:
+            return False
+        known.wheel = FoundWheel(**record)
+        return True
+
+    def make(self, job: Job, known: Known) -> None:
+        from sparkwright.wheel import AssemblyPlan, assemble
+
+        plan = AssemblyPlan(
+            upstream_wheel=needed(known.stock_wheel),
+            upstream_sha256=job.stock_wheel.sha256,
+            version=job.version,
+            changes=job.changes(needed(known.report)),
+            record=wheel_record(job, known),
+        )
+        with job.store.scratch() as scratch:
+            built = assemble(plan, scratch)
+            job.store.adopt_file(built.path, built.sha256, verified=True)
+        known.wheel = FoundWheel(built.path.name, built.sha256, built.size)
+        job.store.put_record("wheel", self.key(job, known) or "", to_builtins(known.wheel))
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The wheel checked against upstream's own and against the merge."""
+
+    name: ClassVar[str] = "audit"
+
+    def key(self, job: Job, known: Known) -> str | None:
+        if known.wheel is None or known.report is None:
+            return None
+        return digest_of(
+            {
+                "rules": _AUDIT_RULES,
+                "tool": __version__,
+                "wheel": known.wheel.sha256,
+                "stock-wheel": job.stock_wheel.sha256,
+                "trees": [known.report.pristine, known.report.tree],
+            }
+        )
+
+    def find(self, job: Job, known: Known) -> bool:
+        known.audited = job.store.find_record("audit", self.key(job, known) or "") is not None
+        return known.audited
+
+    def make(self, job: Job, known: Known) -> None:
+        from sparkwright.wheel.audit import audit
+
+        wheel = needed(known.wheel)
+        path = job.store.named_file(wheel.sha256, wheel.filename)
+        report = audit(path, job.expectation(job.changes(needed(known.report))))
+        report.require()
+        job.store.put_record("audit", self.key(job, known) or "", report.to_json())
+        known.audited = True
+
+
+@dataclass(frozen=True)
+class Place:
+    """The wheel in the user's folder."""
+
+    name: ClassVar[str] = "place"
+
+    def key(self, job: Job, known: Known) -> str | None:
+        return None if known.wheel is None else digest_of([known.wheel.sha256, str(job.options.out)])
+
+    def find(self, job: Job, known: Known) -> bool:
+        if known.wheel is None:
+            return False
+        target = job.options.out / known.wheel.filename
+        source = job.store.file_path(known.wheel.sha256)
+        if not (target.is_file() and source.is_file() and _same_file(target, source)):
+            return False
+        known.placed = target
+        return True
+
+    def make(self, job: Job, known: Known) -> None:
+        wheel = needed(known.wheel)
+        known.placed = job.store.link(wheel.sha256, job.options.out / wheel.filename)
+
+
+def _same_file(target: Path, source: Path) -> bool:
+    """Whether both are one file, or a copy that kept size and time; the store's files never change."""
+    left, right = target.stat(), source.stat()
+    if (left.st_dev, left.st_ino) == (right.st_dev, right.st_ino):
+        return True
+    return (left.st_size, left.st_mtime_ns) == (right.st_size, right.st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class Publish:
+    """The index over every wheel in the user's folder."""
+
+    name: ClassVar[str] = "index"
+
+    def key(self, job: Job, known: Known) -> str | None:
+        return None if known.placed is None else digest_of(_listing(job.options.out))
+
+    def find(self, job: Job, known: Known) -> bool:
+        record = job.store.find_record("index", self.key(job, known) or "")
+        known.published = record is not None and (job.options.out / "simple" / "index.html").is_file()
+        return known.published
+
+    def make(self, job: Job, known: Known) -> None:
+        from sparkwright.publish import publish, wheels_in
+
+        publish(wheels_in(job.options.out), job.options.out)
+        job.store.put_record("index", self.key(job, known) or "", {"folder": str(job.options.out)})
+        known.published = True
+
+
+def _listing(folder: Path) -> list[list[str | int]]:
+    from sparkwright.publish import wheels_in
+
+    states = [(wheel, wheel.stat()) for wheel in wheels_in(folder)]
+    return [[str(wheel), state.st_size, state.st_mtime_ns] for wheel, state in states]
+
+
+def steps_for(job: Job) -> list[Step]:
+    """All steps of *job*, in order."""
+    proofs = [Prove(carry) for carry in job.point.carries]
+    return [PristineTree(), Merge(), *proofs, StockWheel(), Assemble(), Audit(), Place(), Publish()]

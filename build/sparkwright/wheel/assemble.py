@@ -1,0 +1,275 @@
+"""Putting our wheel together: upstream's wheel, the merged tree's changed files, our stamp.
+
+Start reading at `assemble`. Upstream's wheel already is the pristine tree plus its build, so
+what the merge did not touch is taken over as it is, binaries above all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.canonical import sha256_file, to_json
+from sparkwright.errors import DigestError, NativeInputsError, WheelError
+from sparkwright.events import emit
+from sparkwright.store import storing
+from sparkwright.wheel.classify import of_kind
+from sparkwright.wheel.delta import Delta, delta
+from sparkwright.wheel.names import parse_name
+from sparkwright.wheel.record import RecordEntry, entry_of, format_record
+from sparkwright.wheel.rewrite import Kept, Stored, layout, write_parts
+from sparkwright.wheel.source import Source, open_source
+from sparkwright.wheel.stamp import VERSION_FILE, stamp_metadata, stamp_version_file, stamp_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = [
+    "PROVIDERS",
+    "RECORD_FOLDER",
+    "UPSTREAM",
+    "AssemblyPlan",
+    "BinarySource",
+    "BuiltWheel",
+    "Provider",
+    "assemble",
+]
+
+RECORD_FOLDER = "sparkwright"
+PROVIDERS = "providers.json"
+UPSTREAM = "upstream-wheel"
+
+
+@dataclass(frozen=True)
+class BinarySource:
+    """A binary that comes from elsewhere than upstream's wheel.
+
+    Attributes:
+        path: the file.
+        provider: the kind of its origin, such as ``store`` or ``compiled``.
+        origin: which one of that kind, such as its native key.
+    """
+
+    path: Path
+    provider: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class AssemblyPlan:
+    """Everything that decides the bytes of the wheel.
+
+    Attributes:
+        upstream_wheel: upstream's wheel for the same release; its file name gives our tags.
+        upstream_sha256: its digest, 64 hex digits.
+        version: our PEP 440 version; see `local_version`.
+        changes: every path that the merge changed, relative to the repository's root, with
+            its new content, or `None` where the merge deleted it.
+        record: files to put under ``sparkwright/`` in the metadata folder, by name, as JSON values.
+        providers: binaries from elsewhere than upstream's wheel, by member name.
+    """
+
+    upstream_wheel: Path
+    upstream_sha256: str
+    version: str
+    changes: Mapping[str, bytes | None]
+    record: Mapping[str, Any] = field(default_factory=dict)
+    providers: Mapping[str, BinarySource] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Where one binary of the wheel comes from.
+
+    Attributes:
+        member: its name in the wheel.
+        sha256: digest of its content, 64 hex digits.
+        size: in bytes.
+        provider: ``upstream-wheel``, or the kind of another origin.
+        origin: the file name of that wheel, or what names the other origin.
+    """
+
+    member: str
+    sha256: str
+    size: int
+    provider: str
+    origin: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as ``providers.json`` holds it."""
+        return {
+            "member": self.member, "sha256": self.sha256, "size": self.size,
+            "provider": self.provider, "from": self.origin,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BuiltWheel:
+    """A finished wheel.
+
+    Attributes:
+        path: the file.
+        sha256: its digest, 64 hex digits.
+        size: in bytes.
+        replaced: members whose content the merge changed.
+        added: members that the merge added.
+        removed: members that the merge deleted.
+        not_shipped: changed paths that are no part of a wheel, such as tests and docs.
+        providers: where each binary comes from.
+    """
+
+    path: Path
+    sha256: str
+    size: int
+    replaced: tuple[str, ...]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    not_shipped: tuple[str, ...]
+    providers: tuple[Provider, ...]
+
+
+def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
+    """Write the wheel that *plan* describes into the folder *out*, named after its version.
+
+    The same plan gives the same bytes on every machine. The file appears complete or not at
+    all; one of the same name is replaced.
+
+    Raises:
+        DigestError: upstream's wheel is not the one that the plan names.
+        NativeInputsError: the merge changed what upstream's binaries are compiled from.
+        ArchiveError: upstream's wheel is no archive that we would take members from.
+        WheelError: upstream's wheel is not what its format asks for, or a change cannot be shipped.
+        StorageError: the disk is full or cannot be written.
+    """
+    started = time.monotonic()
+    filename = parse_name(plan.upstream_wheel.name).with_version(plan.version).filename
+    with (
+        ThreadPoolExecutor(1, "verify") as verifier,
+        storing(f"writing {filename}"),
+        open_source(plan.upstream_wheel) as upstream,
+    ):
+        digest = verifier.submit(sha256_file, plan.upstream_wheel)
+        providers = _providers(upstream, plan)
+        changed = delta(upstream, plan.changes)
+        parts = layout(_entries(upstream, plan, changed, providers))
+        with _appearing(out / filename) as descriptor:
+            sha256 = write_parts(parts, descriptor)
+            size = os.fstat(descriptor).st_size
+            _verify(plan, digest.result())
+    emit("wheel.assembled", filename=filename, sha256=sha256, size=size,
+         seconds=round(time.monotonic() - started, 3))  # fmt: skip
+    return BuiltWheel(
+        out / filename, sha256, size, tuple(sorted(changed.replaced)), tuple(sorted(changed.added)),
+        tuple(sorted(changed.removed)), changed.not_shipped, providers,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _appearing(path: Path) -> Iterator[int]:
+    """A descriptor to write to; *path* appears, whole and on the disk, when the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        try:
+            yield descriptor
+            os.fchmod(descriptor, 0o644)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _verify(plan: AssemblyPlan, actual: str) -> None:
+    if actual != plan.upstream_sha256:
+        raise DigestError(
+            f"{plan.upstream_wheel.name} is not the wheel that the lock names",
+            because=f"its SHA-256 is {actual}, not {plan.upstream_sha256}",
+            next_step="remove it and run again, so that it is fetched anew",
+        )
+
+
+def _providers(upstream: Source, plan: AssemblyPlan) -> tuple[Provider, ...]:
+    """Where each binary comes from, once upstream's may be used for all that nobody else provides."""
+    binaries = upstream.binaries()
+    if unknown := sorted(set(plan.providers) - set(binaries)):
+        raise WheelError(
+            "a binary has nowhere to go", because=f"upstream's wheel has no binary {', '.join(unknown)}"
+        )
+    native = of_kind(plan.changes, "native")
+    if native and set(binaries) - set(plan.providers):
+        raise NativeInputsError(
+            "upstream's binaries may not be used",
+            because=f"the merge changed {', '.join(native)}, and upstream compiled them without that",
+            next_step="leave out the carries that change these files, or compile the binaries",
+        )
+    found = []
+    for member in binaries:
+        if source := plan.providers.get(member):
+            sha256, size = sha256_file(source.path), source.path.stat().st_size
+            found.append(Provider(member, sha256, size, source.provider, source.origin))
+        else:
+            sha256, size = upstream.listed[member].sha256, upstream.archive.members[member].size
+            found.append(Provider(member, sha256, size, UPSTREAM, upstream.archive.path.name))
+    return tuple(found)
+
+
+def _entries(
+    upstream: Source, plan: AssemblyPlan, changed: Delta, providers: Sequence[Provider]
+) -> list[Kept | Stored]:
+    """All members of our wheel: upstream's in their order, then what is new, then metadata, RECORD last."""
+    new_info = upstream.name.with_version(plan.version).dist_info + "/"
+    contents = {**changed.replaced, **_stamped(upstream, plan.version)}
+    contents |= {member: source.path.read_bytes() for member, source in plan.providers.items()}
+    body: list[Kept | Stored] = []
+    info: list[Kept | Stored] = []
+    for old, member in upstream.archive.members.items():
+        if old in changed.removed or old == upstream.info + "RECORD":
+            continue
+        is_info = old.startswith(upstream.info)
+        new = new_info + old.removeprefix(upstream.info) if is_info else old
+        content = contents.get(old)
+        (info if is_info else body).append(
+            Kept(upstream.archive, member, new)
+            if content is None
+            else Stored(new, content, member.executable)
+        )
+    body += [Stored(path, content) for path, content in sorted(changed.added.items())]
+    info += [Stored(new_info + path, content) for path, content in _our_record(plan.record, providers)]
+    entries = body + info
+    lines = [_line(entry, upstream.listed) for entry in entries]
+    record = format_record([*lines, RecordEntry(new_info + "RECORD")])
+    return [*entries, Stored(new_info + "RECORD", record)]
+
+
+def _line(entry: Kept | Stored, listed: Mapping[str, RecordEntry]) -> RecordEntry:
+    """The line of RECORD for *entry*: a kept member keeps its digest."""
+    if isinstance(entry, Stored):
+        return entry_of(entry.name, entry.content)
+    return replace(listed[entry.member.name], path=entry.name)
+
+
+def _stamped(upstream: Source, version: str) -> dict[str, bytes]:
+    """The three stamped files, by their old names."""
+    archive, tags = upstream.archive, upstream.name.tags
+    metadata, wheel = upstream.info + "METADATA", upstream.info + "WHEEL"
+    return {
+        metadata: stamp_metadata(archive.read(metadata), version),
+        wheel: stamp_wheel(archive.read(wheel), tags),
+        VERSION_FILE: stamp_version_file(archive.read(VERSION_FILE), version),
+    }
+
+
+def _our_record(record: Mapping[str, Any], providers: Sequence[Provider]) -> list[tuple[str, bytes]]:
+    if PROVIDERS in record:
+        raise WheelError(f"{PROVIDERS} cannot be given", because="the assembler writes it")
+    files = {**record, PROVIDERS: [provider.to_json() for provider in providers]}
+    return [(f"{RECORD_FOLDER}/{name}", to_json(value)) for name, value in sorted(files.items())]

@@ -1,0 +1,189 @@
+"""Auditing a wheel: does it hold exactly what it should, and nothing else?
+
+Start reading at `audit`. The wheel is trusted in nothing; the upstream wheel is trusted once
+its digest is the lock's, and everything is held against that and against the merge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.canonical import sha256_file
+from sparkwright.errors import ArchiveError, AuditError, SparkwrightError
+from sparkwright.events import emit
+from sparkwright.wheel import checks
+from sparkwright.wheel.archive import Archive, open_archive
+from sparkwright.wheel.checks import Check, Subject
+from sparkwright.wheel.names import parse_name
+from sparkwright.wheel.source import open_source
+from sparkwright.wheel.survey import floor_of, survey, syntax_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sparkwright.lock import Artifact, Lock
+
+__all__ = ["CHECKS", "AuditReport", "Expectation", "audit"]
+
+CHECKS: tuple[tuple[str, Callable[[Subject], Check]], ...] = (
+    ("record-complete", checks.record_complete),
+    ("tags", checks.tags),
+    ("versions-agree", checks.versions_agree),
+    ("members-differ-exactly", checks.members_differ_exactly),
+    ("python-compiles", checks.python_compiles),
+    ("no-conflict-markers", checks.no_conflict_markers),
+    ("binaries-identical", checks.binaries_identical),
+    ("native-inputs-unchanged", checks.native_inputs_unchanged),
+    ("torch-pinned", checks.torch_pinned),
+)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the wheel is held against.
+
+    Attributes:
+        upstream_wheel: upstream's wheel for the same platform.
+        artifact: what the lock says about it.
+        lock: the lock.
+        changes: every path that the merge changed, as for `AssemblyPlan`; `None` when no
+            merge is at hand, which skips the checks that need one.
+        version: the version that the wheel should have, or `None` for any of the release.
+        floor: the oldest Python that its code has to compile for, such as ``3.10``; `None` for
+            the oldest that the release supports.
+    """
+
+    upstream_wheel: Path
+    artifact: Artifact
+    lock: Lock
+    changes: Mapping[str, bytes | None] | None = None
+    version: str | None = None
+    floor: str | None = None
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What the audit found.
+
+    Attributes:
+        filename: the wheel's name.
+        sha256: its digest, 64 hex digits.
+        size: in bytes.
+        kind: ``sparkwright`` for a wheel of ours, ``upstream`` for one that has no record of ours.
+        checks: every check in its order.
+        seconds: how long it took.
+    """
+
+    filename: str
+    sha256: str
+    size: int
+    kind: str
+    checks: tuple[Check, ...]
+    seconds: float
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.verdict == "fail")
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return not self.failures
+
+    def require(self) -> None:
+        """Do nothing if the wheel passed.
+
+        Raises:
+            AuditError: it did not; the error names every check that failed.
+        """
+        if self.failures:
+            raise AuditError(
+                f"{self.filename} failed its audit",
+                because="; ".join(f"{check.name}: {check.detail}" for check in self.failures),
+                next_step="do not install or publish this wheel; build it again",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON-ready values."""
+        return {**asdict(self), "checks": [asdict(check) for check in self.checks], "passed": self.passed}
+
+
+def audit(wheel: Path, expectation: Expectation) -> AuditReport:
+    """Hold *wheel* against *expectation*, every check whatever the others found.
+
+    Raises:
+        ArchiveError: *wheel* or upstream's wheel is not there.
+        WheelError: *wheel* is not named as a wheel is.
+    """
+    started = time.monotonic()
+    name = parse_name(wheel.name)
+    for path in (wheel, expectation.upstream_wheel):
+        if not path.is_file():
+            raise ArchiveError(f"{path.name} cannot be audited", because=f"there is no file {path}")
+    with ThreadPoolExecutor(1, "digest") as pool:
+        digest = pool.submit(sha256_file, wheel)
+        upstream = pool.submit(sha256_file, expectation.upstream_wheel)
+        try:
+            with open_archive(wheel) as archive:
+                kind = "sparkwright" if checks.is_ours(archive, name) else "upstream"
+                found = _all(archive, expectation, ours=kind == "sparkwright")
+        except SparkwrightError as error:
+            kind = "unreadable"
+            found = (Check("archive-safe", "fail", str(error)), *_skipped("the archive cannot be read"))
+        origin = _origin(expectation, digest.result() if kind == "upstream" else upstream.result(), kind)
+    report = AuditReport(
+        wheel.name, digest.result(), wheel.stat().st_size, kind, (origin, *found),
+        round(time.monotonic() - started, 3),
+    )  # fmt: skip
+    emit("wheel.audited", filename=wheel.name, sha256=report.sha256, passed=report.passed,
+         failures=[check.name for check in report.failures], seconds=report.seconds)  # fmt: skip
+    return report
+
+
+def _origin(expectation: Expectation, actual: str, kind: str) -> Check:
+    """Whether the wheel that everything is held against, or the audited one itself, is the lock's."""
+    expected = expectation.artifact.sha256
+    if actual != expected:
+        whose = "this wheel has no record of ours, and" if kind == "upstream" else "upstream's wheel:"
+        return Check("upstream-digest", "fail", f"{whose} its SHA-256 is {actual}, the lock's {expected}")
+    what = (
+        "this is upstream's own wheel, as locked" if kind == "upstream" else "upstream's wheel is the lock's"
+    )
+    return Check("upstream-digest", "pass", what)
+
+
+def _all(archive: Archive, expectation: Expectation, *, ours: bool) -> tuple[Check, ...]:
+    """Every check but the one of upstream's digest, which other threads compute meanwhile."""
+    floor = expectation.floor or floor_of(expectation.lock.release.requires_python)
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkwright-audit-")))
+        try:
+            upstream = stack.enter_context(open_source(expectation.upstream_wheel))
+        except SparkwrightError as error:
+            reason = f"upstream's wheel cannot be read: {error}"
+            return (Check("archive-safe", "skipped", reason), *_skipped(reason))
+        facts, numbers = survey(archive, scratch, upstream if ours else None)
+        errors = tuple((numbers[file], reason) for file, reason in syntax_errors(scratch, floor))
+        subject = Subject(
+            archive, parse_name(archive.path.name), facts, upstream,
+            expectation.changes, expectation.lock, expectation.version, floor, errors, ours=ours,
+        )  # fmt: skip
+        return (checks.archive_safe(facts), *(_run(name, check, subject) for name, check in CHECKS))
+
+
+def _run(name: str, check: Callable[[Subject], Check], subject: Subject) -> Check:
+    try:
+        return check(subject)
+    except SparkwrightError as error:
+        return Check(name, "fail", str(error))
+
+
+def _skipped(reason: str) -> tuple[Check, ...]:
+    return tuple(Check(name, "skipped", reason) for name, _ in CHECKS)

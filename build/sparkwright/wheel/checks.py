@@ -1,0 +1,338 @@
+"""The checks of an audit, one function each: they look at facts and never at each other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+
+from sparkwright.errors import WheelError
+from sparkwright.wheel.assemble import PROVIDERS, RECORD_FOLDER, UPSTREAM
+from sparkwright.wheel.classify import of_kind
+from sparkwright.wheel.delta import delta
+from sparkwright.wheel.elf import machine_of
+from sparkwright.wheel.record import parse_record
+from sparkwright.wheel.stamp import (
+    VERSION_FILE,
+    header,
+    stamp_metadata,
+    stamp_version_file,
+    stamp_wheel,
+    stated_version,
+    version_tuple,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkwright.lock import Lock
+    from sparkwright.wheel.archive import Archive
+    from sparkwright.wheel.names import WheelName
+    from sparkwright.wheel.source import Source
+    from sparkwright.wheel.survey import Facts
+
+__all__ = ["Check", "Subject"]
+
+POINT = "point.json"
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check and what it found.
+
+    Attributes:
+        name: what was checked.
+        verdict: ``pass``, ``fail`` or ``skipped``.
+        detail: what was found, for people.
+    """
+
+    name: str
+    verdict: Literal["pass", "fail", "skipped"]
+    detail: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The wheel under audit and what it is held against.
+
+    Attributes:
+        archive: its archive.
+        name: the parts of its file name.
+        facts: what each member holds.
+        upstream: upstream's wheel.
+        changes: what the merge changed, or `None`.
+        lock: the lock.
+        version: the version that it should have, or `None`.
+        floor: the oldest Python that its code has to compile for.
+        errors: member and reason of every syntax error at that floor.
+        ours: whether it has a record of ours.
+    """
+
+    archive: Archive
+    name: WheelName
+    facts: Mapping[str, Facts]
+    upstream: Source
+    changes: Mapping[str, bytes | None] | None
+    lock: Lock
+    version: str | None
+    floor: str
+    errors: Sequence[tuple[str, str]]
+    ours: bool
+
+    @property
+    def info(self) -> str:
+        """The metadata folder that the file name asks for, with a slash at the end."""
+        return self.name.dist_info + "/"
+
+    @property
+    def binaries(self) -> tuple[str, ...]:
+        """The members that are ELF files, sorted."""
+        return tuple(sorted(name for name, facts in self.facts.items() if facts.binary))
+
+    def record(self, file: str) -> Any:
+        """The JSON *file* of our record.
+
+        Raises:
+            WheelError: it is not JSON.
+        """
+        try:
+            return json.loads(self.archive.read(f"{self.info}{RECORD_FOLDER}/{file}"))
+        except ValueError as error:
+            raise WheelError(f"{RECORD_FOLDER}/{file} is not JSON", because=str(error)) from error
+
+
+def is_ours(archive: Archive, name: WheelName) -> bool:
+    """Whether the wheel claims to be put together by us."""
+    return any(member.startswith(f"{name.dist_info}/{RECORD_FOLDER}/") for member in archive.members)
+
+
+def _judge(name: str, faults: Sequence[str], passed: str) -> Check:
+    if not faults:
+        return Check(name, "pass", passed)
+    more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+    return Check(name, "fail", "; ".join(faults[:_SHOWN]) + more)
+
+
+def archive_safe(facts: Mapping[str, Facts]) -> Check:
+    """Every member's data is whole; names and structure were checked when the archive was opened."""
+    faults = [f"{name}: {one.damage}" for name, one in facts.items() if one.damage]
+    return _judge("archive-safe", faults, f"{len(facts)} members, every CRC-32 right")
+
+
+def record_complete(subject: Subject) -> Check:
+    """RECORD lists every member, and only those, with their true digests and sizes (PEP 427)."""
+    record = subject.info + "RECORD"
+    listed = parse_record(subject.archive.read(record))
+    faults = [f"{name} is not listed" for name in sorted(set(subject.facts) - set(listed))]
+    faults += [f"{name} is listed and absent" for name in sorted(set(listed) - set(subject.facts))]
+    for name in sorted(set(listed) & set(subject.facts)):
+        entry, facts = listed[name], subject.facts[name]
+        if name == record:
+            if entry.digest or entry.size is not None:
+                faults.append("RECORD states a digest of itself")
+        elif entry.size != facts.size:
+            faults.append(f"{name} has {facts.size} bytes, not {entry.size}")
+        elif entry.sha256 != facts.sha256:
+            faults.append(f"{name} has another digest")
+    return _judge("record-complete", faults, f"{len(listed)} lines, every digest and size right")
+
+
+def tags(subject: Subject) -> Check:
+    """File name, WHEEL and the binaries agree about what the wheel runs on (PEP 425)."""
+    wheel = subject.archive.read(subject.info + "WHEEL")
+    stated, machine = sorted(header(wheel, "Tag")), subject.name.machine
+    generic = [f"{subject.name.python}-{subject.name.abi}-linux_{machine}"]
+    faults = []
+    if stated != sorted(subject.name.tags) and (subject.ours or stated != generic):
+        faults.append(f"WHEEL says {', '.join(stated)}, the file name {', '.join(subject.name.tags)}")
+    if header(wheel, "Root-Is-Purelib") != ["false"]:
+        faults.append("Root-Is-Purelib is not false")
+    if not machine:
+        faults.append(f"the platform {subject.name.platform} names no machine that is known here")
+    for member in subject.binaries:
+        if (found := machine_of(subject.facts[member].beginning)) != machine:
+            faults.append(f"{member} is made for {found}")
+        if subject.name.abi == "abi3" and re.fullmatch(r"[^/]+/[^/]+(?<!\.abi3)\.so", member):
+            faults.append(f"{member} is not of the stable ABI")
+    detail = f"{', '.join(stated)}; {len(subject.binaries)} binaries for {machine}"
+    return _judge("tags", faults, detail)
+
+
+def versions_agree(subject: Subject) -> Check:
+    """File name, metadata folder, METADATA, ``_version.py`` and our record state one version."""
+    version = subject.name.version
+    text, numbers = stated_version(subject.archive.read(VERSION_FILE))
+    stated: dict[str, object] = {
+        "METADATA": ", ".join(header(subject.archive.read(subject.info + "METADATA"), "Version")),
+        VERSION_FILE: text,
+    }
+    if subject.ours:
+        point = subject.record(POINT)
+        stated[POINT] = point.get("version") if isinstance(point, dict) else None
+    faults = [f"{where} says {found}" for where, found in stated.items() if found != version]
+    folders = {name.split("/")[0] for name in subject.facts if ".dist-info/" in name}
+    faults += [f"there is a folder {folder}" for folder in sorted(folders - {subject.name.dist_info})]
+    try:
+        if Version(version).public != subject.lock.release.version:
+            faults.append(f"the lock's release is {subject.lock.release.version}")
+        if numbers != version_tuple(version):
+            faults.append(f"{VERSION_FILE} has the tuple {numbers}")
+    except InvalidVersion:
+        faults.append("the file name's version is not PEP 440's")
+    if subject.version not in {None, version}:
+        faults.append(f"{subject.version} was expected")
+    if faults:
+        faults.insert(0, f"the file name says {version}")
+    return _judge("versions-agree", faults, version)
+
+
+def members_differ_exactly(subject: Subject) -> Check:
+    """The members that differ from upstream's are those that the merge changed, with its very bytes."""
+    name = "members-differ-exactly"
+    if not subject.ours:
+        return Check(name, "skipped", "this is upstream's own wheel")
+    if subject.changes is None:
+        return Check(name, "skipped", "no merge was given to hold it against")
+    expected = _expected(subject)
+    free = (subject.info + "RECORD", subject.info + RECORD_FOLDER + "/")
+    actual = {member: one.sha256 for member, one in subject.facts.items() if not member.startswith(free)}
+    faults = [f"{member} is missing" for member in sorted(set(expected) - set(actual))]
+    faults += [
+        f"{member} is neither upstream's nor the merge's" for member in sorted(set(actual) - set(expected))
+    ]
+    faults += [
+        f"{member} has other bytes than it should"
+        for member in sorted(set(actual) & set(expected))
+        if actual[member] != expected[member]
+    ]
+    faults += [
+        f"{member} may {'' if old.executable else 'not '}be executed in upstream's wheel"
+        for member, old in subject.upstream.archive.members.items()
+        if (new := subject.archive.members.get(_renamed(subject, member)))
+        and new.executable != old.executable
+    ]
+    shipped = len(of_kind(subject.changes, "shipped"))
+    return _judge(name, faults, f"{shipped} changed by the merge, 3 stamped, all others are upstream's")
+
+
+def _expected(subject: Subject) -> dict[str, str]:
+    """Member to SHA-256 of all that the wheel should hold, but for RECORD and our record."""
+    upstream, version = subject.upstream, subject.name.version
+    changed = delta(upstream, subject.changes or {})
+    contents = {**changed.replaced, **changed.added}
+    archive, info = upstream.archive, upstream.info
+    contents[info + "METADATA"] = stamp_metadata(archive.read(info + "METADATA"), version)
+    contents[info + "WHEEL"] = stamp_wheel(archive.read(info + "WHEEL"), upstream.name.tags)
+    contents[VERSION_FILE] = stamp_version_file(archive.read(VERSION_FILE), version)
+    provided = {
+        entry["member"]: entry["sha256"] for entry in _provided(subject) if entry["provider"] != UPSTREAM
+    }
+    digests = {
+        member: entry.sha256
+        for member, entry in upstream.listed.items()
+        if member != info + "RECORD" and member not in changed.removed
+    }
+    digests |= {
+        member: hashlib.sha256(content).hexdigest() for member, content in contents.items()
+    } | provided
+    return {_renamed(subject, member): digest for member, digest in digests.items()}
+
+
+def _renamed(subject: Subject, member: str) -> str:
+    old = subject.upstream.info
+    return subject.info + member.removeprefix(old) if member.startswith(old) else member
+
+
+def python_compiles(subject: Subject) -> Check:
+    """The oldest Python that the release supports could compile every Python file."""
+    faults = [f"{member}, {reason}" for member, reason in sorted(subject.errors)]
+    count = sum(name.endswith(".py") for name in subject.facts)
+    return _judge("python-compiles", faults, f"{count} files, as Python {subject.floor} reads them")
+
+
+def no_conflict_markers(subject: Subject) -> Check:
+    """No file holds a conflict that a merge left behind."""
+    faults = [f"{name} holds a conflict" for name, one in sorted(subject.facts.items()) if one.conflict]
+    return _judge("no-conflict-markers", faults, "none in any file that is not a binary")
+
+
+def binaries_identical(subject: Subject) -> Check:
+    """Each binary is the one that its provider gave, and each names its provider."""
+    name = "binaries-identical"
+    if not subject.ours:
+        return Check(name, "skipped", "this is upstream's own wheel")
+    provided = _provided(subject)
+    members = [entry["member"] for entry in provided]
+    faults = [f"{member} names no provider" for member in subject.binaries if member not in members]
+    faults += [f"{member} is listed twice" for member in sorted({m for m in members if members.count(m) > 1})]
+    for entry in provided:
+        faults += _binary_faults(subject, entry)
+    upstreams = sum(entry["provider"] == UPSTREAM for entry in provided)
+    detail = f"{upstreams} of {len(provided)} are upstream's, byte for byte"
+    return _judge(name, faults, detail)
+
+
+def _binary_faults(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
+    member, facts = entry["member"], subject.facts.get(entry["member"])
+    if facts is None:
+        return [f"{member} is listed and absent"]
+    if (facts.sha256, facts.size) != (entry["sha256"], entry["size"]):
+        return [f"{member} is not what its provider gave"]
+    if entry["provider"] != UPSTREAM:
+        return []
+    theirs = subject.upstream.listed.get(member)
+    if entry["from"] != subject.upstream.archive.path.name:
+        return [f"{member} comes from {entry['from']}"]
+    if theirs is None or theirs.sha256 != facts.sha256:
+        return [f"{member} is not upstream's"]
+    return []
+
+
+def _provided(subject: Subject) -> list[dict[str, Any]]:
+    """The entries of our record of binaries, once each has what an entry needs."""
+    shape = {"member": str, "sha256": str, "size": int, "provider": str, "from": str}
+    entries = subject.record(PROVIDERS)
+    if not isinstance(entries, list) or not all(
+        isinstance(one, dict) and {key: type(value) for key, value in one.items()} == shape for one in entries
+    ):
+        raise WheelError(f"{PROVIDERS} is malformed", because=f"each entry has to have {', '.join(shape)}")
+    return entries
+
+
+def native_inputs_unchanged(subject: Subject) -> Check:
+    """Upstream's binaries are used only while the merge left alone what they are compiled from."""
+    name = "native-inputs-unchanged"
+    if not subject.ours:
+        return Check(name, "skipped", "this is upstream's own wheel")
+    if subject.changes is None:
+        return Check(name, "skipped", "no merge was given to hold it against")
+    native = of_kind(subject.changes, "native")
+    theirs = [entry["member"] for entry in _provided(subject) if entry["provider"] == UPSTREAM]
+    faults = [
+        f"the merge changed {path}, and upstream's binaries are without that" for path in native if theirs
+    ]
+    return _judge(name, faults, "the merge changed nothing that compiled code comes from")
+
+
+def torch_pinned(subject: Subject) -> Check:
+    """METADATA asks for exactly the torch that the binaries were built against."""
+    expected = f"torch=={subject.lock.release.torch}"
+    metadata = subject.archive.read(subject.info + "METADATA")
+    try:
+        requirements = [Requirement(value) for value in header(metadata, "Requires-Dist")]
+    except InvalidRequirement as error:
+        return Check("torch-pinned", "fail", f"METADATA is malformed: {error}")
+    torch = [
+        str(one)
+        for one in requirements
+        if one.name == "torch" and not (one.marker and "extra" in str(one.marker))
+    ]
+    return _judge(
+        "torch-pinned", [] if torch == [expected] else [f"it asks for {torch}, not {expected}"], expected
+    )

@@ -1,0 +1,52 @@
+"""What a changed path of upstream's repository means for a wheel made from upstream's own.
+
+The rules are upstream's build: ``setup.py`` reads ``requirements/cuda.txt`` and what that
+includes for the wheel's metadata, loads ``tools/build_rust.py`` for its Rust parts, and
+hands the rest to CMake.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Kind", "classify", "of_kind"]
+
+Kind = Literal["native", "metadata", "shipped", "not-shipped"]
+"""What a path decides: compiled code, METADATA, the wheel's own files, or nothing in the wheel."""
+
+# The first pattern that matches the whole path decides.
+_TABLE: tuple[tuple[str, Kind], ...] = (
+    (r"csrc/.*", "native"),
+    (r"cmake/.*", "native"),
+    (r"CMakeLists\.txt", "native"),
+    (r"setup\.py", "native"),
+    (r"rust/.*", "native"),
+    (r"build_rust\.sh", "native"),
+    (r"tools/build_rust\.py", "native"),
+    (r"rust-toolchain(\.toml)?", "native"),
+    (r"requirements/build/.*", "native"),
+    # Nothing in setup.py reads these: they equip upstream's own testing and linting.
+    (r"requirements/(test|lint|docs)(/.*|\.(in|txt))", "not-shipped"),
+    (r"requirements/.*", "metadata"),
+    (r"pyproject\.toml", "metadata"),
+    (r"setup\.cfg", "metadata"),
+    (r"MANIFEST\.in", "metadata"),
+    (r"LICENSE", "metadata"),
+    (r"vllm/.*", "shipped"),
+    (r".*", "not-shipped"),
+)
+_COMPILED = tuple((re.compile(pattern), kind) for pattern, kind in _TABLE)
+
+
+def classify(path: str) -> Kind:
+    """What *path*, relative to the repository's root, decides."""
+    return next(kind for pattern, kind in _COMPILED if pattern.fullmatch(path))
+
+
+def of_kind(paths: Iterable[str], kind: Kind) -> tuple[str, ...]:
+    """Those of *paths* that are of that *kind*, sorted."""
+    return tuple(sorted(path for path in paths if classify(path) == kind))

@@ -1,0 +1,119 @@
+"""A wheel's file name and the tags in it (PEP 427, PEP 425)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from itertools import product
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from sparkwright.errors import WheelError
+
+__all__ = ["WheelName", "local_version", "parse_name"]
+
+_DIGEST_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class WheelName:
+    """The parts of a wheel's file name, escaped as they stand there.
+
+    Attributes:
+        distribution: the project, such as ``vllm``.
+        version: its version.
+        build: the build tag, mostly empty.
+        python: the Python tag, such as ``cp38``.
+        abi: the ABI tag, such as ``abi3``.
+        platform: the platform tag, such as ``manylinux_2_28_aarch64``.
+    """
+
+    distribution: str
+    version: str
+    build: str
+    python: str
+    abi: str
+    platform: str
+
+    @property
+    def filename(self) -> str:
+        """The file name."""
+        parts = (self.distribution, self.version, self.build, self.python, self.abi, self.platform)
+        return "-".join(part for part in parts if part) + ".whl"
+
+    @property
+    def dist_info(self) -> str:
+        """The name of the folder with the wheel's metadata."""
+        return f"{self.distribution}-{self.version}.dist-info"
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Each single tag that the compressed set in the name stands for."""
+        sets = (self.python.split("."), self.abi.split("."), self.platform.split("."))
+        return tuple("-".join(tag) for tag in product(*sets))
+
+    @property
+    def machine(self) -> str:
+        """The machine of the platform tag: ``aarch64``, ``x86_64``, or empty where it names neither."""
+        found = re.search(r"(aarch64|x86_64)$", self.platform)
+        return found.group(1) if found else ""
+
+    def with_version(self, version: str) -> WheelName:
+        """The same with another *version*.
+
+        Raises:
+            WheelError: it is not a PEP 440 version in its normal form.
+        """
+        try:
+            normal = str(Version(version))
+        except InvalidVersion:
+            normal = ""
+        if not normal or version != normal:
+            raise WheelError(
+                f"{version!r} cannot be a wheel's version",
+                because=f"PEP 440 spells it {normal!r}" if normal else "PEP 440 does not allow it",
+            )
+        return replace(self, version=version)
+
+
+def parse_name(filename: str) -> WheelName:
+    """The parts of a wheel's *filename*.
+
+    Raises:
+        WheelError: it is not a wheel's name.
+    """
+    try:
+        parse_wheel_filename(filename)
+    except (InvalidWheelFilename, InvalidVersion) as error:
+        raise WheelError(f"{filename} is not a wheel's file name", because=str(error)) from error
+    distribution, version, *build, python, abi, platform = filename.removesuffix(".whl").split("-")
+    return WheelName(distribution, version, "".join(build), python, abi, platform)
+
+
+def local_version(release: str, patchset: str, digest: str) -> str:
+    """The PEP 440 version of our build: ``0.24.0+spark.1a2b3c4d``.
+
+    Args:
+        release: upstream's version; it may not have a local part already.
+        patchset: the patchset's name; what a local version cannot hold becomes a dot.
+        digest: the point's digest in hex, of which eight digits are taken. PEP 440 reads an
+            all-decimal part as a number, so leading zeros of such a part fall away.
+
+    Raises:
+        WheelError: no version can be made of these.
+    """
+    name = re.sub(r"[^a-z0-9]+", ".", patchset.lower()).strip(".")
+    try:
+        base = Version(release)
+        version = Version(f"{release}+{name}.{digest[:_DIGEST_DIGITS]}")
+    except InvalidVersion as error:
+        raise WheelError(
+            f"no version can be made of {release!r} and {patchset!r}", because=str(error)
+        ) from error
+    if base.local or not name or not re.fullmatch(r"[0-9a-f]{8,}", digest):
+        raise WheelError(
+            f"no version can be made of {release!r} and {patchset!r}",
+            because="it takes a release without a local part, a name with letters or digits, a hex digest",
+        )
+    return str(version)

@@ -1,0 +1,210 @@
+"""Writing an archive out of kept members and new ones, hashing while writing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkwright.canonical import CHUNK
+from sparkwright.errors import ArchiveError
+from sparkwright.wheel.archive import (
+    CENTRAL,
+    CENTRAL_SIGNATURE,
+    DESCRIPTOR_FOLLOWS,
+    END,
+    END_SIGNATURE,
+    LOCAL,
+    LOCAL_SIGNATURE,
+    UTF8,
+    Archive,
+    Member,
+    name_fault,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["Kept", "Range", "Stored", "layout", "write_parts"]
+
+_UNIX, _VERSION = 3, 20
+_EPOCH_DATE = (0 << 9) | (1 << 5) | 1  # 1980-01-01, the first day that MS-DOS knows
+_MAX_COUNT, _MAX_OFFSET = 0xFFFF, 0xFFFFFFFF
+_BACKLOG = 16
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A member taken from *archive* as it is, compressed data and time stamp included.
+
+    Attributes:
+        archive: where it comes from; it must stay open until the parts are written.
+        member: the member there.
+        name: its name in the new archive.
+    """
+
+    archive: Archive
+    member: Member
+    name: str
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A member written anew, uncompressed, dated 1980-01-01.
+
+    Attributes:
+        name: its name in the new archive.
+        content: its bytes.
+        executable: whether its mode is 0755 rather than 0644.
+    """
+
+    name: str
+    content: bytes
+    executable: bool = False
+
+
+@dataclass(frozen=True)
+class Range:
+    """The bytes of *archive* from *start* to *end*."""
+
+    archive: Archive
+    start: int
+    end: int
+
+
+def layout(entries: Iterable[Kept | Stored]) -> list[Range | bytes]:
+    """The bytes of an archive that holds *entries* in that order, as parts to be written in turn.
+
+    Neighbours that were neighbours in their old archive become one range.
+
+    Raises:
+        ArchiveError: a name is unsafe or doubled, or the archive would need zip64.
+    """
+    parts: list[Range | bytes] = []
+    directory: list[bytes] = []
+    names: set[str] = set()
+    position = 0
+    for entry in entries:
+        if because := name_fault(entry.name) or (
+            f"{entry.name} appears twice" if entry.name in names else ""
+        ):
+            raise ArchiveError("the archive cannot be written", because=because)
+        names.add(entry.name)
+        member, pieces = _place(entry, position)
+        directory.append(_central(member))
+        for piece in pieces:
+            position += _length(piece)
+            _append(parts, piece)
+    listing = b"".join(directory)
+    if len(directory) >= _MAX_COUNT or position + len(listing) >= _MAX_OFFSET:
+        raise ArchiveError("the archive cannot be written", because="it would need zip64")
+    count = len(directory)
+    parts += [listing, END.pack(END_SIGNATURE, 0, 0, count, count, len(listing), position, 0)]
+    return parts
+
+
+def _length(part: Range | bytes) -> int:
+    return part.end - part.start if isinstance(part, Range) else len(part)
+
+
+def _append(parts: list[Range | bytes], piece: Range | bytes) -> None:
+    last = parts[-1] if parts else None
+    if (
+        isinstance(piece, Range)
+        and isinstance(last, Range)
+        and last.archive is piece.archive
+        and last.end == piece.start
+    ):
+        parts[-1] = Range(last.archive, last.start, piece.end)
+    else:
+        parts.append(piece)
+
+
+def _place(entry: Kept | Stored, position: int) -> tuple[Member, tuple[Range | bytes, ...]]:
+    """*entry* as a member at offset *position*, and the pieces that make it up."""
+    if isinstance(entry, Kept) and entry.name == entry.member.name:
+        old = entry.member
+        return _moved(old, old.name, position, old.flags), (Range(entry.archive, old.start, old.end),)
+    if isinstance(entry, Kept):
+        # A new name needs a new local header; sizes stand in it, so no descriptor follows.
+        old = entry.member
+        flags = old.flags & ~DESCRIPTOR_FOLLOWS & ~UTF8 | _utf8_flag(entry.name)
+        member = _moved(old, entry.name, position, flags)
+        data = Range(entry.archive, old.data, old.data + old.compressed_size)
+        return member, (_local(member), data)
+    member = Member(
+        name=entry.name, flags=_utf8_flag(entry.name), method=0, time=0, date=_EPOCH_DATE,
+        crc=zlib.crc32(entry.content), compressed_size=len(entry.content), size=len(entry.content),
+        mode=0o100755 if entry.executable else 0o100644, start=position, data=0, end=0,
+    )  # fmt: skip
+    return member, (_local(member), entry.content)
+
+
+def _utf8_flag(name: str) -> int:
+    return 0 if name.isascii() else UTF8
+
+
+def _moved(old: Member, name: str, position: int, flags: int) -> Member:
+    return replace(old, name=name, flags=flags, start=position, data=0, end=0)
+
+
+def _local(member: Member) -> bytes:
+    name = member.raw_name
+    return LOCAL.pack(
+        LOCAL_SIGNATURE, _VERSION, member.flags, member.method, member.time, member.date,
+        member.crc, member.compressed_size, member.size, len(name), 0,
+    ) + name  # fmt: skip
+
+
+def _central(member: Member) -> bytes:
+    name = member.raw_name
+    try:
+        return CENTRAL.pack(
+            CENTRAL_SIGNATURE, _VERSION, _UNIX, _VERSION, 0, member.flags, member.method, member.time,
+            member.date, member.crc, member.compressed_size, member.size, len(name), 0, 0, 0, 0,
+            member.mode << 16, member.start,
+        ) + name  # fmt: skip
+    except struct.error as error:
+        raise ArchiveError("the archive cannot be written", because="it would need zip64") from error
+
+
+def write_parts(parts: Sequence[Range | bytes], descriptor: int) -> str:
+    """Write *parts* to the open file *descriptor*.
+
+    Hashing takes longer than writing and lets other threads run meanwhile, so it follows in
+    a thread of its own, on the very bytes that were written.
+
+    Returns:
+        SHA-256 of everything written, 64 hex digits.
+    """
+    digest = hashlib.sha256()
+    waiting: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1, "sha256") as hasher:
+        for chunk in _chunks(parts):
+            waiting.append(hasher.submit(digest.update, chunk))
+            _write_all(descriptor, chunk)
+            if len(waiting) > _BACKLOG:
+                waiting.popleft().result()
+        while waiting:
+            waiting.popleft().result()
+    return digest.hexdigest()
+
+
+def _chunks(parts: Sequence[Range | bytes]) -> Iterator[bytes]:
+    for part in parts:
+        if isinstance(part, bytes):
+            yield part
+        else:
+            for start in range(part.start, part.end, CHUNK):
+                yield part.archive.raw(start, min(start + CHUNK, part.end))
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    written = os.write(descriptor, data)
+    while written < len(data):
+        written += os.write(descriptor, memoryview(data)[written:])

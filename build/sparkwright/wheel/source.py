@@ -1,0 +1,70 @@
+"""A wheel opened to take members from, or to be looked into."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import WheelError
+from sparkwright.wheel.archive import Archive, open_archive
+from sparkwright.wheel.elf import ELF_MAGIC, is_elf
+from sparkwright.wheel.names import WheelName, parse_name
+from sparkwright.wheel.record import RecordEntry, parse_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+__all__ = ["Source", "open_source"]
+
+_SIGNATURES = ("RECORD.jws", "RECORD.p7s")
+
+
+@dataclass(frozen=True)
+class Source:
+    """An open wheel whose RECORD lists exactly its members; see `open_source`.
+
+    Attributes:
+        archive: its archive.
+        name: the parts of its file name.
+        listed: its RECORD by path.
+    """
+
+    archive: Archive
+    name: WheelName
+    listed: Mapping[str, RecordEntry]
+
+    @property
+    def info(self) -> str:
+        """Its metadata folder, with a slash at the end."""
+        return self.name.dist_info + "/"
+
+    def is_binary(self, member: str) -> bool:
+        """Whether *member* is an ELF file, whatever it is called."""
+        return is_elf(self.archive.beginning(member, len(ELF_MAGIC)))
+
+    def binaries(self) -> tuple[str, ...]:
+        """The members that are ELF files, sorted."""
+        return tuple(sorted(name for name in self.archive.members if self.is_binary(name)))
+
+
+@contextlib.contextmanager
+def open_source(path: Path) -> Iterator[Source]:
+    """Open the wheel at *path* for the length of the block.
+
+    Raises:
+        ArchiveError: it is no archive that we would take members from.
+        WheelError: its name or its RECORD is malformed, or it is signed and so may not change.
+    """
+    name = parse_name(path.name)
+    with open_archive(path) as archive:
+        listed = parse_record(archive.read(f"{name.dist_info}/RECORD"))
+        if odd := sorted(set(listed) ^ set(archive.members)):
+            raise WheelError(
+                f"{path.name} is malformed",
+                because=f"its members and its RECORD disagree about {', '.join(odd[:5])}",
+            )
+        if signed := [file for file in _SIGNATURES if f"{name.dist_info}/{file}" in listed]:
+            raise WheelError(f"{path.name} cannot be changed", because=f"{signed[0]} signs it as it is")
+        yield Source(archive, name, listed)

@@ -1,0 +1,168 @@
+"""One pass over a wheel that learns from each member all that the checks ask for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import SpecifierSet
+
+from sparkwright import process
+from sparkwright.canonical import CHUNK
+from sparkwright.errors import ArchiveError
+from sparkwright.wheel.elf import HEADER_SIZE, is_elf
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from sparkwright.wheel.archive import Archive, Member
+    from sparkwright.wheel.source import Source
+
+__all__ = ["Facts", "floor_of", "survey", "syntax_errors"]
+
+_MARKER = re.compile(rb"^(?:<{7}|>{7}) ", re.MULTILINE)
+_SEPARATOR = re.compile(rb"^={7}\r?$", re.MULTILINE)
+_THREADS = 2  # more of them only wait for the interpreter lock: most members are small
+_MINORS = range(7, 15)
+# What CPython's compiler refuses beyond its grammar: late __future__ imports, too many starred
+# targets, and break, continue, yield, return, bare except, nonlocal and global out of place.
+_RULES = "E9,F404,F622,F701,F702,F704,F706,F707,PLE0117,PLE0118"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a member holds.
+
+    Attributes:
+        sha256: digest of its content, 64 hex digits; empty when it is damaged.
+        size: of its content, in bytes.
+        beginning: its first 20 bytes.
+        conflict: whether it holds a conflict as git writes it into a file.
+        damage: why it could not be read, or the empty string.
+    """
+
+    sha256: str
+    size: int
+    beginning: bytes
+    conflict: bool
+    damage: str = ""
+
+    @property
+    def binary(self) -> bool:
+        """Whether it is an ELF file."""
+        return is_elf(self.beginning)
+
+
+def survey(
+    archive: Archive, folder: Path, upstream: Source | None
+) -> tuple[dict[str, Facts], dict[str, str]]:
+    """Read every member of *archive* and write its Python files into *folder*, numbered.
+
+    Numbers instead of names, because no name can then lead outside, or into a folder that a
+    tool leaves out by its name.
+
+    Args:
+        archive: the wheel.
+        folder: an empty folder.
+        upstream: a wheel of known digest. A binary whose compressed bytes are those of its
+            namesake there is that binary: it takes its digest from the RECORD there and need
+            not be inflated, which would take most of the time. `None` to read all.
+
+    Returns:
+        The facts by member, and the member's name by the name of its file in *folder*.
+    """
+    # The largest first, or the last binary would leave the other thread idle.
+    ordered = sorted(archive.members.values(), key=lambda member: (-member.size, member.name))
+    numbers = {
+        member.name: f"{number:06}.py" for number, member in enumerate(ordered) if member.name.endswith(".py")
+    }
+
+    def look(name: str) -> tuple[str, Facts]:
+        if upstream is not None and _same_binary(archive, upstream, name):
+            beginning = archive.beginning(name, HEADER_SIZE)
+            sha256, size = upstream.listed[name].sha256, archive.members[name].size
+            return name, Facts(sha256, size, beginning, conflict=False)
+        return name, _look(archive, name, folder / numbers[name] if name in numbers else None)
+
+    with ThreadPoolExecutor(_THREADS, "survey") as pool:
+        facts = dict(pool.map(look, [member.name for member in ordered]))
+    return facts, {number: name for name, number in numbers.items()}
+
+
+def _same_binary(archive: Archive, upstream: Source, name: str) -> bool:
+    """Whether *name* is a large binary with the compressed bytes that *upstream* has for it."""
+    ours, theirs = archive.members[name], upstream.archive.members.get(name)
+    if theirs is None or ours.size < CHUNK or not upstream.is_binary(name):
+        return False
+    if _summary(ours) != _summary(theirs):
+        return False
+    pieces = zip(archive.compressed(ours), upstream.archive.compressed(theirs), strict=True)
+    return all(mine == other for mine, other in pieces)
+
+
+def _summary(member: Member) -> tuple[int, int, int, int]:
+    return member.method, member.crc, member.compressed_size, member.size
+
+
+def _look(archive: Archive, name: str, copy: Path | None) -> Facts:
+    digest = hashlib.sha256()
+    size = 0
+    beginning = b""
+    text: list[bytes] = []
+    try:
+        for piece in archive.chunks(name):
+            digest.update(piece)
+            size += len(piece)
+            beginning = beginning if len(beginning) >= HEADER_SIZE else (beginning + piece)[:HEADER_SIZE]
+            if not is_elf(beginning):
+                text.append(piece)
+    except ArchiveError as error:
+        return Facts("", size, beginning, conflict=False, damage=error.because)
+    content = b"".join(text)
+    if copy is not None:
+        copy.write_bytes(content)
+    return Facts(digest.hexdigest(), size, beginning, conflict=_holds_conflict(content))
+
+
+def _holds_conflict(content: bytes) -> bool:
+    """Whether *content* has a marker and a separator on lines of their own, as no heading in a text has."""
+    near = b"<<<<<<< " in content or b">>>>>>> " in content
+    return near and bool(_MARKER.search(content) and _SEPARATOR.search(content))
+
+
+def floor_of(requires_python: str) -> str:
+    """The oldest Python 3 that the PEP 440 specifier *requires_python* allows, such as ``3.10``."""
+    allowed = SpecifierSet(requires_python)
+    return next((f"3.{minor}" for minor in _MINORS if allowed.contains(f"3.{minor}.99")), f"3.{_MINORS[-1]}")
+
+
+def syntax_errors(folder: Path, floor: str) -> Sequence[tuple[str, str]]:
+    """What the Python *floor* could not compile among the files in *folder*.
+
+    Returns:
+        The file's name, and the line with the reason, for each error.
+
+    Raises:
+        ProcessError: ruff itself failed.
+    """
+    from ruff.__main__ import find_ruff_bin
+
+    done = process.run(
+        [find_ruff_bin(), "check", "--isolated", "--no-cache", "--ignore-noqa", "--select", _RULES,
+         "--target-version", "py" + floor.replace(".", ""), "--output-format", "json", "."],
+        cwd=folder, accept=(0, 1),
+    )  # fmt: skip
+    found: list[Mapping[str, object]] = json.loads(done.stdout)
+    return [(os.path.basename(str(one["filename"])), _reason(one)) for one in found]  # noqa: PTH119
+
+
+def _reason(error: Mapping[str, object]) -> str:
+    location = error.get("location")
+    line = location.get("row") if isinstance(location, dict) else "?"
+    return f"line {line}: {error.get('message')}"

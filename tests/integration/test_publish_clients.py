@@ -1,0 +1,160 @@
+"""The index as real clients read it: pip, uv and pypi-simple, from a server and from files."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import wheelkit
+
+from sparkwright.publish import publish
+from sparkwright.wheel import AssemblyPlan, assemble, local_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PLATFORM = "manylinux_2_28_aarch64"
+VERSIONS = [local_version("0.24.0", "spark", digit * 8) for digit in "ab"]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two versions for one platform and one for another, published."""
+    folder = tmp_path_factory.mktemp("publish")
+    wheels = []
+    for machine, version in [("aarch64", VERSIONS[0]), ("aarch64", VERSIONS[1]), ("x86_64", VERSIONS[0])]:
+        upstream = wheelkit.upstream_wheel(folder / "upstream", machine)
+        plan = AssemblyPlan(upstream, wheelkit.sha256(upstream), version, {"vllm/core.py": b"x = 1\n"})
+        wheels.append(assemble(plan, folder / "dist").path)
+    publish(wheels, folder / "dist")
+    return folder / "dist"
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def address(dist: Path) -> Iterator[str]:
+    """The index on a plain static server."""
+    handler = functools.partial(_Quiet, directory=str(dist))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/simple"
+        server.shutdown()
+
+
+def pip_download(index: str, version: str, target: Path) -> list[str]:
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "download", "--no-deps",
+         "--no-cache-dir", "--only-binary=:all:", "--platform", PLATFORM, "--index-url", index, "-d", target,
+         f"vllm=={version}"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return [path.name for path in target.iterdir()]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_pip_downloads_from_files(dist: Path, version: str, tmp_path: Path) -> None:
+    names = pip_download((dist / "simple").as_uri(), version, tmp_path)
+    assert names == [f"vllm-{version}-cp38-abi3-{PLATFORM}.whl"]
+    assert wheelkit.sha256(tmp_path / names[0]) == wheelkit.sha256(dist / names[0])
+
+
+def test_pip_downloads_from_a_server(address: str, tmp_path: Path) -> None:
+    assert pip_download(address, VERSIONS[1], tmp_path) == [f"vllm-{VERSIONS[1]}-cp38-abi3-{PLATFORM}.whl"]
+
+
+def test_pip_refuses_a_wheel_that_was_changed_after_publishing(dist: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "dist"
+    shutil.copytree(dist, copy)
+    wheel = copy / f"vllm-{VERSIONS[0]}-cp38-abi3-{PLATFORM}.whl"
+    wheel.write_bytes(wheel.read_bytes() + b"\0")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        pip_download((copy / "simple").as_uri(), VERSIONS[0], tmp_path / "out")
+    assert "DO NOT MATCH THE HASHES" in caught.value.stderr
+
+
+def uv(*arguments: str | Path, stdin: str = "") -> str:
+    program = shutil.which("uv") or Path(sys.executable).with_name("uv")
+    done = subprocess.run(
+        [program, "--no-config", "--no-cache", *arguments], input=stdin, check=True, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("scheme", ["http", "file"])
+def test_uv_resolves_to_our_digest(dist: Path, address: str, scheme: str) -> None:
+    index = address if scheme == "http" else (dist / "simple").as_uri()
+    out = uv(
+        "pip", "compile", "-", "--no-deps", "--generate-hashes", "--index-url", index,
+        "--python-platform", "aarch64-manylinux_2_28", "--python-version", "3.12",
+        stdin=f"vllm=={VERSIONS[0]}",
+    )  # fmt: skip
+    assert f"vllm=={VERSIONS[0]}" in out
+    for platform in (PLATFORM, "manylinux_2_28_x86_64"):
+        wheel = dist / f"vllm-{VERSIONS[0]}-cp38-abi3-{platform}.whl"
+        assert f"sha256:{wheelkit.sha256(wheel)}" in out
+
+
+def test_uv_would_install_it(address: str, tmp_path: Path) -> None:
+    out = uv(
+        "pip", "install", "--dry-run", "--no-deps", "--target", tmp_path, "--index-url", address,
+        "--python-platform", "aarch64-manylinux_2_28", "--python", sys.executable, f"vllm=={VERSIONS[1]}",
+    )  # fmt: skip
+    assert f"+ vllm=={VERSIONS[1]}" in out
+
+
+def test_uv_installs_what_the_wheel_holds(address: str, tmp_path: Path) -> None:
+    uv(
+        "pip", "install", "--no-deps", "--target", tmp_path, "--index-url", address,
+        "--python-platform", "aarch64-manylinux_2_28", "--python", sys.executable, f"vllm=={VERSIONS[1]}",
+    )  # fmt: skip
+    assert (tmp_path / "vllm/core.py").read_bytes() == b"x = 1\n"
+    assert (tmp_path / f"vllm-{VERSIONS[1]}.dist-info/sparkwright/providers.json").is_file()
+
+
+@pytest.mark.parametrize("accept", ["text/html", "application/vnd.pypi.simple.v1+json"])
+def test_pypi_simple_reads_both_forms(dist: Path, address: str, accept: str) -> None:
+    from pypi_simple import ProjectPage
+
+    form = "index.html" if "html" in accept else "index.json"
+    data = (dist / "simple/vllm" / form).read_text()
+    base = f"{address}/vllm/"
+    if form == "index.html":
+        page = ProjectPage.from_html("vllm", data, base_url=base)
+    else:
+        import json
+
+        page = ProjectPage.from_json_data(json.loads(data), base_url=base)
+    assert page.repository_version == "1.1"
+    assert [package.version for package in page.packages] == [VERSIONS[0], VERSIONS[0], VERSIONS[1]]
+    for package in page.packages:
+        wheel = dist / package.filename
+        assert package.url.startswith(address.removesuffix("simple"))
+        assert "%2Bspark" in package.url
+        assert package.digests == {"sha256": wheelkit.sha256(wheel)}
+        assert package.requires_python == "<3.15,>=3.10"
+        assert package.has_metadata
+        assert package.metadata_digests == {"sha256": wheelkit.sha256(Path(f"{wheel}.metadata"))}
+        if form == "index.json":
+            assert package.size == wheel.stat().st_size
+
+
+def test_pypi_simple_fetches_page_and_metadata_from_the_server(address: str) -> None:
+    from pypi_simple import PyPISimple
+
+    with PyPISimple(f"{address}/") as client:
+        assert client.get_index_page().projects == ["vllm"]
+        package = client.get_project_page("vllm").packages[0]
+        metadata = client.get_package_metadata(package)
+    assert metadata == wheelkit.metadata(VERSIONS[0]).decode()

@@ -1,0 +1,168 @@
+"""The index's pages: what they list, how they change, what is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+import wheelkit
+
+from sparkwright.errors import ArchiveError, PublishError, WheelError
+from sparkwright.publish import publish, wheels_in
+from sparkwright.publish.pages import IndexFile, project_html
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def wheel(folder: Path, version: str, project: str = "vllm", requires: str = ">=3.10") -> Path:
+    """The smallest wheel that an index can list."""
+    distribution = project.replace("-", "_")
+    info = f"{distribution}-{version}.dist-info"
+    files = {
+        f"{info}/METADATA": (
+            f"Metadata-Version: 2.4\nName: {project}\nVersion: {version}\nRequires-Python: {requires}\n\n"
+        ).encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nTag: py3-none-any\n\n",
+    }
+    return wheelkit.pack(
+        folder / f"{distribution}-{version}-py3-none-any.whl", wheelkit.with_record(files, info)
+    )
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file but the lock."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".publish.lock"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_pages_list_each_wheel_once_in_the_order_of_versions(tmp_path: Path) -> None:
+    for version in ("0.10.0", "0.9.0+spark.1", "0.9.0"):
+        wheel(tmp_path, version)
+    wheel(tmp_path, "1", "Other-Project")
+    index = publish(wheels_in(tmp_path), tmp_path)
+    assert [(file.project, file.version) for file in index.files] == [
+        ("other-project", "1"), ("vllm", "0.9.0"), ("vllm", "0.9.0+spark.1"), ("vllm", "0.10.0"),
+    ]  # fmt: skip
+    page = json.loads((tmp_path / "simple/vllm/index.json").read_bytes())
+    assert page["versions"] == ["0.9.0", "0.9.0+spark.1", "0.10.0"]
+    assert page["meta"] == {"api-version": "1.1"}
+    root = json.loads((tmp_path / "simple/index.json").read_bytes())
+    assert root["projects"] == [{"name": "other-project"}, {"name": "vllm"}]
+    assert '<a href="other-project/">' in (tmp_path / "simple/index.html").read_text()
+
+
+def test_html_is_escaped() -> None:
+    file = IndexFile("p", "1+x", 'p-1+x-"&.whl', "0" * 64, 1, "<3.15,>=3.10", "1" * 64)
+    page = project_html("p", [file]).decode()
+    assert 'href="../../p-1%2Bx-%22%26.whl#sha256=000' in page
+    assert 'data-requires-python="&lt;3.15,&gt;=3.10"' in page
+    assert page.count(f'metadata="sha256={"1" * 64}"') == 2
+    assert ">p-1+x-&quot;&amp;.whl</a>" in page
+
+
+def test_publishing_again_changes_nothing_and_elsewhere_gives_the_same_bytes(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    wheels = [wheel(here, "1"), wheel(here, "2")]
+    first = publish(wheels, here)
+    assert len(first.written) == 6
+    assert publish(wheels, here).written == ()
+    publish(wheels[::-1], there)
+    assert snapshot(here) == snapshot(there)
+
+
+def test_stale_pages_and_metadata_vanish(tmp_path: Path) -> None:
+    old, other = wheel(tmp_path, "1"), wheel(tmp_path, "1", "other")
+    keep = wheel(tmp_path, "2")
+    publish([old, other, keep], tmp_path)
+    old.unlink()
+    other.unlink()
+    index = publish([keep], tmp_path)
+    assert set(index.removed) == {
+        f"{old.name}.metadata",
+        f"{other.name}.metadata",
+        "simple/other/index.html",
+        "simple/other/index.json",
+    }
+    assert not (tmp_path / "simple/other").exists()
+    assert old.name not in (tmp_path / "simple/vllm/index.html").read_text()
+    assert keep.name in (tmp_path / "simple/vllm/index.html").read_text()
+
+
+def test_an_empty_index_is_an_index(tmp_path: Path) -> None:
+    publish([], tmp_path)
+    assert json.loads((tmp_path / "simple/index.json").read_bytes())["projects"] == []
+
+
+def test_a_wheel_whose_metadata_says_otherwise_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    publish([wheel(tmp_path, "1")], tmp_path)
+    before = snapshot(tmp_path / "simple")
+    lying = wheel(tmp_path, "2")
+    wheelkit.spoil(lying, tmp_path, lambda files: files.update({
+        "vllm-2.dist-info/METADATA": b"Metadata-Version: 2.4\nName: vllm\nVersion: 3\n\n"
+    }))  # fmt: skip
+    with pytest.raises(PublishError) as caught:
+        publish(wheels_in(tmp_path), tmp_path)
+    assert "vllm 3" in caught.value.because
+    assert snapshot(tmp_path / "simple") == before
+
+
+def test_two_wheels_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PublishError):
+        publish([wheel(tmp_path / "a", "1"), wheel(tmp_path / "b", "1")], tmp_path / "dist")
+
+
+def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:
+    bad = tmp_path / "vllm-1-py3-none-any.whl"
+    bad.write_bytes(b"not a zip")
+    with pytest.raises(ArchiveError):
+        publish([bad], tmp_path)
+    with pytest.raises(WheelError):
+        publish([tmp_path / "vllm.tar.gz"], tmp_path)
+
+
+def test_half_written_wheels_are_not_listed(tmp_path: Path) -> None:
+    (tmp_path / ".vllm-1-py3-none-any.whl.x7.whl").write_bytes(b"half")
+    assert wheels_in(tmp_path) == ()
+
+
+def test_readers_see_whole_pages_whose_files_are_there(tmp_path: Path) -> None:
+    wheels = [wheel(tmp_path, str(number)) for number in range(1, 13)]
+    publish(wheels[:1], tmp_path)
+    page = tmp_path / "simple/vllm/index.json"
+    done = threading.Event()
+    seen: set[int] = set()
+    missing: list[str] = []
+
+    def read() -> None:
+        while not done.is_set():
+            files = [file["filename"] for file in json.loads(page.read_bytes())["files"]]
+            missing.extend(name for name in files if not (tmp_path / f"{name}.metadata").exists())
+            seen.add(len(files))
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        for count in range(2, 13):
+            publish(wheels[:count], tmp_path)
+        done.set()
+        reading.result()
+    assert len(seen) > 1
+    assert not missing
+
+
+def test_two_runs_at_once_leave_a_whole_index(tmp_path: Path) -> None:
+    wheels = [wheel(tmp_path, str(number)) for number in range(1, 5)]
+    runs = [threading.Thread(target=publish, args=(wheels[:count], tmp_path)) for count in (2, 4, 3, 4)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    listed = [
+        file["filename"] for file in json.loads((tmp_path / "simple/vllm/index.json").read_bytes())["files"]
+    ]
+    metadata = sorted(path.name.removesuffix(".metadata") for path in tmp_path.glob("*.metadata"))
+    assert sorted(listed) == metadata
+    assert [path.name for path in tmp_path.glob(".*")] == [".publish.lock"]

@@ -1,0 +1,284 @@
+"""The strict reader refuses what it should, and the writer keeps bytes as they are."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright.errors import ArchiveError
+from sparkwright.wheel.archive import Archive, open_archive
+from sparkwright.wheel.rewrite import Kept, Range, Stored, layout, write_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+
+class Pipe(io.RawIOBase):
+    """A stream that cannot seek: `zipfile` then writes data descriptors."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self.data += data
+        return len(data)
+
+
+def zipped(files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def rewrite(source: Path, target: Path, entries_of: Callable[[Archive], Iterable[Kept | Stored]]) -> str:
+    with open_archive(source) as archive, target.open("wb") as stream:
+        return write_parts(layout(entries_of(archive)), stream.fileno())
+
+
+FILES = {
+    "a/one.txt": b"one " * 100,
+    "a/two.bin": bytes(range(256)) * 9,
+    "b.txt": b"",
+    "ünïcode.py": b"x = 1\n",
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source.zip"
+    path.write_bytes(zipped(FILES))
+    return path
+
+
+def test_members_and_contents_are_those_of_the_standard_library(source: Path) -> None:
+    with open_archive(source) as archive:
+        assert {name: archive.read(name) for name in archive.members} == FILES
+        assert archive.beginning("a/one.txt", 3) == b"one"
+
+
+def test_all_kept_is_one_range_and_the_same_data(source: Path, tmp_path: Path) -> None:
+    with open_archive(source) as archive:
+        parts = layout(Kept(archive, member, name) for name, member in archive.members.items())
+        ranges = [part for part in parts if isinstance(part, Range)]
+        assert [(part.start, part.end) for part in ranges] == [(0, zipfile.ZipFile(source).start_dir)]
+    digest = rewrite(source, tmp_path / "new.zip", lambda archive: [
+        Kept(archive, member, name) for name, member in archive.members.items()
+    ])  # fmt: skip
+    import hashlib
+
+    new = (tmp_path / "new.zip").read_bytes()
+    start = zipfile.ZipFile(source).start_dir
+    assert new[:start] == source.read_bytes()[:start]
+    assert digest == hashlib.sha256(new).hexdigest()
+
+
+def test_renamed_replaced_and_new_members_are_read_back_by_the_standard_library(
+    source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "new.zip"
+    rewrite(source, target, lambda archive: [
+        Kept(archive, archive.members["a/one.txt"], "moved/ön.txt"),
+        Stored("a/two.bin", b"new", executable=True),
+        Kept(archive, archive.members["ünïcode.py"], "ünïcode.py"),
+    ])  # fmt: skip
+    with zipfile.ZipFile(target) as archive:
+        assert archive.testzip() is None
+        assert archive.read("moved/ön.txt") == FILES["a/one.txt"]
+        assert archive.read("ünïcode.py") == FILES["ünïcode.py"]
+        two = archive.getinfo("a/two.bin")
+        assert (two.compress_type, two.date_time, two.external_attr >> 16) == (
+            zipfile.ZIP_STORED, (1980, 1, 1, 0, 0, 0), 0o100755,
+        )  # fmt: skip
+        moved = archive.getinfo("moved/ön.txt")
+        assert moved.compress_size == zipfile.ZipFile(source).getinfo("a/one.txt").compress_size
+
+
+def test_data_descriptors_are_copied_or_folded_into_the_header(tmp_path: Path) -> None:
+    pipe = Pipe()
+    with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in FILES.items():
+            archive.writestr(name, content)
+    source, target = tmp_path / "piped.zip", tmp_path / "new.zip"
+    source.write_bytes(pipe.data)
+    assert all(info.flag_bits & 8 for info in zipfile.ZipFile(source).infolist())
+    rewrite(source, target, lambda archive: [
+        Kept(archive, archive.members["a/one.txt"], "a/one.txt"),
+        Kept(archive, archive.members["a/two.bin"], "renamed.bin"),
+        Kept(archive, archive.members["b.txt"], "b.txt"),
+    ])  # fmt: skip
+    with zipfile.ZipFile(target) as archive:
+        assert archive.testzip() is None
+        assert archive.read("renamed.bin") == FILES["a/two.bin"]
+        flags = {info.filename: bool(info.flag_bits & 8) for info in archive.infolist()}
+        assert flags == {"a/one.txt": True, "renamed.bin": False, "b.txt": True}
+    with open_archive(target) as archive:  # and it is strict enough for ourselves
+        assert archive.read("a/one.txt") == FILES["a/one.txt"]
+
+
+def test_a_descriptor_without_signature_is_understood(tmp_path: Path) -> None:
+    pipe = Pipe()
+    with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", b"alpha")
+    data = bytes(pipe.data)
+    at = data.index(b"PK\7\x08")
+    end = data.rindex(b"PK\5\6")
+    shorter = data[:at] + data[at + 4 : end]
+    shorter += data[end : end + 16] + struct.pack(
+        "<L", len(shorter) - struct.unpack_from("<L", data, end + 12)[0]
+    )
+    shorter += data[end + 20 :]
+    path = tmp_path / "short.zip"
+    path.write_bytes(shorter)
+    with open_archive(path) as archive:
+        assert archive.read("a") == b"alpha"
+
+
+def patched(data: bytes, name: bytes, offset: int, value: bytes, *, local: bool = False) -> bytes:
+    """*data* with *value* at *offset* of the central (or local) header of the member *name*."""
+    at = (data.index(name) - 30) if local else (data.rindex(name) - 46)
+    return data[: at + offset] + value + data[at + offset + len(value) :]
+
+
+def doubled() -> bytes:
+    data = zipped({"first": b"1", "other": b"2"})
+    return data.replace(b"other", b"first")
+
+
+def overlapping() -> bytes:
+    data = zipped({"aaaa": b"1", "bbbb": b"1"}, zipfile.ZIP_STORED)
+    return patched(data, b"bbbb", 42, struct.pack("<L", 0))
+
+
+def link() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, b"/etc/passwd")
+    return stream.getvalue()
+
+
+def zip64() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive, archive.open("big", "w", force_zip64=True) as member:
+        member.write(b"x")
+    return stream.getvalue()
+
+
+GOOD = zipped({"good": b"data" * 50})
+FAULTS = {
+    "not an archive": (b"hello", "not a zip archive"),
+    "cut off": (GOOD[:-30], "not a zip archive"),
+    "doubled name": (doubled(), "twice"),
+    "absolute": (zipped({"/etc/x": b""}), "absolute"),
+    "drive": (zipped({"C:/x": b""}), "absolute"),
+    "parent": (zipped({"a/../../x": b""}), "outside"),
+    "empty part": (zipped({"a//x": b""}), "empty part"),
+    "backslash": (zipped({"a\\x": b""}), "backslash"),
+    "control character": (zipped({"a\nb": b""}), "control"),
+    "encrypted": (patched(GOOD, b"good", 8, b"\1\0"), "encrypted"),
+    "method": (patched(GOOD, b"good", 10, b"\x0c\0"), "method 12"),
+    "zip64": (zip64(), "zip64"),
+    "zip64 version": (patched(GOOD, b"good", 6, b"\x2d"), "zip64"),
+    "link": (link(), "neither a file nor a folder"),
+    "prefixed": (b"#!/bin/sh\n" + GOOD, "bytes before"),
+    "trailing": (GOOD + b"more", "central directory"),
+    "overlap": (overlapping(), "to two"),
+    "local name": (patched(GOOD, b"good", 30, b"evil", local=True), "headers of good disagree"),
+    "local size": (patched(GOOD, b"good", 22, b"\1", local=True), "headers of good disagree"),
+    "count": (GOOD[:-12] + b"\2\0" + GOOD[-10:], "count"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_unsafe_or_damaged_archive_is_refused(fault: str, tmp_path: Path) -> None:
+    data, because = FAULTS[fault]
+    path = tmp_path / "bad.zip"
+    path.write_bytes(data)
+    with pytest.raises(ArchiveError) as caught, open_archive(path):
+        pass
+    assert because in caught.value.because
+
+
+def test_the_healthy_twin_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "good.zip"
+    path.write_bytes(GOOD)
+    with open_archive(path) as archive:
+        assert archive.read("good") == b"data" * 50
+
+
+@pytest.mark.parametrize("offset", [40, 44])
+def test_damaged_data_is_found_when_read(offset: int, tmp_path: Path) -> None:
+    path = tmp_path / "bad.zip"
+    data = zipped({"good": b"data" * 50}, zipfile.ZIP_STORED if offset == 44 else zipfile.ZIP_DEFLATED)
+    path.write_bytes(data[:offset] + bytes([data[offset] ^ 0xFF]) + data[offset + 1 :])
+    with open_archive(path) as archive, pytest.raises(ArchiveError):
+        archive.read("good")
+
+
+def test_a_member_that_inflates_to_more_than_it_states_is_found(tmp_path: Path) -> None:
+    data = zipped({"good": b"0" * 100_000})
+    size = struct.pack("<L", 10)
+    data = patched(patched(data, b"good", 24, size), b"good", 22, size, local=True)
+    path = tmp_path / "bomb.zip"
+    path.write_bytes(data)
+    with open_archive(path) as archive, pytest.raises(ArchiveError, match="bomb"):
+        archive.read("good")
+
+
+def test_folders_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "folders.zip"
+    path.write_bytes(zipped({"a/": b"", "a/x": b"1"}))
+    with open_archive(path) as archive:
+        assert list(archive.members) == ["a/x"]
+
+
+def test_the_writer_refuses_doubled_and_unsafe_names() -> None:
+    with pytest.raises(ArchiveError, match="cannot be written"):
+        layout([Stored("a", b""), Stored("a", b"")])
+    with pytest.raises(ArchiveError, match="cannot be written"):
+        layout([Stored("../a", b"")])
+
+
+def test_the_writer_refuses_what_would_need_zip64() -> None:
+    with pytest.raises(ArchiveError) as caught:
+        layout(Stored(f"n{number}", b"") for number in range(0xFFFF))
+    assert "zip64" in caught.value.because
+
+
+@given(
+    st.dictionaries(
+        st.text("abcd-_.é", min_size=1, max_size=12).filter(lambda name: name not in {".", ".."}),
+        st.binary(max_size=200), max_size=12,
+    ),
+    st.data(),
+)  # fmt: skip
+def test_any_selection_reads_back(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    source, target = folder / "source.zip", folder / "target.zip"
+    source.write_bytes(zipped(files))
+    kept = {name for name in files if data.draw(st.booleans())}
+    with open_archive(source) as archive, target.open("wb") as stream:
+        parts = layout(
+            Kept(archive, member, name) if name in kept else Stored(name, files[name][::-1])
+            for name, member in archive.members.items()
+        )
+        write_parts(parts, stream.fileno())
+    with zipfile.ZipFile(target) as archive:
+        assert archive.testzip() is None
+        expected = {name: content if name in kept else content[::-1] for name, content in files.items()}
+        assert {name: archive.read(name) for name in archive.namelist()} == expected

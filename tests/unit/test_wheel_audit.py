@@ -1,0 +1,378 @@
+"""Every check stays silent on a healthy wheel and speaks up on one spoilt in just its respect."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pytest
+import wheelkit
+
+from sparkwright.errors import ArchiveError, AuditError
+from sparkwright.lock import Artifact, Lock, Release
+from sparkwright.wheel import AssemblyPlan, BinarySource, Expectation, assemble, audit
+from sparkwright.wheel.audit import CHECKS
+from sparkwright.wheel.survey import floor_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+OURS = "0.24.0+spark.1a2b3c4d"
+INFO = f"vllm-{OURS}.dist-info"
+NAMES = ["upstream-digest", "archive-safe", *(name for name, _ in CHECKS)]
+BIG = "vllm/_big.abi3.so"
+CHANGES = {
+    "vllm/core.py": b"def step(n: int) -> int:\n    return n + 2\n",
+    "vllm/config/new.py": b"NEW = 1\n",
+    "vllm/old.py": None,
+    "tests/test_core.py": b"def test(): ...\n",
+}
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A healthy wheel and what it is held against."""
+
+    wheel: Path
+    expectation: Expectation
+    plan: AssemblyPlan
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("audit")
+    upstream = wheelkit.upstream_wheel(
+        folder / "upstream", extra={BIG: wheelkit.elf(payload=b"big " * 400_000)}
+    )
+    artifact = Artifact(
+        filename=upstream.name, sha256=wheelkit.sha256(upstream), size=upstream.stat().st_size
+    )
+    release = Release(
+        version="0.24.0", commit="ee0da84ab", git="https://example.org/vllm", requires_python=">=3.10,<3.15",
+        torch="2.11.0",
+    )  # fmt: skip
+    lock = Lock(format=1, release=release, sdist=artifact, wheels={"aarch64": artifact}, sources={})
+    plan = AssemblyPlan(upstream, artifact.sha256, OURS, CHANGES, {"point.json": {"version": OURS}})
+    wheel = assemble(plan, folder / "dist").path
+    return Case(wheel, Expectation(upstream, artifact, lock, CHANGES, OURS), plan)
+
+
+def verdicts(wheel: Path, expectation: Expectation) -> dict[str, str]:
+    report = audit(wheel, expectation)
+    return {check.name: check.verdict for check in report.checks}
+
+
+def failed(wheel: Path, expectation: Expectation) -> set[str]:
+    return {name for name, verdict in verdicts(wheel, expectation).items() if verdict == "fail"}
+
+
+def test_a_healthy_wheel_passes_every_check(case: Case) -> None:
+    assert verdicts(case.wheel, case.expectation) == dict.fromkeys(NAMES, "pass")
+    report = audit(case.wheel, case.expectation)
+    assert (report.kind, report.passed, report.sha256) == ("sparkwright", True, wheelkit.sha256(case.wheel))
+    report.require()
+    assert json.loads(json.dumps(report.to_json()))["checks"][0]["name"] == "upstream-digest"
+
+
+def test_upstreams_own_wheel_passes_as_such(case: Case) -> None:
+    report = audit(case.expectation.upstream_wheel, replace(case.expectation, version=None))
+    skipped = {"members-differ-exactly", "binaries-identical", "native-inputs-unchanged"}
+    assert report.kind == "upstream"
+    assert {check.name for check in report.checks if check.verdict == "skipped"} == skipped
+    assert report.passed
+
+
+def test_without_a_merge_the_checks_that_need_one_are_skipped(case: Case) -> None:
+    found = verdicts(case.wheel, replace(case.expectation, changes=None))
+    assert {name for name, verdict in found.items() if verdict == "skipped"} == {
+        "members-differ-exactly", "native-inputs-unchanged",
+    }  # fmt: skip
+    assert "fail" not in found.values()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _set(name: str, content: bytes) -> Callable[[Files], object]:
+    return lambda files: files.update({name: content})
+
+
+def _swap(name: str, old: bytes, new: bytes) -> Callable[[Files], object]:
+    def change(files: Files) -> None:
+        assert old in files[name]
+        files[name] = files[name].replace(old, new)
+
+    return change
+
+
+def _providers(change: Callable[[list[dict[str, object]]], object]) -> Callable[[Files], object]:
+    def spoil(files: Files) -> None:
+        name = f"{INFO}/sparkwright/providers.json"
+        entries = json.loads(files[name])
+        change(entries)
+        files[name] = json.dumps(entries).encode()
+
+    return spoil
+
+
+CONFLICT = b'"""\n<<<<<<< ours\na\n=======\nb\n>>>>>>> theirs\n"""\n'
+EVIL = wheelkit.elf(payload=b"evil")
+METADATA, WHEEL, VERSION = f"{INFO}/METADATA", f"{INFO}/WHEEL", "vllm/_version.py"
+EXACT = "members-differ-exactly"
+# What is done to the members, RECORD being made to fit, and the checks that have to fail, all of them.
+FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
+    "WHEEL has upstream's generic tag": (_swap(WHEEL, b"manylinux_2_28", b"linux"), {"tags", EXACT}),
+    "pure Python claimed": (_swap(WHEEL, b"Purelib: false", b"Purelib: true"), {"tags", EXACT}),
+    "a binary for another machine": (
+        _set("vllm/vllm-rs", wheelkit.elf("x86_64", b"rs")), {"tags", EXACT, "binaries-identical"},
+    ),
+    "a binary of an unstable ABI": (
+        lambda files: files.update({"vllm/_X.cpython-312.so": wheelkit.elf()}),
+        {"tags", EXACT, "binaries-identical"},
+    ),
+    "METADATA of another version": (
+        _swap(METADATA, OURS.encode(), b"0.24.0+spark.00000001"), {"versions-agree", EXACT},
+    ),
+    "_version.py of upstream": (_set(VERSION, wheelkit.VERSION_PY), {"versions-agree", EXACT}),
+    "_version.py with another tuple": (_swap(VERSION, b"24, 0,", b"23, 0,"), {"versions-agree", EXACT}),
+    "the point of another version": (
+        _set(f"{INFO}/sparkwright/point.json", b'{"version": "0.24.0"}'), {"versions-agree"},
+    ),
+    "no point": (lambda files: files.pop(f"{INFO}/sparkwright/point.json"), {"versions-agree"}),
+    "a point that is not JSON": (_set(f"{INFO}/sparkwright/point.json", b"{"), {"versions-agree"}),
+    "upstream's metadata folder left behind": (
+        _set("vllm-0.24.0.dist-info/METADATA", b""), {"versions-agree", EXACT},
+    ),
+    "a change that the merge did not make": (_set("vllm/config/cache.py", b"x = 1\n"), {EXACT}),
+    "a change of the merge that is missing": (_set("vllm/core.py", b"x = 1\n"), {EXACT}),
+    "an added file that is missing": (lambda files: files.pop("vllm/config/new.py"), {EXACT}),
+    "a deleted file that is back": (_set("vllm/old.py", b"GONE = True\n"), {EXACT}),
+    "a stranger": (_set("sitecustomize.py", b"x = 1\n"), {EXACT}),
+    "another licence": (_set(f"{INFO}/licenses/LICENSE", b"none\n"), {EXACT}),
+    "syntax of a newer Python": (_set("vllm/config/cache.py", b"type A = int\n"), {"python-compiles", EXACT}),
+    "a newer f-string": (_set("vllm/config/cache.py", b'x = f"{"a"}"\n'), {"python-compiles", EXACT}),
+    "a newer f-string, silenced": (
+        _set("vllm/config/cache.py", b'# ruff: noqa\nx = f"{"a"}"  # noqa\n'), {"python-compiles", EXACT},
+    ),
+    "a return outside": (_set("vllm/config/cache.py", b"return 1\n"), {"python-compiles", EXACT}),
+    "bad Python where linters do not look": (
+        _set("vllm/build/.venv/x.py", b"x = (\n"), {"python-compiles", EXACT},
+    ),
+    "a conflict in Python": (_set("vllm/config/cache.py", CONFLICT), {"no-conflict-markers", EXACT}),
+    "a conflict in JSON": (_set("vllm/configs/a.json", CONFLICT), {"no-conflict-markers", EXACT}),
+    "another binary": (
+        _set("vllm/vllm-rs", EVIL), {EXACT, "binaries-identical"},
+    ),
+    "another large binary": (
+        _set(BIG, wheelkit.elf(payload=b"big " * 399_999 + b"bug ")), {EXACT, "binaries-identical"},
+    ),
+    "another binary, and a provider who says so": (
+        lambda files: (
+            files.update({"vllm/vllm-rs": EVIL}),
+            _providers(lambda entries: entries[2].update(size=len(EVIL), sha256=_sha256(EVIL)))(files),
+        ),
+        {EXACT, "binaries-identical"},
+    ),
+    "a binary without a provider": (_providers(lambda entries: entries.pop()), {"binaries-identical"}),
+    "a provider listed twice": (
+        _providers(lambda entries: entries.append(entries[0])), {"binaries-identical"},
+    ),
+    "a provider of nothing": (
+        _providers(lambda entries: entries.append({**entries[0], "member": "vllm/none.so"})),
+        {"binaries-identical"},
+    ),
+    "binaries from another wheel": (
+        _providers(lambda entries: entries[0].update({"from": "vllm-0.23.0.whl"})), {"binaries-identical"},
+    ),
+    "a malformed list of providers": (
+        _providers(lambda entries: entries[0].pop("size")),
+        {"binaries-identical", EXACT, "native-inputs-unchanged"},
+    ),
+    "another torch": (_swap(METADATA, b"torch==2.11.0", b"torch==2.12.0"), {"torch-pinned", EXACT}),
+    "a loose torch": (_swap(METADATA, b"torch==2.11.0", b"torch>=2.11.0"), {"torch-pinned", EXACT}),
+    "torch on some machines only": (
+        _swap(METADATA, b"torch==2.11.0", b'torch==2.11.0; python_version > "3.11"'), {"torch-pinned", EXACT},
+    ),
+    "no torch": (_swap(METADATA, b"Requires-Dist: torch==2.11.0\n", b""), {"torch-pinned", EXACT}),
+    "a malformed requirement": (_swap(METADATA, b"regex", b"=="), {"torch-pinned", EXACT}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_by_its_checks_and_no_other(case: Case, fault: str, tmp_path: Path) -> None:
+    change, expected = FAULTS[fault]
+    spoilt = wheelkit.spoil(case.wheel, tmp_path, change)
+    assert failed(spoilt, case.expectation) == expected
+    with pytest.raises(AuditError, match="failed its audit"):
+        audit(spoilt, case.expectation).require()
+
+
+def test_repacking_alone_is_no_fault(case: Case, tmp_path: Path) -> None:
+    assert failed(wheelkit.spoil(case.wheel, tmp_path, len), case.expectation) == set()
+
+
+@pytest.mark.parametrize(
+    "innocent",
+    [
+        b"Title\n=======\n\ntext\n",
+        b"a\n=======\n>>> doctest\n",
+        b"x <<<<<<< y\n=======\n",
+        b"<<<<<<< alone\n",
+    ],
+)
+def test_headings_and_arrows_are_no_conflicts(case: Case, innocent: bytes, tmp_path: Path) -> None:
+    spoilt = wheelkit.spoil(case.wheel, tmp_path, _set("vllm/configs/a.json", innocent))
+    assert failed(spoilt, case.expectation) == {EXACT}
+
+
+RECORD = f"{INFO}/RECORD"
+OTHER_CORE = CHANGES["vllm/core.py"].replace(b"2", b"3")
+RECORD_FAULTS: dict[str, Callable[[Files], object]] = {
+    "a member that is not listed": lambda files: files.update({"vllm/configs/z.json": b"1"}),
+    "a line for nothing": _swap(RECORD, b"vllm/core.py,", b"vllm/gone.py,sha256=x,1\nvllm/core.py,"),
+    "a wrong digest": _swap(RECORD, b"vllm/core.py,sha256=", b"vllm/core.py,sha256=A"),
+    "another member's digest": lambda files: files.update({"vllm/core.py": OTHER_CORE}),
+    "a wrong size": _swap(RECORD, f",{len(CHANGES['vllm/config/new.py'])}\n".encode(), b",9999\n"),
+    "no digest": lambda files: files.update(
+        {RECORD: re.sub(rb"(?m)^vllm/core.py,.*$", b"vllm/core.py,,", files[RECORD])}
+    ),
+    "a digest of itself": _swap(RECORD, b"RECORD,,", b"RECORD,sha256=abc,3"),
+    "not CSV": _set(RECORD, b"hello\n"),
+    "none": lambda files: files.pop(RECORD),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", RECORD_FAULTS)
+def test_a_record_that_lies_is_found(case: Case, fault: str, tmp_path: Path) -> None:
+    spoilt = wheelkit.spoil(case.wheel, tmp_path, RECORD_FAULTS[fault], record=False)
+    found = failed(spoilt, case.expectation)
+    also = {EXACT} if "member" in fault or fault == "another member's digest" else set()
+    assert found == {"record-complete"} | also
+
+
+def test_damaged_data_is_found(case: Case, tmp_path: Path) -> None:
+    data = bytearray(case.wheel.read_bytes())
+    with zipfile.ZipFile(case.wheel) as archive:
+        start = archive.getinfo("vllm/core.py").header_offset + 30 + len("vllm/core.py")
+    data[start] ^= 1
+    spoilt = tmp_path / case.wheel.name
+    spoilt.write_bytes(data)
+    assert failed(spoilt, case.expectation) == {"archive-safe", "record-complete", EXACT}
+
+
+def test_damage_in_a_large_binary_is_found(case: Case, tmp_path: Path) -> None:
+    data = bytearray(case.wheel.read_bytes())
+    with zipfile.ZipFile(case.wheel) as archive:
+        info = archive.getinfo(BIG)
+    data[info.header_offset + 30 + len(BIG) + info.compress_size // 2] ^= 0xFF
+    spoilt = tmp_path / case.wheel.name
+    spoilt.write_bytes(data)
+    assert {"archive-safe", EXACT} <= failed(spoilt, case.expectation)
+
+
+def test_an_unsafe_archive_is_not_looked_into(case: Case, tmp_path: Path) -> None:
+    stream = io.BytesIO(case.wheel.read_bytes())
+    with zipfile.ZipFile(stream, "a") as archive:
+        archive.writestr("../../evil.py", b"")
+    spoilt = tmp_path / case.wheel.name
+    spoilt.write_bytes(stream.getvalue())
+    report = audit(spoilt, case.expectation)
+    assert report.kind == "unreadable"
+    assert [check.name for check in report.failures] == ["archive-safe"]
+    assert {check.verdict for check in report.checks[2:]} == {"skipped"}
+
+
+def test_a_wheel_named_for_another_platform_or_version_is_found(case: Case, tmp_path: Path) -> None:
+    data = case.wheel.read_bytes()
+    other = tmp_path / case.wheel.name.replace("aarch64", "x86_64")
+    other.write_bytes(data)
+    assert failed(other, case.expectation) == {"tags"}
+    release = tmp_path / case.wheel.name.replace("1a2b3c4d", "1a2b3c4e")
+    release.write_bytes(data)
+    assert "versions-agree" in failed(release, case.expectation)
+
+
+def test_a_version_that_was_not_expected_is_found(case: Case) -> None:
+    assert failed(case.wheel, replace(case.expectation, version="0.24.0+spark.2")) == {"versions-agree"}
+
+
+def test_another_release_than_the_locks_is_found(case: Case) -> None:
+    from msgspec.structs import replace as changed
+
+    lock = case.expectation.lock
+    lock = changed(lock, release=changed(lock.release, version="0.24.1"))
+    assert failed(case.wheel, replace(case.expectation, lock=lock)) == {"versions-agree"}
+
+
+def test_native_inputs_in_the_merge_are_found(case: Case) -> None:
+    changes = {**CHANGES, "csrc/ops.cu": b"new"}
+    assert failed(case.wheel, replace(case.expectation, changes=changes)) == {"native-inputs-unchanged"}
+
+
+def test_native_inputs_are_fine_with_binaries_from_elsewhere(case: Case, tmp_path: Path) -> None:
+    binaries = ("vllm/_C.abi3.so", BIG, "vllm/vllm-rs")
+    for number in range(3):
+        (tmp_path / str(number)).write_bytes(wheelkit.elf(payload=b"new" * number))
+    providers = {
+        name: BinarySource(tmp_path / str(number), "store", "key") for number, name in enumerate(binaries)
+    }
+    changes = {**CHANGES, "csrc/ops.cu": b"new"}
+    wheel = assemble(replace(case.plan, providers=providers, changes=changes), tmp_path / "dist").path
+    assert failed(wheel, replace(case.expectation, changes=changes)) == set()
+
+
+def test_metadata_inputs_in_the_merge_are_found(case: Case) -> None:
+    changes = {**CHANGES, "requirements/common.txt": b"new"}
+    assert failed(case.wheel, replace(case.expectation, changes=changes)) == {EXACT}
+
+
+def test_another_upstream_wheel_is_found(case: Case) -> None:
+    from msgspec.structs import replace as changed
+
+    artifact = changed(case.expectation.artifact, sha256="0" * 64)
+    assert failed(case.wheel, replace(case.expectation, artifact=artifact)) == {"upstream-digest"}
+    stock = replace(case.expectation, artifact=artifact, version=None)
+    assert failed(case.expectation.upstream_wheel, stock) == {"upstream-digest"}
+
+
+def test_a_wheel_stripped_of_our_record_is_not_upstreams(case: Case, tmp_path: Path) -> None:
+    def strip(files: Files) -> None:
+        for name in [name for name in files if "/sparkwright/" in name]:
+            del files[name]
+
+    assert failed(wheelkit.spoil(case.wheel, tmp_path, strip), case.expectation) == {"upstream-digest"}
+
+
+def test_a_lost_executable_bit_is_found(case: Case, tmp_path: Path) -> None:
+    spoilt = wheelkit.pack(tmp_path / case.wheel.name, wheelkit.unpack(case.wheel), executable=())
+    report = audit(spoilt, case.expectation)
+    assert [(check.name, check.detail) for check in report.failures] == [
+        (EXACT, "vllm/vllm-rs may be executed in upstream's wheel")
+    ]
+
+
+def test_the_floor_decides_what_compiles(case: Case, tmp_path: Path) -> None:
+    spoilt = wheelkit.spoil(case.wheel, tmp_path, _set("vllm/config/cache.py", b"type A = int\n"))
+    assert failed(spoilt, replace(case.expectation, floor="3.12")) == {EXACT}
+
+
+@pytest.mark.parametrize(
+    ("specifier", "floor"), [(">=3.10,<3.15", "3.10"), (">=3.9.2", "3.9"), ("!=3.10.*,>=3.10", "3.11")]
+)
+def test_the_floor_of_a_specifier(specifier: str, floor: str) -> None:
+    assert floor_of(specifier) == floor
+
+
+def test_a_missing_file_is_an_error(case: Case, tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError):
+        audit(tmp_path / case.wheel.name, case.expectation)
+    with pytest.raises(ArchiveError):
+        audit(case.wheel, replace(case.expectation, upstream_wheel=tmp_path / "vllm-0.24.0-py3-none-any.whl"))

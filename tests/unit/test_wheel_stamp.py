@@ -1,0 +1,222 @@
+"""Names, versions, RECORD and the classification of paths."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+import wheelkit
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from sparkwright.errors import WheelError
+from sparkwright.wheel.classify import classify
+from sparkwright.wheel.elf import machine_of
+from sparkwright.wheel.names import local_version, parse_name
+from sparkwright.wheel.record import RecordEntry, entry_of, format_record, parse_record
+from sparkwright.wheel.stamp import (
+    header,
+    stamp_metadata,
+    stamp_version_file,
+    stamp_wheel,
+    stated_version,
+    version_tuple,
+)
+
+DIGEST = "1a2b3c4d" * 8
+
+
+@pytest.mark.parametrize(
+    ("patchset", "digest", "expected"),
+    [
+        ("spark", DIGEST, "0.24.0+spark.1a2b3c4d"),
+        ("GB10 / D-Flash_2", DIGEST, "0.24.0+gb10.d.flash.2.1a2b3c4d"),
+        ("--x--", DIGEST, "0.24.0+x.1a2b3c4d"),
+        ("spark", "00001234" + DIGEST, "0.24.0+spark.1234"),
+    ],
+)
+def test_local_versions(patchset: str, digest: str, expected: str) -> None:
+    assert local_version("0.24.0", patchset, digest) == expected
+
+
+@given(st.text(min_size=1), st.text("0123456789abcdef", min_size=8, max_size=64))
+def test_every_version_is_normal_and_later_than_the_release(patchset: str, digest: str) -> None:
+    try:
+        version = local_version("0.24.0", patchset, digest)
+    except WheelError:
+        assert not any(letter.isascii() and letter.isalnum() for letter in patchset.lower())
+    else:
+        assert str(Version(version)) == version
+        assert Version(version) > Version("0.24.0")
+        assert parse_name(f"vllm-{version}-cp38-abi3-linux_aarch64.whl").version == version
+
+
+@pytest.mark.parametrize(
+    ("release", "patchset", "digest"),
+    [
+        ("0.24.0+cpu", "spark", DIGEST),
+        ("0.24.0", "///", DIGEST),
+        ("0.24.0", "spark", "xyz"),
+        ("one", "spark", DIGEST),
+    ],
+)
+def test_versions_that_cannot_be_made(release: str, patchset: str, digest: str) -> None:
+    with pytest.raises(WheelError):
+        local_version(release, patchset, digest)
+
+
+def test_a_name_is_taken_apart_and_put_together() -> None:
+    text = "vllm-0.24.0-1-py3.cp38-abi3-manylinux2014_aarch64.manylinux_2_28_aarch64.whl"
+    name = parse_name(text)
+    assert name.filename == text
+    assert name.tags == (
+        "py3-abi3-manylinux2014_aarch64", "py3-abi3-manylinux_2_28_aarch64",
+        "cp38-abi3-manylinux2014_aarch64", "cp38-abi3-manylinux_2_28_aarch64",
+    )  # fmt: skip
+    assert name.machine == "aarch64"
+    assert name.with_version("0.24.0+x.1").dist_info == "vllm-0.24.0+x.1.dist-info"
+
+
+@pytest.mark.parametrize("version", ["0.24.0-x", "0.24.0+X.1", "0.24.0+x_1", "../0.1", ""])
+def test_a_version_that_is_not_normal_is_refused(version: str) -> None:
+    with pytest.raises(WheelError):
+        parse_name("vllm-0.24.0-cp38-abi3-linux_aarch64.whl").with_version(version)
+
+
+def test_other_names_are_refused() -> None:
+    with pytest.raises(WheelError):
+        parse_name("vllm-0.24.0.tar.gz")
+
+
+def test_metadata_is_stamped_in_its_header_only() -> None:
+    stamped = stamp_metadata(wheelkit.metadata(), "0.24.0+spark.1")
+    assert stamped == wheelkit.metadata("0.24.0+spark.1")
+    assert header(stamped, "version") == ["0.24.0+spark.1"]
+    assert header(stamped, "Requires-Dist") == ["regex", "torch==2.11.0", 'pandas; extra == "bench"']
+
+
+@pytest.mark.parametrize("head", [b"Name: vllm\n\nVersion: 1\n", b"Version: 1\nVersion: 2\n\n"])
+def test_metadata_with_no_or_two_versions_is_refused(head: bytes) -> None:
+    with pytest.raises(WheelError):
+        stamp_metadata(head, "1")
+
+
+def test_wheel_gets_the_tags_of_the_file_name() -> None:
+    old = b"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: false\nTag: a-b-c\nTag: d-e-f\n\n"
+    assert stamp_wheel(old, ["g-h-i", "j-k-l"]) == (
+        b"Wheel-Version: 1.0\nGenerator: sparkwright\nRoot-Is-Purelib: false\nTag: g-h-i\nTag: j-k-l\n\n"
+    )
+    with pytest.raises(WheelError):
+        stamp_wheel(b"Wheel-Version: 1.0\nGenerator: x\n\n", ["g-h-i"])
+
+
+def test_the_version_file_keeps_all_but_its_two_literals() -> None:
+    version = "0.24.0+spark.1a2b3c4d"
+    stamped = stamp_version_file(wheelkit.VERSION_PY, version)
+    changed = [
+        (old, new)
+        for old, new in zip(wheelkit.VERSION_PY.splitlines(), stamped.splitlines(), strict=True)
+        if old != new
+    ]
+    assert changed == [
+        (b"__version__ = version = '0.24.0'", b"__version__ = version = '0.24.0+spark.1a2b3c4d'"),
+        (
+            b"__version_tuple__ = version_tuple = (0, 24, 0)",
+            b"__version_tuple__ = version_tuple = (0, 24, 0, 'spark.1a2b3c4d')",
+        ),
+    ]
+    assert stated_version(stamped) == (version, (0, 24, 0, "spark.1a2b3c4d"))
+
+
+def test_older_and_odder_version_files_are_stamped_too() -> None:
+    source = (
+        "# ünï\n__version__ = 'a'; version = \"0.1\"\nversion_tuple = (\n    0,\n    1,\n)\n"
+        "__version_tuple__ = (0,)\n"
+    )
+    stamped = stamp_version_file(source.encode(), "2.0rc1.dev3+x")
+    names: dict[str, object] = {}
+    exec(compile(stamped, "v", "exec"), names)  # noqa: S102 - what an import would do
+    assert names["__version__"] == names["version"] == "2.0rc1.dev3+x"
+    assert names["__version_tuple__"] == names["version_tuple"] == (2, 0, "rc1", "dev3", "x")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"__version__ = '1'\n",
+        wheelkit.VERSION_PY.replace(b"= '0.24.0'", b"= str(24)"),
+        wheelkit.VERSION_PY.replace(b"(0, 24, 0)", b"tuple([0])"),
+        wheelkit.VERSION_PY + b"version = '2'\n",
+        b"version = \n",
+    ],
+)
+def test_a_version_file_of_unknown_shape_is_refused(source: bytes) -> None:
+    with pytest.raises(WheelError):
+        stamp_version_file(source, "1.0")
+
+
+def test_version_tuples_are_literals() -> None:
+    assert ast.literal_eval(repr(version_tuple("1.2.post1"))) == (1, 2, "post1")
+
+
+def test_record_reads_back_what_it_wrote() -> None:
+    entries = [entry_of('odd,"name".py', b"x"), entry_of("b", b""), RecordEntry("v.dist-info/RECORD")]
+    assert list(parse_record(format_record(entries)).values()) == entries
+    assert entries[1].digest == "sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
+    assert entries[1].sha256 == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+@pytest.mark.parametrize(
+    "data", [b"a,b\n", b"a,sha256=x,one\n", b"a,,\na,,\n", b"\xff,,\n", b'a,"unclosed,1\n' + b"\0"]
+)
+def test_a_malformed_record_is_refused(data: bytes) -> None:
+    with pytest.raises(WheelError):
+        parse_record(data)
+
+
+@pytest.mark.parametrize("digest", ["", "md5=abc", "sha256=abc", "sha256=!!"])
+def test_a_digest_that_is_no_sha256_is_refused(digest: str) -> None:
+    with pytest.raises(WheelError):
+        _ = RecordEntry("a", digest, 1).sha256
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("csrc/ops.cu", "native"),
+        ("csrc/quantization/README.md", "native"),
+        ("cmake/utils.cmake", "native"),
+        ("CMakeLists.txt", "native"),
+        ("setup.py", "native"),
+        ("rust/src/lib.rs", "native"),
+        ("build_rust.sh", "native"),
+        ("tools/build_rust.py", "native"),
+        ("rust-toolchain.toml", "native"),
+        ("requirements/build/cuda.txt", "native"),
+        ("requirements/cuda.txt", "metadata"),
+        ("requirements/common.txt", "metadata"),
+        ("requirements/test/cuda.in", "not-shipped"),
+        ("requirements/lint.txt", "not-shipped"),
+        ("pyproject.toml", "metadata"),
+        ("MANIFEST.in", "metadata"),
+        ("LICENSE", "metadata"),
+        ("vllm/envs.py", "shipped"),
+        ("vllm/csrc/x.py", "shipped"),
+        ("tests/setup.py", "not-shipped"),
+        ("docs/CMakeLists.txt", "not-shipped"),
+        ("vllm_helper.py", "not-shipped"),
+        (".github/workflows/x.yml", "not-shipped"),
+    ],
+)
+def test_classification(path: str, kind: str) -> None:
+    assert classify(path) == kind
+
+
+def test_the_machine_of_an_elf_file() -> None:
+    assert machine_of(wheelkit.elf("aarch64")) == "aarch64"
+    assert machine_of(wheelkit.elf("x86_64")) == "x86_64"
+    big = bytearray(wheelkit.elf()[:20])
+    big[5], big[18:20] = 2, b"\0\x16"
+    assert machine_of(bytes(big)) == "unknown (22)"
+    assert machine_of(b"\x7fELF") == "damaged"
