@@ -15,7 +15,7 @@ from sparkwright.errors import RefError
 __all__ = ["check_address", "check_object_id", "check_ref"]
 
 _OBJECT_ID = re.compile(r"[0-9a-f]{40}")
-_REF_FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[-/.]|/\.|\.lock(/|$)|[/.]$|^@$")
+_REF_FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[-+/.]|/\.|\.lock(/|$)|[/.]$|^@$")
 _SCP_LIKE = re.compile(r"(?P<user>[A-Za-z0-9_][\w.-]*@)?(?P<host>[A-Za-z0-9][\w.-]*):(?P<path>[^-:].*)")
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["WHO", "Repository", "git_environment", "open_repository"]
+__all__ = ["WHO", "Repository", "as_argument", "git_environment", "open_repository"]
 
 OLDEST_GIT = (2, 38)
 
@@ -43,6 +43,11 @@ _SETTINGS = {
     "protocol.https.allow": "always",
     "protocol.ssh.allow": "always",
 }
+
+
+def as_argument(path: str) -> str:
+    """A tree's *path* so that its bytes reach git unchanged, whatever the encoding of our locale is."""
+    return os.fsdecode(path.encode(errors="surrogateescape"))
 
 
 def git_environment() -> dict[str, str]:
@@ -175,10 +180,7 @@ class Repository:
         Raises:
             RefError: there is no such object.
         """
-        try:
-            return self.objects.read(object_id)
-        except (ValueError, KeyError) as error:
-            raise RefError(f"object {object_id} is not in the store", because=str(error)) from error
+        return self.objects.read(object_id)
 
     def has(self, object_id: str) -> bool:
         """Whether an object with that id is here."""
@@ -233,5 +235,5 @@ class Repository:
             old,
             new,
             "--",
-            *paths,
+            *map(as_argument, paths),
         ).stdout

@@ -11,6 +11,8 @@ import io
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sparkwright.errors import RefError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -45,8 +47,15 @@ class ObjectReader:
     _nodes: dict[str, Node] = field(default_factory=dict)
 
     def read(self, object_id: str) -> bytes:
-        """The bytes of an object; `ValueError` or `KeyError` when there is none."""
-        data: bytes = self.database.stream(bytes.fromhex(object_id)).read()
+        """The bytes of an object.
+
+        Raises:
+            RefError: there is no such object.
+        """
+        try:
+            data: bytes = self.database.stream(bytes.fromhex(object_id)).read()
+        except (ValueError, KeyError) as error:
+            raise RefError(f"object {object_id} is not in the store", because=str(error)) from error
         return data
 
     def write(self, kind: str, data: bytes) -> str:
@@ -121,10 +130,10 @@ class ObjectReader:
             present = node.get(name)
             subtree = present.blob if present is not None and present.mode == FOLDER else None
             edited = self.edit(subtree, below)
-            if edited is None:
-                node.pop(name, None)
-            else:
+            if edited is not None:
                 node[name] = Entry(FOLDER, edited)
+            elif subtree is not None:  # a file of that name has nothing below it to take out
+                del node[name]
         return self.write("tree", _serialise(node)) if node else None
 
 

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.git import merge_trees
+from sparkwright.git import as_argument, merge_trees
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +95,8 @@ def _log(repository: Repository, history: History, paths: Sequence[str]) -> list
     if history.since is not None and repository.has(history.since):
         span.append(f"^{history.since}")
     limits = [f"--max-count={_MOST_COMMITS}", "--no-merges"]
-    done = repository.command("log", "-z", *limits, "--format=%H%x00%s%x00%b", *span, "--", *paths)
+    named = map(as_argument, paths)
+    done = repository.command("log", "-z", *limits, "--format=%H%x00%s%x00%b", *span, "--", *named)
     fields = done.stdout.decode(errors="replace").split("\0")
     return [_Commit(*found) for found in zip(fields[0::3], fields[1::3], fields[2::3], strict=False)]
 

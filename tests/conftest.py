@@ -1,0 +1,57 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+from kit import Recorder, Scene, UpstreamRepository
+
+from sparkwright.events import subscribe
+from sparkwright.git import Repository, open_repository
+from sparkwright.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+settings.register_profile(
+    "sparkwright",
+    deadline=None,  # examples start real processes
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("sparkwright")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "home")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Iterator[Repository]:
+    opened = open_repository(tmp_path / "git")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> UpstreamRepository:
+    return UpstreamRepository(tmp_path / "upstream")
+
+
+@pytest.fixture
+def heard() -> Iterator[Recorder]:
+    """The events that the test's code emits."""
+    recorder = Recorder()
+    with subscribe(recorder):
+        yield recorder
+
+
+@pytest.fixture
+def scene(repository: Repository, tmp_path: Path) -> Scene:
+    """A merge whose base and target the test fills in."""
+    return Scene(repository, tmp_path / "carries", base={})

@@ -1,0 +1,216 @@
+"""What the tests are built from: generated trees, carries, upstream repositories and environments."""
+
+from __future__ import annotations
+
+import json
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomlkit
+
+from sparkwright.canonical import digest_of
+from sparkwright.carry import Carry, load_carry
+from sparkwright.git import FileEntry, Repository, import_files
+from sparkwright.git.repository import git_environment
+from sparkwright.merge import History, MergeReport, MergeRequest, merge_patchset
+from sparkwright.process import run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkwright import events
+    from sparkwright.store import Store
+
+Content = str | bytes | FileEntry
+VERSION = "1.0.0"
+DIGEST = "0" * 64
+_WHO = {"NAME": "Upstream", "EMAIL": "upstream@localhost", "DATE": "1000000000 +0000"}
+
+
+def entry(content: Content) -> FileEntry:
+    if isinstance(content, FileEntry):
+        return content
+    return FileEntry("100644", content.encode() if isinstance(content, str) else content)
+
+
+def make_tree(repository: Repository, files: Mapping[str, Content]) -> str:
+    """The id of a tree of *files* (path to content)."""
+    return import_files(repository, [(path, entry(content)) for path, content in files.items()])
+
+
+def read_tree(repository: Repository, tree: str) -> dict[str, str]:
+    """The text of every file of *tree*."""
+    return {path: repository.blob(found.blob).decode() for path, found in repository.files(tree).items()}
+
+
+def write_diff(repository: Repository, before: Mapping[str, Content], after: Mapping[str, Content]) -> bytes:
+    """The ``-U0`` patch between two sets of files, as the product itself writes it."""
+    return repository.diff(make_tree(repository, before), make_tree(repository, after), context=0)
+
+
+def spec(name: str, **changes: Any) -> dict[str, Any]:
+    """The tables of a sound ``carry.toml``; a change to `None` leaves a key out."""
+    tables: dict[str, Any] = {
+        "format": 1,
+        "name": name,
+        "title": f"Change {name}",
+        "kind": "own",
+        "scope": "runtime",
+        "runner": "both",
+        "requires": [],
+        "why": "it is wrong",
+        "symptom": "it fails",
+        "dies-when": "upstream fixes it",
+        "evidence": {"level": "cpu", "demonstrated": [], "claimed": []},
+        **{key.replace("_", "-"): value for key, value in changes.items()},
+    }
+    return {key: value for key, value in tables.items() if value is not None}
+
+
+def revision(release: str = VERSION, **changes: Any) -> dict[str, Any]:
+    return {"release": release, "sdist-sha256": DIGEST, "patch": f"{release}.patch", **changes}
+
+
+def write_carry(
+    root: Path, name: str, *, patches: Mapping[str, bytes], probe: str = "", **changes: Any
+) -> Path:
+    """A carry's folder below *root*, with *patches* by release; *changes* go to its TOML."""
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    tables: dict[str, Any] = {"revision": [revision(release) for release in patches] or None}
+    for release, patch in patches.items():
+        (folder / f"{release}.patch").write_bytes(patch)
+    if probe:
+        (folder / "probe.py").write_text(probe)
+        tables["probe"] = {"file": "probe.py", "seconds": 20, "memory-mib": 2000}
+    (folder / "carry.toml").write_text(tomlkit.dumps(spec(name, **{**tables, **changes})))
+    return folder
+
+
+def make_carry(
+    root: Path,
+    repository: Repository,
+    name: str,
+    before: Mapping[str, Content],
+    after: Mapping[str, Content],
+    **changes: Any,
+) -> Carry:
+    """A carry of our own that makes *after* of *before*; unnamed files of *before* stay as they are."""
+    whole = {
+        path: content
+        for path, content in {**before, **after}.items()
+        if after.get(path, content) is not DELETED
+    }
+    patch = write_diff(repository, before, whole)
+    return load_carry(write_carry(root, name, patches={VERSION: patch}, **changes))
+
+
+DELETED = FileEntry("", b"")
+"""Stands for a file that a carry removes."""
+
+
+@dataclass
+class Scene:
+    """One merge: a release with *base* files, a pin with *target* files, and carries written for *base*."""
+
+    repository: Repository
+    root: Path
+    base: dict[str, Content]
+    target: dict[str, Content] | None = None
+    history: History | None = None
+    offline: bool = False
+    version: str = "1.1.0"
+    carries: list[Carry] = field(default_factory=list)
+
+    def add(self, name: str, after: Mapping[str, Content], **changes: Any) -> Carry:
+        carry = make_carry(self.root, self.repository, name, self.base, after, **changes)
+        self.carries.append(carry)
+        return carry
+
+    def merge(self) -> MergeReport:
+        base = make_tree(self.repository, self.base)
+        target = self.base if self.target is None else self.target
+        request = MergeRequest(
+            pristine=make_tree(self.repository, target),
+            version=self.version,
+            carries=self.carries,
+            find_base=lambda _: base,
+            history=self.history,
+            offline=self.offline,
+        )
+        return merge_patchset(self.repository, request)
+
+
+class UpstreamRepository:
+    """An upstream with real history, made with real git, that serves any commit over ``file://``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        self.git("init", "--quiet", "--initial-branch=main")
+        self.git("config", "uploadpack.allowAnySHA1InWant", "true")
+        self.git("config", "uploadpack.allowFilter", "true")
+
+    @property
+    def address(self) -> str:
+        return self.folder.as_uri()
+
+    def git(self, *arguments: str) -> str:
+        who = {
+            f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER") for what, value in _WHO.items()
+        }
+        return run(["git", *arguments], cwd=self.folder, env={**git_environment(), **who}).text
+
+    def commit(self, subject: str, files: Mapping[str, Content | None]) -> str:
+        """Commit *files* (`None` removes one) to the current branch; returns the commit's id."""
+        for path, content in files.items():
+            target = self.folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                target.unlink()
+            else:
+                target.write_bytes(entry(content).data)
+        self.git("add", "--all", "--force")
+        self.git("commit", "--quiet", "--allow-empty", "-m", subject)
+        return self.git("rev-parse", "HEAD")
+
+    def pull(self, number: int, base: str, commits: Sequence[Mapping[str, Content | None]]) -> str:
+        """A pull request of *commits* on *base*, as ``refs/pull/N/head``; returns its head."""
+        self.git("checkout", "--quiet", "--detach", base)
+        for index, files in enumerate(commits):
+            self.commit(f"work {index}", files)
+        head = self.git("rev-parse", "HEAD")
+        self.git("update-ref", f"refs/pull/{number}/head", head)
+        self.git("checkout", "--quiet", "main")
+        return head
+
+
+class Recorder:
+    """Every event that was emitted while it listened."""
+
+    def __init__(self) -> None:
+        self.events: list[events.Event] = []
+
+    def __call__(self, event: events.Event) -> None:
+        self.events.append(event)
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event.data for event in self.events if event.kind == kind]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [data["message"] for data in self.of("warning")]
+
+
+def seed_environment(store: Store, requirements: str) -> Path:
+    """Pretend that the environment for probes was made: this interpreter, without torch."""
+    key = digest_of([requirements, sys.version, sysconfig.get_platform()])[:16]
+    folder = store.environments / key
+    (folder / "bin").mkdir(parents=True)
+    python = folder / "bin" / "python"
+    python.symlink_to(Path(sys.executable).resolve())
+    (folder / "ready.json").write_text(json.dumps({"python": "3", "torch": "none"}))
+    return python

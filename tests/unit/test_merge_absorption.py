@@ -1,0 +1,229 @@
+"""Does upstream have it already: each signal on its own, and healthy twins that keep quiet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from kit import Scene, UpstreamRepository, make_tree
+
+from sparkwright.git import fetch, merge_trees
+from sparkwright.merge import History, OutcomeKind
+from sparkwright.merge.absorb import Change, reverse_applies
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkwright.merge import Outcome
+
+CODE = "vllm/cache.py"
+OLD = "def first():\n    return 1\n\n\ndef middle():\n    return 2\n\n\ndef last():\n    return 3\n"
+NEW = OLD.replace("return 1", "return 10")
+BOTH = NEW.replace("return 3", "return 30")
+EDITED_AGAIN = NEW.replace("return 10", "return 11")
+RELATED = [{"pull": 7, "author": "them", "state": "open", "relation": "the same fix"}]
+
+
+def settle(
+    scene: Scene, upstream: UpstreamRepository, commits: list[tuple[str, Mapping[str, str | None]]]
+) -> Outcome:
+    """The outcome of the carry OLD to NEW (or as added) on top of *commits*, with their history."""
+    since = upstream.commit("start", {CODE: OLD, "other.py": "o = 1\n"})
+    for subject, files in commits:
+        upstream.commit(subject, files)
+    fetch(scene.repository, upstream.address, ["refs/heads/main"], depth=None)
+    target = upstream.git("rev-parse", "HEAD")
+    if not scene.carries:
+        scene.base = {CODE: OLD, "other.py": "o = 1\n"}
+        scene.add("fix", {CODE: NEW}, upstream=RELATED)
+    scene.history = History(target, since)
+    tree = scene.repository.tree_of(target)
+    scene.target = {
+        path: scene.repository.blob(entry.blob) for path, entry in scene.repository.files(tree).items()
+    }
+    (outcome,) = scene.merge().outcomes
+    return outcome
+
+
+def revert(upstream: UpstreamRepository, scene: Scene, subjects: list[str]) -> Outcome:
+    states = [NEW, OLD] * len(subjects)
+    return settle(scene, upstream, [(subject, {CODE: states[i]}) for i, subject in enumerate(subjects)])
+
+
+def test_subject_alone_fires(scene: Scene, upstream: UpstreamRepository) -> None:
+    outcome = settle(scene, upstream, [("[Core] Fix first (#7)", {CODE: EDITED_AGAIN})])
+    assert outcome.kind is OutcomeKind.ABSORBED
+    assert [signal.split()[0] for signal in outcome.signals] == ["subject"]
+    assert outcome.tree == make_tree(scene.repository, scene.target)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "Follow up on (#7) for the cache",
+        "Fix what #7 broke (#8)",
+        "[Core] Fix first (#77)",
+        "Something else",
+        'Revert "Fix first (#7)"',
+    ],
+)
+def test_the_number_elsewhere_in_a_subject_is_no_signal(
+    scene: Scene, upstream: UpstreamRepository, subject: str
+) -> None:
+    outcome = settle(scene, upstream, [(subject, {CODE: OLD.replace("return 3", "return 30")})])
+    assert outcome.kind is OutcomeKind.APPLIED
+
+
+def test_the_number_on_a_commit_of_other_files_is_no_signal(
+    scene: Scene, upstream: UpstreamRepository
+) -> None:
+    outcome = settle(scene, upstream, [("Prepare (#7)", {"other.py": "o = 2\n"})])
+    assert outcome.kind is OutcomeKind.APPLIED
+
+
+def test_a_pull_that_does_not_absorb_is_no_signal(scene: Scene, upstream: UpstreamRepository) -> None:
+    scene.base = {CODE: OLD, "other.py": "o = 1\n"}
+    scene.add("fix", {CODE: NEW}, upstream=[{**RELATED[0], "absorbs": False}])
+    moved = OLD.replace("return 3", "return 30")
+    assert settle(scene, upstream, [("Half of it (#7)", {CODE: moved})]).kind is OutcomeKind.APPLIED
+
+
+def test_a_subject_with_line_separators_is_one_subject(scene: Scene, upstream: UpstreamRepository) -> None:
+    moved = OLD.replace("return 3", "return 30")
+    odd = "odd\u2028line\x0cfeed\x85"
+    assert settle(scene, upstream, [(odd, {CODE: moved})]).kind is OutcomeKind.APPLIED
+
+
+def test_patch_id_of_a_two_commit_pull_that_was_squashed_and_edited_again(
+    scene: Scene, upstream: UpstreamRepository
+) -> None:
+    scene.base = {CODE: OLD, "other.py": "o = 1\n"}
+    scene.add("fix", {CODE: BOTH})  # the sum of two commits; no number to look for
+    outcome = settle(
+        scene,
+        upstream,
+        [("Squashed", {CODE: BOTH}), ("Then edited", {CODE: BOTH.replace("return 10", "return 11")})],
+    )
+    assert outcome.kind is OutcomeKind.ABSORBED
+    assert [signal.split()[0] for signal in outcome.signals] == ["patch-id"]
+
+
+def test_patch_id_ignores_white_space_and_the_signal_does_not(
+    scene: Scene, upstream: UpstreamRepository
+) -> None:
+    nested = "def f(a):\n    if a:\n        x = 1\n    return a\n"
+    added = nested.replace("        x = 1\n", "        x = 1\n        y = 2\n")
+    outside = nested.replace("        x = 1\n", "        x = 1\n    y = 2\n")
+    upstream.commit("before", {"vllm/f.py": nested})
+    scene.base = {CODE: OLD, "other.py": "o = 1\n", "vllm/f.py": nested}
+    scene.add("fix", {"vllm/f.py": added})
+    outcome = settle(scene, upstream, [("Looks alike", {"vllm/f.py": outside})])
+    assert outcome.kind is OutcomeKind.CONFLICT
+    assert outcome.signals == ()
+
+
+def test_merged_then_reverted_is_no_signal(scene: Scene, upstream: UpstreamRepository) -> None:
+    outcome = revert(upstream, scene, ["Fix first (#7)", 'Revert "Fix first (#7)" (#9)'])
+    assert outcome.kind is OutcomeKind.APPLIED
+
+
+def test_reverted_under_a_title_of_its_own_is_no_signal(scene: Scene, upstream: UpstreamRepository) -> None:
+    outcome = revert(upstream, scene, ["Fix first (#7)", "Back to the old way (#9)"])
+    assert outcome.kind is OutcomeKind.APPLIED
+
+
+def test_reverted_by_id_in_the_body_is_no_signal(scene: Scene, upstream: UpstreamRepository) -> None:
+    upstream.commit("start", {CODE: OLD, "other.py": "o = 1\n"})
+    merged = upstream.commit("Fix first (#7)", {CODE: NEW})
+    # the revert adds something of its own, so that its content alone does not show what it is
+    upstream.commit(f"Undo (#9)\n\nThis reverts commit {merged}.", {CODE: OLD + "# undone\n"})
+    fetch(scene.repository, upstream.address, ["refs/heads/main"], depth=None)
+    scene.base, scene.target = {CODE: OLD}, {CODE: OLD + "# undone\n"}
+    scene.add("fix", {CODE: NEW}, upstream=RELATED)
+    scene.history = History(upstream.git("rev-parse", "HEAD"))
+    assert scene.merge().outcomes[0].kind is OutcomeKind.APPLIED
+
+
+def test_a_reverted_revert_is_a_signal_again(scene: Scene, upstream: UpstreamRepository) -> None:
+    subjects = [
+        "Fix first (#7)",
+        'Revert "Fix first (#7)" (#8)',
+        'Revert "Revert "Fix first (#7)" (#8)" (#9)',
+    ]
+    outcome = revert(upstream, scene, subjects)
+    assert outcome.kind is OutcomeKind.ABSORBED
+    assert {signal.split()[0] for signal in outcome.signals} == {"subject", "patch-id"}
+
+
+def test_landed_reverted_and_landed_again_is_absorbed(scene: Scene, upstream: UpstreamRepository) -> None:
+    outcome = revert(upstream, scene, ["Fix first (#7)", "Take it out (#8)", "Fix first, anew (#9)"])
+    assert outcome.kind is OutcomeKind.ABSORBED
+    assert [signal.split()[0] for signal in outcome.signals] == ["patch-id"]
+
+
+def test_what_was_merged_before_the_base_is_not_looked_at(scene: Scene, upstream: UpstreamRepository) -> None:
+    upstream.commit("older", {CODE: "older\n"})
+    upstream.commit("Fix first (#7)", {CODE: OLD + "# more\n"})
+    outcome = settle(scene, upstream, [("Later", {CODE: OLD.replace("return 3", "return 30")})])
+    assert outcome.kind is OutcomeKind.APPLIED
+
+
+def test_equal_tree_fires_without_history(scene: Scene) -> None:
+    scene.base, scene.target = {CODE: OLD}, {CODE: BOTH}
+    scene.add("fix", {CODE: NEW})
+    (outcome,) = scene.merge().outcomes
+    assert outcome.kind is OutcomeKind.ABSORBED
+    assert outcome.signals == ("equal-tree",)
+
+
+def test_half_of_it_upstream_is_not_absorbed(scene: Scene, upstream: UpstreamRepository) -> None:
+    scene.base = {CODE: OLD, "other.py": "o = 1\n"}
+    scene.add("fix", {CODE: BOTH})
+    outcome = settle(scene, upstream, [("Half of it", {CODE: NEW})])
+    assert outcome.kind is OutcomeKind.APPLIED
+    assert outcome.tree == make_tree(scene.repository, {CODE: BOTH, "other.py": "o = 1\n"})
+
+
+# (base, with the change, as upstream has it now), a line a letter: found by search, for where git can take
+# a change out but not put it on top, lines must repeat.
+CONSTELLATIONS = [
+    ("cab}", "caaa}b}", "caaa}bx"),
+    ("aaa}", "aacca}", "aaccaa}a}"),
+    ("bbbb", "bbacbb", "bacxbacbb"),
+    ("abcc", "abccc}b", "ayccc}b"),
+]
+
+
+def lines(letters: str) -> str:
+    return "".join(f"{letter};\n" for letter in letters)
+
+
+@pytest.mark.parametrize(("base", "with_change", "target"), CONSTELLATIONS)
+def test_reverse_apply_finds_what_conflicts_forwards(
+    scene: Scene, base: str, with_change: str, target: str
+) -> None:
+    path = "csrc/cache.cu"
+    scene.base, scene.target = {path: lines(base)}, {path: lines(target)}
+    scene.add("fix", {path: lines(with_change)})
+    trees = [make_tree(scene.repository, {path: lines(text)}) for text in (base, with_change, target)]
+    commit = scene.repository.commit(trees[0], message="base")
+    assert not merge_trees(scene.repository, base=commit, ours=trees[2], theirs=trees[1]).clean
+    (outcome,) = scene.merge().outcomes
+    assert outcome.kind is OutcomeKind.ABSORBED
+    assert outcome.signals == ("reverse-apply",)
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [(BOTH, True), (OLD, False), (OLD.replace("return 3", "return 30"), False), ("", False)],
+)
+def test_reverse_apply_wants_the_whole_change(scene: Scene, target: str, found: bool) -> None:  # noqa: FBT001
+    base, theirs, now = (make_tree(scene.repository, {CODE: text, "b": "b"}) for text in (OLD, NEW, target))
+    change = Change(scene.repository.commit(base, message="base"), base, theirs)
+    assert reverse_applies(scene.repository, change, now) is found
+
+
+def test_reverse_apply_refuses_half(scene: Scene) -> None:
+    base, theirs, now = (make_tree(scene.repository, {CODE: text}) for text in (OLD, BOTH, NEW))
+    change = Change(scene.repository.commit(base, message="base"), base, theirs)
+    assert not reverse_applies(scene.repository, change, now)

@@ -1,0 +1,380 @@
+"""Every outcome by name, on generated trees; one failing carry never hides the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from kit import DELETED, Scene, make_tree, read_tree, revision, write_carry, write_diff
+
+from sparkwright.carry import load_carry
+from sparkwright.errors import NotInStoreError, StorageError
+from sparkwright.git import FileEntry
+from sparkwright.merge import OutcomeKind
+from sparkwright.merge.engine import is_text
+
+if TYPE_CHECKING:
+    from sparkwright.merge import Outcome
+
+CODE = "vllm/cache.py"
+OLD = "def first():\n    return 1\n\n\ndef middle():\n    return 2\n\n\ndef last():\n    return 3\n"
+NEW = OLD.replace("return 1", "return 10")
+MOVED = OLD.replace("return 3", "return 30")
+CLASH = OLD.replace("return 1", "return 99")
+
+
+def only(scene: Scene) -> Outcome:
+    (outcome,) = scene.merge().outcomes
+    return outcome
+
+
+def test_a_change_that_fits_is_applied_beside_upstreams_own(scene: Scene) -> None:
+    scene.base, scene.target = {CODE: OLD}, {CODE: MOVED}
+    scene.add("fix", {CODE: NEW})
+    report = scene.merge()
+    outcome = report.outcome("fix")
+    assert outcome.kind is OutcomeKind.APPLIED
+    assert outcome.paths == (CODE,)
+    assert outcome.kind.in_tree
+    assert outcome.kind.harmless
+    assert report.tree == outcome.tree != report.pristine
+    assert report.failed == ()
+    expected = MOVED.replace("return 1", "return 10")
+    assert read_tree(scene.repository, report.tree) == {CODE: expected}
+
+
+def test_the_commit_names_one_carry_a_step(scene: Scene) -> None:
+    scene.base = {CODE: OLD}
+    scene.add("fix", {CODE: NEW})
+    scene.add("other", {CODE: MOVED})
+    report = scene.merge()
+    log = scene.repository.command("log", "--format=%s|%(trailers:key=Carry,valueonly)", report.commit).text
+    assert [line for line in log.splitlines() if line] == [
+        "Change other|other",
+        "Change fix|fix",
+        "pristine 1.1.0|",
+    ]
+    assert scene.repository.tree_of(report.commit) == report.tree
+
+
+def test_new_and_deleted_files_are_merged(scene: Scene) -> None:
+    scene.base = {CODE: OLD, "vllm/old.py": "x = 1\n"}
+    scene.add("fix", {"vllm/new.py": "y = 1\n", "vllm/old.py": DELETED})
+    report = scene.merge()
+    assert report.outcomes[0].kind is OutcomeKind.APPLIED
+    assert read_tree(scene.repository, report.tree) == {CODE: OLD, "vllm/new.py": "y = 1\n"}
+
+
+def test_superseded_by_declaration_and_not_before(scene: Scene) -> None:
+    entry = {"releases": ">=1.1", "by": "their rewrite", "because": "its notes say so"}
+    scene.base = {CODE: OLD}
+    scene.add("fix", {CODE: NEW}, superseded=[entry])
+    outcome = only(scene)
+    assert outcome.kind is OutcomeKind.SUPERSEDED
+    assert "their rewrite" in outcome.detail
+    assert outcome.tree == make_tree(scene.repository, scene.base)
+    scene.version = "1.0.9"
+    assert only(scene).kind is OutcomeKind.APPLIED
+
+
+def test_a_conflict_in_code_leaves_the_carry_out_and_the_next_ones_in(scene: Scene) -> None:
+    scene.base, scene.target = {CODE: OLD}, {CODE: CLASH}
+    scene.add("clashes", {CODE: NEW})
+    scene.add("fits", {CODE: MOVED})
+    report = scene.merge()
+    first, second = report.outcomes
+    assert first.kind is OutcomeKind.CONFLICT
+    assert first.conflicts == (CODE,)
+    assert "CONFLICT" in first.detail
+    assert not first.kind.harmless
+    assert second.kind is OutcomeKind.APPLIED
+    assert [outcome.carry for outcome in report.failed] == ["clashes"]
+    merged = read_tree(scene.repository, report.tree)[CODE]
+    assert "<<<<" not in merged
+    assert "return 99" in merged
+    assert "return 30" in merged
+
+
+def test_upstream_renaming_a_folder_under_a_new_file_is_a_conflict_not_a_guess(scene: Scene) -> None:
+    several = {f"vllm/old/{name}.py": f"{name} = 1\n" * 9 for name in "abcd"}
+    scene.base = dict(several)
+    scene.target = {path.replace("/old/", "/new/"): text for path, text in several.items()}
+    scene.add("adds", {"vllm/old/mine.py": "mine = 1\n"})
+    outcome = only(scene)
+    assert outcome.kind is OutcomeKind.CONFLICT
+    assert outcome.conflicts == ("vllm/new/mine.py",)
+
+
+@pytest.mark.parametrize("text", ["tests/test_cache.py", "docs/cache.md", "vllm/README.md"])
+def test_a_conflict_in_tests_or_documents_keeps_upstreams_form_and_lands_the_code(
+    scene: Scene, text: str
+) -> None:
+    scene.base = {CODE: OLD, text: "one\n"}
+    scene.target = {CODE: MOVED, text: "theirs\n"}
+    scene.add("fix", {CODE: NEW, text: "ours\n"})
+    report = scene.merge()
+    (outcome,) = report.outcomes
+    assert outcome.kind is OutcomeKind.CONFLICT_IN_TEXTS
+    assert outcome.conflicts == (text,)
+    assert outcome.paths == (CODE,)
+    assert outcome.kind.in_tree
+    assert outcome.kind.harmless
+    assert read_tree(scene.repository, report.tree) == {
+        CODE: MOVED.replace("return 1", "return 10"),
+        text: "theirs\n",
+    }
+
+
+def test_a_test_that_upstream_deleted_stays_deleted(scene: Scene) -> None:
+    scene.base = {CODE: OLD, "tests/test_cache.py": "one\n"}
+    scene.target = {CODE: OLD}
+    scene.add("fix", {CODE: NEW, "tests/test_cache.py": "ours\n"})
+    report = scene.merge()
+    assert report.outcomes[0].kind is OutcomeKind.CONFLICT_IN_TEXTS
+    assert read_tree(scene.repository, report.tree) == {CODE: NEW}
+
+
+def test_code_that_conflicts_beside_a_test_is_a_conflict_in_code(scene: Scene) -> None:
+    scene.base = {CODE: OLD, "tests/t.py": "one\n"}
+    scene.target = {CODE: CLASH, "tests/t.py": "theirs\n"}
+    scene.add("fix", {CODE: NEW, "tests/t.py": "ours\n"})
+    outcome = only(scene)
+    assert outcome.kind is OutcomeKind.CONFLICT
+    assert outcome.conflicts == ("tests/t.py", CODE)
+
+
+def test_nothing_but_conflicting_tests_is_refused(scene: Scene) -> None:
+    scene.base, scene.target = {"tests/t.py": "one\n"}, {"tests/t.py": "theirs\n"}
+    scene.add("fix", {"tests/t.py": "ours\n"})
+    outcome = only(scene)
+    assert outcome.kind is OutcomeKind.REFUSED
+    assert "nothing is left" in outcome.detail
+
+
+def test_code_that_upstream_has_while_its_tests_differ_is_absorbed(scene: Scene) -> None:
+    scene.base = {CODE: OLD, "tests/t.py": "one\n"}
+    scene.target = {CODE: NEW, "tests/t.py": "theirs\n"}
+    scene.add("fix", {CODE: NEW, "tests/t.py": "ours\n"})
+    outcome = only(scene)
+    assert outcome.kind is OutcomeKind.ABSORBED
+    assert outcome.signals == ("equal-tree",)
+    assert outcome.conflicts == ("tests/t.py",)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("tests/v1/test_a.py", True),
+        ("vllm/x/tests/a.py", True),
+        ("benchmarks/run.py", True),
+        (".buildkite/a.yaml", True),
+        ("README.md", True),
+        ("vllm/testing.py", False),
+        ("vllm/benchmarks/run.py", False),
+        ("csrc/a.cu", False),
+        ("requirements/cuda.txt", False),
+        ("mytests/a.py", False),
+    ],
+)
+def test_what_counts_as_a_text(path: str, text: bool) -> None:  # noqa: FBT001
+    assert is_text(path) is text
+
+
+def test_a_patch_that_does_not_fit_its_base_is_refused_and_hides_nothing(scene: Scene) -> None:
+    scene.base = {CODE: OLD}
+    scene.add("good", {CODE: NEW})
+    patch = write_diff(scene.repository, {CODE: CLASH}, {CODE: MOVED})
+    scene.carries.insert(0, load_carry(write_carry(scene.root, "bad", patches={"1.0.0": patch})))
+    bad, good = scene.merge().outcomes
+    assert bad.kind is OutcomeKind.REFUSED
+    assert "does not fit" in bad.detail
+    assert good.kind is OutcomeKind.APPLIED
+
+
+def test_a_patch_that_vanished_is_refused_and_hides_nothing(scene: Scene) -> None:
+    scene.base = {CODE: OLD}
+    scene.add("bad", {CODE: NEW})
+    scene.add("good", {CODE: MOVED})
+    (scene.root / "bad" / "1.0.0.patch").unlink()
+    bad, good = scene.merge().outcomes
+    assert bad.kind is OutcomeKind.REFUSED
+    assert "does not exist" in bad.detail
+    assert good.kind is OutcomeKind.APPLIED
+
+
+def test_a_base_that_cannot_be_had_is_refused_but_a_full_disk_ends_the_merge(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparkwright.merge import MergeRequest, merge_patchset
+
+    scene.base = {CODE: OLD}
+    carry = scene.add("fix", {CODE: NEW})
+    tree = make_tree(scene.repository, scene.base)
+
+    def failing(error: Exception):
+        def find(_: object) -> str:
+            raise error
+
+        return MergeRequest(pristine=tree, version="1.1.0", carries=[carry], find_base=find)
+
+    report = merge_patchset(scene.repository, failing(NotInStoreError("no sdist", next_step="go online")))
+    assert report.outcomes[0].kind is OutcomeKind.REFUSED
+    assert "go online" in report.outcomes[0].detail
+    with pytest.raises(StorageError):
+        merge_patchset(scene.repository, failing(StorageError("the disk is full")))
+
+
+def test_a_clean_merge_with_a_parameter_twice_is_refused(scene: Scene) -> None:
+    plain = "def f(\n    a,\n    *,\n    b,\n    c,\n    d,\n):\n    return a\n"
+    scene.base = {CODE: plain}
+    scene.target = {CODE: plain.replace("    b,\n", "    new=None,\n    b,\n")}
+    scene.add("fix", {CODE: plain.replace("    d,\n", "    d,\n    new=None,\n")})
+    outcome = only(scene)
+    assert outcome.kind is OutcomeKind.REFUSED
+    assert "does not compile" in outcome.detail
+    assert "duplicate argument" in outcome.detail
+
+
+def test_a_clean_merge_with_a_definition_twice_is_refused_and_its_twin_is_not(scene: Scene) -> None:
+    helper = "def helper():\n    return 0\n\n\n"
+    scene.base = {CODE: OLD}
+    scene.target = {CODE: helper + OLD}
+    scene.add("fix", {CODE: OLD + "\n\n" + helper.rstrip("\n") + "\n"})
+    outcome = only(scene)
+    assert outcome.kind is OutcomeKind.REFUSED
+    assert "defines helper 2 times" in outcome.detail
+    scene.carries.clear()
+    scene.add("twin", {CODE: OLD + "\n\ndef other():\n    return 0\n"})
+    assert only(scene).kind is OutcomeKind.APPLIED
+
+
+def test_names_that_repeat_rightly_are_no_flaw(scene: Scene) -> None:
+    overloads = (
+        "from typing import overload\n\n\n@overload\ndef f(a: int): ...\n@overload\ndef f(a: str): ...\n"
+        "def f(a):\n    return a\n\n\nif f:\n    def g(): ...\nelse:\n    def g(): ...\n\n\n"
+    )
+    scene.base = {CODE: overloads + OLD}
+    scene.target = {CODE: overloads + MOVED}
+    scene.add("fix", {CODE: overloads + NEW})
+    assert only(scene).kind is OutcomeKind.APPLIED
+
+
+def test_a_misspelt_escape_of_upstreams_is_no_flaw_and_nothing_is_said_of_it(scene: Scene) -> None:
+    odd = 'PATTERN = "\\d"\n\n\n' + OLD  # the compiler warns of it, and warnings are errors here
+    scene.base, scene.target = {CODE: odd}, {CODE: odd.replace("return 3", "return 30")}
+    scene.add("fix", {CODE: odd.replace("return 1", "return 10")})
+    assert only(scene).kind is OutcomeKind.APPLIED
+
+
+def test_functions_that_both_sides_changed_are_listed_and_the_twin_is_silent(scene: Scene) -> None:
+    long = (
+        "class A:\n    def f(self):\n        a = 1\n        b = 2\n        c = 3\n        d = 4\n"
+        "        e = 5\n        return a\n\n    def g(self):\n        return 0\n"
+    )
+    scene.base = {CODE: long}
+    scene.target = {CODE: long.replace("a = 1", "a = 11")}
+    scene.add("both", {CODE: long.replace("e = 5", "e = 55")})
+    outcome = only(scene)
+    assert outcome.kind is OutcomeKind.APPLIED
+    assert [(hazard.kind, hazard.path, hazard.name) for hazard in outcome.hazards] == [
+        ("both-sides", CODE, "A.f")
+    ]
+    scene.carries.clear()
+    scene.add("twin", {CODE: long.replace("return 0", "return 1")})
+    assert only(scene).hazards == ()
+
+
+def test_a_form_feed_in_a_source_does_not_shift_what_is_compared(scene: Scene) -> None:
+    long = "x = 1\f\n" + OLD.replace("return 2", "a = 1\n    b = 2\n    c = 3\n    d = 4\n    return a")
+    scene.base = {CODE: long}
+    scene.target = {CODE: long.replace("a = 1", "a = 11")}
+    scene.add("both", {CODE: long.replace("return a", "return b")})
+    assert [hazard.name for hazard in only(scene).hazards] == ["middle"]
+
+
+def test_what_requires_a_conflicted_carry_is_refused_and_its_twin_is_not(scene: Scene) -> None:
+    scene.base = {CODE: OLD, "vllm/b.py": "b = 1\n"}
+    scene.target = {CODE: CLASH, "vllm/b.py": "b = 1\n"}
+    scene.add("lower", {CODE: NEW})
+    scene.add("upper", {"vllm/b.py": "b = 2\n"}, requires=["lower"])
+    scene.add("free", {"vllm/b.py": "b = 1\nc = 1\n"})
+    lower, upper, free = scene.merge().outcomes
+    assert lower.kind is OutcomeKind.CONFLICT
+    assert upper.kind is OutcomeKind.REFUSED
+    assert "requires lower" in upper.detail
+    assert free.kind is OutcomeKind.APPLIED
+
+
+def test_what_requires_an_absorbed_carry_is_merged(scene: Scene) -> None:
+    scene.base = {CODE: OLD, "vllm/b.py": "b = 1\n"}
+    scene.target = {CODE: NEW, "vllm/b.py": "b = 1\n"}
+    scene.add("lower", {CODE: NEW})
+    scene.add("upper", {"vllm/b.py": "b = 2\n"}, requires=["lower"])
+    assert [outcome.kind for outcome in scene.merge().outcomes] == [OutcomeKind.ABSORBED, OutcomeKind.APPLIED]
+
+
+def stack(scene: Scene, *, lower_changes: dict[str, object] | None = None) -> None:
+    """A carry on the same line as the one that it is stacked on."""
+    upper = OLD.replace("return 1", "return 100")
+    scene.base = {CODE: OLD}
+    scene.add("lower", {CODE: NEW}, **(lower_changes or {}))
+    patch = write_diff(scene.repository, {CODE: NEW}, {CODE: upper})
+    folder = write_carry(
+        scene.root,
+        "upper",
+        patches={"1.0.0": patch},
+        requires=["lower"],
+        revision=[{**revision(), "stacked-on": ["lower"]}],
+    )
+    scene.carries.append(load_carry(folder))
+
+
+def test_a_stacked_revision_is_merged_from_the_base_that_it_was_written_on(scene: Scene) -> None:
+    stack(scene)
+    report = scene.merge()
+    assert [outcome.kind for outcome in report.outcomes] == [OutcomeKind.APPLIED, OutcomeKind.APPLIED]
+    assert "return 100" in read_tree(scene.repository, report.tree)[CODE]
+
+
+def test_a_stacked_revision_survives_when_what_it_stands_on_is_absorbed(scene: Scene) -> None:
+    scene.target = {CODE: NEW}
+    stack(scene)
+    report = scene.merge()
+    assert [outcome.kind for outcome in report.outcomes] == [OutcomeKind.ABSORBED, OutcomeKind.APPLIED]
+    assert "return 100" in read_tree(scene.repository, report.tree)[CODE]
+
+
+def test_a_stacked_revision_is_tried_when_what_it_stands_on_is_superseded(scene: Scene) -> None:
+    entry = {"releases": ">=1.1", "by": "them", "because": "notes"}
+    scene.target = {CODE: NEW}
+    stack(scene, lower_changes={"superseded": [entry]})
+    assert [outcome.kind for outcome in scene.merge().outcomes] == [
+        OutcomeKind.SUPERSEDED,
+        OutcomeKind.APPLIED,
+    ]
+
+
+def test_a_stacked_revision_without_its_lower_carry_is_refused(scene: Scene) -> None:
+    stack(scene)
+    del scene.carries[0]
+    outcome = only(scene)
+    assert outcome.kind is OutcomeKind.REFUSED
+    assert "not in the patchset" in outcome.detail
+
+
+def test_modes_and_links_of_untouched_files_survive(scene: Scene) -> None:
+    script, link = FileEntry("100755", b"#!/bin/sh\n"), FileEntry("120000", b"run.sh")
+    scene.base = {CODE: OLD, "run.sh": script, "link": link}
+    scene.target = {CODE: MOVED, "run.sh": script, "link": link}
+    scene.add("fix", {CODE: NEW})
+    files = scene.repository.files(scene.merge().tree)
+    assert (files["run.sh"].mode, files["link"].mode) == ("100755", "120000")
+
+
+def test_each_outcome_is_told_as_an_event(scene: Scene, heard) -> None:
+    scene.base, scene.target = {CODE: OLD}, {CODE: CLASH}
+    scene.add("clashes", {CODE: NEW})
+    scene.add("fits", {CODE: MOVED})
+    scene.merge()
+    told = [(data["carry"], data["outcome"]) for data in heard.of("merge.outcome")]
+    assert told == [("clashes", "conflict"), ("fits", "applied")]

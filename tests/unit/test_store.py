@@ -1,0 +1,491 @@
+"""The store: nothing under its final name before it is whole, whatever kills, fills or races it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sparkwright
+from sparkwright.canonical import sha256_bytes
+from sparkwright.errors import BusyError, DigestError, StorageError
+from sparkwright.store import Store, default_home, hold, open_store, remove_tree, storing, write_atomically
+
+if TYPE_CHECKING:
+    from kit import Recorder
+
+BUILD = str(Path(sparkwright.__file__).parents[1])
+
+
+def python(script: str, *arguments: object, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Start *script* in a process of its own, with the package on its path."""
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-c", script, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": BUILD},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return out
+
+
+def dead_process() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+# Files -------------------------------------------------------------------------------------
+
+
+def test_adopting_moves_verified_bytes_and_makes_them_read_only(store: Store, tmp_path: Path) -> None:
+    source, digest = tmp_path / "download", sha256_bytes(b"bytes")
+    source.write_bytes(b"bytes")
+    assert store.find_file(digest) is None
+    path = store.adopt_file(source, digest)
+    assert path == store.find_file(digest)
+    assert path.read_bytes() == b"bytes"
+    assert not source.exists()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
+
+
+def test_adopting_other_bytes_is_refused_and_removes_them(store: Store, tmp_path: Path) -> None:
+    source, digest = tmp_path / "download", sha256_bytes(b"bytes")
+    source.write_bytes(b"other")
+    with pytest.raises(DigestError, match="download") as caught:
+        store.adopt_file(source, digest)
+    assert digest in caught.value.because
+    assert sha256_bytes(b"other") in caught.value.because
+    assert not source.exists()
+    assert store.find_file(digest) is None
+
+
+def test_adopting_what_is_there_already_is_fine(store: Store, tmp_path: Path) -> None:
+    digest = sha256_bytes(b"bytes")
+    for _ in range(2):
+        (tmp_path / "download").write_bytes(b"bytes")
+        store.adopt_file(tmp_path / "download", digest)
+    assert store.find_file(digest) is not None
+
+
+# Records -----------------------------------------------------------------------------------
+
+
+def test_records_come_back(store: Store) -> None:
+    assert store.find_record("kind", "key") is None
+    store.put_record("kind", "key", {"a": [1, "é"]})
+    assert store.find_record("kind", "key") == {"a": [1, "é"]}
+    assert store.find_record("other", "key") is None
+    store.put_record("kind", "key", {"a": 2})
+    assert store.find_record("kind", "key") == {"a": 2}
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"a": ', b"\xff\xfe\0", b"[1]", b"null", b'"text"'])
+def test_a_damaged_record_counts_as_none(store: Store, damage: bytes) -> None:
+    store.put_record("kind", "key", {"a": 1})
+    (path,) = store.records.rglob("*.json")
+    path.write_bytes(damage)
+    assert store.find_record("kind", "key") is None
+    store.put_record("kind", "key", {"a": 2})
+    assert store.find_record("kind", "key") == {"a": 2}
+
+
+def test_an_atomic_write_leaves_no_other_file_and_one_fixed_mode(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_atomic_write_that_fails_leaves_the_old_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="broken"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+WRITE_FOR_EVER = """
+import sys
+from pathlib import Path
+from sparkwright.store import write_atomically
+path, sizes = Path(sys.argv[1]), [1 << 20, 3 << 20]
+print("ready", flush=True)
+number = 0
+while True:
+    number = (number + 1) % 2
+    write_atomically(path, bytes([65 + number]) * sizes[number])
+"""
+
+ADOPT_FOR_EVER = """
+import sys
+from pathlib import Path
+from sparkwright.canonical import sha256_bytes
+from sparkwright.store import open_store
+store = open_store(Path(sys.argv[1]))
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    data = b"%d" % number * 100_000
+    source = store.partial / "download"
+    source.unlink(missing_ok=True)
+    source.write_bytes(data)
+    store.adopt_file(source, sha256_bytes(data))
+"""
+
+
+def kill_soon(script: str, path: Path, delay: float) -> None:
+    process = python(script, path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(delay)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("delay", [0.005, 0.017, 0.031])
+def test_a_write_that_is_killed_leaves_old_or_new(tmp_path: Path, delay: float) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"B" * (3 << 20))
+    kill_soon(WRITE_FOR_EVER, path, delay)
+    assert path.read_bytes() in {b"A" * (1 << 20), b"B" * (3 << 20)}
+
+
+@pytest.mark.parametrize("delay", [0.005, 0.02, 0.06])
+def test_an_adoption_that_is_killed_leaves_whole_files_or_none(tmp_path: Path, delay: float) -> None:
+    kill_soon(ADOPT_FOR_EVER, tmp_path / "home", delay)
+    store = open_store(tmp_path / "home")
+    for path in store.files.rglob("*"):
+        if path.is_file():
+            assert sha256_bytes(path.read_bytes()) == path.name
+    left = store.partial / "download"
+    if left.exists():
+        assert left.stat().st_mode & 0o200  # a download can be resumed
+
+
+# Scratch -----------------------------------------------------------------------------------
+
+
+def test_scratch_is_gone_after_the_block_whatever_happens(store: Store) -> None:
+    with store.scratch() as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").touch()
+        (folder / "sub").chmod(0o555)
+        assert folder.parent == store.scratch_root
+    assert not folder.exists()
+    with pytest.raises(RuntimeError), store.scratch() as folder:
+        raise RuntimeError
+    assert not folder.exists()
+
+
+def test_the_sweep_removes_dead_owners_scratch_only(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "home")
+    dead = store.scratch_root / f"{dead_process()}-abc"
+    nobody = store.scratch_root / "left-over"
+    stray = store.scratch_root / "file"
+    alive = store.scratch_root / f"{os.getppid()}-abc"
+    for folder in (dead, nobody, alive):
+        (folder / "sub").mkdir(parents=True)
+    stray.touch()
+    with store.scratch() as mine:
+        assert open_store(tmp_path / "home") == store
+        assert mine.is_dir()
+        assert alive.is_dir()
+        assert not dead.exists()
+        assert not nobody.exists()
+        assert not stray.exists()
+
+
+def test_runs_that_sweep_at_once_all_open_the_store(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "home")
+    dead = store.scratch_root / f"{dead_process()}-abc"
+    for number in range(300):
+        (dead / f"{number}" / "deep").mkdir(parents=True)
+        (dead / f"{number}" / "file").touch()
+    script = (
+        "import sys; from pathlib import Path; from sparkwright.store import open_store\n"
+        "open_store(Path(sys.argv[1]))"
+    )
+    for process in [python(script, store.home) for _ in range(4)]:
+        finish(process)
+    assert not dead.exists()
+
+
+def test_a_scratch_folder_of_a_killed_run_is_swept_by_the_next(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from sparkwright.store import open_store\n"
+        "with open_store(Path(sys.argv[1])).scratch() as folder:\n"
+        "    (folder / 'half').write_text('x'); print(folder, flush=True); time.sleep(60)"
+    )
+    process = python(script, tmp_path / "home")
+    assert process.stdout is not None
+    folder = Path(process.stdout.readline().strip())
+    open_store(tmp_path / "home")
+    assert (folder / "half").is_file()
+    process.kill()
+    process.communicate()
+    open_store(tmp_path / "home")
+    assert not folder.exists()
+
+
+# Folders -----------------------------------------------------------------------------------
+
+
+def test_publishing_a_folder_keeps_the_first(store: Store) -> None:
+    target = store.trees / "tree"
+    for text in ("first", "second"):
+        with store.scratch() as scratch:
+            fresh = scratch / "fresh"
+            fresh.mkdir()
+            (fresh / "file").write_text(text)
+            assert store.publish_folder(fresh, target) == target
+    assert (target / "file").read_text() == "first"
+
+
+REMOVE = """
+import os, sys
+from pathlib import Path
+from sparkwright.store import remove_tree
+if os.getuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+remove_tree(Path(sys.argv[1]))
+"""
+
+
+def test_a_read_only_tree_is_removed_and_nothing_that_it_links_to_is_touched() -> None:
+    """As a user without root's powers, to whom modes mean something."""
+    place = Path(tempfile.mkdtemp(prefix="sparkwright-test-"))
+    try:
+        outside, tree = place / "outside", place / "tree"
+        (tree / "a" / "b").mkdir(parents=True)
+        (tree / "a" / "b" / "file").write_text("x")
+        outside.write_text("mine")
+        (tree / "a" / "link").symlink_to(outside)
+        (tree / "a" / "folder").symlink_to(place)
+        (tree / "a" / "dangling").symlink_to("nowhere")
+        if os.getuid() == 0:
+            for path in (place, *place.rglob("*")):
+                os.chown(path, 65534, 65534, follow_symlinks=False)
+        place.chmod(0o755)
+        outside.chmod(0o440)
+        for folder in (tree / "a" / "b", tree / "a", tree):
+            folder.chmod(0o000 if folder.name == "b" else 0o555)
+        finish(python(REMOVE, tree))
+        assert not tree.exists()
+        assert stat.S_IMODE(outside.stat().st_mode) == 0o440
+        assert stat.S_IMODE(place.stat().st_mode) == 0o755
+    finally:
+        shutil.rmtree(place)
+
+
+def test_removing_what_is_missing_a_file_or_a_link_is_fine(tmp_path: Path) -> None:
+    remove_tree(tmp_path / "missing")
+    target = tmp_path / "target"
+    target.mkdir(mode=0o750)
+    (target / "kept").touch()
+    (tmp_path / "link").symlink_to(target)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "file").touch()
+    for name in ("link", "dangling", "file"):
+        remove_tree(tmp_path / name)
+        assert not (tmp_path / name).is_symlink()
+        assert not (tmp_path / name).exists()
+    assert (target / "kept").exists()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o750
+
+
+def test_a_tree_that_cannot_be_removed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tree").mkdir()
+
+    def fail(path: object, **_: object) -> None:
+        raise OSError(errno.EBUSY, "busy")
+
+    monkeypatch.setattr(os, "rmdir", fail)
+    with pytest.raises(OSError, match="busy"):
+        remove_tree(tmp_path / "tree")
+
+
+# Locks -------------------------------------------------------------------------------------
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from sparkwright.store import hold
+with hold(Path(sys.argv[1]), "the thing"):
+    print("held", flush=True)
+    sys.stdin.readline() if sys.argv[2] == "wait" else time.sleep(float(sys.argv[2]))
+    Path(sys.argv[1] + ".done").touch()
+"""
+
+
+def holder(lock: Path, seconds: str) -> subprocess.Popen[str]:
+    process = python(HOLD, lock, seconds)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_whoever_comes_second_says_so_waits_and_finds_the_work_done(tmp_path: Path, heard: Recorder) -> None:
+    lock = tmp_path / "locks" / "a.lock"
+    first = holder(lock, "0.3")
+    with hold(lock, "the thing"):
+        assert Path(f"{lock}.done").exists()
+    finish(first)
+    assert heard.of("lock.waiting") == [{"what": "the thing", "path": str(lock)}]
+
+
+def test_nobody_waits_for_a_free_lock(tmp_path: Path, heard: Recorder) -> None:
+    for _ in range(2):
+        with hold(tmp_path / "a.lock", "the thing"):
+            pass
+    assert heard.of("lock.waiting") == []
+
+
+def test_patience_ends_in_an_error_that_names_the_lock(tmp_path: Path) -> None:
+    lock = tmp_path / "a.lock"
+    first = holder(lock, "60")
+    with (
+        pytest.raises(BusyError, match="the thing is in use") as caught,
+        hold(lock, "the thing", patience_s=0.1),
+    ):
+        pass
+    assert str(lock) in caught.value.because
+    assert caught.value.next_step
+    # The kernel gives the lock back when its holder dies, however it dies.
+    first.kill()
+    first.communicate()
+    with hold(lock, "the thing", patience_s=5):
+        pass
+
+
+def test_a_lock_is_free_again_after_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), hold(tmp_path / "a.lock", "it"):
+        raise RuntimeError
+    with hold(tmp_path / "a.lock", "it", patience_s=0):
+        pass
+
+
+def test_threads_exclude_each_other(store: Store) -> None:
+    inside, most = [0], [0]
+
+    def work() -> None:
+        with store.lock("a", "it"):
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            time.sleep(0.02)
+            inside[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+
+
+# Disks -------------------------------------------------------------------------------------
+
+FILL = """
+import sys
+from pathlib import Path
+from sparkwright.errors import StorageError
+from sparkwright.store import open_store
+store = open_store(Path(sys.argv[1]))
+store.put_record("kind", "small", {"old": True})
+big = {"data": "x" * (1 << 20)}
+try:
+    store.put_record("kind", "small", big)
+except StorageError as error:
+    print("record:", error, "|", error.next_step)
+try:
+    with store.scratch() as folder:
+        (folder / "big").write_bytes(b"x" * (1 << 20))
+except StorageError as error:
+    print("scratch:", error)
+assert list(store.scratch_root.iterdir()) == []
+assert store.find_record("kind", "small") == {"old": True}
+(folder,) = (store.records / "kind").iterdir()
+assert len(list(folder.iterdir())) == 1
+"""
+
+
+def test_a_full_disk_is_one_clear_error_and_the_old_record_stays(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = 'mount -t tmpfs -o size=256k tmpfs "$1" && shift && exec "$@"'
+    prefix = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", str(disk))
+    if subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a small disk")
+    out = finish(python(FILL, disk / "home", prefix=prefix)).splitlines()
+    assert out[0].startswith("record: recording kind small failed, because no space left on device")
+    assert "free some space" in out[0]
+    assert out[1].startswith("scratch: writing to the store's disk failed, because no space left on device")
+
+
+def test_a_device_that_is_always_full() -> None:
+    with (
+        pytest.raises(StorageError, match="no space left"),
+        storing("writing"),
+        Path("/dev/full").open("wb", 0) as full,
+    ):
+        full.write(b"x")
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO]
+)
+def test_each_fault_of_a_disk_has_a_next_step(number: int) -> None:
+    with pytest.raises(StorageError) as caught, storing("writing"):
+        raise OSError(number, "x", "/some/file")
+    assert "/some/file" in caught.value.because
+    assert caught.value.next_step
+    assert caught.value.exit_code == 70
+
+
+def test_other_errors_are_no_fault_of_the_disk() -> None:
+    with pytest.raises(FileNotFoundError), storing("reading"):
+        Path("/no/such/file").read_bytes()
+    with pytest.raises(ValueError, match="x"), storing("reading"):
+        raise ValueError("x")
+
+
+def test_a_home_that_cannot_be_made_is_a_storage_error() -> None:
+    with pytest.raises(StorageError), storing("opening"):
+        raise PermissionError(errno.EACCES, "x", "/root/x")
+
+
+def test_the_home_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path / "chosen"))
+    assert default_home() == tmp_path / "chosen"
+    assert open_store().home == tmp_path / "chosen"
+    monkeypatch.setenv("SPARKWRIGHT_HOME", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert default_home() == tmp_path / "cache" / "sparkwright"
