@@ -1,9 +1,9 @@
 """Merging the whole patchset: sparkwright's engine against ``git am -3`` in a work tree.
 
 Both sides get the same carries on the same pristine tree, in one run and in turn. ``git am`` is
-timed with and without making its work tree: a script over a clone makes one anew whenever the
-base moves, and the engine needs none. The engine's time includes what ``git am`` does not do:
-finding absorbed carries, and compiling and examining every merged file.
+timed with and without making its work tree (``git worktree add`` from a clone at hand): scripts make one
+anew whenever the base moves, and the engine needs none. The engine also does what ``git am``
+does not: it looks for absorbed carries, and compiles and examines every merged file.
 
     python scripts/bench/merge.py [--runs 7] [--source index]
 """
@@ -15,19 +15,22 @@ import statistics
 import subprocess
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from sparkwright.git import check_out, open_repository
 from sparkwright.git.repository import git_environment
 from sparkwright.merge import MergeRequest, merge_patchset
+from sparkwright.merge import engine as merge_engine
 from sparkwright.merge.prepare import prepare
 from sparkwright.plan import Job, Options, open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 def make_job(source: str) -> Job:
@@ -40,11 +43,25 @@ def make_job(source: str) -> Job:
     return Job(checkout, checkout.point("spark"), options, store, repository, opened, opened)
 
 
-def timed(action: Callable[[], object]) -> float:
+def timed(action: Callable[..., object], *arguments: object, **named: object) -> float:
     """Seconds that *action* takes."""
     started = time.perf_counter()
-    action()
+    action(*arguments, **named)
     return time.perf_counter() - started
+
+
+def report(what: str, seconds: list[float], engine: list[float]) -> None:
+    """One line: the median, its range, and how it compares with the engine."""
+    median = statistics.median(seconds)
+    ratio = median / statistics.median(engine)
+    print(f"{what:36} {median:.3f} s  ({min(seconds):.3f} to {max(seconds):.3f})  {ratio:5.1f} x the engine")
+
+
+@contextmanager
+def unexamined() -> Iterator[None]:
+    """Merge without compiling and examining the merged files, to see what that costs."""
+    with mock.patch.object(merge_engine, "examine", return_value=((), ())):
+        yield
 
 
 def git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
@@ -57,7 +74,7 @@ def git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     return done.stdout
 
 
-def mailbox(job: Job, request: MergeRequest, folder: Path) -> bytes:
+def mailbox(job: Job, request: MergeRequest) -> bytes:
     """The carries as ``git format-patch`` would write them, with context."""
     ready = prepare(
         job.repository, request.carries, version=request.version, find_base=request.find_base, offline=True
@@ -72,9 +89,7 @@ def mailbox(job: Job, request: MergeRequest, folder: Path) -> bytes:
         texts.append(
             f"{head}Subject: [PATCH] {entry.carry.name}\n\n---\n\n".encode() + diff + b"-- \n2.0\n\n"
         )
-    box = folder / "carries.mbox"
-    box.write_bytes(b"".join(texts))
-    return box.read_bytes()
+    return b"".join(texts)
 
 
 def main() -> None:
@@ -90,29 +105,27 @@ def main() -> None:
     request = job.merge_request(job.source.pristine(lock), lock.release.version)
     merge_patchset(job.repository, request)  # imports and caches, as in any second use
 
-    engine, checkout, am = [], [], []
+    engine, bare, work_tree, am = [], [], [], []
     with tempfile.TemporaryDirectory() as scratch:
-        root = Path(scratch)
-        box = mailbox(job, request, root)
+        clone, box = Path(scratch, "clone"), mailbox(job, request)
+        check_out(job.repository, request.pristine, clone)
+        git(clone, "init", "--quiet")
+        git(clone, "add", "--all", "--force")
+        git(clone, "commit", "--quiet", "--message", "pristine")
         for number in range(args.runs):
-            engine.append(timed(lambda: merge_patchset(job.repository, request)))
-            tree = root / f"tree-{number}"
-
-            def make_tree(tree: Path = tree) -> None:
-                check_out(job.repository, request.pristine, tree)
-                git(tree, "init", "--quiet")
-                git(tree, "add", "--all", "--force")
-                git(tree, "commit", "--quiet", "--message", "pristine")
-
-            checkout.append(timed(make_tree))
-            am.append(timed(lambda tree=tree: git(tree, "am", "--3way", "--quiet", stdin=box)))  # type: ignore[misc]
+            tree = Path(scratch, f"tree-{number}")
+            engine.append(timed(merge_patchset, job.repository, request))
+            with unexamined():
+                bare.append(timed(merge_patchset, job.repository, request))
+            work_tree.append(timed(git, clone, "worktree", "add", "--quiet", "--detach", str(tree)))
+            am.append(timed(git, tree, "am", "--3way", "--quiet", stdin=box))
     job.repository.close()
-    ours, alone = statistics.median(engine), statistics.median(am)
-    whole = statistics.median(a + b for a, b in zip(am, checkout, strict=True))
-    print(f"carries                        {len(request.carries)}")
-    print(f"engine                         {ours:.3f} s   (min {min(engine):.3f}, max {max(engine):.3f})")
-    print(f"git am -3, work tree at hand   {alone:.3f} s   {alone / ours:.1f}x the engine")
-    print(f"git am -3 with its work tree   {whole:.3f} s   {whole / ours:.1f}x the engine")
+    both = [one + other for one, other in zip(am, work_tree, strict=True)]
+    print(f"carries                              {len(request.carries)}")
+    report("engine", engine, engine)
+    report("engine, merged files not examined", bare, engine)
+    report("git am -3, in a work tree at hand", am, engine)
+    report("git am -3, and making its work tree", both, engine)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,19 @@ def test_stale_pages_and_metadata_vanish(tmp_path: Path) -> None:
     assert keep.name in (tmp_path / "simple/vllm/index.html").read_text()
 
 
+def test_a_linked_wheel_stays_a_link(tmp_path: Path) -> None:
+    stored = wheel(tmp_path / "store", "1")
+    (tmp_path / "dist").mkdir()
+    link = tmp_path / "dist" / stored.name
+    link.symlink_to(stored)
+    publish(wheels_in(tmp_path / "dist"), tmp_path / "dist")
+    assert link.is_symlink()
+    assert (
+        json.loads((tmp_path / "dist/simple/vllm/index.json").read_bytes())["files"][0]["size"]
+        == stored.stat().st_size
+    )
+
+
 def test_an_empty_index_is_an_index(tmp_path: Path) -> None:
     publish([], tmp_path)
     assert json.loads((tmp_path / "simple/index.json").read_bytes())["projects"] == []

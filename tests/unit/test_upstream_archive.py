@@ -135,7 +135,7 @@ def test_refuses_what_could_do_harm(write, members, why):
     [
         ("MAX_MEMBERS", 2, "more than 2 members"),
         ("MAX_FILE_BYTES", 50_000, "more than 50000"),
-        ("MAX_TOTAL_BYTES", 100_000, "unpacks to more"),
+        ("MAX_TOTAL_BYTES", 100_000, "unpack more"),
     ],
 )
 def test_refuses_absurd_sizes(write, monkeypatch, limit, value, why):
@@ -147,14 +147,14 @@ def test_refuses_absurd_sizes(write, monkeypatch, limit, value, why):
     assert why in caught.value.because
 
 
-def test_a_bomb_that_is_skipped_over_is_still_a_bomb(write, monkeypatch):
-    """A folder entry may claim data, which is skipped by seeking."""
-    bomb = folder("v/bomb")[0]
-    bomb.size = 500_000
-    path = write(GOOD, (bomb, bytes(500_000)), file("v/after"))
-    monkeypatch.setattr(archive, "MAX_TOTAL_BYTES", 100_000)
-    with pytest.raises(ArchiveError):
-        list(read_sdist(path))
+def test_hard_links_cannot_make_it_unpack_the_same_again_and_again(write, monkeypatch):
+    monkeypatch.setattr(archive, "MAX_TOTAL_BYTES", 1_000_000)
+    before, target = file("v/before", bytes(60_000)), file("v/target", b"data")
+    links = [hard_link(f"v/link{number}", "v/target") for number in range(40)]
+    assert len(list(read_sdist(write(before, target, *links[:4])))) == 6
+    with pytest.raises(ArchiveError) as caught:
+        list(read_sdist(write(before, target, *links)))
+    assert "unpack more" in caught.value.because
 
 
 def test_a_header_that_asks_for_everything_is_refused(write, monkeypatch):
@@ -177,6 +177,15 @@ def test_sparse_files_are_refused(tmp_path):
     path.write_bytes(gzip.compress(bytes(header) + bytes(1024)))
     with pytest.raises(ArchiveError, match="refused"):
         list(read_sdist(path))
+
+
+def test_sparse_files_in_disguise_are_refused(write):
+    """The newer form has the type of a plain file, and says in its headers that it is none."""
+    holes = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "8589934592", "GNU.sparse.name": "v/sparse"}
+    path = write(GOOD, file("v/sparse", pax_headers=holes), format=tarfile.PAX_FORMAT)
+    with pytest.raises(ArchiveError) as caught:
+        list(read_sdist(path))
+    assert "no file, folder or link" in caught.value.because
 
 
 HEALTHY = tar_bytes([file("v/a", b"a" * 3000), file("v/b", b"b" * 3000)])

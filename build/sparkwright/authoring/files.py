@@ -101,7 +101,7 @@ def _create(root: Path, name: str, tables: dict[str, Any], files: dict[str, byte
         document = tomlkit.document()
         for key, value in tables.items():
             multiline = isinstance(value, str) and value.endswith("\n")
-            document[key] = tomlkit.string(f"\n{value}", multiline=True) if multiline else value
+            document[key] = tomlkit.string(value, multiline=True) if multiline else value
         (folder / "carry.toml").write_text(tomlkit.dumps(document), encoding="utf-8")
         return load_carry(folder)
     except BaseException:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.events import emit
 from sparkwright.git import FileEntry, merge_trees, patch_tree
-from sparkwright.merge.absorb import history_signals, reverse_applies
+from sparkwright.merge.absorb import History, history_signals, reverse_applies
 from sparkwright.merge.hazards import Sides, examine
 from sparkwright.merge.prepare import prepare
 from sparkwright.merge.report import MergeReport, Outcome, OutcomeKind
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sparkwright.carry import Carry
     from sparkwright.git import MergeResult, Repository
-    from sparkwright.merge.absorb import Change, History
+    from sparkwright.merge.absorb import Change
     from sparkwright.merge.prepare import BaseFinder, Preparation
 
 __all__ = ["MergeRequest", "is_text", "merge_patchset"]
@@ -35,6 +35,7 @@ _TEXTS = (
     "*.md",
     "*.rst",
 )
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,16 @@ def _merge_one(repository: Repository, preparation: Preparation, request: MergeR
 
 
 def _history(repository: Repository, request: MergeRequest, carry: Carry, change: Change) -> tuple[str, ...]:
+    """Signals from upstream's history, where there is any and it can hold the carry's change."""
     if request.history is None:
         return ()
     pulls = [entry.pull for entry in carry.spec.upstream if entry.absorbs]
-    pulls += [carry.spec.pull.number] if carry.spec.pull else []
+    if carry.spec.pull is not None:
+        history = History(request.history.target, since=carry.spec.pull.base)
+        return history_signals(repository, history, change, [*pulls, carry.spec.pull.number])
+    revision = carry.revision_for(request.version)
+    if revision is not None and revision.release == request.version:
+        return ()  # it was written against this very tree, and so against all of its history
     return history_signals(repository, request.history, change, pulls)
 
 
@@ -155,7 +162,7 @@ def _conflicted(
         return _absorbed(carry, ours, ("reverse-apply",))
     code = [path for path in result.conflicts if not is_text(path)]
     if code:
-        detail = "; ".join(result.messages) or ", ".join(code)
+        detail = _shortened(code)
         return Outcome(
             carry=carry.name, kind=OutcomeKind.CONFLICT, tree=ours, detail=detail, conflicts=result.conflicts
         )
@@ -169,6 +176,12 @@ def _conflicted(
             carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=detail, conflicts=result.conflicts
         )
     return _applied(repository, carry, change, ours, tree, conflicts=result.conflicts)
+
+
+def _shortened(paths: Sequence[str]) -> str:
+    """The first few of *paths*, and how many there are."""
+    shown = ", ".join(paths[:_SHOWN])
+    return f"{shown} and {len(paths) - _SHOWN} more files" if len(paths) > _SHOWN else shown
 
 
 def _with_ours(repository: Repository, result: MergeResult, ours: str) -> str:

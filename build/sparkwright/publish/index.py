@@ -96,7 +96,7 @@ def _check_names(wheels: Sequence[Path]) -> None:
 def _placed(wheel: Path, folder: Path) -> Path:
     """*wheel* inside *folder*, copied there when it lies elsewhere."""
     target = folder / wheel.name
-    if wheel.resolve().parent == folder.resolve():
+    if wheel.parent.resolve() == folder.resolve():
         return target
     handle, name = tempfile.mkstemp(prefix=f".{wheel.name}.", dir=folder)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os
 import posixpath
 import tarfile
 import zlib
@@ -184,11 +185,15 @@ def _data(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 class _Unpacked(gzip.GzipFile):
-    """The unpacked stream, which refuses to grow past the limits, whatever its headers say."""
+    """The unpacked stream, which refuses to grow past the limits, whatever its headers say.
+
+    Going back, as a hard link makes `tarfile` do, unpacks everything before it once more, and counts.
+    """
 
     def __init__(self, raw: IO[bytes], name: str) -> None:
         super().__init__(fileobj=raw, mode="rb")
         self._archive = name
+        self._repeated = 0
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_FILE_BYTES:
@@ -198,12 +203,14 @@ class _Unpacked(gzip.GzipFile):
         return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._limit(offset)
+        if whence == os.SEEK_SET:  # `tell` is a seek by nothing from here
+            self._repeated += offset if offset < self.tell() else 0
+            self._limit(offset)
         return super().seek(offset, whence)
 
     def _limit(self, position: int) -> None:
-        if position > MAX_TOTAL_BYTES:
-            raise _refused(self._archive, f"it unpacks to more than {MAX_TOTAL_BYTES} bytes")
+        if self._repeated + position > MAX_TOTAL_BYTES:
+            raise _refused(self._archive, f"reading it means to unpack more than {MAX_TOTAL_BYTES} bytes")
 
 
 def _expect_end(stream: _Unpacked, offset: int, name: str) -> None:

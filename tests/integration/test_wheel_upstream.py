@@ -1,0 +1,68 @@
+"""The assembler and the audit on the wheel that upstream.lock names."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkwright.lock import read_lock
+from sparkwright.publish import publish
+from sparkwright.store import open_store
+from sparkwright.upstream.download import fetch_artifact
+from sparkwright.upstream.settings import read_settings
+from sparkwright.wheel import AssemblyPlan, Expectation, assemble, audit, local_version
+
+pytestmark = [pytest.mark.upstream, pytest.mark.slow]
+PLATFORM = "aarch64"
+
+
+@pytest.fixture(scope="module")
+def expectation() -> Expectation:
+    """Upstream's wheel, and a merge that changes two files, adds one and deletes one."""
+    store = open_store()
+    lock = read_lock(Path(__file__).parents[2] / "upstream.lock")
+    artifact = lock.wheel(PLATFORM)
+    fetch_artifact(store, artifact, read_settings())
+    wheel = store.named_file(artifact.sha256, artifact.filename)
+    with zipfile.ZipFile(wheel) as archive:
+        changes = {
+            "vllm/envs.py": archive.read("vllm/envs.py") + b"# changed\n",
+            "vllm/config/cache.py": archive.read("vllm/config/cache.py") + b"# changed\n",
+            "vllm/config/spark.py": b"SPARK = True\n",
+            "vllm/collect_env.py": None,
+            "tests/test_spark.py": b"",
+        }
+    version = local_version(lock.release.version, "spark", "1a2b3c4d")
+    return Expectation(wheel, artifact, lock, changes, version)
+
+
+def test_our_wheel_passes_and_is_the_same_every_time(expectation: Expectation, tmp_path: Path) -> None:
+    version, changes = expectation.version or "", expectation.changes or {}
+    plan = AssemblyPlan(
+        expectation.upstream_wheel, expectation.artifact.sha256, version, changes,
+        {"point.json": {"version": version}},
+    )  # fmt: skip
+    built = assemble(plan, tmp_path / "one")
+    assert assemble(plan, tmp_path / "two").sha256 == built.sha256
+    assert built.replaced == ("vllm/config/cache.py", "vllm/envs.py")
+    assert (built.added, built.removed) == (("vllm/config/spark.py",), ("vllm/collect_env.py",))
+    assert all(re.fullmatch(r"vllm/(.*\.so|vllm-rs)", provider.member) for provider in built.providers), (
+        "a binary of a new kind"
+    )
+    report = audit(built.path, expectation)
+    assert {check.name: check.verdict for check in report.checks if check.verdict != "pass"} == {}
+    other = audit(built.path, replace(expectation, changes={**changes, "vllm/envs.py": b""}))
+    assert [check.name for check in other.failures] == ["members-differ-exactly"]
+    index = publish([built.path], built.path.parent)
+    assert [(file.version, file.requires_python) for file in index.files] == [
+        (version, expectation.lock.release.requires_python)
+    ]
+
+
+def test_upstreams_own_wheel_passes(expectation: Expectation) -> None:
+    report = audit(expectation.upstream_wheel, replace(expectation, version=None))
+    assert (report.kind, [check.name for check in report.failures]) == ("upstream", [])
