@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.errors import RefError, ToolError
+from sparkwright.errors import ProcessError, RefError, ToolError
 from sparkwright.git.trees import Entry, ObjectReader
 from sparkwright.process import Completed, run, which
 from sparkwright.store import hold, storing
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["WHO", "Repository", "as_argument", "git_environment", "open_repository"]
 
 OLDEST_GIT = (2, 38)
+_DISK_FULL = re.compile("No space left on device|Out of diskspace")  # git's words in the C locale
 
 # One fixed identity and moment: commit ids then depend on content and order alone.
 WHO = "sparkwright <sparkwright@localhost> 946684800 +0000"
@@ -131,16 +133,27 @@ class Repository:
         bare: bool = True,
         timeout: float | None = None,
     ) -> Completed:
-        """Run one git command in this repository; see `sparkwright.process.run`."""
+        """Run one git command in this repository; see `sparkwright.process.run`.
+
+        Raises:
+            ProcessError: git failed.
+            StorageError: it failed because the disk is full.
+        """
         settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
         where = ["--git-dir", str(self.path)] if bare else []
-        return run(
-            ["git", *settings, *where, *arguments],
-            env={**git_environment(), **(env or {})},
-            stdin=stdin,
-            accept=accept,
-            timeout=timeout,
-        )
+        try:
+            return run(
+                ["git", *settings, *where, *arguments],
+                env={**git_environment(), **(env or {})},
+                stdin=stdin,
+                accept=accept,
+                timeout=timeout,
+            )
+        except ProcessError as error:
+            if not _DISK_FULL.search(error.because):
+                raise
+            with storing(f"writing to the repository {self.path}"):
+                raise OSError(errno.ENOSPC, "full") from error
 
     @cached_property
     def _library(self) -> Any:
