@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import tomlkit
 
 from sparkwright.canonical import digest_of
@@ -203,6 +204,16 @@ class Recorder:
     @property
     def warnings(self) -> list[str]:
         return [data["message"] for data in self.of("warning")]
+
+
+def small_disk(folder: Path, size: str) -> tuple[str, ...]:
+    """The words before a command that give it a disk of *size* at *folder*; skips where nobody may mount."""
+    folder.mkdir()
+    mount = f'mount -t tmpfs -o size={size} tmpfs "$1" && shift && exec "$@"'
+    words = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", str(folder))
+    if run([*words, "true"], accept=range(256)).status:
+        pytest.skip("this machine lets nobody mount a small disk")
+    return words
 
 
 def seed_environment(store: Store, requirements: str) -> Path:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from kit import Content, make_tree
+from kit import Content, make_tree, small_disk
 
 import sparkwright
 from sparkwright.errors import ProcessError, RefError, ToolError
@@ -89,7 +89,7 @@ def hostile_home(tmp_path: Path) -> dict[str, str]:
     home = tmp_path / "hostile"
     attributes = home / ".config" / "git" / "attributes"
     attributes.parent.mkdir(parents=True)
-    attributes.write_text("* merge=ours -diff text eol=crlf\n")
+    attributes.write_text("* merge=union -diff text eol=crlf\n")
     hooks = home / "hooks"
     hooks.mkdir()
     for hook in ("reference-transaction", "post-checkout"):
@@ -111,8 +111,6 @@ def hostile_home(tmp_path: Path) -> dict[str, str]:
 [merge]
     conflictStyle = merge
     renames = false
-[merge "ours"]
-    driver = true
 [diff]
     noprefix = true
     algorithm = minimal
@@ -406,6 +404,41 @@ def test_no_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ToolError, match="not found") as caught:
         open_repository(tmp_path / "git")
     assert "2.38" in caught.value.next_step
+
+
+FILL = """
+import os, sys
+from pathlib import Path
+from sparkwright.errors import StorageError
+from sparkwright.git import FileEntry, import_files, open_repository, patch_tree
+repository = open_repository(Path(sys.argv[1]))
+kept = import_files(repository, [("a", FileEntry("100644", b"small"))])
+big = FileEntry("100644", os.urandom(4 << 20))
+attempts = [lambda: import_files(repository, [("b", big)]), lambda: patch_tree(repository, kept, {"b": big})]
+for attempt in attempts:
+    try:
+        attempt()
+    except StorageError as error:
+        print(error.exit_code, error.because, error.next_step)
+assert repository.files(kept).keys() == {"a"}
+assert repository.blob(repository.files(kept)["a"].blob) == b"small"
+"""
+
+
+def test_a_full_disk_is_a_storage_error_however_it_is_met(tmp_path: Path) -> None:
+    words = small_disk(tmp_path / "disk", "2m")
+    build = str(Path(sparkwright.__file__).parents[1])
+    done = subprocess.run(
+        [*words, sys.executable, "-c", FILL, tmp_path / "disk" / "git"],
+        env={**os.environ, "PYTHONPATH": build},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("70 no space left on device") and "free some space" in line for line in lines)
 
 
 OPEN_AND_IMPORT = """

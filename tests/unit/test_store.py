@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from kit import small_disk
 
 import sparkwright
 from sparkwright.canonical import sha256_bytes
@@ -438,13 +439,8 @@ assert len(list(folder.iterdir())) == 1
 
 
 def test_a_full_disk_is_one_clear_error_and_the_old_record_stays(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = 'mount -t tmpfs -o size=256k tmpfs "$1" && shift && exec "$@"'
-    prefix = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", str(disk))
-    if subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount a small disk")
-    out = finish(python(FILL, disk / "home", prefix=prefix)).splitlines()
+    prefix = small_disk(tmp_path / "disk", "256k")
+    out = finish(python(FILL, tmp_path / "disk" / "home", prefix=prefix)).splitlines()
     assert out[0].startswith("record: recording kind small failed, because no space left on device")
     assert "free some space" in out[0]
     assert out[1].startswith("scratch: writing to the store's disk failed, because no space left on device")
