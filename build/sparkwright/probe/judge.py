@@ -105,8 +105,8 @@ class Prover:
             )
         python = prepare_environment(self.store, offline=self.offline)
         folders = [
-            tree_folder(self.store, self.repository, tree, under=_PACKAGE)
-            for tree in (self.pristine, self.merged)
+            tree_folder(self.store, self.repository, tree, under=_PACKAGE, like=like)
+            for tree, like in ((self.pristine, None), (self.merged, self.pristine))
         ]
         with task(f"prove {carry.name}"), ThreadPoolExecutor(max_workers=2) as pool:
             started = [
