@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -209,12 +210,13 @@ def test_memory_is_counted_though_children_come_and_go(tmp_path: Path) -> None:
 def test_a_process_that_vanishes_while_it_is_measured_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     from sparkwright.process import _resident_mib
 
-    gone = run([sys.executable, "-c", "import os; print(os.getpid())"])
-    vanished = psutil.Process()
-    vanished._pid = int(gone.text)
+    child = subprocess.Popen(["sleep", "60"])
+    vanished = psutil.Process(child.pid)
+    child.kill()
+    child.wait()
     monkeypatch.setattr(psutil.Process, "children", lambda _self, recursive: [vanished])
     assert _resident_mib(os.getpid()) > 0
-    assert _resident_mib(int(gone.text)) == 0
+    assert _resident_mib(child.pid) == 0
 
 
 def test_a_limited_program_reads_nothing_and_has_a_group_of_its_own(tmp_path: Path) -> None:

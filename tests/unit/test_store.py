@@ -172,6 +172,58 @@ def kill_soon(script: str, path: Path, delay: float) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+KILLED_AT = """
+import os, sys
+from pathlib import Path
+from sparkwright.canonical import sha256_bytes
+from sparkwright.store import Store, write_atomically
+place, step = Path(sys.argv[1]), sys.argv[2]
+die = lambda *_, **__: os.kill(os.getpid(), 9)
+owner = os if step == "fsync" else Path
+setattr(owner, step, die)
+if sys.argv[3] == "write":
+    write_atomically(place / "file", b"new")
+else:
+    Store(place / "home").adopt_file(place / "download", sha256_bytes(b"bytes"))
+"""
+
+
+@pytest.mark.parametrize("step", ["fsync", "chmod", "replace"])
+def test_a_write_that_is_killed_at_any_step_leaves_the_old_bytes(tmp_path: Path, step: str) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    process = python(KILLED_AT, tmp_path, step, "write")
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert (tmp_path / "file").read_bytes() == b"old"
+    write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("step", ["chmod", "replace"])
+def test_an_adoption_that_is_killed_at_any_step_is_done_or_can_go_on(tmp_path: Path, step: str) -> None:
+    source, digest = tmp_path / "download", sha256_bytes(b"bytes")
+    source.write_bytes(b"bytes")
+    store = open_store(tmp_path / "home")
+    process = python(KILLED_AT, tmp_path, step, "adopt")
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    found = store.find_file(digest)
+    assert source.exists() == (found is None)
+    if found is None:
+        assert source.stat().st_mode & 0o200  # a download can be resumed
+        found = store.adopt_file(source, digest)
+    assert found.read_bytes() == b"bytes"
+
+
+def test_who_reads_while_a_file_is_replaced_reads_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    with path.open("rb") as reading:
+        write_atomically(path, b"new!")
+        assert reading.read() == b"old"
+    assert path.read_bytes() == b"new!"
+
+
 @pytest.mark.parametrize("delay", [0.005, 0.017, 0.031])
 def test_a_write_that_is_killed_leaves_old_or_new(tmp_path: Path, delay: float) -> None:
     path = tmp_path / "file"
