@@ -20,6 +20,7 @@ from sparkwright.errors import ProcessError, ToolError
 from sparkwright.events import emit
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
@@ -159,11 +160,26 @@ class LimitsExceeded(Exception):  # noqa: N818 - an outcome for the caller to ju
 
 
 def run_limited(
-    argv: Sequence[str | Path], *, limits: Limits, cwd: Path, env: Mapping[str, str], log: Path
+    argv: Sequence[str | Path],
+    *,
+    limits: Limits,
+    cwd: Path,
+    env: Mapping[str, str],
+    log: Path,
+    stop: threading.Event | None = None,
 ) -> Completed:
     """Run a program in a process group of its own, output to *log*, within *limits*.
 
     Whatever happens, no process of the group is left behind.
+
+    Args:
+        argv: program and arguments.
+        limits: how much it may use.
+        cwd: its working folder.
+        env: its whole environment.
+        log: file that takes its output.
+        stop: when set, from another thread, the program is killed: being in a group of its own, it
+            hears nothing of a Ctrl-C.
 
     Raises:
         ToolError: the program does not exist, or may not be run.
@@ -185,7 +201,7 @@ def run_limited(
         except OSError as error:
             raise _not_started(command, error) from error
         try:
-            _watch(child, limits, started)
+            _watch(child, limits, started, stop)
         finally:
             _kill_group(child)
     text = log.read_bytes()[-_TAIL:].decode(errors="replace")
@@ -194,11 +210,15 @@ def run_limited(
     return result
 
 
-def _watch(child: subprocess.Popen[bytes], limits: Limits, started: float) -> None:
+def _watch(
+    child: subprocess.Popen[bytes], limits: Limits, started: float, stop: threading.Event | None
+) -> None:
     while True:
         try:
             child.wait(timeout=0.1)
         except subprocess.TimeoutExpired:
+            if stop is not None and stop.is_set():
+                raise LimitsExceeded("the run was interrupted") from None
             if time.monotonic() - started > limits.seconds:
                 raise LimitsExceeded(f"it ran for more than {limits.seconds:g} s") from None
             if (used := _resident_mib(child.pid)) > limits.memory_mib:

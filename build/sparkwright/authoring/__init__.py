@@ -6,18 +6,21 @@
 
 from sparkwright.authoring.edited import diff_folder, write_tree
 from sparkwright.authoring.files import Draft, add_revision, create_own, create_pull, repin
-from sparkwright.authoring.pull import ResolvedPull, resolve_pull
-from sparkwright.authoring.rework import rework
+from sparkwright.authoring.pull import PullName, ResolvedPull, parse_pull, resolve_pull
+from sparkwright.authoring.rework import Ground, Workshop
 
 __all__ = [
     "Draft",
+    "Ground",
+    "PullName",
     "ResolvedPull",
+    "Workshop",
     "add_revision",
     "create_own",
     "create_pull",
     "diff_folder",
+    "parse_pull",
     "repin",
     "resolve_pull",
-    "rework",
     "write_tree",
 ]

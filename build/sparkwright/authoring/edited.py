@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.errors import ConfigError, PatchError
 from sparkwright.events import task
 from sparkwright.git import FileEntry, blob_id, check_out, patch_tree
+from sparkwright.store import remove_tree, storing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,21 +29,31 @@ def write_tree(repository: Repository, tree: str, folder: Path) -> None:
     """Write *tree* into *folder*, for a person to edit.
 
     Raises:
-        ConfigError: the folder exists and is not empty.
+        ConfigError: the folder exists and is not empty, or is no folder.
     """
+    folder = folder.absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} cannot take a tree", because="it is not a folder")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(
             f"{folder} cannot take a tree", because="it is not empty", next_step="name another folder"
         )
-    with task(f"write {folder}"):
-        check_out(repository, tree, folder)
+    with task(f"write {folder}"), storing(f"writing {folder}"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: half a tree, edited, would look as if the rest had been deleted.
+        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            check_out(repository, tree, part / "tree")
+            (part / "tree").rename(folder)
+        finally:
+            remove_tree(part)
 
 
 def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
     """What *folder* changes in *tree*, as a ``-U0 --full-index`` patch; empty when nothing.
 
     Raises:
-        ConfigError: the folder does not exist.
+        ConfigError: the folder does not exist, or does not look like that tree.
         PatchError: a file still has conflict markers, or a symbolic link changed.
     """
     if not folder.is_dir():
@@ -48,6 +61,13 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
     known = repository.files(tree)
     tracked = {parent.as_posix() for path in known for parent in (Path(path), *Path(path).parents)}
     present = set(_walk(folder, tracked))
+    if 2 * len(present & known.keys()) < len(known):
+        # Nobody's change deletes most of upstream; a mistyped folder does.
+        raise ConfigError(
+            f"{folder} is not an edited form of the tree",
+            because=f"it has {len(present & known.keys())} of its {len(known)} files",
+            next_step="'sparkwright carry edit FOLDER' writes the tree to edit",
+        )
     changes: dict[str, FileEntry | None] = {path: None for path in known if path not in present}
     for path in sorted(present):
         file = folder / path
@@ -60,7 +80,8 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
         if entry is not None and blob_id(data) == entry.blob:
             continue
         _refuse_markers(path, data)
-        changes[path] = FileEntry(entry.mode if entry else "100644", data)
+        new_mode = "100755" if file.stat().st_mode & stat.S_IXUSR else "100644"
+        changes[path] = FileEntry(entry.mode if entry else new_mode, data)
     if not changes:
         return b""
     edited = patch_tree(repository, tree, changes)

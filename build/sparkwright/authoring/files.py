@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.carry import Carry, load_carry, parse_patch
-from sparkwright.carry.model import CARRY_FORMAT
-from sparkwright.errors import ConfigError
-from sparkwright.store import remove_tree, write_atomically
+from sparkwright.carry.model import CARRY_FORMAT, NAME_PATTERN
+from sparkwright.errors import ConfigError, UnknownNameError
+from sparkwright.store import remove_tree, storing, write_atomically
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from sparkwright.authoring.pull import ResolvedPull
     from sparkwright.lock import Lock
@@ -85,8 +88,15 @@ def _common(draft: Draft, kind: str) -> dict[str, Any]:
 
 
 def _create(root: Path, name: str, tables: dict[str, Any], files: dict[str, bytes]) -> Carry:
+    """Write the folder of a carry; it appears whole and valid, or not at all."""
     import tomlkit
 
+    if not re.match(NAME_PATTERN, name):
+        raise UnknownNameError(
+            f"{name!r} cannot be a carry's name",
+            because="it is also a folder's and takes lower-case letters, digits and single hyphens",
+            next_step="choose a name such as uma-clamp",
+        )
     folder = root / name
     if folder.exists():
         raise ConfigError(
@@ -94,23 +104,37 @@ def _create(root: Path, name: str, tables: dict[str, Any], files: dict[str, byte
             because=f"{folder} exists",
             next_step=f"choose another name, or 'sparkwright carry refresh {name}'",
         )
-    folder.mkdir(parents=True)
-    try:
-        for file, data in files.items():
-            (folder / file).write_bytes(data)
-        document = tomlkit.document()
-        for key, value in tables.items():
-            multiline = isinstance(value, str) and value.endswith("\n")
-            document[key] = tomlkit.string(value, multiline=True) if multiline else value
-        (folder / "carry.toml").write_text(tomlkit.dumps(document), encoding="utf-8")
-        return load_carry(folder)
-    except BaseException:
-        remove_tree(folder)
-        raise
+    document = tomlkit.document()
+    for key, value in tables.items():
+        multiline = isinstance(value, str) and value.endswith("\n")
+        document[key] = tomlkit.string(value, multiline=True) if multiline else value
+    with storing(f"making carry {name}"):
+        root.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=root))
+        try:
+            (part / name).mkdir()
+            for file, data in files.items():
+                (part / name / file).write_bytes(data)
+            (part / name / "carry.toml").write_text(tomlkit.dumps(document), encoding="utf-8")
+            load_carry(part / name)
+            (part / name).rename(folder)
+        finally:
+            remove_tree(part)
+    return load_carry(folder)
 
 
-def add_revision(carry: Carry, lock: Lock, patch: bytes) -> Carry:
-    """Record *patch* as the carry's revision against the pin, replacing one for the same release."""
+def add_revision(carry: Carry, lock: Lock, patch: bytes, *, stacked_on: Sequence[str] = ()) -> Carry:
+    """Record *patch* as the carry's revision against the pin, replacing one for the same release.
+
+    Args:
+        carry: the carry, one of our own.
+        lock: the pin.
+        patch: its change there.
+        stacked_on: carries whose change is part of what the patch was written against, in order.
+
+    Raises:
+        PatchError: the patch is not one that we take; nothing is written then.
+    """
     import tomlkit
 
     parse_patch(patch, name=carry.name)
@@ -118,18 +142,23 @@ def add_revision(carry: Carry, lock: Lock, patch: bytes) -> Carry:
     path = carry.folder / "carry.toml"
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     name = f"{release}.patch"
-    entry = {"release": release, "sdist-sha256": lock.sdist.sha256, "patch": name}
+    entry: dict[str, Any] = {"release": release, "sdist-sha256": lock.sdist.sha256, "patch": name}
+    entry |= {"stacked-on": list(stacked_on)} if stacked_on else {}
     revisions: Any = document["revision"]
     for existing in revisions:
         if existing["release"] == release:
+            name = entry["patch"] = existing["patch"]
             existing.update(entry)
+            if not stacked_on:
+                existing.pop("stacked-on", None)
             break
     else:
         table = tomlkit.table()
         table.update(entry)
         revisions.append(table)
-    write_atomically(carry.folder / name, patch)
-    write_atomically(path, tomlkit.dumps(document).encode())
+    with storing(f"writing {carry.folder}"):
+        write_atomically(carry.folder / name, patch)
+        write_atomically(path, tomlkit.dumps(document).encode())
     return load_carry(carry.folder)
 
 
@@ -141,5 +170,6 @@ def repin(carry: Carry, pull: ResolvedPull) -> Carry:
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     table: Any = document["pull"]
     table["head"], table["base"] = pull.pin.head, pull.pin.base
-    write_atomically(path, tomlkit.dumps(document).encode())
+    with storing(f"writing {carry.folder}"):
+        write_atomically(path, tomlkit.dumps(document).encode())
     return load_carry(carry.folder)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparkwright.carry import PullRequest
 from sparkwright.errors import FetchError, UnknownNameError
@@ -12,7 +13,7 @@ from sparkwright.git import fetch, list_remote, open_repository
 if TYPE_CHECKING:
     from sparkwright.store import Store
 
-__all__ = ["ResolvedPull", "parse_pull", "resolve_pull"]
+__all__ = ["PullName", "ResolvedPull", "parse_pull", "resolve_pull"]
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,31 @@ class ResolvedPull:
     message: str
 
 
-def parse_pull(text: str) -> int:
-    """The number in ``45544``, ``#45544`` or the address of a pull request.
+class PullName(NamedTuple):
+    """What a user calls a pull request: its number, and its repository if they named one."""
+
+    number: int
+    repository: str = ""
+
+
+_PULL = re.compile(
+    r"(?:(?P<repository>(?:https|ssh|file)://[^\s?#]+)/pull/|#)?(?P<number>[0-9]{1,9})(?:[/?#]\S*)?"
+)
+
+
+def parse_pull(text: str) -> PullName:
+    """What ``45544``, ``#45544`` or the address of a pull request names.
 
     Raises:
         UnknownNameError: it is none of these.
     """
-    last = text.rstrip("/").removesuffix("/files").rpartition("/")[2].removeprefix("#")
-    if not last.isascii() or not last.isdigit() or int(last) == 0:
+    found = _PULL.fullmatch(text.strip())
+    if found is None or int(found["number"]) == 0:
         raise UnknownNameError(
-            f"{text!r} does not name a pull request", next_step="give its number, such as 45544"
+            f"{text!r} does not name a pull request",
+            next_step="give its number, such as 45544, or its whole address",
         )
-    return int(last)
+    return PullName(int(found["number"]), found["repository"] or "")
 
 
 def resolve_pull(store: Store, address: str, number: int) -> ResolvedPull:
@@ -79,7 +93,9 @@ def resolve_pull(store: Store, address: str, number: int) -> ResolvedPull:
     ]
     if not commits:
         raise FetchError(
-            f"pull request {number} cannot be pinned", because="its head is already in the default branch"
+            f"pull request {number} cannot be pinned",
+            because="its head is already in the default branch",
+            next_step="a release made after that has it; an older pin needs a carry of your own",
         )
     return ResolvedPull(
         PullRequest(repository=address, number=number, head=head, base=base),

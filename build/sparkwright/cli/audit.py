@@ -86,9 +86,8 @@ def _changes(job: Job, wheel: Path) -> dict[str, bytes | None] | None:
     """What the merge changed, if *wheel* is of the point that the checkout describes."""
     if parse_name(wheel.name).version != job.version:
         return None
-    pristine = job.source.pristine(job.point.lock)
     return job.changes(
-        merge_patchset(job.repository, job.merge_request(pristine, job.point.lock.release.version))
+        merge_patchset(job.repository, job.merge_request(job.pristine, job.point.lock.release.version))
     )
 
 

@@ -13,7 +13,8 @@ from sparkwright.config import to_builtins
 from sparkwright.errors import ConfigError, PatchError, ProofError, UnprovedError
 
 if TYPE_CHECKING:
-    from sparkwright.carry import Carry
+    from sparkwright.authoring import Workshop
+    from sparkwright.carry import Carry, PullRequest
     from sparkwright.plan import Job
     from sparkwright.probe import Proof
 
@@ -66,18 +67,19 @@ def new(
 
     'sparkwright carry edit' writes a tree to edit. The carry is not added to a patchset.
     """
-    from sparkwright.authoring import Draft, create_own, create_pull, diff_folder, resolve_pull
-    from sparkwright.authoring.pull import parse_pull
+    from sparkwright.authoring import Draft, create_own, create_pull, diff_folder, parse_pull, resolve_pull
 
     if (pull is None) == (folder is None):
         raise click.UsageError("name either --pull NUMBER or --from FOLDER")
     if pull is not None:
-        address = repository or session.checkout.lock.release.git
-        found = resolve_pull(session.store, address, parse_pull(pull))
+        wanted = parse_pull(pull)
+        session.require_network(f"pull request {wanted.number}")
+        address = _repository(session, repository or wanted.repository)
+        found = resolve_pull(session.store, address, wanted.number)
         draft = Draft(
             name=name or f"pull-{found.pin.number}",
-            title=title or found.subjects[0],
-            why=why or found.message,
+            title=title or found.subjects[0] or f"Pull request {found.pin.number}",
+            why=why or found.message or "The pull request does not say.",
             dies_when=f"Upstream merges pull request {found.pin.number}.",
         )
         carry = create_pull(session.checkout.carries, draft, found)
@@ -85,7 +87,7 @@ def new(
         if name is None or not title or not why or folder is None:
             raise click.UsageError("a carry of our own needs a NAME, --title and --why")
         job = session.job(patchset=patchset, platform=platform, source=source)
-        patch = diff_folder(job.repository, job.source.pristine(job.point.lock).tree, folder)
+        patch = diff_folder(job.repository, job.pristine.tree, folder)
         if not patch:
             raise PatchError(f"{folder} holds no change", because="every file is as in the pinned tree")
         carry = create_own(session.checkout.carries, Draft(name, title, why), session.checkout.lock, patch)
@@ -95,6 +97,13 @@ def new(
     click.echo(f"made     {carry.folder}")
     click.echo(f"next     say more in {carry.folder / 'carry.toml'}, write {carry.folder / 'probe.py'},")
     click.echo(f"         and add {carry.name!r} to patchsets/{patchset}.toml")
+
+
+def _repository(session: Session, named: str) -> str:
+    """The address of the repository that *named* means: the lock's own spelling, where it is that one."""
+    pinned = session.checkout.lock.release.git
+    same = named.removesuffix("/").removesuffix(".git") == pinned.removesuffix("/").removesuffix(".git")
+    return pinned if same or not named else named
 
 
 @command.command("show")
@@ -108,9 +117,27 @@ def show(session: Session, *, name: str, context: int, patchset: str, platform: 
     from sparkwright.merge.prepare import prepare
 
     carry = _find(session, name)
+    job = session.job(patchset=patchset, platform=platform, source=source)
+    (ready,) = prepare(
+        job.repository,
+        [carry],
+        version=job.point.lock.release.version,
+        find_base=job.find_base,
+        offline=session.offline,
+        below=job.point.carries,
+    )
+    if ready.change is None:
+        raise PatchError(f"the change of {name} cannot be shown", because=ready.refusal)
+    diff = job.repository.diff(ready.change.base, ready.change.theirs, context=context)
+    text = diff.decode(errors="replace")
     if session.as_json:
-        print_json(to_builtins(carry.spec))
-        return
+        print_json({**to_builtins(carry.spec), "diff": text})
+    else:
+        _show_spec(carry)
+        click.echo(f"\n{text}")
+
+
+def _show_spec(carry: Carry) -> None:
     spec = carry.spec
     click.secho(f"{spec.name}: {spec.title}", bold=True)
     for heading, text in (("why", spec.why), ("symptom", spec.symptom), ("dies when", spec.dies_when)):
@@ -122,20 +149,6 @@ def show(session: Session, *, name: str, context: int, patchset: str, platform: 
         click.echo(f"  claimed  {text.strip()}")
     for entry in spec.upstream:
         click.echo(f"\n#{entry.pull} by {entry.author} ({entry.state}): {entry.relation.strip()}")
-    job = session.job(patchset=patchset, platform=platform, source=source)
-    known = {entry.name: entry for entry in (*job.point.carries, carry)}
-    ready = prepare(
-        job.repository,
-        list(known.values()),
-        version=job.point.lock.release.version,
-        find_base=job.find_base,
-        offline=session.offline,
-    )
-    mine = next(entry for entry in ready if entry.carry.name == name)
-    if mine.change is None:
-        raise PatchError(f"the change of {name} cannot be shown", because=mine.refusal)
-    diff = job.repository.diff(mine.change.base, mine.change.theirs, context=context)
-    click.echo(f"\n{diff.decode(errors='replace')}")
 
 
 @command.command("edit")
@@ -149,24 +162,39 @@ def edit(
 ) -> None:
     """Write the pinned tree into FOLDER, to edit it there."""
     from sparkwright.authoring import write_tree
-    from sparkwright.merge import MergeRequest, merge_patchset
 
     job = session.job(patchset=patchset, platform=platform, source=source)
-    version, pristine = job.point.lock.release.version, job.source.pristine(job.point.lock)
-    tree = pristine.tree
+    tree = job.pristine.tree
     if name is not None:
         carry = _find(session, name)
-        request = MergeRequest(pristine.tree, version, [carry], job.find_base, offline=session.offline)
-        outcome = merge_patchset(job.repository, request).outcomes[0]
-        if not outcome.kind.in_tree:
+        workshop = _workshop(job)
+        merged = workshop.merged(carry, workshop.ground(carry))
+        if not merged.clean:
             raise PatchError(
-                f"carry {name} cannot be edited on the pin", because=f"{outcome.kind}: {outcome.detail}"
+                f"carry {name} cannot be edited on the pin",
+                because=f"{', '.join(merged.conflicts)} conflict there",
+                next_step=f"'sparkwright carry refresh {name}' writes the tree with the conflicts in it",
             )
-        tree = outcome.tree
+        tree = merged.tree
     write_tree(job.repository, tree, folder)
+    if session.as_json:
+        print_json({"folder": str(folder.absolute()), "tree": tree})
+        return
     record = f"refresh {name}" if name else "new NAME --title … --why …"
     click.echo(f"wrote    {folder}")
     click.echo(f"next     edit it, then: sparkwright carry {record} --from {folder}")
+
+
+def _workshop(job: Job) -> Workshop:
+    from sparkwright.authoring import Workshop
+
+    return Workshop(
+        repository=job.repository,
+        pristine=job.pristine.tree,
+        version=job.point.lock.release.version,
+        carries=job.point.carries,
+        find_base=job.find_base,
+    )
 
 
 @command.command("refresh")
@@ -181,43 +209,64 @@ def refresh(
     session: Session, *, name: str, folder: Path | None, patchset: str, platform: str, source: str
 ) -> None:
     """Bring a carry up to date: a pull request to its present head, one of ours onto the pin."""
-    from sparkwright.authoring import add_revision, diff_folder, repin, resolve_pull, rework
-
     carry = _find(session, name)
     if carry.spec.pull is not None:
-        before = carry.spec.pull
-        found = resolve_pull(session.store, before.repository, before.number)
-        if (found.pin.head, found.pin.base) == (before.head, before.base):
-            click.echo(f"{name} is up to date: head {before.head[:12]}")
-            return
+        if folder is not None:
+            raise click.UsageError(
+                f"{name} is a pull request: its change is edited upstream, not in a folder"
+            )
+        _refresh_pull(session, carry, carry.spec.pull)
+    else:
+        _refresh_own(session, session.job(patchset=patchset, platform=platform, source=source), carry, folder)
+
+
+def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> None:
+    from sparkwright.authoring import repin, resolve_pull
+
+    session.require_network(f"the head of pull request {before.number}")
+    found = resolve_pull(session.store, before.repository, before.number)
+    now = found.pin
+    moved = (now.head, now.base) != (before.head, before.base)
+    if moved:
         repin(carry, found)
-        click.echo(f"{name}: head {before.head[:12]} → {found.pin.head[:12]}, base {found.pin.base[:12]}")
+    if session.as_json:
+        print_json({"moved": moved, "before": to_builtins(before), "pull": to_builtins(now),
+                    "subjects": list(found.subjects)})  # fmt: skip
+    elif not moved:
+        click.echo(f"{carry.name} is up to date: head {before.head[:12]}")
+    else:
+        click.echo(f"{carry.name}: head {before.head[:12]} → {now.head[:12]}, base {now.base[:12]}")
         for subject in found.subjects:
             click.echo(f"  {subject}")
         click.echo("next     read what changed, then: sparkwright carry prove")
-        return
-    job = session.job(patchset=patchset, platform=platform, source=source)
-    lock = job.point.lock
-    pristine = job.source.pristine(lock).tree
+
+
+def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) -> None:
+    from sparkwright.authoring import add_revision, diff_folder
+    from sparkwright.store import remove_tree
+
+    lock, workshop = job.point.lock, _workshop(job)
+    ground = workshop.ground(carry)
+    work = session.checkout.root / ".sparkwright" / "refresh" / carry.name
     if folder is not None:
-        patch = diff_folder(job.repository, pristine, folder)
+        patch = diff_folder(job.repository, ground.tree, folder)
     else:
-        carries = {entry.name: entry for entry in (*job.point.carries, carry)}
-        work = session.checkout.root / ".sparkwright" / "refresh" / name
-        patch = rework(
-            job.repository,
-            carry,
-            list(carries.values()),
-            pristine=pristine,
-            version=lock.release.version,
-            find_base=job.find_base,
-            folder=work,
-        )
+        patch = workshop.moved(carry, ground, work)
     if not patch:
-        raise ConfigError(f"nothing is left of {name}", because=f"vllm {lock.release.version} has its change")
-    add_revision(carry, lock, patch)
-    click.echo(f"wrote    {carry.folder / f'{lock.release.version}.patch'}")
-    click.echo(f"next     sparkwright carry prove {name}")
+        raise ConfigError(
+            f"nothing is left of {carry.name}",
+            because=f"vllm {lock.release.version} has its change",
+            next_step="take it out of the patchset, or say in its carry.toml what supersedes it",
+        )
+    revision = add_revision(carry, lock, patch, stacked_on=ground.stacked_on)
+    if folder is not None and folder.absolute() == work.absolute():
+        remove_tree(work)  # what was resolved there is in the revision now
+    written = next(entry for entry in revision.spec.revision if entry.release == lock.release.version)
+    if session.as_json:
+        print_json(to_builtins(written))
+        return
+    click.echo(f"wrote    {carry.folder / written.patch}")
+    click.echo(f"next     sparkwright carry prove {carry.name}")
 
 
 @command.command("prove")
@@ -228,18 +277,23 @@ def refresh(
 def prove(session: Session, *, names: tuple[str, ...], patchset: str, platform: str, source: str) -> None:
     """Run the probes of all carries, or of NAMES, on the pristine and the merged tree.
 
-    Each proof is recorded beside its carry. A carry that is not proved is an error.
+    Each proof is recorded beside its carry. A carry that is not proved is an error, but for one of which
+    nothing is in the merged tree because upstream has it or an answer of its own.
     """
     job = session.job(patchset=patchset, platform=platform, source=source)
-    proofs, unproved = _prove(job, names)
+    proofs, needless, unproved = _prove(job, names)
     if session.as_json:
-        print_json({"proofs": [to_builtins(proof) for proof in proofs], "unproved": unproved})
+        described = [to_builtins(proof) for proof in proofs]
+        print_json({"proofs": described, "needless": needless, "unproved": unproved})
     else:
         rows = [
             (proof.carry, str(proof.verdict), _first_line(proof.pristine.message or proof.merged.message))
             for proof in proofs
         ]
-        show_table(("carry", "verdict", "what the probe found"), rows)
+        rows += [(name, "no proof needed", why) for name, why in needless.items()]
+        judged = {proof.carry for proof in proofs}
+        rows += [(name, "not proved", why) for name, why in unproved.items() if name not in judged]
+        show_table(("carry", "verdict", "what was found"), rows)
     refuted = [proof.carry for proof in proofs if proof.verdict == "refuted"]
     if refuted:
         raise ProofError(
@@ -255,8 +309,8 @@ def prove(session: Session, *, names: tuple[str, ...], patchset: str, platform: 
         )
 
 
-def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str]]:
-    """Prove and record; returns the proofs and, by name, why others are not proved."""
+def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str], dict[str, str]]:
+    """Prove and record; returns the proofs and, by name, why others need none, and why they have none."""
     from sparkwright.carry.folder import unknown_name
     from sparkwright.merge import merge_patchset
     from sparkwright.probe import Verdict, write_proof
@@ -266,16 +320,18 @@ def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str
         if name not in known:
             raise unknown_name("carry in this patchset", name, known)
     version = job.point.lock.release.version
-    report = merge_patchset(job.repository, job.merge_request(job.source.pristine(job.point.lock), version))
+    report = merge_patchset(job.repository, job.merge_request(job.pristine, version))
     prover = job.prover(report)
     proofs: list[Proof] = []
+    needless: dict[str, str] = {}
     unproved: dict[str, str] = {}
     for carry in job.point.carries:
         outcome = report.outcome(carry.name)
         if names and carry.name not in names:
             continue
         if not outcome.kind.in_tree:
-            unproved[carry.name] = f"{outcome.kind}: {outcome.detail}"
+            told = needless if outcome.kind.harmless else unproved
+            told[carry.name] = f"{outcome.kind}: {outcome.detail}"
         elif carry.spec.probe is None:
             unproved[carry.name] = "it has no probe"
         else:
@@ -283,10 +339,12 @@ def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str
             proofs.append(proof)
             if proof.verdict is Verdict.PROVED:
                 write_proof(carry.folder, proof)
-            elif proof.verdict is not Verdict.REFUTED:
+            elif proof.verdict is Verdict.NOT_NEEDED:
+                unproved[carry.name] = "its probe passes on the pristine tree: it is not needed here"
+            elif proof.verdict is Verdict.BROKEN:
                 broken = proof.merged if proof.merged.verdict == "error" else proof.pristine
-                unproved[carry.name] = f"{proof.verdict} {_first_line(broken.message, last=True)}".strip()
-    return proofs, unproved
+                unproved[carry.name] = f"its probe could not run: {_first_line(broken.message, last=True)}"
+    return proofs, needless, unproved
 
 
 def _first_line(message: str, *, last: bool = False) -> str:

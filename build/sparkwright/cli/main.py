@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
-import json
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright import __version__
+from sparkwright.cli.output import colour, expect_json, report, unforeseen
 from sparkwright.errors import SparkwrightError
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ COMMANDS = {
     "doctor": "Check that this machine has what is needed.",
 }
 
+# What shells make of a program that SIGINT or SIGPIPE ended.
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
 
 class _LateGroup(click.Group):
     """Knows its commands by name and imports one only when it is called."""
@@ -39,9 +44,10 @@ class _LateGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        del ctx
         if cmd_name not in COMMANDS:
-            return None
+            close = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise click.UsageError(f"There is no command {cmd_name!r}.{hint}", ctx)
         command: click.Command = importlib.import_module(f"sparkwright.cli.{cmd_name}").command
         return command
 
@@ -60,40 +66,34 @@ def group() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    as_json = "--json" in words
+    expect_json("--json" in words)
     try:
-        result = group.main(args=words, prog_name="sparkwright", standalone_mode=False)
+        result = group.main(args=words, prog_name="sparkwright", standalone_mode=False, color=colour())
     except SparkwrightError as error:
-        _report(error, as_json=as_json)
-        return error.exit_code
-    except click.exceptions.Abort:
-        click.echo("interrupted; run the same command again to go on from here", err=True)
-        return 130
+        return report(error)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        stopped = SparkwrightError(
+            "interrupted", next_step="run the same command again: it goes on from here"
+        )
+        return report(stopped, kind="Interrupted", code=_INTERRUPTED)
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return _report_usage(error, as_json="--json" in words)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return _BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001 - whatever it is, it has to end in one clear line
+        return report(unforeseen(error), kind="UnforeseenError")
     return result if isinstance(result, int) else 0
 
 
-def _report(error: SparkwrightError, *, as_json: bool) -> None:
-    if as_json:
-        described = {
-            "kind": type(error).__name__,
-            "what": error.what,
-            "because": error.because,
-            "next-step": error.next_step,
-            "exit-code": error.exit_code,
-        }
-        click.echo(json.dumps({"error": described}, indent=1))
-        return
-    click.secho(f"error: {error.what}", fg="red", bold=True, err=True)
-    if error.because:
-        click.echo(f"  because  {error.because}", err=True)
-    if error.next_step:
-        click.echo(f"  next     {error.next_step}", err=True)
+def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
+    if not as_json:
+        error.show()
+        return error.exit_code
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "sparkwright"
+    wrong = SparkwrightError(error.format_message(), next_step=f"{command} --help")
+    return report(wrong, kind="UsageError", code=error.exit_code)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def command(
     """
     job = session.job(patchset=patchset, platform=platform, source=source)
     if onto is None:
-        version, pristine = job.point.lock.release.version, job.source.pristine(job.point.lock)
+        version, pristine = job.point.lock.release.version, job.pristine
     else:
         version, pristine = onto, job.source.release(onto)
     report = merge_patchset(job.repository, job.merge_request(pristine, version))

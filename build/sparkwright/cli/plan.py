@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from sparkwright.cli.session import Session, common_options, job_options, print_json, run_in_session
+from sparkwright.cli.session import Session, common_options, job_options, print_json, run_looking_only
 from sparkwright.cli.tables import show_table
 from sparkwright.plan import plan
 
@@ -16,7 +16,7 @@ __all__ = ["command"]
 @click.command("plan")
 @job_options
 @common_options
-@run_in_session
+@run_looking_only
 def command(session: Session, *, patchset: str, platform: str, source: str) -> None:
     """Show the steps to a wheel, and which results the store already holds.
 

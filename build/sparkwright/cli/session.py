@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
-import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
+from sparkwright.carry.folder import unknown_name
+from sparkwright.cli.output import print_json, unforeseen
 from sparkwright.cli.terminal import showing_events
+from sparkwright.errors import NotInStoreError, SparkwrightError
 from sparkwright.events import JsonlSink, emit, subscribe
 from sparkwright.git import Repository, open_repository
 from sparkwright.plan.checkout import Checkout, open_checkout
 from sparkwright.plan.job import Job, Options
-from sparkwright.store import Store, open_store
+from sparkwright.store import Store, open_store, storing
 from sparkwright.upstream import Access, Source, open_source, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Session", "common_options", "job_options", "print_json", "run_in_session"]
+__all__ = [
+    "Session",
+    "common_options",
+    "job_options",
+    "print_json",
+    "run_in_session",
+    "run_looking_only",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,10 +60,23 @@ class Session:
     offline: bool
     as_json: bool
 
-    def source(self, spec: str, *, offline: bool | None = None) -> Source:
+    def source(self, spec: str) -> Source:
         """Where pristine trees come from: ``index``, ``git``, an address or a folder."""
-        settings = read_settings(offline=self.offline if offline is None else offline)
+        settings = read_settings(offline=self.offline)
         return open_source(spec, Access(self.store, self.repository, settings))
+
+    def require_network(self, what: str) -> None:
+        """Do nothing where the network may be used.
+
+        Raises:
+            NotInStoreError: it may not, and *what* is nowhere else.
+        """
+        if self.offline:
+            raise NotInStoreError(
+                f"{what} cannot be asked for",
+                because="the network is off",
+                next_step="run once without --offline",
+            )
 
     def job(
         self,
@@ -80,25 +102,44 @@ class Session:
             store=self.store,
             repository=self.repository,
             source=self.source(source),
-            known_source=self.source(source, offline=True),
         )
         _ = job.stock_wheel  # an unknown platform is said before any work
+        names = [carry.name for carry in job.point.carries]
+        for name in allow_unproved:
+            if name not in names:
+                raise unknown_name("carry in this patchset", name, names)
         return job
 
 
 @contextlib.contextmanager
-def _open_session(root: Path, *, offline: bool, as_json: bool, quiet: bool) -> Iterator[Session]:
+def _open_session(
+    root: Path, *, offline: bool, as_json: bool, quiet: bool, read_only: bool
+) -> Iterator[Session]:
     checkout = open_checkout(root)
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    log = JsonlSink(checkout.root / ".sparkwright" / "events" / f"{stamp}-{os.getpid()}.jsonl")
-    with contextlib.closing(log), subscribe(log), showing_events(quiet=quiet or as_json):
-        store = open_store()
-        repository = open_repository(store.git)
-        try:
-            emit("session.started", root=str(checkout.root), store=str(store.home), offline=offline)
-            yield Session(checkout, store, repository, offline, as_json)
-        finally:
-            repository.close()
+    work = checkout.root / ".sparkwright"
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    # The last net: what a room says of a full or forbidden disk is clearer, and comes first.
+    with _crashes_kept(work), storing(f"'{click.get_current_context().command_path}'"):
+        log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
+        with contextlib.closing(log), subscribe(log), showing_events(quiet=quiet or as_json):
+            store = open_store()
+            repository = Repository(store.git) if read_only else open_repository(store.git)
+            try:
+                emit("session.started", root=str(checkout.root), store=str(store.home), offline=offline)
+                yield Session(checkout, store, repository, offline, as_json)
+            finally:
+                repository.close()
+
+
+@contextlib.contextmanager
+def _crashes_kept(folder: Path) -> Iterator[None]:
+    """Turn what nobody foresaw into one clear error, with its traceback in *folder*."""
+    try:
+        yield
+    except (SparkwrightError, click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        raise
+    except Exception as error:
+        raise unforeseen(error, folder) from error
 
 
 def common_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -138,15 +179,20 @@ def job_options(function: Callable[P, R]) -> Callable[P, R]:
 
 def run_in_session(function: Callable[..., R]) -> Callable[..., R]:
     """Call *function* with a `Session` in place of the common options."""
+    return _in_session(function, read_only=False)
 
+
+def run_looking_only(function: Callable[..., R]) -> Callable[..., R]:
+    """Like `run_in_session`, for commands that only look: the store's repository is not made for them."""
+    return _in_session(function, read_only=True)
+
+
+def _in_session(function: Callable[..., R], *, read_only: bool) -> Callable[..., R]:
     @functools.wraps(function)
     def wrapper(*, root: Path, offline: bool, quiet: bool, as_json: bool, **arguments: Any) -> R:
-        with _open_session(root, offline=offline, as_json=as_json, quiet=quiet) as session:
+        with _open_session(
+            root, offline=offline, as_json=as_json, quiet=quiet, read_only=read_only
+        ) as session:
             return function(session, **arguments)
 
     return wrapper
-
-
-def print_json(value: Any) -> None:
-    """Print *value* for machines."""
-    click.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str))

@@ -12,7 +12,7 @@ from sparkwright.cli.session import (
     common_options,
     job_options,
     print_json,
-    run_in_session,
+    run_looking_only,
 )
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
@@ -28,7 +28,7 @@ __all__ = ["command"]
 @click.command("status")
 @job_options
 @common_options
-@run_in_session
+@run_looking_only
 def command(session: Session, *, patchset: str, platform: str, source: str) -> None:
     """Show the pin, the carries with their outcomes and proofs, and what is in dist/.
 

@@ -18,6 +18,7 @@ COLOURS = {
     "absorbed": "cyan",
     "superseded": "cyan",
     "not needed here": "cyan",
+    "no proof needed": "cyan",
     "skipped": "cyan",
     "conflict-in-texts": "yellow",
     "to do": "yellow",
@@ -28,6 +29,7 @@ COLOURS = {
     "refused": "red",
     "refuted": "red",
     "broken": "red",
+    "not proved": "red",
     "fail": "red",
 }
 

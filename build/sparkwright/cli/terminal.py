@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, TaskID
 
-__all__ = ["human_seconds", "human_size", "showing_events"]
+__all__ = ["human_seconds", "human_size", "seconds_left", "showing_events"]
 
 _QUIET_S = 2.0
 _EVERY_S = 5.0
+
+# Before this much of a task is done, what is left of it is anybody's guess.
+_GUESS_AFTER_S = 2.0
+_GUESS_AFTER_SHARE = 0.01
 
 
 def human_size(count: float) -> str:
@@ -76,7 +80,7 @@ class _PlainLines:
     """One line when a task takes noticeable time, then one now and again, and one at its end."""
 
     def __init__(self) -> None:
-        self._started: dict[str, float] = {}
+        self._started: dict[str, tuple[float, int]] = {}
         self._told: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
@@ -84,7 +88,7 @@ class _PlainLines:
             click.echo(line, err=True)
         name = str(event.data.get("name"))
         if event.kind == "task.started":
-            self._started[name] = time.monotonic()
+            self._started[name] = time.monotonic(), event.data["done"]
             self._told[name] = time.monotonic() - _EVERY_S + _QUIET_S
             click.echo(f"… {name}", err=True)
         elif event.kind == "task.progress" and time.monotonic() - self._told.get(name, 0) >= _EVERY_S:
@@ -98,9 +102,24 @@ class _PlainLines:
         shown = human_size if data["unit"] == "B" else str
         if not total:
             return f"{shown(done)} {'' if data['unit'] == 'B' else data['unit']}".strip()
-        elapsed = time.monotonic() - self._started[name]
-        left = elapsed * (total - done) / done if done else 0.0
-        return f"{shown(done)} of {shown(total)} ({done / total:.0%}), {human_seconds(left)} left"
+        started, had = self._started[name]
+        left = seconds_left(time.monotonic() - started, done - had, total - done, total)
+        amount = f"{shown(done)} of {shown(total)} ({done / total:.0%})"
+        return amount if left is None else f"{amount}, {human_seconds(left)} left"
+
+
+def seconds_left(elapsed: float, made: float, missing: float, total: float) -> float | None:
+    """How long a task will take yet, or `None` while that cannot be said.
+
+    Args:
+        elapsed: seconds since it began.
+        made: what was done since then; what an earlier run left does not count.
+        missing: what is still to be done.
+        total: all of it.
+    """
+    if elapsed < _GUESS_AFTER_S or made < total * _GUESS_AFTER_SHARE or made <= 0:
+        return None
+    return elapsed * missing / made
 
 
 @contextlib.contextmanager

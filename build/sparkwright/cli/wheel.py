@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ def _summary(job: Job, known: Known) -> dict[str, Any]:
             }
             for outcome in report.outcomes
         ],
-        "install": _install_command(job, known),
+        "install": _install_command(known),
     }
 
 
@@ -84,9 +85,8 @@ def _proof(known: Known, carry: str) -> str:
     return "none, allowed" if needed(known.report).outcome(carry).kind.in_tree else ""
 
 
-def _install_command(job: Job, known: Known) -> str:
-    del job
-    return f"pip install {needed(known.placed)}"
+def _install_command(known: Known) -> str:
+    return f"pip install {shlex.quote(str(needed(known.placed)))}"
 
 
 def _show(job: Job, known: Known) -> None:
@@ -102,4 +102,4 @@ def _show(job: Job, known: Known) -> None:
     click.echo(f"sha256   {wheel.sha256}")
     click.echo(f"kernels  upstream's own, from {job.stock_wheel.filename} (no native input changed)")
     click.echo(f"index    {job.options.out / 'simple'}")
-    click.echo(f"next     {_install_command(job, known)}")
+    click.echo(f"next     {_install_command(known)}")

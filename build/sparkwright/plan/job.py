@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from sparkwright.merge import History, MergeRequest
@@ -56,8 +57,11 @@ class Job:
     store: Store
     repository: Repository
     source: Source
-    known_source: Source
-    """The same source with the network off, to ask what is here already."""
+
+    @cached_property
+    def pristine(self) -> Pristine:
+        """Upstream's tree at the pin, fetched when it is not here."""
+        return self.source.pristine(self.point.lock)
 
     @property
     def stock_wheel(self) -> Artifact:
@@ -75,7 +79,7 @@ class Job:
         """The pristine tree that *revision* was written against."""
         lock = self.point.lock
         if revision.sdist_sha256 == lock.sdist.sha256:
-            return self.source.pristine(lock).tree
+            return self.pristine.tree
         return self.source.release(revision.release, sha256=revision.sdist_sha256).tree
 
     def merge_request(self, pristine: Pristine, version: str) -> MergeRequest:
@@ -143,7 +147,7 @@ class Known:
     """Results of the steps so far; a step fills in its own and reads earlier ones."""
 
     pristine: Pristine | None = None
-    stock_wheel: Path | None = None
+    stock_wheel: bool = False
     report: MergeReport | None = None
     proofs: dict[str, Proof] = field(default_factory=dict)
     wheel: FoundWheel | None = None

@@ -13,15 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.canonical import digest_of
+from sparkwright.canonical import digest_of, sha256_file
 from sparkwright.config import to_builtins
-from sparkwright.errors import (
-    CarryConflictError,
-    FetchError,
-    NotInStoreError,
-    ProofError,
-    UnprovedError,
-)
+from sparkwright.errors import CarryConflictError, ProofError, UnprovedError
 from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.plan.job import FoundWheel, needed
 from sparkwright.plan.record import wheel_record
@@ -70,14 +64,11 @@ class PristineTree:
         return digest_of([job.options.source, lock.release.commit, lock.sdist.sha256])
 
     def find(self, job: Job, known: Known) -> bool:
-        try:
-            known.pristine = job.known_source.pristine(job.point.lock)
-        except (NotInStoreError, FetchError):
-            return False
-        return True
+        known.pristine = job.source.known(job.point.lock)
+        return known.pristine is not None
 
     def make(self, job: Job, known: Known) -> None:
-        known.pristine = job.source.pristine(job.point.lock)
+        known.pristine = job.pristine
 
 
 @dataclass(frozen=True)
@@ -93,7 +84,7 @@ class Merge:
             {
                 "rules": _MERGE_RULES,
                 "pristine": known.pristine.tree,
-                "history": known.pristine.commit,
+                "history": known.pristine.commit if known.pristine.history else None,
                 "point": job.point.describe(),
                 "requires": {carry.name: list(carry.spec.requires) for carry in job.point.carries},
                 "superseded": {carry.name: to_builtins(carry.spec.superseded) for carry in job.point.carries},
@@ -113,8 +104,11 @@ class Merge:
         return True
 
     def make(self, job: Job, known: Known) -> None:
-        request = job.merge_request(needed(known.pristine), job.point.lock.release.version)
-        report = merge_patchset(job.repository, request)
+        version = job.point.lock.release.version
+        for carry in job.point.carries:
+            if (revision := carry.revision_for(version)) is not None:
+                carry.patch(revision)  # a malformed patch is a fault of ours, and no outcome of a merge
+        report = merge_patchset(job.repository, job.merge_request(needed(known.pristine), version))
         if report.failed:
             told = "; ".join(
                 f"{outcome.carry}: {outcome.kind} ({outcome.detail})" for outcome in report.failed
@@ -210,13 +204,12 @@ class StockWheel:
         return job.stock_wheel.sha256
 
     def find(self, job: Job, known: Known) -> bool:
-        if job.store.find_file(job.stock_wheel.sha256) is None:
-            return False
-        known.stock_wheel = job.store.named_file(job.stock_wheel.sha256, job.stock_wheel.filename)
-        return True
+        known.stock_wheel = job.store.find_file(job.stock_wheel.sha256) is not None
+        return known.stock_wheel
 
     def make(self, job: Job, known: Known) -> None:
-        known.stock_wheel = job.fetch_stock_wheel()
+        job.fetch_stock_wheel()
+        known.stock_wheel = True
 
 
 @dataclass(frozen=True)
@@ -259,7 +252,7 @@ class Assemble:
         from sparkwright.wheel import AssemblyPlan, assemble
 
         plan = AssemblyPlan(
-            upstream_wheel=needed(known.stock_wheel),
+            upstream_wheel=job.fetch_stock_wheel(),
             upstream_sha256=job.stock_wheel.sha256,
             version=job.version,
             changes=job.changes(needed(known.report)),
@@ -349,15 +342,25 @@ class Publish:
 
     def find(self, job: Job, known: Known) -> bool:
         record = job.store.find_record("index", self.key(job, known) or "")
-        known.published = record is not None and (job.options.out / "simple" / "index.html").is_file()
+        known.published = record is not None and record.get("pages") == _pages(job.options.out)
         return known.published
 
     def make(self, job: Job, known: Known) -> None:
         from sparkwright.publish import publish, wheels_in
 
-        publish(wheels_in(job.options.out), job.options.out)
-        job.store.put_record("index", self.key(job, known) or "", {"folder": str(job.options.out)})
+        out = job.options.out
+        listed = None
+        # A run for another platform may place its wheel while this one writes pages without it.
+        while listed != (listed := _listing(out)):
+            publish(wheels_in(out), out)
+        job.store.put_record("index", self.key(job, known) or "", {"folder": str(out), "pages": _pages(out)})
         known.published = True
+
+
+def _pages(folder: Path) -> str:
+    """Digest of the index's pages and metadata in *folder*."""
+    pages = [*folder.glob("simple/**/*"), *folder.glob("*.whl.metadata")]
+    return digest_of(sorted([str(path), sha256_file(path)] for path in pages if path.is_file()))
 
 
 def _listing(folder: Path) -> list[list[str | int]]:

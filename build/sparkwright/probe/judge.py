@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -26,10 +27,10 @@ from sparkwright.probe.runner import Report, harness_sources, run_probe
 from sparkwright.probe.trees import tree_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from sparkwright.carry import Carry, ProbeSpec
+    from sparkwright.carry import Carry
     from sparkwright.git import Repository
     from sparkwright.store import Store
 
@@ -108,13 +109,9 @@ class Prover:
             tree_folder(self.store, self.repository, tree, under=_PACKAGE, like=like)
             for tree, like in ((self.pristine, None), (self.merged, self.pristine))
         ]
-        with task(f"prove {carry.name}"), ThreadPoolExecutor(max_workers=2) as pool:
-            started = [
-                # A thread starts without our context, and so without those who listen to events.
-                pool.submit(copy_context().run, partial(self._run, python, probe, spec, folder))
-                for folder in folders
-            ]
-            pristine, merged = (run.result() for run in started)
+        pristine, merged = self._run_both(
+            carry.name, partial(run_probe, self.store, python, probe, spec), folders
+        )
         # A file that the carry deletes cannot be imported any more.
         left = self.repository.files(self.merged)
         merged = _insist_on_loading(merged, [path for path in paths if path in left])
@@ -135,12 +132,24 @@ class Prover:
             verdict=str(proof.verdict),
             seconds=[pristine.seconds, merged.seconds],
         )
-        if proof.verdict in {Verdict.PROVED, Verdict.NOT_NEEDED}:
+        if proof.verdict is not Verdict.BROKEN:  # what could not run says nothing about an earlier proof
             self.store.put_record(_KIND, proof.key, to_builtins(proof))
         return proof
 
-    def _run(self, python: Path, probe: Path, spec: ProbeSpec, folder: Path) -> Report:
-        return run_probe(self.store, python, probe, spec, folder, version=self.version)
+    def _run_both(self, name: str, run: Callable[..., Report], folders: Sequence[Path]) -> list[Report]:
+        """One run in each of *folders* at the same time; an interrupt ends them instead of waiting."""
+        stop = threading.Event()
+        with task(f"prove {name}"), ThreadPoolExecutor(max_workers=2) as pool:
+            started = [
+                # A thread starts without our context, and so without those who listen to events.
+                pool.submit(copy_context().run, partial(run, folder, version=self.version, stop=stop))
+                for folder in folders
+            ]
+            try:
+                return [one.result() for one in started]
+            except BaseException:
+                stop.set()
+                raise
 
     def _key(self, carry: Carry, touched: tuple[Touched, ...]) -> str:
         spec, probe = carry.spec.probe, carry.probe_path

@@ -16,6 +16,8 @@ from sparkwright.probe.trees import bytecode_folder, fingerprint
 from sparkwright.process import Limits, LimitsExceeded, run_limited
 
 if TYPE_CHECKING:
+    import threading
+
     from sparkwright.carry import ProbeSpec
     from sparkwright.store import Store
 
@@ -53,7 +55,14 @@ def _child_folder() -> Path:
 
 
 def run_probe(
-    store: Store, python: Path, probe: Path, spec: ProbeSpec, tree: Path, *, version: str
+    store: Store,
+    python: Path,
+    probe: Path,
+    spec: ProbeSpec,
+    tree: Path,
+    *,
+    version: str,
+    stop: threading.Event | None = None,
 ) -> Report:
     """Run *probe* on *tree*; whatever the probe does becomes a run, never an exception.
 
@@ -65,6 +74,7 @@ def run_probe(
         tree: the tree that it imports from.
         version: what the package's metadata says that it is; a bare tree has none, and vLLM switches
             Triton off when it cannot find its own version.
+        stop: ends the run when it is set.
 
     Raises:
         ToolError: the environment's interpreter cannot be started.
@@ -77,6 +87,8 @@ def run_probe(
             "-I",
             "-X",
             f"pycache_prefix={bytecode_folder(store)}",
+            _child_folder() / "launch.py",
+            str(os.getpid()),
             _child_folder() / "harness.py",
             "--tree",
             tree,
@@ -92,7 +104,9 @@ def run_probe(
         limits = Limits(spec.seconds, spec.memory_mib)
         log = scratch / "log"
         try:
-            done = run_limited(command, limits=limits, cwd=scratch, env=_environment(scratch), log=log)
+            done = run_limited(
+                command, limits=limits, cwd=scratch, env=_environment(scratch), log=log, stop=stop
+            )
         except LimitsExceeded as error:
             return _error(f"it was stopped: {error}")
         if not report.is_file():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import sha256_file
+from sparkwright.canonical import digest_of, sha256_file
 from sparkwright.errors import ArchiveError, FetchError
 from sparkwright.events import task, warn
 from sparkwright.git import FileEntry, fetch, import_files
@@ -16,7 +16,16 @@ from sparkwright.lock import Artifact
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
 from sparkwright.upstream.archive import EXECUTABLE, REGULAR, SYMLINK, bad_component, inward_target
 from sparkwright.upstream.download import adopt_copy, fetch_artifact
-from sparkwright.upstream.releases import PROJECT, Access, Pristine, other_release, require_digest, sdist_tree
+from sparkwright.upstream.releases import (
+    PROJECT,
+    Access,
+    Pristine,
+    known_tree,
+    other_release,
+    require_digest,
+    sdist_tree,
+    upstream_ref,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["FolderSource"]
 
 _WHOLE_HISTORY = 0x7FFFFFFF  # git's own "infinite depth" (fetch-options, --unshallow)
+_FULL_ID = 40
+_FETCHED = "folder-fetched"
 _CACHES = frozenset({"__pycache__", ".git"})
 
 
@@ -64,6 +75,25 @@ class FolderSource:
             next_step="give a clone, a folder with the release's files, or an unpacked sdist",
         )
 
+    def known(self, lock: Lock) -> Pristine | None:
+        """The same, if the store has it and the folder cannot have changed it: a commit, or a digest.
+
+        How much history a repository has is only known once it was fetched from.
+        """
+        repository, commit = self.access.repository, lock.release.commit
+        if self._is_repository():
+            here = len(commit) == _FULL_ID and self.access.store.find_record(
+                _FETCHED, self._fetched_key(lock)
+            )
+            return self._of_commit(commit) if here and repository.has(commit) else None
+        if (self.path / lock.sdist.filename).is_file():
+            tree = known_tree(self.access, lock.sdist.sha256)
+            return None if tree is None else self._of_sdist(lock.sdist, tree, verified=True)
+        return None  # an unpacked tree has to be read to know what it is
+
+    def _fetched_key(self, lock: Lock) -> str:
+        return digest_of([str(self.path), lock.release.commit])
+
     def release(self, version: str, *, sha256: str | None = None) -> Pristine:
         """Another release: its sdist if the folder has it, and `other_release` otherwise."""
         path = self.path / f"{PROJECT}-{version}.tar.gz"
@@ -87,14 +117,19 @@ class FolderSource:
 
     def _from_repository(self, lock: Lock) -> Pristine:
         repository, commit = self.access.repository, lock.release.commit
-        if len(commit) != 40:  # noqa: PLR2004 - a full SHA-1 object id
+        if len(commit) != _FULL_ID:
             raise FetchError(
                 f"the pinned commit cannot be taken from {self.path}",
                 because=f"upstream.lock has only {commit}, which is abbreviated",
                 next_step="write the full commit id into upstream.lock",
             )
         fetch(repository, str(self.path), [commit], depth=_WHOLE_HISTORY)
-        repository.keep(f"refs/sparkwright/upstream/{commit}", commit)
+        repository.keep(upstream_ref(commit), commit)
+        self.access.store.put_record(_FETCHED, self._fetched_key(lock), {"folder": str(self.path)})
+        return self._of_commit(commit)
+
+    def _of_commit(self, commit: str) -> Pristine:
+        repository = self.access.repository
         commits = repository.command("rev-list", "--max-count=2", commit).text.split()
         origin = f"commit {commit[:12]} of the repository {self.path}"
         return Pristine(repository.tree_of(commit), commit, origin, verified=True, history=len(commits) > 1)
@@ -102,7 +137,10 @@ class FolderSource:
     def _from_sdist(self, artifact: Artifact, *, verified: bool) -> Pristine:
         path = self.path / artifact.filename
         tree = sdist_tree(self.access, artifact, lambda: adopt_copy(self.access.store, path, artifact))
-        return Pristine(tree, None, str(path), verified)
+        return self._of_sdist(artifact, tree, verified=verified)
+
+    def _of_sdist(self, artifact: Artifact, tree: str, *, verified: bool) -> Pristine:
+        return Pristine(tree, None, str(self.path / artifact.filename), verified)
 
     def _from_tree(self, lock: Lock) -> Pristine:
         with task(f"import {self.path}", unit="files") as progress:

@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from sparkwright.upstream.index import IndexFile
     from sparkwright.upstream.settings import IndexSettings
 
-__all__ = ["PROJECT", "Access", "Pristine", "as_artifact", "other_release", "require_digest", "sdist_tree"]
+__all__ = [
+    "PROJECT",
+    "Access",
+    "Pristine",
+    "as_artifact",
+    "known_tree",
+    "other_release",
+    "require_digest",
+    "sdist_tree",
+    "upstream_ref",
+]
 
 PROJECT = "vllm"
 
@@ -67,10 +77,10 @@ def sdist_tree(access: Access, artifact: Artifact, fetch: Callable[[], Path]) ->
     Raises:
         ArchiveError: it is damaged, or would write outside its folder.
     """
-    if tree := _known_tree(access, artifact.sha256):
+    if tree := known_tree(access, artifact.sha256):
         return tree
     with access.store.lock(f"import-{artifact.sha256}", f"the import of {artifact.filename}"):
-        if tree := _known_tree(access, artifact.sha256):
+        if tree := known_tree(access, artifact.sha256):
             return tree
         path = fetch()
         with task(f"import {artifact.filename}", unit="files") as progress:
@@ -82,11 +92,16 @@ def sdist_tree(access: Access, artifact: Artifact, fetch: Callable[[], Path]) ->
     return tree
 
 
-def _known_tree(access: Access, sha256: str) -> str | None:
-    """The remembered tree, if git still has it."""
+def known_tree(access: Access, sha256: str) -> str | None:
+    """The tree that the sdist of that digest was imported as, if git still has it."""
     record = access.store.find_record("sdist-tree", sha256)
     tree = record.get("tree") if record else None
     return tree if isinstance(tree, str) and access.repository.has(tree) else None
+
+
+def upstream_ref(commit: str) -> str:
+    """The ref that keeps upstream's own *commit* in the store's repository."""
+    return f"refs/sparkwright/upstream/{commit}"
 
 
 def other_release(access: Access, version: str, *, sha256: str | None = None) -> Pristine:

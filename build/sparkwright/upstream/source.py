@@ -10,7 +10,14 @@ from sparkwright.errors import FetchError, LockMismatchError, NotInStoreError, R
 from sparkwright.git import check_address, fetch, list_remote
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.folder import FolderSource
-from sparkwright.upstream.releases import Access, Pristine, other_release, sdist_tree
+from sparkwright.upstream.releases import (
+    Access,
+    Pristine,
+    known_tree,
+    other_release,
+    sdist_tree,
+    upstream_ref,
+)
 
 if TYPE_CHECKING:
     from sparkwright.lock import Lock
@@ -25,6 +32,9 @@ class Source(Protocol):
 
     def pristine(self, lock: Lock) -> Pristine:
         """Upstream's files at the pinned release."""
+
+    def known(self, lock: Lock) -> Pristine | None:
+        """What `pristine` would give, if the store holds it; nothing is fetched or written."""
 
     def release(self, version: str, *, sha256: str | None = None) -> Pristine:
         """Upstream's files at another release, whose sdist has the digest *sha256* if one is given."""
@@ -70,6 +80,15 @@ class IndexSource:
         tree = sdist_tree(
             access, lock.sdist, lambda: fetch_artifact(access.store, lock.sdist, access.settings)
         )
+        return self._as_pristine(lock, tree)
+
+    def known(self, lock: Lock) -> Pristine | None:
+        """The tree of the pinned sdist, if it was imported before."""
+        tree = known_tree(self.access, lock.sdist.sha256)
+        return None if tree is None else self._as_pristine(lock, tree)
+
+    @staticmethod
+    def _as_pristine(lock: Lock, tree: str) -> Pristine:
         return Pristine(tree, None, f"{lock.sdist.filename} from the package index", verified=True)
 
     def release(self, version: str, *, sha256: str | None = None) -> Pristine:
@@ -103,11 +122,19 @@ class GitSource:
         """
         address = self.address or lock.release.git
         commit = self._commit(lock, address)
-        repository = self.access.repository
-        repository.keep(f"refs/sparkwright/upstream/{commit}", commit)
-        return Pristine(
-            repository.tree_of(commit), commit, f"commit {commit[:12]} of {address}", verified=True
-        )
+        self.access.repository.keep(upstream_ref(commit), commit)
+        return self._as_pristine(commit, address)
+
+    def known(self, lock: Lock) -> Pristine | None:
+        """The tree of the pinned commit, if it was fetched before."""
+        commit = lock.release.commit
+        if len(commit) != _FULL_ID or not self.access.repository.has(commit):
+            return None
+        return self._as_pristine(commit, self.address or lock.release.git)
+
+    def _as_pristine(self, commit: str, address: str) -> Pristine:
+        tree = self.access.repository.tree_of(commit)
+        return Pristine(tree, commit, f"commit {commit[:12]} of {address}", verified=True)
 
     def _commit(self, lock: Lock, address: str) -> str:
         """The full id of the pinned commit, which is in the store afterwards."""
