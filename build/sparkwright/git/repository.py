@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.errors import RefError, ToolError
+from sparkwright.errors import ProcessError, RefError, ToolError
 from sparkwright.git.trees import Entry, ObjectReader
 from sparkwright.process import Completed, run, which
 from sparkwright.store import hold, storing
@@ -131,16 +132,28 @@ class Repository:
         bare: bool = True,
         timeout: float | None = None,
     ) -> Completed:
-        """Run one git command in this repository; see `sparkwright.process.run`."""
+        """Run one git command in this repository; see `sparkwright.process.run`.
+
+        Raises:
+            StorageError: it found no space left.
+            ProcessError: it failed in another way.
+        """
         settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
         where = ["--git-dir", str(self.path)] if bare else []
-        return run(
-            ["git", *settings, *where, *arguments],
-            env={**git_environment(), **(env or {})},
-            stdin=stdin,
-            accept=accept,
-            timeout=timeout,
-        )
+        try:
+            return run(
+                ["git", *settings, *where, *arguments],
+                env={**git_environment(), **(env or {})},
+                stdin=stdin,
+                accept=accept,
+                timeout=timeout,
+            )
+        except ProcessError as error:
+            full = next((n for n in (errno.ENOSPC, errno.EDQUOT) if os.strerror(n) in error.because), None)
+            if full is None:
+                raise
+            with storing(f"git {arguments[0]}"):  # it only says so in words, which LC_ALL keeps English
+                raise OSError(full, os.strerror(full), str(self.path)) from error
 
     @cached_property
     def _library(self) -> Any:
