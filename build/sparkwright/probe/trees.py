@@ -37,10 +37,11 @@ def tree_folder(store: Store, repository: Repository, tree: str, *, under: str) 
             fresh = scratch / "tree"
             check_out(repository, tree, fresh, under=under)
             make_read_only(fresh)
+            # Recorded first: killed in between, the folder is missing and not under suspicion.
+            store.put_record(_KIND, key, {"fingerprint": fingerprint(fresh)})
             fresh.chmod(0o755)  # renaming a folder needs the right to write to it
             store.publish_folder(fresh, folder)
             folder.chmod(0o555)
-        store.put_record(_KIND, key, {"fingerprint": fingerprint(folder)})
     return folder
 
 
