@@ -28,6 +28,8 @@ LIMIT = 10
 
 
 def clamp(value):
+    # As it is.
+    # Always.
     return value
 
 
