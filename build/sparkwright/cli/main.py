@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report(stopped, kind="Interrupted", code=_INTERRUPTED)
     except click.ClickException as error:
         return _report_usage(error, as_json="--json" in words)
-    except BrokenPipeError:
+    except SystemExit:  # click's way to end when whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except Exception as error:  # noqa: BLE001 - whatever it is, it has to end in one clear line

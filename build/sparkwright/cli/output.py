@@ -57,10 +57,9 @@ def report(error: SparkwrightError, *, kind: str = "", code: int | None = None) 
         print_json({"error": described})
         return status
     click.secho(f"error: {error.what}", fg="red", bold=True, err=True, color=colour())
-    if error.because:
-        click.echo(f"  because  {error.because}", err=True)
-    if error.next_step:
-        click.echo(f"  next     {error.next_step}", err=True)
+    for heading, text in (("because", error.because), ("next", error.next_step)):
+        if lines := [line.rstrip() for line in text.splitlines() if line.strip()]:
+            click.echo(f"  {heading:<7}  " + f"\n{'':11}".join(lines), err=True)
     return status
 
 

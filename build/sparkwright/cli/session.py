@@ -123,9 +123,9 @@ def _open_session(
         log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
         with contextlib.closing(log), subscribe(log), showing_events(quiet=quiet or as_json):
             store = open_store()
+            emit("session.started", root=str(checkout.root), store=str(store.home), offline=offline)
             repository = Repository(store.git) if read_only else open_repository(store.git)
             try:
-                emit("session.started", root=str(checkout.root), store=str(store.home), offline=offline)
                 yield Session(checkout, store, repository, offline, as_json)
             finally:
                 repository.close()

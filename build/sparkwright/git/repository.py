@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["WHO", "Repository", "as_argument", "git_environment", "open_repository"]
 
 OLDEST_GIT = (2, 38)
-_DISK_FULL = re.compile("No space left on device|Out of diskspace")  # git's words in the C locale
 
 # One fixed identity and moment: commit ids then depend on content and order alone.
 WHO = "sparkwright <sparkwright@localhost> 946684800 +0000"
@@ -136,8 +135,8 @@ class Repository:
         """Run one git command in this repository; see `sparkwright.process.run`.
 
         Raises:
-            ProcessError: git failed.
-            StorageError: it failed because the disk is full.
+            StorageError: it found no space left.
+            ProcessError: it failed in another way.
         """
         settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
         where = ["--git-dir", str(self.path)] if bare else []
@@ -150,10 +149,11 @@ class Repository:
                 timeout=timeout,
             )
         except ProcessError as error:
-            if not _DISK_FULL.search(error.because):
+            full = next((n for n in (errno.ENOSPC, errno.EDQUOT) if os.strerror(n) in error.because), None)
+            if full is None:
                 raise
-            with storing(f"writing to the repository {self.path}"):
-                raise OSError(errno.ENOSPC, "full") from error
+            with storing(f"git {arguments[0]}"):  # it only says so in words, which LC_ALL keeps English
+                raise OSError(full, os.strerror(full), str(self.path)) from error
 
     @cached_property
     def _library(self) -> Any:

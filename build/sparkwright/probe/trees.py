@@ -54,14 +54,15 @@ def tree_folder(
             check_out(repository, tree, fresh, under=under)
             _fix_times(fresh)
             make_read_only(fresh)
+            # Recorded first: killed in between, the folder is missing and not under suspicion.
+            store.put_record(_KIND, key, {"fingerprint": fingerprint(fresh)})
+            remove_tree(_bytecode_of(store, folder))
+            if like is not None:
+                differing = set(repository.changed(like, tree))
+                _take_over_bytecode(store, store.trees / f"{like}-{under}", folder, differing)
             fresh.chmod(0o755)  # renaming a folder needs the right to write to it
             store.publish_folder(fresh, folder)
             folder.chmod(0o555)
-        remove_tree(_bytecode_of(store, folder))
-        if like is not None:
-            differing = set(repository.changed(like, tree))
-            _take_over_bytecode(store, store.trees / f"{like}-{under}", folder, differing)
-        store.put_record(_KIND, key, {"fingerprint": fingerprint(folder)})
     return folder
 
 

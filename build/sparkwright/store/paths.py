@@ -160,15 +160,19 @@ class Store:
         """Put the file with that digest at *target* too, under the name that it should have there."""
         with storing(f"placing {target.name}"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{target.name}.{os.getpid()}")
-            temporary.unlink(missing_ok=True)
+            _sweep_beside(target)
+            temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}")
             try:
-                temporary.hardlink_to(self.file_path(sha256))
-            except OSError as error:
-                if error.errno not in {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}:
-                    raise
-                shutil.copy2(self.file_path(sha256), temporary)  # another disk, or one without hard links
-            temporary.replace(target)
+                try:
+                    temporary.hardlink_to(self.file_path(sha256))
+                except OSError as error:
+                    if error.errno not in {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}:
+                        raise
+                    shutil.copy2(self.file_path(sha256), temporary)  # another disk, or one without hard links
+                temporary.replace(target)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
         return target
 
     def named_file(self, sha256: str, filename: str) -> Path:
@@ -214,8 +218,7 @@ class Store:
     def sweep(self) -> None:
         """Remove scratch folders whose process is dead."""
         for folder in self.scratch_root.iterdir():
-            owner = folder.name.split("-", 1)[0]
-            if not (owner.isdigit() and Path("/proc", owner).exists()):
+            if not _is_owned(folder.name):
                 remove_tree(folder)
 
     def publish_folder(self, folder: Path, target: Path) -> Path:
@@ -232,7 +235,8 @@ class Store:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace *path* by *data*: readers see the old bytes or the new ones, never a mixture."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    _sweep_beside(path)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.{os.getpid()}-", dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -244,6 +248,20 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _sweep_beside(path: Path) -> None:
+    """Remove what runs that were killed while they wrote *path* left beside it."""
+    prefix = f".{path.name}."
+    for name in os.listdir(path.parent):  # noqa: PTH208 - names are all that is wanted
+        if name.startswith(prefix) and not _is_owned(name.removeprefix(prefix)):
+            path.with_name(name).unlink(missing_ok=True)
+
+
+def _is_owned(name: str) -> bool:
+    """Whether the process whose id *name* begins with is alive."""
+    owner = name.split("-", 1)[0]
+    return owner.isdigit() and Path("/proc", owner).exists()
 
 
 def remove_tree(folder: Path) -> None:

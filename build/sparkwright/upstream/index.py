@@ -49,12 +49,15 @@ def find(project: str, version: str, settings: IndexSettings) -> list[IndexFile]
     A release is never mixed from two indexes: anybody could add a file to it on the second.
 
     Raises:
-        FetchError: the main index did not answer. Further indexes that do not are skipped with
-            an ``index.skipped`` event.
+        FetchError: *version* is no version, or the main index did not answer. Further indexes that do not
+            are skipped with an ``index.skipped`` event.
     """
-    from packaging.version import Version
+    from packaging.version import InvalidVersion, Version
 
-    wanted = Version(version)
+    try:
+        wanted = Version(version)
+    except InvalidVersion as error:
+        raise FetchError(f"{version!r} is no version of {project}", because=str(error)) from error
     for listed in _listings(project, settings):
         if files := [file for found, file in listed if found == wanted]:
             return files

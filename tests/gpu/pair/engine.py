@@ -132,7 +132,7 @@ async def ask(engine: AsyncLLM, request: Request) -> tuple[int, int]:
     Raises:
         ValueError: the stream ended in another way than by length, or a token is none of the vocabulary.
     """
-    source = random.Random(request.name)  # noqa: S311 - prompts need to differ, not to be secret
+    source = random.Random(request.name)
     prompt = TokensPrompt(
         prompt_token_ids=[source.randrange(3, VOCABULARY - 1) for _ in range(request.prompt)]
     )

@@ -1,0 +1,19 @@
+"""Fixtures for tests of the command line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from http_index import RunningIndex
+from world import World, make_world
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with RunningIndex() as index:
+        yield make_world(tmp_path, index)

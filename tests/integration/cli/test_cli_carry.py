@@ -1,0 +1,306 @@
+"""``sparkwright carry`` with carries of our own: new, edit, show, refresh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import tomlkit
+from tiny_release import CLAMP, CLAMPED, make_tiny
+from world import CLAMP_PROBE, World, files_below
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NEW = ("--title", "Count to two", "--why", "One is not enough.")
+
+
+@pytest.fixture
+def tree(world: World) -> Path:
+    """The pinned tree, written out to be edited."""
+    folder = world.folder / "tree"
+    world.good("carry", "edit", folder)
+    return folder
+
+
+def carries(world: World) -> dict[str, int]:
+    return files_below(world.root / "carries")
+
+
+class TestNew:
+    def test_of_an_edited_tree(self, world: World, tree: Path) -> None:
+        (tree / "vllm" / "words.py").write_text("WORDS = ('one', 'two')\n")
+        (tree / "vllm" / "fresh.py").write_text("FRESH = True\n")
+        (tree / "vllm" / "old.py").unlink()
+        (tree / "vllm" / "__pycache__").mkdir()
+        (tree / "vllm" / "__pycache__" / "x.pyc").write_bytes(b"\0")
+        ran = world.good("carry", "new", "count", "--from", tree, *NEW)
+        assert "patchsets/spark.toml" in ran.out
+        patch = (world.root / "carries" / "count" / "1.2.0.patch").read_text()
+        assert patch.count("diff --git") == 3
+        assert "\n " not in patch, "there are no context lines"
+        world.list_carries(["clamp", "align", "count"])
+        report = world.good("merge", "--json").json
+        assert report["outcomes"][2]["paths"] == ["vllm/fresh.py", "vllm/old.py", "vllm/words.py"]
+        assert world.good("carry", "show", "count", "--json").json["why"] == "One is not enough.\n"
+
+    def test_a_new_program_may_be_executed(self, world: World, tree: Path) -> None:
+        script = tree / "tools" / "new.sh"
+        script.write_text("#!/bin/sh\n")
+        script.chmod(0o755)
+        world.good("carry", "new", "count", "--from", tree, *NEW)
+        assert "new file mode 100755" in (world.root / "carries" / "count" / "1.2.0.patch").read_text()
+
+    def test_an_untouched_tree_is_no_change(self, world: World, tree: Path) -> None:
+        self.fails(world, 30, tree, "holds no change")
+
+    def test_a_binary_file(self, world: World, tree: Path) -> None:
+        (tree / "vllm" / "data.bin").write_bytes(bytes(range(256)))
+        self.fails(world, 30, tree, "Binary files")
+
+    @pytest.mark.parametrize("how", ["new", "instead"])
+    def test_a_symbolic_link(self, world: World, tree: Path, how: str) -> None:
+        link = tree / "vllm" / ("link.py" if how == "new" else "words.py")
+        link.unlink(missing_ok=True)
+        link.symlink_to("old.py")
+        self.fails(world, 30, tree, "symbolic link")
+
+    def test_conflict_markers(self, world: World, tree: Path) -> None:
+        (tree / "vllm" / "words.py").write_text("<<<<<<< ours\na\n=======\nb\n>>>>>>> theirs\n")
+        self.fails(world, 30, tree, "still has conflict markers")
+
+    def test_a_folder_that_is_something_else(self, world: World, tree: Path) -> None:
+        (world.folder / "other").mkdir()
+        (world.folder / "other" / "file").touch()
+        self.fails(world, 10, world.folder / "other", "it has 0 of its")
+        self.fails(world, 10, world.folder / "nowhere", "it is not a folder")
+
+    @pytest.mark.parametrize("name", ["../count", "Count", "-", "a--b", "a/b", ""])
+    def test_a_name_that_cannot_be(self, world: World, tree: Path, name: str) -> None:
+        (tree / "vllm" / "old.py").unlink()
+        before = files_below(world.folder).keys()
+        ran = world.call("carry", "new", "--from", tree, *NEW, "--", name)
+        assert ran.status == 12, ran.said
+        assert "cannot be a carry's name" in ran.err
+        made = files_below(world.folder).keys() - before
+        assert [path for path in made if not path.startswith(("store/git/", "checkout/.sparkwright/"))] == []
+
+    def test_a_name_that_is_taken(self, world: World, tree: Path) -> None:
+        (tree / "vllm" / "old.py").unlink()
+        before = carries(world)
+        ran = world.call("carry", "new", "clamp", "--from", tree, *NEW)
+        assert ran.status == 10
+        assert "carry refresh clamp" in ran.err
+        assert carries(world) == before
+
+    def test_too_little_said(self, world: World, tree: Path) -> None:
+        for words in (["count", "--from", tree], ["count"], ["count", "--from", tree, "--pull", "7"]):
+            assert world.call("carry", "new", *words).status == 2
+
+    def fails(self, world: World, code: int, folder: Path, says: str) -> None:
+        before = carries(world)
+        ran = world.call("carry", "new", "count", "--from", folder, *NEW)
+        assert ran.status == code, ran.said
+        assert says in ran.err
+        assert carries(world) == before, "nothing is left of it"
+
+
+class TestEdit:
+    def test_what_is_written_is_the_tree(self, world: World, tree: Path) -> None:
+        found = {path: (tree / path).read_bytes() for path in files_below(tree)}
+        assert found == world.release.tree
+        assert [path.name for path in world.folder.iterdir() if path.name.startswith(".tree")] == []
+
+    def test_with_a_carry_in_it(self, world: World) -> None:
+        folder = world.folder / "clamped"
+        told = world.good("carry", "edit", folder, "--carry", "clamp", "--json").json
+        assert told["folder"] == str(folder)
+        assert (folder / "vllm" / "clamp.py").read_text() == CLAMPED
+        (folder / "vllm" / "clamp.py").write_text(CLAMPED.replace("LIMIT = 10", "LIMIT = 9"))
+        world.good("carry", "refresh", "clamp", "--from", folder)
+        patch = (world.root / "carries" / "clamp" / "1.2.0.patch").read_text()
+        assert "+LIMIT = 9" in patch
+        assert "+    return min(value, LIMIT)" in patch
+
+    def test_a_folder_with_something_in_it_stays_as_it_is(self, world: World, tree: Path) -> None:
+        (tree / "mine").touch()
+        ran = world.call("carry", "edit", tree)
+        assert (ran.status, (tree / "mine").exists()) == (10, True)
+        assert "name another folder" in ran.err
+        ran = world.call("carry", "edit", tree / "mine")
+        assert (ran.status, "it is not a folder" in ran.err) == (10, True)
+
+    def test_an_unknown_carry(self, world: World) -> None:
+        ran = world.call("carry", "edit", world.folder / "x", "--carry", "clmp")
+        assert ran.status == 12
+        assert "did you mean 'clamp'?" in ran.err
+
+
+class TestShow:
+    def test_with_context(self, world: World) -> None:
+        out = world.good("carry", "show", "clamp").out
+        assert "clamp: Change clamp" in out
+        assert "-    return value\n+    return min(value, LIMIT)\n" in out
+        assert " def clamp(value):\n" in out
+        bare = world.good("carry", "show", "clamp", "-U", "0").out
+        assert "\n def clamp(value):\n" not in bare
+        told = world.good("carry", "show", "clamp", "--json").json
+        assert told["title"] == "Change clamp"
+        assert "+    return min(value, LIMIT)" in told["diff"]
+
+    def test_one_that_is_in_no_patchset(self, world: World) -> None:
+        world.list_carries(["align"])
+        assert "min(value, LIMIT)" in world.good("carry", "show", "clamp").out
+
+    def test_one_that_nobody_has(self, world: World) -> None:
+        ran = world.call("carry", "show", "clmp", "--json")
+        assert ran.status == 12
+        assert ran.json["error"]["next-step"] == "did you mean 'clamp'?"
+        assert world.call("carry", "prove", "clmp").status == 12
+
+    def test_one_that_does_not_fit(self, world: World) -> None:
+        patch = world.root / "carries" / "clamp" / "1.2.0.patch"
+        patch.write_bytes(patch.read_bytes().replace(b"index ", b"index 0", 1))
+        ran = world.call("carry", "show", "clamp")
+        assert (ran.status, ran.out) == (30, "")
+
+
+class TestRefresh:
+    """The lock moved to a release in which upstream changed other or the same lines."""
+
+    def bump(self, world: World, **changes: str) -> None:
+        paths = {f"vllm/{name}.py": text for name, text in changes.items()}
+        world.pin(make_tiny("1.3.0", changes=tuple(paths.items())))
+        world.offer(make_tiny())
+
+    def comment(self, world: World) -> Path:
+        """Somebody's comment in the carry's TOML."""
+        path = world.root / "carries" / "clamp" / "carry.toml"
+        path.write_text("# Ask Ada before touching this.\n" + path.read_text())
+        return path
+
+    def test_clean(self, world: World) -> None:
+        toml = self.comment(world)
+        self.bump(world, clamp=CLAMP.replace("return 2", "return 3"))
+        told = world.good("carry", "refresh", "clamp", "--json").json
+        assert told["release"] == "1.3.0"
+        assert toml.read_text().startswith("# Ask Ada before touching this.\n")
+        revisions = tomlkit.parse(toml.read_text())["revision"]
+        assert [entry["release"] for entry in revisions] == ["1.2.0", "1.3.0"]
+        assert revisions[1]["sdist-sha256"] == world.release.lock.sdist.sha256
+        downloads = len(world.index.downloads)
+        world.list_carries(["clamp"])
+        assert world.good("merge", "--json").json["outcomes"][0]["kind"] == "applied"
+        assert len(world.index.downloads) == downloads
+        before = carries(world)
+        world.good("carry", "refresh", "clamp")
+        assert carries(world).keys() == before.keys(), "refreshing again replaces that revision"
+        assert tomlkit.parse(toml.read_text())["revision"] == revisions
+
+    def test_a_conflict_is_left_to_a_person(self, world: World) -> None:
+        self.bump(world, clamp=CLAMP.replace("return value", "return max(value, 0)"))
+        before = carries(world)
+        ran = world.call("carry", "refresh", "clamp")
+        assert ran.status == 31, ran.said
+        work = world.root / ".sparkwright" / "refresh" / "clamp"
+        assert f"--from {work}" in ran.err
+        assert carries(world) == before
+        conflicted = work / "vllm" / "clamp.py"
+        assert "<<<<<<< " in conflicted.read_text()
+        ran = world.call("carry", "refresh", "clamp", "--from", work)
+        assert (ran.status, "still has conflict markers" in ran.err) == (30, True)
+        conflicted.write_text(CLAMP.replace("return value", "return max(min(value, LIMIT), 0)"))
+        ran = world.call("carry", "refresh", "clamp")
+        assert (ran.status, "perhaps your work" in ran.err) == (10, True)
+        assert "max(min(" in conflicted.read_text()
+        world.good("carry", "refresh", "clamp", "--from", work)
+        assert not work.exists()
+        world.list_carries(["clamp"])
+        assert world.good("wheel", "--json").json["carries"][0]["outcome"] == "applied"
+
+    def test_nothing_is_left_of_it(self, world: World) -> None:
+        self.bump(world, clamp=CLAMPED)
+        before = carries(world)
+        ran = world.call("carry", "refresh", "clamp")
+        assert ran.status == 10
+        assert "nothing is left of clamp" in ran.err
+        assert "vllm 1.3.0 has its change" in ran.err
+        assert carries(world) == before
+
+    def test_a_damaged_patch_can_be_replaced_from_a_folder(self, world: World, tree: Path) -> None:
+        patch = world.root / "carries" / "clamp" / "1.2.0.patch"
+        patch.write_text("rubbish")
+        assert world.call("carry", "refresh", "clamp").status == 30
+        (tree / "vllm" / "clamp.py").write_text(CLAMPED)
+        world.good("carry", "refresh", "clamp", "--from", tree)
+        world.good("wheel")
+
+    def test_a_change_that_is_refused_leaves_the_carry_as_it_was(self, world: World, tree: Path) -> None:
+        (tree / "vllm" / "data.bin").write_bytes(b"\0\1")
+        before = carries(world)
+        assert world.call("carry", "refresh", "clamp", "--from", tree).status == 30
+        assert carries(world) == before
+
+
+class TestStacked:
+    """A carry whose patch was written on top of another one."""
+
+    @pytest.fixture
+    def stacked(self, world: World, tree: Path) -> World:
+        lower = CLAMPED
+        upper = lower.replace("min(value, LIMIT)", "min(value, LIMIT) + 0")
+        folder = world.folder / "upper"
+        world.good("carry", "edit", folder, "--carry", "clamp")
+        release = world.release
+        world.release = make_tiny(changes=(("vllm/clamp.py", lower),))
+        revision = {
+            "release": "1.2.0",
+            "sdist-sha256": release.lock.sdist.sha256,
+            "patch": "1.2.0.patch",
+            "stacked-on": ["clamp"],
+        }
+        probe = CLAMP_PROBE.replace(
+            "clamp(99) == 10", "'+ 0' in open(__import__('vllm.clamp').clamp.__file__).read()"
+        )
+        world.carry("upper", {"vllm/clamp.py": upper}, probe=probe, requires=["clamp"], revision=[revision])
+        world.release = release
+        return world
+
+    def test_it_merges(self, stacked: World) -> None:
+        kinds = [entry["kind"] for entry in stacked.good("merge", "--json").json["outcomes"]]
+        assert kinds == ["applied"] * 3
+
+    def test_edit_and_refresh_keep_it_stacked(self, stacked: World) -> None:
+        folder = stacked.folder / "edited"
+        stacked.good("carry", "edit", folder, "--carry", "upper")
+        path = folder / "vllm" / "clamp.py"
+        assert "min(value, LIMIT) + 0" in path.read_text()
+        path.write_text(path.read_text().replace("+ 0", "+ 00"))
+        stacked.good("carry", "refresh", "upper", "--from", folder)
+        patch = (stacked.root / "carries" / "upper" / "1.2.0.patch").read_text()
+        assert patch.count("\n-") == patch.count("\n+") == 2, "one line, and the two names"
+        toml = tomlkit.parse((stacked.root / "carries" / "upper" / "carry.toml").read_text())
+        assert toml["revision"][0]["stacked-on"] == ["clamp"]
+        kinds = [entry["kind"] for entry in stacked.good("merge", "--json").json["outcomes"]]
+        assert kinds == ["applied"] * 3
+
+    def test_refresh_onto_another_release(self, stacked: World) -> None:
+        stacked.pin(make_tiny("1.3.0", changes=(("vllm/words.py", "WORDS = ()\n"),)))
+        stacked.offer(make_tiny())
+        for name in ("clamp", "align", "upper"):
+            stacked.good("carry", "refresh", name)
+        kinds = [entry["kind"] for entry in stacked.good("merge", "--json").json["outcomes"]]
+        assert kinds == ["applied"] * 3
+
+    def test_without_its_ground_it_cannot_be_worked_on(self, stacked: World) -> None:
+        stacked.list_carries(["align"])
+        ran = stacked.call("carry", "refresh", "upper")
+        assert ran.status == 30
+        assert "clamp, on which it is stacked, is not in the patchset" in ran.err
+
+
+def test_an_empty_folder_takes_the_tree(world: World) -> None:
+    folder = world.folder / "empty"
+    folder.mkdir()
+    world.good("carry", "edit", folder)
+    assert (folder / "vllm" / "clamp.py").read_text() == CLAMP

@@ -1,0 +1,256 @@
+"""``audit``, ``publish``, ``status``, ``doctor`` and ``lock`` through the command line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+import wheelkit
+from kit import UpstreamRepository
+from tiny_release import make_tiny
+
+from sparkwright.cli import doctor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from world import World
+
+
+class TestAudit:
+    @pytest.fixture
+    def wheel(self, world: World) -> Path:
+        world.good("wheel")
+        return world.wheels[0]
+
+    def test_healthy(self, world: World, wheel: Path) -> None:
+        ran = world.good("audit", wheel)
+        assert ran.out.count(" pass ") == 11
+        assert f"sha256 {wheelkit.sha256(wheel)}" in ran.out
+        (report,) = world.good("audit", wheel, "--json").json
+        assert (report["passed"], report["kind"]) == (True, "sparkwright")
+
+    def test_tampered(self, world: World, wheel: Path) -> None:
+        def change(files: dict[str, bytes]) -> None:
+            files["vllm/align.py"] += b"EVIL = True\n"
+
+        spoilt = wheelkit.spoil(wheel, world.folder, change)
+        ran = world.call("audit", wheel, spoilt)
+        assert ran.status == 60
+        assert "members-differ-exactly: vllm/align.py has other bytes than it should" in ran.err
+        assert "do not install or publish" in ran.err
+        ran = world.call("audit", spoilt, "--json")
+        assert ran.status == 60
+        assert ran.json[0]["passed"] is False
+        assert "failed its audit" in ran.err
+
+    def test_of_another_point(self, world: World, wheel: Path) -> None:
+        world.list_carries(["clamp"])
+        ran = world.call("audit", wheel)
+        assert ran.status == 60
+        assert "was not checked in full" in ran.err
+        assert "--allow-skipped" in ran.err
+        assert "skipped" in world.good("audit", wheel, "--allow-skipped").out
+
+        def change(files: dict[str, bytes]) -> None:
+            files["vllm/_C.abi3.so"] += b"\0"
+
+        spoilt = wheelkit.spoil(wheel, world.folder, change)
+        assert world.call("audit", spoilt, "--allow-skipped").status == 60, "what can be checked still counts"
+
+    def test_upstreams_own(self, world: World, wheel: Path) -> None:
+        name = world.release.lock.wheels["x86_64"].filename
+        stock = world.folder / name
+        stock.write_bytes(world.index.files[name])
+        assert world.good("audit", stock, "--json").json[0]["kind"] == "upstream"
+
+        def change(files: dict[str, bytes]) -> None:
+            files["vllm/align.py"] += b"EVIL = True\n"
+
+        spoilt = wheelkit.spoil(stock, world.folder / "spoilt", change)
+        ran = world.call("audit", spoilt)
+        assert ran.status == 60
+        assert "upstream-digest" in ran.err
+
+    def test_what_is_no_wheel(self, world: World, wheel: Path) -> None:
+        note = world.folder / "note.txt"
+        note.write_text("hello")
+        ran = world.call("audit", note)
+        assert (ran.status, "is not a wheel's file name" in ran.err) == (51, True)
+        rubbish = world.folder / "rubbish" / wheel.name
+        rubbish.parent.mkdir()
+        rubbish.write_bytes(b"PK rubbish")
+        ran = world.call("audit", rubbish)
+        assert (ran.status, "archive-safe" in ran.err) == (60, True)
+        other = world.folder / wheel.name.replace("aarch64", "riscv64")
+        shutil.copy(wheel, other)
+        ran = world.call("audit", other)
+        assert (ran.status, "no wheel for its platform" in ran.err) == (51, True)
+        assert world.call("audit", world.folder / "none.whl").status == 2
+
+
+class TestPublish:
+    def test_an_empty_folder(self, world: World) -> None:
+        ran = world.call("publish")
+        assert (ran.status, "it holds no wheel" in ran.err) == (61, True)
+        assert not world.dist.exists()
+        (world.folder / "empty").mkdir()
+        ran = world.call("publish", world.folder / "empty", "--json")
+        assert (ran.status, ran.json["error"]["kind"]) == (61, "PublishError")
+
+    def test_a_folder_with_wheels(self, world: World) -> None:
+        world.good("wheel")
+        shutil.rmtree(world.dist / "simple")
+        told = world.good("publish", "--json").json
+        assert told["files"] == [wheel.name for wheel in world.wheels]
+        assert told["index"] == (world.dist / "simple").as_uri()
+        assert "pip download" in world.good("publish").out
+
+
+class TestStatus:
+    def rows(self, world: World) -> dict[str, tuple[str, str]]:
+        return {
+            carry["name"]: (carry["outcome"], carry["proof"])
+            for carry in world.good("status", "--json").json["carries"]
+        }
+
+    def test_it_says_what_is_known(self, world: World) -> None:
+        before = world.listing()
+        unknown = ("not merged yet", "unknown")
+        assert self.rows(world) == {"clamp": unknown, "align": unknown}
+        assert world.listing() == before
+        world.good("wheel")
+        assert self.rows(world) == {"clamp": ("applied", "holds"), "align": ("applied", "holds")}
+        ran = world.good("status")
+        assert world.wheels[0].name in ran.out
+        assert "torch 2.11.0" in ran.out
+
+    def test_a_proof_that_no_longer_holds(self, world: World) -> None:
+        world.good("wheel")
+        probe = world.root / "carries" / "clamp" / "probe.py"
+        probe.write_text(probe.read_text() + "# again\n")
+        assert self.rows(world) == {"clamp": ("applied", "none"), "align": ("applied", "holds")}
+
+
+class TestDoctor:
+    def verdicts(self, world: World, *words: str) -> dict[str, str]:
+        ran = world.call("doctor", "--json", *words)
+        found = {finding["what"]: finding["verdict"] for finding in ran.json}
+        assert ran.status == (14 if "fail" in found.values() else 0)
+        return found
+
+    def test_healthy(self, world: World) -> None:
+        found = self.verdicts(world)
+        assert found.pop("gpu") in {"pass", "skipped"}
+        assert set(found.values()) == {"pass"}
+        assert "package index" in world.good("doctor").out
+        assert self.verdicts(world, "--offline")["package index"] == "skipped"
+
+    def test_an_index_without_the_release(self, world: World) -> None:
+        name = world.release.lock.wheels["x86_64"].filename
+        del world.index.files[name]
+        ran = world.call("doctor")
+        assert ran.status == 14
+        assert f"it does not list {name}" in ran.err
+        world.index.files.clear()
+        assert self.verdicts(world)["package index"] == "fail"
+
+    def test_a_small_disk(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor, "_NEEDED_BYTES", 1 << 60)
+        ran = world.call("doctor")
+        assert ran.status == 14
+        assert "disk: " in ran.err
+
+    def test_an_old_python(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.version_info", (3, 11, 3, "final", 0))
+        assert self.verdicts(world)["python"] == "fail"
+
+    @pytest.mark.parametrize("text", ["git version 2.37.9", "no idea"])
+    def test_an_old_git(self, world: World, text: str) -> None:
+        world.good("status")
+        world.good("doctor")  # the store's repository exists, so that nobody asks git for its version before
+        folder = world.folder / "bin"
+        folder.mkdir()
+        (folder / "git").write_text(f"#!/bin/sh\necho {text}\n")
+        (folder / "git").chmod(0o755)
+        world.environment["PATH"] = str(folder)
+        ran = world.call("doctor")
+        assert ran.status == 14
+        assert "2.38 or newer" in ran.err
+        world.new_store("cold", probes=False)
+        ran = world.call("doctor")
+        assert (ran.status, "is too old" in ran.err) == (14, True)
+
+    def test_no_git(self, world: World) -> None:
+        world.good("doctor")
+        world.environment["PATH"] = str(world.folder)
+        assert self.verdicts(world)["git"] == "fail"
+        world.new_store("cold", probes=False)
+        for words in (["wheel"], ["doctor"]):
+            ran = world.call(*words)
+            assert (ran.status, "'git' was not found" in ran.err) == (14, True), ran.said
+
+
+class TestLock:
+    @pytest.fixture
+    def pinned(self, world: World) -> World:
+        """A lock that is right about everything, and a git remote that agrees."""
+        repository = UpstreamRepository(world.folder / "upstream.git")
+        commit = repository.commit("Release", {"README.md": "vLLM\n"})
+        repository.git("tag", "v1.2.0")
+        world.pin(make_tiny(git=repository.address, commit=commit))
+        later = repository.commit("Release again", {"README.md": "vLLM!\n"})
+        repository.git("tag", "v1.3.0")
+        world.offer(make_tiny("1.3.0", git=repository.address, commit=later))
+        return world
+
+    def test_check(self, pinned: World) -> None:
+        ran = pinned.good("lock", "check")
+        assert re.search(r"says what vllm 1\.2\.0 says: \d\d values checked", ran.out)
+        assert pinned.good("lock", "check", "--json").json["findings"] == []
+
+    def test_check_finds_what_is_wrong(self, pinned: World) -> None:
+        path = pinned.root / "upstream.lock"
+        path.write_text(path.read_text().replace('torch = "2.11.0"', 'torch = "2.12.0"'))
+        ran = pinned.call("lock", "check")
+        assert ran.status == 24
+        assert "release.torch: the lock says 2.12.0, but 2.11.0" in ran.err
+        ran = pinned.call("lock", "check", "--json")
+        assert ran.status == 24
+        assert {finding["key"] for finding in ran.json["findings"]} == {"release.torch"}
+
+    def test_bump(self, pinned: World) -> None:
+        path = pinned.root / "upstream.lock"
+        before = path.read_text()
+        ran = pinned.good("lock", "bump", "1.3.0", "--dry-run")
+        assert "would write" in ran.out
+        assert path.read_text() == before
+        changes = pinned.good("lock", "bump", "1.3.0", "--json").json["changes"]
+        assert {"key": "release.version", "old": "1.2.0", "new": "1.3.0"} in changes
+        assert path.read_text().startswith("# The pin.\n")
+        pinned.good("lock", "check")
+        pinned.list_carries([])
+        assert pinned.good("wheel", "--json").json["version"].startswith("1.3.0+spark.")
+
+    def test_bump_to_what_nobody_has(self, pinned: World) -> None:
+        before = (pinned.root / "upstream.lock").read_text()
+        for version in ("7.7.7", "no version"):
+            ran = pinned.call("lock", "bump", version)
+            assert ran.status == 20, ran.said
+            assert version in ran.err
+        assert (pinned.root / "upstream.lock").read_text() == before
+
+
+def test_another_patchset(world: World) -> None:
+    """A second patchset is a point of its own, with a version of its own."""
+    text = (world.root / "patchsets" / "spark.toml").read_text()
+    other = text.replace('"spark"', '"lean"').replace('"clamp", ', "")
+    (world.root / "patchsets" / "lean.toml").write_text(other)
+    one = world.good("wheel", "--json").json
+    two = world.good("wheel", "--json", "--patchset", "lean").json
+    assert "+lean." in two["version"]
+    assert [carry["name"] for carry in two["carries"]] == ["align"]
+    assert one["sha256"] != two["sha256"]
+    assert len(world.wheels) == 2

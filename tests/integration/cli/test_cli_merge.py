@@ -1,0 +1,179 @@
+"""``sparkwright merge`` and ``sparkwright plan``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny_release import ALIGNED, CLAMP, CLAMPED, make_tiny
+from world import CLAMP_PROBE, World
+
+from sparkwright.merge import OutcomeKind
+
+NEXT = make_tiny(
+    "1.3.0",
+    changes=(
+        ("vllm/align.py", ALIGNED),  # upstream has that change
+        ("vllm/words.py", "WORDS = ('eins',)\n"),  # another change of the same lines
+        ("tests/test_clamp.py", "def test_clamp():\n    assert 1\n"),
+        ("vllm/old.py", "GONE = False\n"),
+    ),
+)
+
+
+@pytest.fixture
+def varied(world: World) -> World:
+    """Six carries that fare differently on 1.3.0, and all apply to the pin."""
+    world.offer(NEXT)
+    world.carry("words", {"vllm/words.py": "WORDS = ('uno', 'due')\n"})
+    world.carry("texts", {"vllm/new.py": "NEW = 1\n", "tests/test_clamp.py": "def test_clamp():\n    pass\n"})
+    world.carry("needy", {"vllm/needy.py": "NEEDY = 1\n"}, requires=["words"])
+    superseded = [{"releases": ">=1.3", "by": "#99", "because": "its notes say so"}]
+    world.carry("dated", {"vllm/old.py": "GONE = None\n"}, superseded=superseded)
+    return world
+
+
+EXPECTED = {
+    "clamp": OutcomeKind.APPLIED,
+    "align": OutcomeKind.ABSORBED,
+    "words": OutcomeKind.CONFLICT,
+    "texts": OutcomeKind.CONFLICT_IN_TEXTS,
+    "needy": OutcomeKind.REFUSED,
+    "dated": OutcomeKind.SUPERSEDED,
+}
+
+
+class TestOnto:
+    def test_every_outcome_is_in_the_table(self, varied: World) -> None:
+        assert set(EXPECTED.values()) == set(OutcomeKind)
+        ran = varied.good("merge", "--onto", "1.3.0")
+        rows = {line.split()[0]: line.split()[1] for line in ran.out.splitlines() if len(line.split()) > 2}
+        assert {name: rows[name] for name in EXPECTED} == EXPECTED
+        assert "onto vllm 1.3.0" in ran.out
+        assert "it requires words, whose outcome is conflict" in ran.out
+
+    def test_and_in_the_json(self, varied: World) -> None:
+        report = varied.good("merge", "--onto", "1.3.0", "--json").json
+        assert {entry["carry"]: entry["kind"] for entry in report["outcomes"]} == EXPECTED
+        again = varied.good("merge", "--onto", "1.3.0", "--json", "--offline").json
+        assert again == report
+
+    def test_the_tree_can_be_had(self, varied: World) -> None:
+        folder = varied.folder / "tree"
+        varied.good("merge", "--onto", "1.3.0", "--check-out", folder)
+        assert (folder / "vllm" / "clamp.py").read_text() == CLAMPED
+        assert (folder / "vllm" / "words.py").read_text() == "WORDS = ('eins',)\n"
+        assert (folder / "vllm" / "new.py").exists()
+        assert sorted(path.name for path in varied.folder.glob(".tree*")) == []
+        ran = varied.call("merge", "--check-out", folder)
+        assert ran.status == 10
+        assert "it is not empty" in ran.err
+
+    def test_a_version_that_nobody_has(self, world: World) -> None:
+        for version in ("7.7.7", "no version", "--json"):
+            ran = world.call("merge", f"--onto={version}")
+            assert ran.status == 20, ran.said
+            assert version in ran.said
+
+    def test_the_pin_itself(self, world: World) -> None:
+        outcomes = world.good("merge", "--onto", "1.2.0", "--json").json["outcomes"]
+        assert [outcome["kind"] for outcome in outcomes] == ["applied", "applied"]
+
+
+def test_on_a_pin_that_absorbed_one_nothing_has_to_be_proved_of_it(varied: World) -> None:
+    varied.list_carries(["clamp", "align", "dated"])
+    varied.pin(NEXT)
+    varied.offer(make_tiny())  # the release that the revisions were written against
+    ran = varied.good("carry", "prove", "--json")
+    assert sorted(ran.json["needless"]) == ["align", "dated"]
+    assert [proof["carry"] for proof in ran.json["proofs"]] == ["clamp"]
+    varied.good("carry", "prove", "align")
+    summary = varied.good("wheel", "--json").json
+    assert [carry["outcome"] for carry in summary["carries"]] == ["applied", "absorbed", "superseded"]
+    assert [carry["proof"] for carry in summary["carries"]] == ["proved", "", ""]
+
+
+def test_a_hazard_is_shown(world: World) -> None:
+    both = CLAMP.replace("def clamp(value):", "def clamp(value, *, low=0):")
+    world.offer(make_tiny("1.3.0", changes=(("vllm/clamp.py", both),)))
+    ran = world.good("merge", "--onto", "1.3.0")
+    assert "look at vllm/clamp.py: both sides changed clamp (clamp)" in ran.out
+
+
+class TestPlan:
+    def states(self, world: World, *words: str) -> dict[str, str]:
+        return {step["name"]: step["state"] for step in world.good("plan", "--json", *words).json["steps"]}
+
+    @pytest.mark.parametrize("source", ["index", "folder", "file"])
+    def test_nothing_is_written_or_fetched(self, world: World, source: str) -> None:
+        mirror = world.folder / "mirror"
+        mirror.mkdir()
+        for name, data in world.release.files.items():
+            (mirror / name).write_bytes(data)
+        spec = {"index": "index", "folder": str(mirror), "file": "file:///nonexistent/vllm.git"}[source]
+        before = world.listing()
+        states = self.states(world, "--source", spec)
+        assert world.listing() == before
+        assert world.index.requests == []
+        assert not world.dist.exists()
+        assert states["pristine tree"] == states["upstream's wheel"] == "to do"
+        assert set(states.values()) == {"to do", "waits"}
+
+    def test_right_after_the_wheel_all_is_there(self, world: World) -> None:
+        world.good("wheel")
+        before = world.listing()
+        assert set(self.states(world).values()) == {"in store"}
+        assert world.listing() == before
+
+    def test_after_an_edit_only_what_depends_on_it_is_left(self, world: World) -> None:
+        world.good("wheel")
+        clamped = CLAMPED.replace("min(value, LIMIT)", "LIMIT if value > LIMIT else value")
+        world.list_carries(["align"])
+        world.carry("clamp", {"vllm/clamp.py": clamped}, probe=CLAMP_PROBE)
+        states = self.states(world)
+        assert states.pop("pristine tree") == states.pop("upstream's wheel") == "in store"
+        assert states.pop("merge") == "to do"
+        assert set(states.values()) == {"waits"}
+        world.good("merge")  # reports, and keeps no result for later
+        world.call("wheel", "--allow-unproved", "clamp")
+        steps = world.steps()
+        assert (steps["prove align"], steps["prove clamp"]) == ("found", "made")
+
+    def test_an_edit_of_prose_changes_nothing(self, world: World) -> None:
+        world.good("wheel")
+        path = world.root / "carries" / "clamp" / "carry.toml"
+        path.write_text(path.read_text().replace("it is wrong", "it is very wrong"))
+        assert set(self.states(world).values()) == {"in store"}
+
+    def test_the_table_for_people(self, world: World) -> None:
+        out = world.good("plan", "--platform", "x86_64").out
+        assert "vllm 1.2.0+spark." in out.splitlines()[0]
+        assert out.splitlines()[0].endswith("for x86_64")
+        assert "pristine tree" in out
+
+    def test_history_makes_a_merge_of_its_own(self, world: World) -> None:
+        """A tree from a repository with history may absorb more than the same tree without."""
+        from upstream_kit import commit_all, git, write_files
+
+        repository = world.folder / "clone"
+        repository.mkdir()
+        git(repository, "init", "--quiet", "--initial-branch=main")
+        write_files(repository, world.release.tree)
+        commit_all(repository, "First")
+        pinned = commit_all(repository, "Release")
+        lock = (world.root / "upstream.lock").read_text()
+        (world.root / "upstream.lock").write_text(lock.replace(world.release.lock.release.commit, pinned))
+        keys = []
+        for source in (f"file://{repository}", str(repository)):
+            world.good("wheel", "--source", source)
+            steps = world.good("plan", "--json", "--source", source).json["steps"]
+            assert {step["state"] for step in steps} == {"in store"}, source
+            keys.append(next(step["key"] for step in steps if step["name"] == "merge"))
+        assert keys[0] != keys[1]
+
+
+def test_merging_says_what_it_wrote_where(world: World) -> None:
+    report = world.good("merge", "--json").json
+    assert report["version"] == "1.2.0"
+    assert report["outcomes"][0]["paths"] == ["vllm/clamp.py"]
+    assert json.dumps(report) == json.dumps(world.good("merge", "--json").json)

@@ -1,0 +1,325 @@
+"""What people and machines see: help, JSON, errors, colours, progress, the event log."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from http_index import Fault
+from tiny_release import CLAMP
+from world import CLAMP_PROBE, World, clean_environment, files_below
+
+from sparkwright.cli import main as entry
+from sparkwright.cli.main import COMMANDS, main
+from sparkwright.cli.terminal import human_seconds, human_size, seconds_left
+from sparkwright.errors import SparkwrightError
+
+HEAVY = [
+    "git",
+    "gitdb",
+    "requests",
+    "rich",
+    "msgspec",
+    "unidiff",
+    "tomlkit",
+    "psutil",
+    "pypi_simple",
+    "hashlib",
+]
+
+EVERY = [
+    *([name] for name in COMMANDS),
+    *(["carry", name] for name in ("new", "show", "edit", "refresh", "prove")),
+    *(["lock", name] for name in ("check", "bump")),
+]
+
+
+class TestHelp:
+    @pytest.mark.parametrize("words", EVERY, ids=" ".join)
+    def test_of_every_command(self, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([*words, "--help"]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(f"Usage: sparkwright {' '.join(words)}")
+        assert main([*words, "-h"]) == 0
+
+    def test_it_lists_every_command_and_imports_next_to_nothing(self, world: World) -> None:
+        script = (
+            "import sys\nfrom sparkwright.cli.main import main\nstatus = main(['--help'])\n"
+            f"print(*(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr)\nsys.exit(status)"
+        )
+        ran = world.run(script=script)
+        assert ran.status == 0, ran.said
+        assert set(ran.err.split()) <= {"hashlib"}, "click itself may want that one"
+        for name, text in COMMANDS.items():
+            assert f"{name} " in ran.out
+            assert " ".join(text.split()[:4]) in ran.out
+
+    def test_a_command_that_does_not_exist(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["weel"]) == 2
+        assert "Did you mean 'wheel'?" in capsys.readouterr().err
+        assert main(["xyz"]) == 2
+        assert "There is no command 'xyz'." in capsys.readouterr().err
+
+    def test_the_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--version"]) == 0
+        assert capsys.readouterr().out.startswith("sparkwright, version ")
+
+
+class TestJson:
+    """One document on standard output, whatever happens."""
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["plan"], ["merge"], ["wheel"], ["status"], ["doctor"], ["carry", "show", "clamp"],
+            ["carry", "prove"], ["carry", "edit", "tree"], ["carry", "refresh", "clamp"],
+            ["publish", "dist"], ["lock", "check"],
+        ],
+        ids=" ".join,
+    )  # fmt: skip
+    def test_of_results(self, world: World, words: list[str]) -> None:
+        if words[0] == "publish":
+            world.good("wheel")
+        ran = world.good(*words, "--json") if words[0] != "lock" else world.call(*words, "--json")
+        assert isinstance(ran.json, dict | list)
+        assert ran.err == ""
+
+    @pytest.mark.parametrize(
+        ("words", "kind", "code"),
+        [
+            (["wheel", "--platform", "vax"], "UnknownNameError", 12),
+            (["plan", "--patchset", "spork"], "UnknownNameError", 12),
+            (["merge", "--onto", "7.7.7"], "FetchError", 20),
+            (["publish"], "PublishError", 61),
+            (["carry", "show", "nobody"], "UnknownNameError", 12),
+            (["wheel", "--frobnicate"], "UsageError", 2),
+            (["carry", "new"], "UsageError", 2),
+            (["frobnicate"], "UsageError", 2),
+            (["wheel", "--offline"], "NotInStoreError", 22),
+        ],
+    )
+    def test_of_errors(self, world: World, words: list[str], kind: str, code: int) -> None:
+        ran = world.call(*words, "--json")
+        assert ran.status == code, ran.said
+        error = ran.json["error"]
+        assert (error["kind"], error["exit-code"]) == (kind, code)
+        assert error["what"]
+        assert set(error) == {"kind", "what", "because", "next-step", "exit-code"}
+        assert ran.err == ""
+
+    def test_of_a_result_that_is_an_error_too(self, world: World) -> None:
+        """The result stays the only document, and the error goes where people look for it."""
+        world.carry("rival", {"vllm/clamp.py": CLAMP.replace("return value", "return 0")}, probe=CLAMP_PROBE)
+        for words, code in ((["merge"], 31), (["carry", "prove"], 41)):
+            ran = world.call(*words, "--json")
+            assert ran.status == code
+            assert "error" not in ran.json
+            assert ran.err.startswith("error: ")
+
+    def test_a_later_command_owes_one_again(self, world: World) -> None:
+        world.good("plan", "--json")
+        assert "error: " in world.call("publish").err
+        assert world.call("publish", "--json").json["error"]
+
+
+class TestUnforeseen:
+    @pytest.fixture
+    def broken(self, world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+        def explode(*_: object) -> None:
+            raise ZeroDivisionError("division\nby zero")
+
+        monkeypatch.setattr("sparkwright.cli.plan.plan", explode)
+        return world
+
+    def test_one_clear_line_and_a_traceback_in_a_file(self, broken: World) -> None:
+        ran = broken.call("plan")
+        assert ran.status == 1
+        assert "because  ZeroDivisionError: division by zero" in ran.err
+        assert "Traceback" not in ran.err
+        (file,) = (broken.root / ".sparkwright").glob("crash-*.txt")
+        assert f"the traceback in {file}" in ran.err
+        assert "raise ZeroDivisionError" in file.read_text()
+
+    def test_on_the_spot_for_those_who_debug(self, broken: World) -> None:
+        broken.environment["SPARKWRIGHT_DEBUG"] = "1"
+        ran = broken.call("plan")
+        assert "raise ZeroDivisionError" in ran.err
+        assert "the traceback above" in ran.err
+        assert list((broken.root / ".sparkwright").glob("crash-*.txt")) == []
+
+    def test_in_json(self, broken: World) -> None:
+        ran = broken.call("plan", "--json")
+        assert (ran.status, ran.json["error"]["exit-code"]) == (1, 1)
+
+    def test_before_there_is_a_checkout(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        def explode(**_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(entry.group, "main", explode)
+        ran = world.call("plan")
+        assert ran.status == 1
+        assert "raise ZeroDivisionError" in ran.err
+
+
+def test_errors_have_three_parts(world: World) -> None:
+    ran = world.call("wheel", "--offline")
+    first, second, third = ran.err.splitlines()[-3:]
+    assert first.startswith("error: vllm-1.2.0.tar.gz")
+    assert second == "  because  the network is off"
+    assert third.startswith("  next     run once without --offline")
+
+
+def test_what_another_program_said_stays_readable(capsys: pytest.CaptureFixture[str]) -> None:
+    from sparkwright.cli.output import expect_json, report
+
+    expect_json(wanted=False)
+    report(SparkwrightError("it failed", because="fatal: one\n\nfatal: two\n"))
+    assert capsys.readouterr().err == "error: it failed\n  because  fatal: one\n           fatal: two\n"
+
+
+def test_the_event_log_is_json_lines(world: World) -> None:
+    world.good("wheel")
+    world.call("wheel", "--platform", "vax")
+    world.call("merge", "--onto", "7.7.7")
+    logs = sorted((world.root / ".sparkwright" / "events").iterdir())
+    assert len(logs) == 3, "one a run"
+    events = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
+    for run in events:
+        assert run[0]["kind"] == "session.started"
+        assert all({"at", "kind"} <= event.keys() for event in run)
+        assert [event["at"] for event in run] == sorted(event["at"] for event in run)
+    kinds = {event["kind"] for event in events[0]}
+    assert {"step.made", "merge.outcome", "probe.judged", "process.ended", "wheel.assembled"} <= kinds
+
+
+class TestQuiet:
+    def test_the_result_only(self, world: World) -> None:
+        ran = world.good("wheel", "--quiet")
+        assert ran.err == ""
+        assert "sha256" in ran.out
+
+    def test_warnings_still(self, world: World) -> None:
+        folder = world.folder / "tree"
+        world.good("carry", "edit", folder)
+        (folder / "vllm" / "fresh.py").touch()
+        ran = world.good("merge", "--quiet", "--source", folder)
+        assert ran.err.count("\n") == 1
+        assert ran.err.startswith("warning: ")
+        assert "is used as it is, unverified" in ran.err
+
+
+def on_a_terminal(world: World, *words: str, **environment: str) -> tuple[int, str]:
+    """Run the command with a terminal for all three streams; status and what it showed."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "sparkwright", *words],
+        cwd=world.root,
+        env={**clean_environment(), **world.environment, "TERM": "xterm-256color", **environment},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ) as child:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                chunk = os.read(ours, 1 << 16)
+            except OSError:  # Linux's way to say that the other side is closed
+                break
+            if not chunk:
+                break
+            shown += chunk
+    os.close(ours)
+    return child.returncode, shown.decode()
+
+
+class TestTerminal:
+    COLOUR = "\x1b[3"
+
+    def test_colours_and_a_live_display(self, world: World) -> None:
+        status, shown = on_a_terminal(world, "wheel")
+        assert status == 0, shown
+        assert self.COLOUR in shown
+        assert "✓ assemble" in shown
+        status, shown = on_a_terminal(world, "plan", "--patchset", "spork")
+        assert (status, self.COLOUR in shown) == (12, True)
+
+    def test_no_colours_when_nobody_wants_them(self, world: World) -> None:
+        for words, expected in (
+            (["wheel"], 0),
+            (["carry", "show", "clamp"], 0),
+            (["plan", "--patchset", "x"], 12),
+        ):
+            status, shown = on_a_terminal(world, *words, NO_COLOR="1")
+            assert status == expected, shown
+            assert self.COLOUR not in shown
+
+    def test_plain_lines_elsewhere(self, world: World) -> None:
+        ran = world.run("wheel")
+        assert "\x1b" not in ran.said
+        assert "\r" not in ran.said
+        lines = ran.err.splitlines()
+        assert "… download vllm-1.2.0.tar.gz" in lines
+        assert any(line.startswith("✓ assemble (") for line in lines)
+
+
+class TestTimeLeft:
+    @pytest.mark.parametrize(
+        ("elapsed", "made", "missing", "left"),
+        [
+            (0.2, 65536, 270_000_000, None),  # one read of a large file says nothing
+            (10.0, 100_000, 270_000_000, None),
+            (10.0, 0, 100, None),
+            (1.9, 50, 50, None),
+            (2.0, 50, 50, 2.0),
+            (10.0, 3_000_000, 267_000_000, 890.0),
+        ],
+    )
+    def test_is_said_when_it_can_be(
+        self, elapsed: float, made: float, missing: float, left: float | None
+    ) -> None:
+        assert seconds_left(elapsed, made, missing, made + missing) == left
+
+    def test_of_a_resumed_download_counts_from_where_it_went_on(self) -> None:
+        assert seconds_left(10, made=10, missing=40, total=100) == 40
+
+    def test_is_not_made_of_the_first_read(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sparkwright.cli.terminal._EVERY_S", 0.0)
+        monkeypatch.setattr("sparkwright.cli.terminal._QUIET_S", 0.0)
+        world.index.faults += [Fault(), Fault(pause_s=0.15)]
+        ran = world.good("wheel")
+        shares = [line for line in ran.err.splitlines() if "cp38" in line and "%" in line]
+        assert shares
+        assert not any("left" in line for line in shares)
+        assert "KiB of" in shares[0]
+
+
+def test_sizes_and_times_read_well() -> None:
+    assert [human_size(n) for n in (0, 1023, 1024, 1 << 20, 271_361_241, 5 << 30)] == [
+        "0 B", "1023 B", "1.0 KiB", "1.0 MiB", "258.8 MiB", "5.00 GiB",
+    ]  # fmt: skip
+    assert [human_seconds(s) for s in (0.04, 9.94, 59.4, 60, 3599.7)] == [
+        "0.0 s", "9.9 s", "59 s", "1 min 00 s", "60 min 00 s",
+    ]  # fmt: skip
+
+
+def test_a_reader_that_went_away(world: World) -> None:
+    child = world.start("plan")
+    child.stdout.close()
+    child.wait(timeout=30)
+    err = child.stderr.read()
+    child.stderr.close()
+    assert child.returncode == 141, err
+    assert "Traceback" not in err
+    assert "Exception ignored" not in err
+
+
+def test_a_checkout_is_found_from_within(world: World) -> None:
+    ran = world.run("status", "--root", str(world.root / "carries" / "clamp"))
+    assert ran.status == 0, ran.said
+    assert "1.2.0+spark" in ran.out
+    assert any(path.startswith("events/") for path in files_below(world.root / ".sparkwright"))

@@ -1,0 +1,221 @@
+"""Carries that are upstream's pull requests, against a generated upstream over ``file://``."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+import tomlkit
+from kit import UpstreamRepository
+from tiny_release import ALIGN, CLAMPED, make_tiny
+from world import CLAMP_PROBE, World, files_below
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BETTER = CLAMPED.replace("return 2", "return 22")
+
+
+@dataclass
+class Upstream:
+    """Upstream's repository, and the commit that is pinned."""
+
+    repository: UpstreamRepository
+    pinned: str
+
+    @property
+    def address(self) -> str:
+        return self.repository.address
+
+
+@pytest.fixture
+def upstream(world: World) -> Upstream:
+    """Its pull request 7 has two commits and left the main branch at the pinned release."""
+    repository = UpstreamRepository(world.folder / "upstream.git")
+    repository.commit("First (#1)", {"README.md": "vLLM\n"})
+    tree = {path: data.decode() for path, data in world.release.tree.items()}
+    pinned = repository.commit("Release (#2)", tree)
+    repository.commit("Go on (#3)", {"README.md": "vLLM, later\n"})
+    repository.pull(7, pinned, [{"vllm/clamp.py": CLAMPED}, {"vllm/clamp.py": BETTER}])
+    world.pin(make_tiny(git=repository.address, commit=pinned))
+    return Upstream(repository, pinned)
+
+
+def carry_toml(world: World, name: str = "pull-7") -> tomlkit.TOMLDocument:
+    return tomlkit.parse((world.root / "carries" / name / "carry.toml").read_text())
+
+
+def add_probe(world: World, name: str = "pull-7") -> Path:
+    """What a person does after 'carry new': write a probe, list the carry, leave a comment."""
+    folder = world.root / "carries" / name
+    (folder / "probe.py").write_text(CLAMP_PROBE)
+    table = '\n# Takes no time.\n[probe]\nfile = "probe.py"\nseconds = 20\nmemory-mib = 2000\n'
+    (folder / "carry.toml").write_text((folder / "carry.toml").read_text() + table)
+    world.list_carries([name])
+    return folder
+
+
+class TestNew:
+    @pytest.mark.parametrize(
+        "how", ["7", "#7", "{address}/pull/7", "{address}/pull/7/files", "{address}/pull/7#x"]
+    )
+    def test_however_it_is_called(self, world: World, upstream: Upstream, how: str) -> None:
+        world.good("carry", "new", "--pull", how.format(address=upstream.address))
+        toml = carry_toml(world)
+        pull = toml["pull"]
+        assert pull["repository"] == upstream.address
+        assert pull["number"] == 7
+        assert pull["head"] == upstream.repository.git("rev-parse", "refs/pull/7/head")
+        assert pull["base"] == upstream.pinned
+        assert toml["title"] == "work 0"
+        assert toml["upstream"][0]["author"] == "Upstream"
+        assert toml["evidence"]["level"] == "claimed"
+
+    def test_of_another_repository(self, world: World, upstream: Upstream) -> None:
+        fork = world.folder / "fork.git"
+        shutil.copytree(upstream.repository.folder, fork)
+        upstream.repository.git("update-ref", "-d", "refs/pull/7/head")
+        assert world.call("carry", "new", "--pull", "7").status == 20
+        world.good("carry", "new", "--pull", f"{fork.as_uri()}/pull/7")
+        assert carry_toml(world)["pull"]["repository"] == fork.as_uri()
+        world.good("carry", "new", "other", "--pull", "7", "--repository", fork.as_uri(), "--title", "Ours")
+        assert carry_toml(world, "other")["title"] == "Ours"
+
+    def test_a_message_that_toml_could_trip_over(self, world: World, upstream: Upstream) -> None:
+        upstream.repository.git("checkout", "--quiet", "--detach", upstream.pinned)
+        message = 'Say "hello" \\ \'twice\'\n\nA """quoted""" body\twith \\u0041\n\nand more = "[x]"'
+        upstream.repository.commit(message, {"vllm/clamp.py": CLAMPED})
+        upstream.repository.git("update-ref", "refs/pull/8/head", "HEAD")
+        upstream.repository.git("checkout", "--quiet", "main")
+        world.good("carry", "new", "--pull", "8")
+        toml = carry_toml(world, "pull-8")
+        assert toml["title"] == message.splitlines()[0]
+        assert toml["why"] == message + "\n"
+
+    @pytest.mark.parametrize(
+        ("how", "code", "says"),
+        [
+            ("9", 20, "has no pull request 9"),
+            ("0", 12, "does not name a pull request"),
+            ("-7", 12, "does not name a pull request"),
+            ("https://localhost/vllm/issues/7", 12, "does not name a pull request"),
+            ("seven", 12, "does not name a pull request"),
+        ],
+    )
+    def test_what_is_no_pull_request(
+        self, world: World, upstream: Upstream, how: str, code: int, says: str
+    ) -> None:
+        before = files_below(world.root / "carries")
+        ran = world.call("carry", "new", f"--pull={how}")
+        assert ran.status == code, ran.said
+        assert says in ran.err
+        assert files_below(world.root / "carries") == before
+        assert list(world.store.scratch_root.iterdir()) == []
+
+    def test_one_without_common_history(self, world: World, upstream: Upstream) -> None:
+        upstream.repository.git("checkout", "--quiet", "--orphan", "alone")
+        upstream.repository.commit("Alone", {"vllm/clamp.py": CLAMPED})
+        upstream.repository.git("update-ref", "refs/pull/8/head", "HEAD")
+        upstream.repository.git("checkout", "--quiet", "main")
+        ran = world.call("carry", "new", "--pull", "8")
+        assert ran.status == 20
+        assert "it shares no history with the default branch" in ran.err
+
+    def test_one_that_was_merged(self, world: World, upstream: Upstream) -> None:
+        upstream.repository.git("merge", "--quiet", "--no-edit", "refs/pull/7/head")
+        ran = world.call("carry", "new", "--pull", "7")
+        assert ran.status == 20
+        assert "already in the default branch" in ran.err
+
+    def test_without_a_network(self, world: World, upstream: Upstream) -> None:
+        ran = world.call("carry", "new", "--pull", "7", "--offline")
+        assert ran.status == 22
+        assert "pull request 7 cannot be asked for" in ran.err
+
+    @pytest.mark.parametrize("address", ["ext::sh -c true", "--upload-pack=true", "http://localhost/x"])
+    def test_an_address_that_git_must_not_see(self, world: World, upstream: Upstream, address: str) -> None:
+        assert world.call("carry", "new", "--pull", "7", f"--repository={address}").status == 26
+
+
+class TestHeld:
+    @pytest.fixture
+    def held(self, world: World, upstream: Upstream) -> World:
+        world.good("carry", "new", "--pull", "7")
+        add_probe(world)
+        return world
+
+    def move(self, upstream: Upstream) -> str:
+        """Its author pushes something else."""
+        other = BETTER.replace("22", "222")
+        return upstream.repository.pull(7, upstream.pinned, [{"vllm/clamp.py": other}])
+
+    def test_both_commits_are_in_the_wheel(self, held: World) -> None:
+        summary = held.good("wheel", "--json").json
+        assert summary["carries"] == [
+            {"name": "pull-7", "outcome": "applied", "detail": "", "proof": "proved"}
+        ]
+        diff = held.good("carry", "show", "pull-7", "--json").json["diff"]
+        assert "+    return min(value, LIMIT)" in diff
+        assert "+    return 22" in diff
+        again = held.good("wheel", "--json").json
+        assert again["sha256"] == summary["sha256"]
+        assert held.good("wheel", "--json", "--offline").json["sha256"] == summary["sha256"]
+
+    def test_from_git_it_is_the_same_change(self, held: World, upstream: Upstream) -> None:
+        version = held.good("wheel", "--json").json["version"]
+        assert held.good("wheel", "--json", "--source", "git").json["version"] == version
+        clone = str(upstream.repository.folder)
+        assert held.good("wheel", "--json", "--source", clone).json["version"] == version
+
+    def test_a_moved_head_is_refused_until_it_is_looked_at(self, held: World, upstream: Upstream) -> None:
+        held.good("wheel")
+        pinned = carry_toml(held)["pull"]["head"]
+        head = self.move(upstream)
+        for words in (["wheel"], ["merge"]):
+            ran = held.call(*words)
+            assert ran.status == 31, ran.said
+            assert f"it was pinned at {pinned[:12]} and now is {head[:12]}" in " ".join(ran.said.split())
+            assert "carry refresh" in ran.said
+        told = held.good("carry", "refresh", "pull-7")
+        assert f"{pinned[:12]} → {head[:12]}" in told.out
+        assert "work 0" in told.out
+        assert "# Takes no time." in (held.root / "carries" / "pull-7" / "carry.toml").read_text()
+        assert carry_toml(held)["pull"]["head"] == head
+        assert held.good("wheel", "--json").json["carries"][0]["outcome"] == "applied"
+        assert "is up to date" in held.good("carry", "refresh", "pull-7").out
+        assert held.good("carry", "refresh", "pull-7", "--json").json["moved"] is False
+
+    def test_offline_the_pinned_head_is_what_counts(self, held: World, upstream: Upstream) -> None:
+        digest = held.good("wheel", "--json").json["sha256"]
+        self.move(upstream)
+        assert held.good("wheel", "--json", "--offline").json["sha256"] == digest
+        ran = held.call("carry", "refresh", "pull-7", "--offline")
+        assert ran.status == 22
+        assert "the head of pull request 7" in ran.err
+
+    def test_a_remote_that_is_gone_is_a_warning_once_it_is_here(
+        self, held: World, upstream: Upstream
+    ) -> None:
+        held.good("wheel")
+        shutil.rmtree(upstream.repository.folder)
+        ran = held.good("wheel")
+        assert "warning: the head of pull request 7 was not checked" in ran.err
+        held.new_store("cold")
+        ran = held.call("wheel")
+        assert ran.status == 31
+        assert "pull-7: refused" in ran.err
+
+    def test_upstream_took_it(self, held: World, upstream: Upstream) -> None:
+        held.offer(make_tiny("1.3.0", changes=(("vllm/clamp.py", BETTER), ("vllm/align.py", ALIGN + "\n"))))
+        outcomes = held.good("merge", "--onto", "1.3.0", "--json").json["outcomes"]
+        assert [outcome["kind"] for outcome in outcomes] == ["absorbed"]
+
+    def test_it_is_not_edited_here(self, held: World) -> None:
+        folder = held.folder / "tree"
+        held.good("carry", "edit", folder)
+        assert held.call("carry", "refresh", "pull-7", "--from", folder).status == 2
+        ran = held.call("carry", "edit", held.folder / "x", "--carry", "pull-7")
+        assert ran.status == 10
+        assert "held as it is upstream" in ran.err

@@ -1,0 +1,210 @@
+"""What ``sparkwright wheel`` refuses: each fault with its exit code, beside its healthy twin."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from http_index import Fault
+from tiny_release import CLAMP, CLAMPED
+from wheelkit import unpack
+from world import CLAMP_PROBE, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def refused(world: World, code: int, *words: str, says: tuple[str, ...] = ()) -> str:
+    """Run ``wheel``, which has to end with *code*, say all of *says* and leave nothing in dist."""
+    ran = world.call("wheel", *words)
+    assert ran.status == code, ran.said
+    assert world.wheels == []
+    for text in says:
+        assert text in ran.err, ran.err
+    assert ran.err.count("error: ") == 1
+    return ran.err
+
+
+class TestProofs:
+    def test_without_a_probe_a_carry_is_unproved(self, world: World) -> None:
+        world.carry("words", {"vllm/words.py": "WORDS = ()\n"})
+        refused(world, 41, says=("carry words is not proved", "no probe", "--allow-unproved words"))
+
+    def test_it_can_be_allowed_and_the_wheel_says_so(self, world: World) -> None:
+        world.carry("words", {"vllm/words.py": "WORDS = ()\n"})
+        ran = world.good("wheel", "--allow-unproved", "words")
+        assert "none, allowed" in ran.out
+        (wheel,) = world.wheels
+        text = next(data for path, data in unpack(wheel).items() if path.endswith("sparkwright/carries.json"))
+        told = {carry["name"]: carry.get("unproved") for carry in json.loads(text)["carries"]}
+        assert told == {"clamp": None, "align": None, "words": "allowed by the builder"}
+
+    def test_the_wheel_of_an_allowed_carry_is_not_taken_for_a_proved_one(self, world: World) -> None:
+        world.carry("words", {"vllm/words.py": "WORDS = ()\n"})
+        world.good("wheel", "--allow-unproved", "words")
+        assert world.call("wheel").status == 41
+
+    def test_a_name_to_allow_has_to_be_in_the_patchset(self, world: World) -> None:
+        refused(
+            world, 12, "--allow-unproved", "clam", says=("no carry in this patchset called 'clam'", "'clamp'")
+        )
+        world.carry("words", {"vllm/words.py": "WORDS = ()\n"}, listed=False)
+        refused(world, 12, "--allow-unproved", "words", says=("no carry in this patchset called 'words'",))
+
+    def test_refuted(self, world: World) -> None:
+        wrong = CLAMP.replace("return value", "return -value")
+        world.list_carries(["align"])
+        world.carry("clamp", {"vllm/clamp.py": wrong}, probe=CLAMP_PROBE)
+        refused(world, 40, says=("carry clamp is refuted", "clamp(99) is not 10"))
+        prove = world.call("carry", "prove")
+        assert prove.status == 40
+        assert "clamp refuted" in prove.err
+        assert not (world.root / "carries" / "clamp" / "proof.json").exists()
+
+    def test_not_needed(self, world: World) -> None:
+        probe = CLAMP_PROBE.replace("clamp(99) == 10", "clamp(9) == 9")
+        world.list_carries(["align"])
+        world.carry("clamp", {"vllm/clamp.py": CLAMPED}, probe=probe)
+        refused(
+            world, 41, says=("carry clamp is not proved", "passes on the pristine tree", "not needed here")
+        )
+        prove = world.call("carry", "prove", "clamp")
+        assert prove.status == 41
+        assert "not needed here" in prove.err
+
+    def test_a_probe_that_cannot_run(self, world: World) -> None:
+        world.list_carries(["align"])
+        world.carry("clamp", {"vllm/clamp.py": CLAMPED}, probe="import nothing_of_that_name\n")
+        refused(world, 41, says=("could not run", "nothing_of_that_name"))
+
+
+class TestMerging:
+    def test_a_conflict(self, world: World) -> None:
+        other = CLAMP.replace("return value", "return max(value, 0)")
+        world.carry("rival", {"vllm/clamp.py": other}, probe=CLAMP_PROBE)
+        refused(world, 31, says=("rival: conflict", "vllm/clamp.py"))
+        merge = world.call("merge")
+        assert merge.status == 31
+        assert re.search(r"clamp +applied", merge.out)
+        assert re.search(r"rival +conflict", merge.out)
+        assert world.call("carry", "prove").status == 41
+
+    def test_a_native_input(self, world: World) -> None:
+        world.carry("kernel", {"csrc/kernel.cu": "// mine\n"})
+        refused(
+            world, 50, "--allow-unproved", "kernel",
+            says=("upstream's binaries may not be used", "csrc/kernel.cu"),
+        )  # fmt: skip
+
+    def test_a_patch_that_reaches_outside(self, world: World) -> None:
+        patch = world.root / "carries" / "clamp" / "1.2.0.patch"
+        patch.write_bytes(patch.read_bytes().replace(b"vllm/clamp.py", b"../clamp.py"))
+        refused(world, 30, says=("reaches outside the tree", "../clamp.py"))
+        assert world.call("merge").status == 31, "the report shows it among the others"
+
+    def test_a_patch_for_other_blobs(self, world: World) -> None:
+        patch = world.root / "carries" / "clamp" / "1.2.0.patch"
+        patch.write_text(re.sub(r"index .{8}", "index 00000001", patch.read_text(), count=1))
+        refused(world, 31, says=("clamp: refused", "written for blob 00000001"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("--patchset", "spork"), 12, "did you mean 'spark'?"),
+        (("--patchset", "../spark"), 12, "no patchset called '../spark'"),
+        (("--platform", "riscv64"), 12, "choose one of: aarch64, x86_64"),
+        (("--source", "--upload-pack=touch pwned"), 12, "would be read as an option"),
+        (("--source", "ext::sh -c true"), 12, "neither a folder here nor"),
+        (("--source", "/no/such/folder"), 12, "there is no source"),
+        (("--frobnicate",), 2, "No such option"),
+    ],
+)
+def test_names_that_mean_nothing(world: World, words: tuple[str, ...], code: int, says: str) -> None:
+    ran = world.call("wheel", *words)
+    assert ran.status == code, ran.said
+    assert says in ran.err
+    assert world.wheels == []
+    assert world.index.requests == []
+    assert not (world.root / "pwned").exists()
+
+
+def lock_text(old: str, new: str) -> Callable[[World], None]:
+    def change(world: World) -> None:
+        path = world.root / "upstream.lock"
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+
+    return change
+
+
+def newer_carry(world: World) -> None:
+    path = world.root / "carries" / "clamp" / "carry.toml"
+    path.write_text(path.read_text().replace("format = 1", "format = 2"))
+
+
+def unknown_carry(world: World) -> None:
+    world.list_carries(["clamp", "algn"])
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        (lock_text("format = 1", "format = 2"), 11, "update sparkwright"),
+        (lock_text("[release]", "[relaese]"), 10, "upstream.lock"),
+        (lock_text("format = 1", "format = 1\nextra = 1"), 10, "extra"),
+        (newer_carry, 11, "update sparkwright"),
+        (unknown_carry, 12, "did you mean 'align'?"),
+    ],
+)
+def test_files_that_say_something_else(world: World, change: object, code: int, says: str) -> None:
+    change(world)
+    refused(world, code, says=(says,))
+
+
+def test_what_a_carry_requires(world: World) -> None:
+    world.carry("late", {"vllm/words.py": "WORDS = ()\n"}, probe=CLAMP_PROBE, requires=["align"])
+    world.list_carries(["clamp", "late", "align"])
+    refused(world, 13, says=("comes too early", "align"))
+    world.list_carries(["clamp", "late"])
+    refused(world, 13, says=("it requires align",))
+
+
+def test_outside_a_checkout(world: World) -> None:
+    (world.folder / "elsewhere").mkdir()
+    ran = world.call("wheel", "--root", world.folder / "elsewhere")
+    assert ran.status == 10
+    assert "is not in a checkout" in ran.err
+
+
+class TestDownloads:
+    def wheel_fault(self, world: World, **fault: object) -> None:
+        """Spoil the first answer for the stock wheel; the sdist comes before it."""
+        world.good("merge")
+        world.index.faults.append(Fault(**fault))
+
+    def test_another_file_under_the_right_name(self, world: World) -> None:
+        name = world.release.lock.wheels["aarch64"].filename
+        whole = world.index.files[name]
+        world.index.files[name] = whole[:-1] + b"x"
+        world.index.digests[name] = None  # as old indexes do: it can only be found out by reading
+        refused(world, 21, says=(name, "is not the file that the lock names"))
+        world.index.files[name] = whole
+        world.good("wheel")
+
+    def test_another_digest_on_the_index(self, world: World) -> None:
+        name = world.release.lock.wheels["aarch64"].filename
+        world.index.digests[name] = "0" * 64
+        refused(world, 21, says=(name, "0" * 64))
+
+    def test_a_connection_that_breaks_is_resumed_at_once(self, world: World) -> None:
+        self.wheel_fault(world, drop_after=100_000)
+        world.good("wheel")
+        assert world.index.downloads[-1] == "bytes=65536-", "what had come was kept"
+
+    def test_an_index_without_the_file(self, world: World) -> None:
+        del world.index.files[world.release.lock.wheels["aarch64"].filename]
+        refused(world, 20, says=("was not found", "pip's index-url"))

@@ -1,0 +1,218 @@
+"""``sparkwright wheel`` from nothing to an index, and again from the store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+from kit import seed_environment
+from tiny_release import ALIGNED, CLAMPED, make_tiny
+from wheelkit import sha256, unpack
+from world import CLAMP_PROBE, World
+
+from sparkwright.probe.environment import requirements
+from sparkwright.store import remove_tree
+
+
+def ours(world: World, name: str) -> object:
+    """One file of the record in the only wheel."""
+    (wheel,) = world.wheels
+    (text,) = (data for path, data in unpack(wheel).items() if path.endswith(f"/sparkwright/{name}"))
+    return json.loads(text)
+
+
+def test_from_nothing_to_an_index_that_pip_takes(world: World) -> None:
+    ran = world.run("wheel")
+    assert ran.status == 0, ran.said
+    (wheel,) = world.wheels
+    files = unpack(wheel)
+    assert files["vllm/clamp.py"].decode() == CLAMPED
+    assert files["vllm/align.py"].decode() == ALIGNED
+    assert f"sha256   {sha256(wheel)}" in ran.out
+    assert f"pip install {wheel}" in ran.out
+    assert "upstream's own" in ran.out
+    taken = world.folder / "taken"
+    pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "download", "--no-deps"]
+    pip += ["--only-binary=:all:", "--platform", "manylinux_2_28_aarch64", "--dest", str(taken)]
+    pip += ["--index-url", (world.dist / "simple").as_uri(), "vllm"]
+    subprocess.run(pip, check=True, capture_output=True)
+    assert sha256(taken / wheel.name) == sha256(wheel)
+
+
+def test_again_is_all_from_the_store(world: World) -> None:
+    world.good("wheel")
+    before, digest = world.index.requests.copy(), sha256(world.wheels[0])
+    listing = world.listing()
+    ran = world.good("wheel", "--json")
+    assert world.index.requests == before, "nothing is asked of the network"
+    assert set(world.steps().values()) == {"found"}
+    programs = [shlex.split(event["argv"])[0] for event in world.events() if event["kind"] == "process.ended"]
+    assert set(programs) <= {"git"}
+    assert world.listing() == listing, "and nothing is written"
+    assert ran.json["sha256"] == digest
+
+
+def test_one_step_that_is_gone_is_made_again_alone(world: World) -> None:
+    world.good("wheel")
+    digest = sha256(world.wheels[0])
+    world.wheels[0].unlink()
+    world.good("wheel")
+    made = [step for step, how in world.steps().items() if how == "made"]
+    assert made == ["place"]
+    assert sha256(world.wheels[0]) == digest
+    page = world.dist / "simple" / "vllm" / "index.html"
+    whole = page.read_bytes()
+    page.unlink()
+    world.good("wheel")
+    assert [step for step, how in world.steps().items() if how == "made"] == ["index"]
+    assert page.read_bytes() == whole
+
+
+def test_the_other_platform_shares_all_but_the_wheel(world: World) -> None:
+    world.good("wheel")
+    world.good("wheel", "--platform", "x86_64")
+    made = {step for step, how in world.steps().items() if how == "made"}
+    assert made == {"upstream's wheel", "assemble", "audit", "place", "index"}
+    assert len(world.wheels) == 2
+    listed = (world.dist / "simple" / "vllm" / "index.html").read_text()
+    assert all(wheel.name.replace("+", "%2B") in listed for wheel in world.wheels)
+
+
+@pytest.mark.parametrize(
+    ("umask", "environment"), [(0o077, {"TZ": "Asia/Kathmandu", "LC_ALL": "C", "USER": "somebody"})]
+)
+def test_two_machines_give_the_same_bytes(world: World, umask: int, environment: dict[str, str]) -> None:
+    world.good("wheel")
+    digests = {wheel.name: sha256(wheel) for wheel in world.wheels}
+    remove_tree(world.dist)
+    world.new_store("another store")
+    old = os.umask(umask)
+    try:
+        ran = world.run("wheel", **environment)
+    finally:
+        os.umask(old)
+    assert ran.status == 0, ran.said
+    assert {wheel.name: sha256(wheel) for wheel in world.wheels} == digests
+
+
+def test_the_wheel_says_what_it_is_made_of(world: World) -> None:
+    world.good("carry", "prove")
+    summary = world.good("wheel", "--json").json
+    point = ours(world, "point.json")
+    assert point["version"] == summary["version"] == f"1.2.0+spark.{summary['point'][:8]}"
+    assert (point["digest"], point["platform"]) == (summary["point"], "aarch64")
+    assert point["point"]["pin"]["sdist"] == world.release.lock.sdist.sha256
+    carries = ours(world, "carries.json")["carries"]
+    assert [(carry["name"], carry["outcome"]) for carry in carries] == [
+        ("clamp", "applied"),
+        ("align", "applied"),
+    ]
+    recorded = json.loads((world.root / "carries" / "clamp" / "proof.json").read_text())
+    assert carries[0]["proof"]["key"] == recorded["key"]
+    assert carries[0]["proof"]["verdict"] == "proved"
+    providers = {entry["member"]: entry["provider"] for entry in ours(world, "providers.json")}
+    assert providers == {"vllm/_C.abi3.so": "upstream-wheel", "vllm/vllm-rs": "upstream-wheel"}
+    text = "".join(json.dumps(ours(world, name)) for name in ("point.json", "carries.json", "providers.json"))
+    assert str(world.folder) not in text
+
+
+class TestRecordedProofs:
+    """What lies beside the carry spares the environment for probes, as long as it holds."""
+
+    @pytest.fixture
+    def proved(self, world: World) -> World:
+        """A checkout with recorded proofs, and a machine that has never run a probe."""
+        world.good("carry", "prove")
+        world.new_store("fresh", probes=False)
+        return world
+
+    def test_no_environment_is_needed(self, proved: World) -> None:
+        proved.good("wheel")
+        assert not any(proved.store.environments.glob("*"))
+        assert not any(proved.store.trees.iterdir()), "no tree was checked out either"
+        assert proved.steps()["prove clamp"] == "found"
+
+    @pytest.mark.parametrize("what", ["probe", "blob"])
+    def test_they_are_remade_when_something_changed(self, proved: World, what: str) -> None:
+        if what == "probe":
+            probe = proved.root / "carries" / "clamp" / "probe.py"
+            probe.write_text(probe.read_text() + "\n# looks again\n")
+        else:
+            clamped = CLAMPED.replace("min(value, LIMIT)", "LIMIT if value > LIMIT else value")
+            proved.list_carries(["align"])
+            proved.carry("clamp", {"vllm/clamp.py": clamped}, probe=CLAMP_PROBE)
+        proved.good("merge")
+        ran = proved.call("wheel", "--offline")
+        assert (ran.status, "environment for probes" in ran.err) == (22, True)
+        seed_environment(proved.store, requirements())
+        proved.good("wheel")
+        assert proved.steps()["prove clamp"] == "made"
+        assert proved.steps()["prove align"] == "found"
+
+    def test_a_damaged_one_is_named(self, proved: World) -> None:
+        (proved.root / "carries" / "clamp" / "proof.json").write_text("{}")
+        ran = proved.call("wheel")
+        assert ran.status == 10
+        assert "proof.json is not a recorded proof" in ran.err
+        assert "sparkwright carry prove" in ran.err
+
+    def test_one_of_another_carry_counts_for_nothing(self, proved: World) -> None:
+        carries = proved.root / "carries"
+        (carries / "clamp" / "proof.json").write_bytes((carries / "align" / "proof.json").read_bytes())
+        seed_environment(proved.store, requirements())
+        proved.good("wheel")
+        assert proved.steps()["prove clamp"] == "made"
+
+
+def test_proving_twice_records_the_same_bytes(world: World) -> None:
+    ran = world.good("carry", "prove")
+    assert ran.out.count("proved") == 2
+    proofs = {path: path.read_bytes() for path in world.root.glob("carries/*/proof.json")}
+    assert len(proofs) == 2
+    world.new_store("another store")
+    world.good("carry", "prove", "clamp")
+    world.good("carry", "prove", "align")
+    assert {path: path.read_bytes() for path in proofs} == proofs
+    assert str(world.folder) not in "".join(data.decode() for data in proofs.values())
+
+
+class TestOffline:
+    def test_with_a_warm_store_all_works(self, world: World) -> None:
+        world.offer(make_tiny("1.3.0"))
+        world.good("wheel")
+        world.good("merge", "--onto", "1.3.0")
+        world.good("carry", "prove")
+        asked = len(world.index.requests)
+        (wheel,) = world.wheels
+        for words in (
+            ["wheel"], ["plan"], ["merge"], ["merge", "--onto", "1.3.0"], ["audit", wheel], ["status"],
+            ["carry", "show", "clamp"], ["carry", "prove"], ["publish"], ["doctor"],
+        ):  # fmt: skip
+            world.good(*words, "--offline")
+        assert len(world.index.requests) == asked
+
+    def test_with_a_cold_store_what_is_missing_is_named(self, world: World) -> None:
+        for words, missing in (
+            (["wheel"], "vllm-1.2.0.tar.gz"),
+            (["merge", "--onto", "1.3.0"], "the sdist of vllm 1.3.0"),
+            (["carry", "prove"], "vllm-1.2.0.tar.gz"),
+            (["lock", "check"], "vllm-1.2.0-cp38-abi3-manylinux_2_28_aarch64.whl"),
+            (["wheel", "--source", "https://localhost/vllm.git"], world.release.lock.release.commit),
+        ):
+            ran = world.call(*words, "--offline")
+            assert ran.status == 22, ran.said
+            assert missing in ran.err
+            assert "run once without --offline" in ran.err
+        assert world.index.requests == []
+
+    def test_the_environment_for_probes_is_named_too(self, world: World) -> None:
+        world.good("merge")
+        remove_tree(world.store.environments)
+        ran = world.call("wheel", "--offline")
+        assert ran.status == 22
+        assert "the environment for probes has not been made" in ran.err
+        assert world.wheels == []

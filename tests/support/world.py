@@ -1,0 +1,273 @@
+"""A whole small world for the command line: a checkout, a store, a package index, probes that run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import kit
+import tomlkit
+from tiny_release import ALIGNED, CLAMPED, TinyRelease, make_tiny
+
+import sparkwright
+from sparkwright.cli.main import main
+from sparkwright.config import to_builtins
+from sparkwright.git import open_repository
+from sparkwright.probe.environment import requirements
+from sparkwright.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from http_index import Index
+
+SOURCE_ROOT = Path(sparkwright.__file__).parents[1]
+
+PROBE = """\
+from probekit import expect
+
+
+def probe():
+    from vllm.{module} import {name}
+
+    expect({name}({argument}) == {result}, "{name}({argument}) is not {result}")
+"""
+CLAMP_PROBE = PROBE.format(module="clamp", name="clamp", argument=99, result=10)
+ALIGN_PROBE = PROBE.format(module="align", name="align", argument=3, result=8)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output as the one JSON document that it has to be."""
+        return json.loads(self.out)
+
+    @property
+    def said(self) -> str:
+        return self.out + self.err
+
+
+@dataclass
+class World:
+    """See the module's text; `index` is what the package index offers and was asked."""
+
+    folder: Path
+    index: Index
+    release: TinyRelease
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Path:
+        """The checkout."""
+        return self.folder / "checkout"
+
+    @property
+    def dist(self) -> Path:
+        return self.root / "dist"
+
+    @property
+    def store(self) -> Store:
+        return Store(Path(self.environment["SPARKWRIGHT_HOME"]))
+
+    @property
+    def wheels(self) -> list[Path]:
+        return sorted(self.dist.glob("*.whl"))
+
+    # Making it -------------------------------------------------------------------------
+
+    def offer(self, release: TinyRelease) -> None:
+        """Put a release on the index."""
+        for name, data in release.files.items():
+            self.index.add(name, data)
+
+    def pin(self, release: TinyRelease) -> None:
+        """Offer *release* and write it into ``upstream.lock``."""
+        self.release = release
+        self.offer(release)
+        tables = tomlkit.dumps(to_builtins(release.lock))
+        (self.root / "upstream.lock").write_text(f"# The pin.\n{tables}")
+
+    def carry(
+        self,
+        name: str,
+        files: Mapping[str, str | None],
+        *,
+        probe: str = "",
+        listed: bool = True,
+        **tables: Any,
+    ) -> Path:
+        """Write a carry that changes *files* of the release (`None` removes one)."""
+        before = {path: self.release.tree.get(path) for path in files}
+        old = {path: data for path, data in before.items() if data is not None}
+        new = {path: text for path, text in files.items() if text is not None}
+        scratch = open_repository(self.folder / "patches.git")
+        patch = kit.write_diff(scratch, old, new)
+        scratch.close()
+        version = self.release.version
+        revision = {
+            "release": version,
+            "sdist-sha256": self.release.lock.sdist.sha256,
+            "patch": f"{version}.patch",
+        }
+        written = kit.write_carry(
+            self.root / "carries",
+            name,
+            patches={version: patch},
+            probe=probe,
+            **{"revision": [revision], **tables},
+        )
+        if listed:
+            self.list_carries([*self.listed(), name])
+        return written
+
+    def listed(self) -> list[str]:
+        path = self.root / "patchsets" / "spark.toml"
+        return list(tomlkit.parse(path.read_text())["carries"]) if path.exists() else []
+
+    def list_carries(self, names: list[str]) -> None:
+        path = self.root / "patchsets" / "spark.toml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(
+            tomlkit.dumps({"format": 1, "name": "spark", "summary": "Small fixes", "carries": names})
+        )
+
+    def new_store(self, name: str, *, probes: bool = True) -> None:
+        """Work with an empty store from here on, with or without an environment for probes."""
+        self.environment["SPARKWRIGHT_HOME"] = str(self.folder / name)
+        store = open_store(self.store.home)
+        if probes:
+            kit.seed_environment(store, requirements())
+
+    # Running ---------------------------------------------------------------------------
+
+    def call(self, *words: str | Path) -> Ran:
+        """Run the command line in this process."""
+        out, err = io.StringIO(), io.StringIO()
+        before = dict(os.environ)
+        os.environ.update(self.environment)
+        try:
+            with (
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                contextlib.chdir(self.root),
+            ):
+                status = main([str(word) for word in words])
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        return Ran(status, out.getvalue(), err.getvalue())
+
+    def good(self, *words: str | Path) -> Ran:
+        """`call`, which has to succeed."""
+        ran = self.call(*words)
+        assert ran.status == 0, ran.said
+        return ran
+
+    def start(
+        self, *words: str | Path, script: str = "", prefix: tuple[str, ...] = (), **environment: str
+    ) -> subprocess.Popen[str]:
+        """Start the real command in a process of its own; *script* goes before it in that process."""
+        program = ["-c", script] if script else ["-m", "sparkwright"]
+        return subprocess.Popen(
+            [*prefix, sys.executable, "-W", "error", *program, *map(str, words)],
+            cwd=self.root,
+            env={**clean_environment(), **self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words: str | Path, **options: Any) -> Ran:
+        """`start`, to the end."""
+        return finish(self.start(*words, **options))
+
+    # Looking ---------------------------------------------------------------------------
+
+    def events(self) -> list[dict[str, Any]]:
+        """Every event of the newest run."""
+        logs = sorted(
+            (self.root / ".sparkwright" / "events").glob("*.jsonl"), key=lambda log: log.stat().st_mtime_ns
+        )
+        return [json.loads(line) for line in logs[-1].read_text().splitlines()]
+
+    def steps(self) -> dict[str, str]:
+        """What the newest run did: step to ``found`` or ``made``."""
+        return {
+            event["step"]: event["kind"].removeprefix("step.")
+            for event in self.events()
+            if event["kind"].startswith("step.")
+        }
+
+    def listing(self) -> dict[str, int]:
+        """Every file of the store, with its time of change."""
+        return files_below(self.store.home)
+
+
+def files_below(folder: Path) -> dict[str, int]:
+    return {
+        path.relative_to(folder).as_posix(): path.lstat().st_mtime_ns
+        for path in folder.rglob("*")
+        if not path.is_dir() or path.is_symlink()
+    }
+
+
+def clean_environment() -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE_ROOT), "LC_ALL": "C.UTF-8"}
+
+
+def finish(child: subprocess.Popen[str], *, patience_s: float = 60) -> Ran:
+    out, err = child.communicate(timeout=patience_s)
+    return Ran(child.returncode, out, err)
+
+
+def wait_until(condition: Callable[[], Any], *, patience_s: float = 30) -> Any:
+    """The first truth that *condition* gives."""
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it never happened")
+
+
+def interrupt(child: subprocess.Popen[str]) -> None:
+    """What Ctrl-C does on a terminal, where the whole foreground process group gets the signal."""
+    os.killpg(child.pid, signal.SIGINT)
+
+
+def make_world(folder: Path, index: Index) -> World:
+    """A world with two proved carries, ``clamp`` and ``align``, and an empty store."""
+    index.json = True
+    home = folder / "home"
+    home.mkdir(parents=True)
+    world = World(folder, index, make_tiny())
+    world.environment = {
+        "HOME": str(home),
+        "XDG_CONFIG_HOME": str(home / ".config"),
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": index.url,
+    }
+    world.root.mkdir()
+    world.new_store("store")
+    world.pin(world.release)
+    world.carry("clamp", {"vllm/clamp.py": CLAMPED}, probe=CLAMP_PROBE)
+    world.carry("align", {"vllm/align.py": ALIGNED}, probe=ALIGN_PROBE)
+    return world
