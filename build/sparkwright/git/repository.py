@@ -51,6 +51,10 @@ def as_argument(path: str) -> str:
     return os.fsdecode(path.encode(errors="surrogateescape"))
 
 
+# git only says so in words, which LC_ALL keeps English.
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|Out of diskspace", re.IGNORECASE)
+
+
 def git_environment() -> dict[str, str]:
     """The environment that every git process of ours gets: nobody's configuration."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
@@ -149,11 +153,10 @@ class Repository:
                 timeout=timeout,
             )
         except ProcessError as error:
-            full = next((n for n in (errno.ENOSPC, errno.EDQUOT) if os.strerror(n) in error.because), None)
-            if full is None:
+            if not _DISK_FULL.search(error.because):
                 raise
-            with storing(f"git {arguments[0]}"):  # it only says so in words, which LC_ALL keeps English
-                raise OSError(full, os.strerror(full), str(self.path)) from error
+            with storing(f"git {arguments[0]}"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) from error
 
     @cached_property
     def _library(self) -> Any:
