@@ -76,7 +76,8 @@ class TestJson:
         "words",
         [
             ["plan"], ["merge"], ["wheel"], ["status"], ["doctor"], ["carry", "show", "clamp"],
-            ["carry", "prove"], ["carry", "edit", "tree"], ["carry", "refresh", "clamp"], ["publish", "dist"], ["lock", "check"],
+            ["carry", "prove"], ["carry", "edit", "tree"], ["carry", "refresh", "clamp"],
+            ["publish", "dist"], ["lock", "check"],
         ],
         ids=" ".join,
     )  # fmt: skip
