@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import tomlkit
 
+import sparkwright
 from sparkwright.canonical import digest_of
 from sparkwright.carry import Carry, load_carry
 from sparkwright.git import FileEntry, Repository, import_files
@@ -203,6 +207,34 @@ class Recorder:
     @property
     def warnings(self) -> list[str]:
         return [data["message"] for data in self.of("warning")]
+
+
+def python(script: str, *arguments: object, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Start *script* in a process of its own, with the package on its path."""
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-c", script, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(Path(sparkwright.__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """What *process* wrote; it must end well."""
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return out
+
+
+def small_disk(folder: Path, size: str) -> tuple[str, ...]:
+    """The words before a command that give it a disk of *size* at *folder*; skips where nobody may mount."""
+    folder.mkdir()
+    mount = f'mount -t tmpfs -o size={size} tmpfs "$1" && shift && exec "$@"'
+    words = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", str(folder))
+    if run([*words, "true"], accept=range(256)).status:
+        pytest.skip("this machine lets nobody mount a small disk")
+    return words
 
 
 def seed_environment(store: Store, requirements: str) -> Path:

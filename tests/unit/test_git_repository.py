@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from kit import Content, make_tree
+from kit import Content, make_tree, small_disk
 
 import sparkwright
 from sparkwright.errors import ProcessError, RefError, ToolError
@@ -24,7 +24,6 @@ from sparkwright.git import (
     check_out,
     import_files,
     make_read_only,
-    merge_trees,
     open_repository,
     patch_tree,
 )
@@ -89,7 +88,7 @@ def hostile_home(tmp_path: Path) -> dict[str, str]:
     home = tmp_path / "hostile"
     attributes = home / ".config" / "git" / "attributes"
     attributes.parent.mkdir(parents=True)
-    attributes.write_text("* merge=ours -diff text eol=crlf\n")
+    attributes.write_text("* merge=union -diff text eol=crlf\n")
     hooks = home / "hooks"
     hooks.mkdir()
     for hook in ("reference-transaction", "post-checkout"):
@@ -111,8 +110,6 @@ def hostile_home(tmp_path: Path) -> dict[str, str]:
 [merge]
     conflictStyle = merge
     renames = false
-[merge "ours"]
-    driver = true
 [diff]
     noprefix = true
     algorithm = minimal
@@ -325,57 +322,6 @@ def test_a_kept_object_survives_git_s_clean_up(repository: Repository) -> None:
     assert not repository.has(lost)
 
 
-def test_merge_takes_the_base_that_it_is_given(repository: Repository) -> None:
-    text = "1\n2\n3\n4\n5\n6\n7\n"
-    base, ours, theirs = (
-        make_tree(repository, {"f": text.replace(*change)})
-        for change in (("", ""), ("1\n", "one\n"), ("7\n", "seven\n"))
-    )
-    commit = repository.commit(base, message="base")
-    merged = merge_trees(repository, base=commit, ours=ours, theirs=theirs)
-    assert merged.clean
-    assert merged.messages == ()
-    assert merged.tree == make_tree(repository, {"f": "one\n2\n3\n4\n5\n6\nseven\n"})
-    other = repository.commit(theirs, message="the same sides, another base")
-    assert merge_trees(repository, base=other, ours=ours, theirs=theirs).tree == ours
-
-
-def test_conflicts_are_listed_by_path_with_git_s_words(repository: Repository) -> None:
-    names = ["a b", 'q"', "n\nl", "\udcff", "ok"]
-    sides = [
-        make_tree(repository, {**dict.fromkeys(names[:4], text), "ok": "same"})
-        for text in ("b\n", "o\n", "t\n")
-    ]
-    base = repository.commit(sides[0], message="base")
-    merged = merge_trees(repository, base=base, ours=sides[1], theirs=sides[2])
-    assert not merged.clean
-    assert merged.conflicts == tuple(sorted(names[:4]))
-    assert len(merged.messages) == 4
-    assert all(message.startswith("CONFLICT (content)") for message in merged.messages)
-    assert b"|||||||" in repository.blob(repository.files(merged.tree)["a b"].blob)
-
-
-def test_deleting_what_the_other_side_changed_is_a_conflict(repository: Repository) -> None:
-    base, ours, theirs = (
-        make_tree(repository, files) for files in ({"a": "1\n", "b": ""}, {"b": ""}, {"a": "2\n", "b": ""})
-    )
-    commit = repository.commit(base, message="base")
-    assert merge_trees(repository, base=commit, ours=ours, theirs=theirs).conflicts == ("a",)
-
-
-def test_attributes_of_the_trees_do_not_choose_a_merge(repository: Repository) -> None:
-    files = {".gitattributes": "* merge=union\n"}
-    base, ours, theirs = (make_tree(repository, {**files, "f": text}) for text in ("b\n", "o\n", "t\n"))
-    commit = repository.commit(base, message="base")
-    assert merge_trees(repository, base=commit, ours=ours, theirs=theirs).conflicts == ("f",)
-
-
-def test_merging_with_a_missing_object_is_an_error_and_no_conflict(repository: Repository) -> None:
-    tree = make_tree(repository, {"f": "1"})
-    with pytest.raises(ProcessError):
-        merge_trees(repository, base="1" * 40, ours=tree, theirs=tree)
-
-
 def fake_git(tmp_path: Path, says: str) -> str:
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -406,6 +352,41 @@ def test_no_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ToolError, match="not found") as caught:
         open_repository(tmp_path / "git")
     assert "2.38" in caught.value.next_step
+
+
+FILL = """
+import os, sys
+from pathlib import Path
+from sparkwright.errors import StorageError
+from sparkwright.git import FileEntry, import_files, open_repository, patch_tree
+repository = open_repository(Path(sys.argv[1]))
+kept = import_files(repository, [("a", FileEntry("100644", b"small"))])
+big = FileEntry("100644", os.urandom(4 << 20))
+attempts = [lambda: import_files(repository, [("b", big)]), lambda: patch_tree(repository, kept, {"b": big})]
+for attempt in attempts:
+    try:
+        attempt()
+    except StorageError as error:
+        print(error.exit_code, error.because, error.next_step)
+assert repository.files(kept).keys() == {"a"}
+assert repository.blob(repository.files(kept)["a"].blob) == b"small"
+"""
+
+
+def test_a_full_disk_is_a_storage_error_however_it_is_met(tmp_path: Path) -> None:
+    words = small_disk(tmp_path / "disk", "2m")
+    build = str(Path(sparkwright.__file__).parents[1])
+    done = subprocess.run(
+        [*words, sys.executable, "-c", FILL, tmp_path / "disk" / "git"],
+        env={**os.environ, "PYTHONPATH": build},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("70 no space left on device") and "free some space" in line for line in lines)
 
 
 OPEN_AND_IMPORT = """

@@ -81,6 +81,15 @@ def test_the_number_on_a_commit_of_other_files_is_no_signal(
     assert outcome.kind is OutcomeKind.APPLIED
 
 
+def test_a_path_that_looks_like_git_s_magic_is_a_path(scene: Scene, upstream: UpstreamRepository) -> None:
+    path = ":(top)odd.py"
+    upstream.commit("before", {path: OLD})
+    scene.base = {CODE: OLD, "other.py": "o = 1\n", path: OLD}
+    scene.add("fix", {path: NEW}, upstream=RELATED)
+    outcome = settle(scene, upstream, [("Fix (#7)", {path: EDITED_AGAIN})])
+    assert [signal.split()[0] for signal in outcome.signals] == ["subject"]
+
+
 def test_a_pull_that_does_not_absorb_is_no_signal(scene: Scene, upstream: UpstreamRepository) -> None:
     scene.base = {CODE: OLD, "other.py": "o = 1\n"}
     scene.add("fix", {CODE: NEW}, upstream=[{**RELATED[0], "absorbs": False}])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.errors import RefError
+from sparkwright.store import storing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -59,10 +60,15 @@ class ObjectReader:
         return data
 
     def write(self, kind: str, data: bytes) -> str:
-        """Write an object of *kind*; returns its id."""
+        """Write an object of *kind*; returns its id.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
         from gitdb import IStream
 
-        stored = self.loose.store(IStream(kind.encode(), len(data), io.BytesIO(data)))
+        with storing("writing to the repository"):
+            stored = self.loose.store(IStream(kind.encode(), len(data), io.BytesIO(data)))
         return str(stored.hexsha.decode())
 
     def node(self, tree: str) -> Node:

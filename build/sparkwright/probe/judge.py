@@ -106,8 +106,8 @@ class Prover:
             )
         python = prepare_environment(self.store, offline=self.offline)
         folders = [
-            tree_folder(self.store, self.repository, tree, under=_PACKAGE)
-            for tree in (self.pristine, self.merged)
+            tree_folder(self.store, self.repository, tree, under=_PACKAGE, like=like)
+            for tree, like in ((self.pristine, None), (self.merged, self.pristine))
         ]
         pristine, merged = self._run_both(
             carry.name, partial(run_probe, self.store, python, probe, spec), folders

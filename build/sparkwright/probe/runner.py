@@ -12,7 +12,7 @@ import msgspec
 
 from sparkwright.config import Model
 from sparkwright.probe.proof import Run
-from sparkwright.probe.trees import fingerprint
+from sparkwright.probe.trees import bytecode_folder, fingerprint
 from sparkwright.process import Limits, LimitsExceeded, run_limited
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def run_probe(
             python,
             "-I",
             "-X",
-            f"pycache_prefix={store.home / 'pycache'}",
+            f"pycache_prefix={bytecode_folder(store)}",
             _child_folder() / "launch.py",
             str(os.getpid()),
             _child_folder() / "harness.py",

@@ -1,4 +1,9 @@
-"""Trees on disk for probes to import from: read-only, kept in the store, checked before and after."""
+"""Trees on disk for probes to import from: read-only, kept in the store, checked before and after.
+
+Importing vLLM compiles hundreds of modules, and two trees differ in a handful. So every file gets one
+fixed time, Python's bytecode is kept beside the trees, and a new tree starts with the bytecode of
+another one for the files that both have.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +22,26 @@ if TYPE_CHECKING:
     from sparkwright.git import Repository
     from sparkwright.store import Store
 
-__all__ = ["fingerprint", "tree_folder"]
+__all__ = ["bytecode_folder", "fingerprint", "tree_folder"]
 
 _KIND = "tree-fingerprint"
+_MOMENT_NS = 946_684_800 * 10**9
 
 
-def tree_folder(store: Store, repository: Repository, tree: str, *, under: str) -> Path:
-    """A folder with the files of *tree* below *under*; made once, remade when it was touched."""
-    key = f"{tree}-{under}"
-    folder = store.trees / key
+def tree_folder(
+    store: Store, repository: Repository, tree: str, *, under: str, like: str | None = None
+) -> Path:
+    """A folder with the files of *tree* below *under*; made once, remade when it was touched.
+
+    Args:
+        store: where it is kept.
+        repository: where the tree is.
+        tree: its id.
+        under: the folder of the tree that is wanted.
+        like: id of another tree, whose bytecode is taken over for files that are the same.
+    """
+    folder = store.trees / f"{tree}-{under}"
+    key = folder.name
     with store.lock(f"tree-{key}", f"the checked-out tree {tree[:12]}"):
         recorded = store.find_record(_KIND, key)
         if folder.is_dir():
@@ -36,13 +52,46 @@ def tree_folder(store: Store, repository: Repository, tree: str, *, under: str) 
         with task(f"check out {tree[:12]}"), store.scratch() as scratch:
             fresh = scratch / "tree"
             check_out(repository, tree, fresh, under=under)
+            _fix_times(fresh)
             make_read_only(fresh)
             # Recorded first: killed in between, the folder is missing and not under suspicion.
             store.put_record(_KIND, key, {"fingerprint": fingerprint(fresh)})
+            remove_tree(_bytecode_of(store, folder))
+            if like is not None:
+                differing = set(repository.changed(like, tree))
+                _take_over_bytecode(store, store.trees / f"{like}-{under}", folder, differing)
             fresh.chmod(0o755)  # renaming a folder needs the right to write to it
             store.publish_folder(fresh, folder)
             folder.chmod(0o555)
     return folder
+
+
+def _fix_times(folder: Path) -> None:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)  # noqa: PTH118 - thousands of files
+            os.utime(path, ns=(_MOMENT_NS, _MOMENT_NS), follow_symlinks=False)
+
+
+def bytecode_folder(store: Store) -> Path:
+    """Where Python keeps bytecode of what probes import (``-X pycache_prefix``)."""
+    return store.home / "bytecode"
+
+
+def _bytecode_of(store: Store, folder: Path) -> Path:
+    """Where the bytecode of the tree in *folder* is: Python mirrors the whole path."""
+    return bytecode_folder(store) / folder.resolve().relative_to("/")
+
+
+def _take_over_bytecode(store: Store, old: Path, new: Path, differing: set[str]) -> None:
+    """Link the bytecode of files that both trees have; one that differs is compiled when imported."""
+    source, target = _bytecode_of(store, old), _bytecode_of(store, new)
+    for path in source.rglob("*.pyc"):
+        module = path.relative_to(source)
+        if module.with_name(f"{module.name.split('.')[0]}.py").as_posix() not in differing:
+            link = target / module
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.hardlink_to(path)
 
 
 def fingerprint(folder: Path) -> str:

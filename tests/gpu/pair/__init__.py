@@ -1,0 +1,6 @@
+"""A tiny target and its drafter on one GPU: what `serve_pair.py` is made of.
+
+`models` writes the two model folders, `load` says what is asked of the server and what must
+come of it, `install` checks the installed wheel, `engine` is the process that serves, and
+`worker` looks into vLLM's worker. Only `engine` and `worker` import vLLM.
+"""

@@ -1,0 +1,138 @@
+"""Is the installed vLLM the wheel that it is taken for, file by file?
+
+`RECORD` (PEP 376, PEP 427) lists the wheel's files with their SHA-256. Every listed file must
+be there and match, and no Python file may lie beside them that the wheel does not have: what
+is imported is then what was built.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["Check", "Installed", "carried_files", "digest", "find", "inspect"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was checked, and what was found."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The one installed vLLM.
+
+    Attributes:
+        root: the folder that holds ``vllm/``.
+        info: its ``.dist-info`` folder.
+        version: as the metadata states it.
+        record: digest by path, as in ``RECORD`` (``sha256=…``); without the entries that have none.
+    """
+
+    root: Path
+    info: Path
+    version: str
+    record: dict[str, str]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file as ``RECORD`` spells it: urlsafe base64 without padding."""
+    with path.open("rb") as stream:
+        raw = hashlib.file_digest(stream, "sha256").digest()
+    return "sha256=" + base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def find(path: list[str] | None = None) -> Installed:
+    """The installed vLLM, on `sys.path` or on *path*.
+
+    Raises:
+        LookupError: there is none, or more than one metadata folder.
+    """
+    places = {} if path is None else {"path": path}
+    found = list(metadata.distributions(name="vllm", **places))
+    if len(found) != 1:
+        stated = ", ".join(str(one.version) for one in found) or "none"
+        raise LookupError(f"exactly one vllm must be installed; found: {stated}")
+    root = Path(str(found[0].locate_file(""))).resolve()
+    info = root / f"vllm-{found[0].version}.dist-info"
+    with (info / "RECORD").open(encoding="utf-8", newline="") as stream:
+        record = {row[0]: row[1] for row in csv.reader(stream) if row[1]}
+    return Installed(root, info, found[0].version, record)
+
+
+def inspect(installed: Installed, version: str, carries: list[str], pruned: list[str]) -> list[Check]:
+    """Check an installation.
+
+    Args:
+        installed: what `find` found.
+        version: the version that it must have, local part included.
+        carries: names of the carries that it must hold, no more and no fewer; none for a stock wheel.
+        pruned: path prefixes that may have been left out of the installation.
+    """
+    return [
+        Check("version", installed.version == version, f"{installed.version}, asked for {version}"),
+        _record_check(installed, pruned),
+        _stray_check(installed),
+        _carries_check(installed, carries),
+    ]
+
+
+def carried_files(installed: Installed) -> dict[str, str]:
+    """Digest by path of the files that carries changed; empty for a stock wheel."""
+    paths = sorted({path for carry in _carries(installed) for path in carry["paths"]})
+    return {path: installed.record.get(path, "not in RECORD") for path in paths}
+
+
+def _record_check(installed: Installed, pruned: list[str]) -> Check:
+    missing, wrong, left_out = [], [], 0
+    for path, stated in installed.record.items():
+        file = installed.root / path
+        if file.is_file():
+            if digest(file) != stated:
+                wrong.append(path)
+        elif path.startswith(tuple(pruned)):
+            left_out += 1
+        else:
+            missing.append(path)
+    held = len(installed.record) - left_out - len(missing) - len(wrong)
+    detail = f"{held} files as RECORD says, {left_out} left out on purpose"
+    if missing or wrong:
+        detail += f"; missing: {missing[:5]}; different: {wrong[:5]}"
+    return Check("files are the wheel's", held > 0 and not missing and not wrong, detail)
+
+
+def _stray_check(installed: Installed) -> Check:
+    files = {file.relative_to(installed.root).as_posix() for file in (installed.root / "vllm").rglob("*.py")}
+    stray = sorted(files - installed.record.keys())
+    return Check(
+        "no other Python files", bool(files) and not stray, f"{len(files)} in all; stray: {stray[:5]}"
+    )
+
+
+def _carries(installed: Installed) -> list[dict[str, list[str]]]:
+    file = installed.info / "sparkwright" / "carries.json"
+    if not file.is_file():
+        return []
+    carries: list[dict[str, list[str]]] = json.loads(file.read_text(encoding="utf-8"))["carries"]
+    return carries
+
+
+def _carries_check(installed: Installed, wanted: list[str]) -> Check:
+    outcomes = {str(carry["name"]): str(carry["outcome"]) for carry in _carries(installed)}
+    files = carried_files(installed)
+    ok = (
+        sorted(outcomes) == sorted(wanted)
+        and all(outcome == "applied" for outcome in outcomes.values())
+        and all(path in installed.record for path in files)
+        and bool(files) == bool(wanted)
+    )
+    return Check("carries", ok, f"{outcomes or 'none'} in {len(files)} files; asked for {wanted or 'none'}")

@@ -1,0 +1,293 @@
+#!/usr/bin/env python3
+"""Serve a tiny Qwen3 with a DFlash drafter on one GPU, at many concurrencies, on both model runners.
+
+Proves that an installed vLLM wheel of 0.24 boots and serves: it needs a GPU, torch and that wheel, downloads
+nothing and imports nothing of this project. Each run is a process and an engine of its own::
+
+    python3 tests/gpu/serve_pair.py --version 0.24.0+spark.1a2b3c4d --out /tmp/proof \
+        --carries tie-weights uma-clamp dflash-query-buffers cudagraph-align gdn-gate-align
+    python3 tests/gpu/serve_pair.py --version 0.24.0 --out /tmp/stock --runs v1-graphs   # upstream's wheel
+    python3 tests/gpu/serve_pair.py --version 0.24.0 --out /tmp/stock --runs             # the files alone
+
+What is checked, and fails the script:
+
+- the installed files are the wheel's, by its ``RECORD``; its carries are those named; the engine's process
+  imports exactly these files, and `vllm.__version__` is the wheel's;
+- the model runner, drafter and rejection sampler that ran are those asked for, and CUDA graphs are captured
+  and replayed, or, eager, never;
+- at each level c: every request gives exactly the tokens asked for, ended by length; c requests ran at once;
+  vLLM's counters rose by exactly what the synthetic acceptance (two of three drafted tokens) predicts; the
+  engine serves one more request afterwards;
+- the process comes to its end, and its log holds no sign of a GPU fault or a dead engine.
+
+``OUT`` receives ``lines.jsonl`` (one line a boot, level and end), ``report.json``, ``table.txt`` and each
+run's log. The exit status is 0 when everything passed, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pair import install
+from pair.install import Check
+from pair.models import write_models
+
+HERE = Path(__file__).resolve().parent
+LEVELS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 25, 31, 32, 33, 47, 63, 64, 65]
+QUERY_LEN = 4  # rows of a request in a decode step: one sampled token and three drafted ones
+RUNNERS = {
+    "v1": (
+        "vllm.v1.worker.gpu_model_runner.GPUModelRunner",
+        "vllm.v1.spec_decode.dflash.DFlashProposer",
+        "vllm.v1.sample.rejection_sampler.RejectionSampler",
+    ),
+    "v2": (
+        "vllm.v1.worker.gpu.model_runner.GPUModelRunner",
+        "vllm.v1.worker.gpu.spec_decode.dflash.speculator.DFlashSpeculator",
+        "vllm.v1.worker.gpu.spec_decode.rejection_sampler.RejectionSampler",
+    ),
+}
+RUNS = [f"{runner}-{mode}" for runner in RUNNERS for mode in ("eager", "graphs")]
+BAD_SIGNS = re.compile(
+    r"illegal memory access|device-side assert|CUDA error|out of memory"
+    r"|EngineDeadError|EngineCore encountered|block_table must have shape|batch_size must be equal",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One engine: a model runner, with or without CUDA graphs."""
+
+    name: str
+
+    @property
+    def runner(self) -> str:
+        """``v1`` or ``v2``."""
+        return self.name.partition("-")[0]
+
+    @property
+    def eager(self) -> bool:
+        """Without CUDA graphs."""
+        return self.name.endswith("-eager")
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results; made when missing")
+    parser.add_argument("--version", required=True, help="the wheel's version, local part included")
+    parser.add_argument("--carries", nargs="*", default=[], help="names of the carries that the wheel holds")
+    parser.add_argument(
+        "--pruned", nargs="*", default=[], help="path prefixes left out when it was installed"
+    )
+    parser.add_argument("--runs", nargs="*", choices=RUNS, default=RUNS)
+    parser.add_argument("--levels", nargs="+", type=int, default=LEVELS)
+    parser.add_argument(
+        "--max-num-seqs", type=int, default=65, help="65 requests are no capture size's worth"
+    )
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.5)
+    parser.add_argument(
+        "--boot-seconds", type=int, default=420, help="time for a boot, on top of the levels'"
+    )
+    return parser.parse_args()
+
+
+def environment(run: Run, scratch: Path) -> dict[str, str]:
+    """The engine's environment: offline, its model runner pinned, no stale bytecode or compiled graph."""
+    path = [str(HERE), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {
+        "VLLM_USE_V2_MODEL_RUNNER": "1" if run.runner == "v2" else "0",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(scratch / "vllm-cache"),
+        "PYTHONPYCACHEPREFIX": str(scratch / "bytecode"),
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def execute(run: Run, args: argparse.Namespace, scratch: Path, carried: list[str]) -> int | None:
+    """Run one engine to its end, passing its lines on; return its exit status, or None after a time-out."""
+    spec = {
+        "run": run.name,
+        "eager": run.eager,
+        "target": str(scratch / "target"),
+        "drafter": str(scratch / "drafter"),
+        "levels": args.levels,
+        "max_num_seqs": args.max_num_seqs,
+        "gpu_memory_utilization": args.gpu_memory_utilization,
+        "carried": carried,
+        "lines": str(args.out / "lines.jsonl"),
+    }
+    file = scratch / f"{run.name}.json"
+    file.write_text(json.dumps(spec), encoding="utf-8")
+    deadline = time.monotonic() + args.boot_seconds + 20 * len(args.levels)
+    lines = args.out / "lines.jsonl"
+    lines.touch()
+    with (args.out / f"{run.name}.log").open("wb") as log, lines.open(encoding="utf-8") as stream:
+        stream.seek(0, os.SEEK_END)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "pair.engine", str(file)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment(run, scratch),
+            start_new_session=True,
+        )
+        try:
+            while (status := child.poll()) is None and time.monotonic() < deadline:
+                time.sleep(0.2)
+                sys.stdout.write(stream.read())
+                sys.stdout.flush()
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # whatever the engine left behind goes with it
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        sys.stdout.write(stream.read())
+    return status
+
+
+def boot_checks(
+    run: Run, line: dict[str, Any], args: argparse.Namespace, installed: install.Installed
+) -> list[Check]:
+    """Judge what booted."""
+    view, modules = line["view"], line["modules"]
+    runner, drafter, sampler = RUNNERS[run.runner]
+    sizes, captured = view["capture_sizes"], view["captured"]
+    expected = {
+        path: [str(installed.root / path), digest]
+        for path, digest in install.carried_files(installed).items()
+    }
+    checks = [
+        Check("model runner", view["runner"] == runner, view["runner"]),
+        Check("drafter", view["drafter"] == drafter, view["drafter"]),
+        Check("rejection sampler", view["rejection_sampler"] == sampler, view["rejection_sampler"]),
+        Check("vllm.__version__", view["vllm"] == args.version, view["vllm"]),
+        Check(
+            "imported from", view["vllm_file"] == str(installed.root / "vllm/__init__.py"), view["vllm_file"]
+        ),
+        Check("carried files imported", modules == expected, f"{len(modules)} of {len(expected)}"),
+        Check(
+            "graphs captured",
+            (captured == 0) if run.eager else bool(sizes and captured),
+            f"{captured} graphs",
+        ),
+        Check(
+            "graph memory estimate",
+            (view["graph_memory_estimate"] or 0) >= 0,
+            str(view["graph_memory_estimate"]),
+        ),
+        Check("first request", line["canary"], f"booted in {line['seconds']} s"),
+    ]
+    if run.runner == "v1" and "dflash-query-buffers" in args.carries:
+        full = args.max_num_seqs * QUERY_LEN
+        padded = min((size for size in sizes if size >= full and not run.eager), default=full)
+        rows = view["drafter_rows"]
+        enough = len(rows) == 2 and min(rows.values()) >= padded
+        checks.append(
+            Check("drafter's rows", enough, f"{rows}; a full batch of {full} is padded to {padded}")
+        )
+    return checks
+
+
+def run_checks(
+    run: Run, status: int | None, args: argparse.Namespace, installed: install.Installed
+) -> list[Check]:
+    """Judge one run by the lines and the log that it left."""
+    texts = (args.out / "lines.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in map(json.loads, texts) if line["run"] == run.name]
+    by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in ("boot", "level", "end")}
+    checks = [check for line in by_kind["boot"] for check in boot_checks(run, line, args, installed)]
+    levels = {line["c"]: line for line in by_kind["level"]}
+    for level in args.levels:
+        line = levels.get(level, {"faults": ["never served"]})
+        checks.append(
+            Check(f"c={level}", not line["faults"], "; ".join(line["faults"][:8]) or "as predicted")
+        )
+    log = (args.out / f"{run.name}.log").read_text(encoding="utf-8", errors="replace")
+    bad = [text.strip()[:200] for text in log.splitlines() if BAD_SIGNS.search(text)]
+    ended = len(by_kind["boot"]) == len(by_kind["end"]) == 1 and not by_kind["end"][0]["errored"]
+    return [
+        *checks,
+        Check("log", not bad, bad[0] if bad else "no sign of a fault"),
+        Check("came to its end", ended and status == 0, f"exit status {status}"),
+    ]
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """The levels of all runs, for people. A level is on the grid when its decode rows are a capture size."""
+    sizes = {line["run"]: line["view"]["capture_sizes"] for line in lines if line["kind"] == "boot"}
+    head = f"{'run':10} {'c':>3} {'grid':>4} {'requests':>8} {'tokens':>7} {'seconds':>8} {'tok/s':>9}"
+    rows = [head + f" {'accepted':>8} {'peak':>5} {'sizes':>5} {'replays':>8}  verdict"]
+    for line in (line for line in lines if line["kind"] == "level"):
+        grid = (
+            "-"
+            if line["run"].endswith("eager")
+            else ("on" if QUERY_LEN * line["c"] in sizes[line["run"]] else "off")
+        )
+        verdict = "FAIL" if line["faults"] else "pass"
+        rows.append(
+            f"{line['run']:10} {line['c']:>3} {grid:>4} {line['requests']:>8} {line['tokens']:>7} "
+            f"{line['seconds']:>8.3f} {line['tok_s']:>9.1f} {line['acceptance_length']:>8.4f} "
+            f"{line['peak']:>5} {line['sizes']:>5} {line['replays']:>8}  {verdict}"
+        )
+    return "\n".join(rows)
+
+
+def main() -> int:
+    """Check the installation, run every engine, print the table and the tally."""
+    args = arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "lines.jsonl").unlink(missing_ok=True)
+    installed = install.find()
+    checks = {"install": install.inspect(installed, args.version, args.carries, args.pruned)}
+    with tempfile.TemporaryDirectory(prefix="serve-pair-") as folder:
+        scratch = Path(folder)
+        write_models(scratch)
+        for run in map(Run, args.runs):
+            status = execute(run, args, scratch, sorted(install.carried_files(installed)))
+            checks[run.name] = run_checks(run, status, args, installed)
+    lines = args.out / "lines.jsonl"
+    records = (
+        [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+        if lines.exists()
+        else []
+    )
+    (args.out / "table.txt").write_text(table(records) + "\n", encoding="utf-8")
+    report = {
+        "version": args.version,
+        "checks": {run: [asdict(one) for one in some] for run, some in checks.items()},
+    }
+    (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    say(table(records))
+    for name, some in checks.items():
+        for check in some:
+            say(f"{'ok  ' if check.ok else 'FAIL'} {name}: {check.name}: {check.detail}")
+    failed = sum(not check.ok for some in checks.values() for check in some)
+    say(f"{sum(map(len, checks.values())) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""Patchsets and points: order, requirements, and what a point's digest covers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import tomlkit
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from kit import VERSION, write_carry
+
+from sparkwright.errors import ConfigError, DependencyOrderError, NewerFormatError, UnknownNameError
+from sparkwright.lock import Artifact, Lock, Release
+from sparkwright.patchset import Patchset, Point, check_order, load_patchset, make_point
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOCK = Lock(
+    format=1,
+    release=Release(
+        version="1.0.0", commit="1" * 40, git="https://host/x", requires_python=">=3.10", torch="2"
+    ),
+    sdist=Artifact(filename="x.tar.gz", sha256="a" * 64, size=1),
+    wheels={"aarch64": Artifact(filename="x.whl", sha256="b" * 64, size=1)},
+    sources={},
+)
+
+
+def write(root: Path, file: str = "spark", **changes: Any) -> None:
+    folder = root / "patchsets"
+    folder.mkdir(exist_ok=True)
+    tables = {"format": 1, "name": file, "summary": "what it is for", "carries": ["a", "b"], **changes}
+    (folder / f"{file}.toml").write_text(tomlkit.dumps({k: v for k, v in tables.items() if v is not None}))
+
+
+def carries(root: Path, requires: dict[str, list[str]]) -> None:
+    for name, names in requires.items():
+        write_carry(root / "carries", name, patches={VERSION: name.encode()}, requires=names)
+
+
+def point(root: Path, requires: dict[str, list[str]], order: list[str], lock: Lock = LOCK) -> Point:
+    carries(root, requires)
+    write(root, carries=order)
+    return make_point(root, lock, "spark")
+
+
+def test_a_point_has_its_carries_in_order(tmp_path: Path) -> None:
+    found = point(tmp_path, {"a": [], "b": ["c"], "c": [], "unused": []}, ["c", "a", "b"])
+    assert [carry.name for carry in found.carries] == ["c", "a", "b"]
+    assert found.patchset == "spark"
+    assert point(tmp_path, {}, []).carries == ()
+
+
+def test_unknown_names_are_refused_with_a_suggestion(tmp_path: Path) -> None:
+    carries(tmp_path, {"cache-fix": []})
+    write(tmp_path, carries=["cash-fix"])
+    with pytest.raises(UnknownNameError, match="cash-fix") as caught:
+        make_point(tmp_path, LOCK, "spark")
+    assert "'cache-fix'" in caught.value.next_step
+    with pytest.raises(UnknownNameError, match="patchset called 'spork'") as caught:
+        make_point(tmp_path, LOCK, "spork")
+    assert "'spark'" in caught.value.next_step
+
+
+@pytest.mark.parametrize("name", ["../patchsets/spark", "/etc/passwd", "", "*", "spark.toml"])
+def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
+    write(tmp_path)
+    with pytest.raises(UnknownNameError):
+        load_patchset(tmp_path / "patchsets", name)
+
+
+def test_a_sound_patchset_is_read(tmp_path: Path) -> None:
+    write(tmp_path)
+    found = load_patchset(tmp_path / "patchsets", "spark")
+    assert found == Patchset(format=1, name="spark", summary="what it is for", carries=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"carries": ["a", "b", "a"]}, "a carry twice"),
+        ({"name": None}, "name"),
+        ({"summary": ""}, "summary"),
+        ({"carries": ["A"]}, "carries[0]"),
+        ({"carries": "a"}, "carries"),
+        ({"carry": ["a"]}, "carry"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    write(tmp_path, **changes)
+    with pytest.raises(ConfigError) as caught:
+        load_patchset(tmp_path / "patchsets", "spark")
+    assert says in caught.value.because
+
+
+def test_a_patchset_is_called_as_its_file(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "patchsets" / "spark.toml").rename(tmp_path / "patchsets" / "other.toml")
+    with pytest.raises(ConfigError, match=r"other\.toml") as caught:
+        load_patchset(tmp_path / "patchsets", "other")
+    assert "'spark'" in caught.value.because
+
+
+def test_a_newer_format_has_its_own_exit_code(tmp_path: Path) -> None:
+    write(tmp_path, format=2)
+    with pytest.raises(NewerFormatError) as caught:
+        load_patchset(tmp_path / "patchsets", "spark")
+    assert caught.value.exit_code == 11
+
+
+@pytest.mark.parametrize(
+    ("requires", "order", "says"),
+    [
+        ({"a": ["b"], "b": ["a"]}, ["a", "b"], "a → b → a"),
+        ({"a": ["b"], "b": ["c"], "c": ["b"]}, ["a"], "b → c → b"),
+        ({"a": ["b"], "b": []}, ["a"], "it requires b"),
+        ({"a": ["b"], "b": []}, ["a", "b"], "is listed later"),
+        ({"a": ["b"], "b": ["c"], "c": []}, ["b", "a", "c"], "is listed later"),
+    ],
+)
+def test_requirements_that_do_not_hold_are_refused(
+    tmp_path: Path, requires: dict[str, list[str]], order: list[str], says: str
+) -> None:
+    with pytest.raises(DependencyOrderError) as caught:
+        point(tmp_path, requires, order)
+    assert says in caught.value.because
+    assert caught.value.next_step
+    assert caught.value.exit_code == 13
+
+
+def test_a_required_carry_that_does_not_exist_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="'gone'"):
+        point(tmp_path, {"a": ["gone"]}, ["a"])
+
+
+@examples(max_examples=30)
+@given(st.permutations(["a", "b", "c", "d"]))
+def test_an_order_is_taken_exactly_when_requirements_come_first(
+    tmp_path_factory: pytest.TempPathFactory, order: list[str]
+) -> None:
+    requires = {"a": [], "b": ["a"], "c": ["a", "b"], "d": []}
+    root = tmp_path_factory.mktemp("order")
+    holds = all(order.index(low) < order.index(high) for high, lows in requires.items() for low in lows)
+    if holds:
+        assert [carry.name for carry in point(root, requires, order).carries] == order
+    else:
+        with pytest.raises(DependencyOrderError):
+            point(root, requires, order)
+
+
+def test_a_shared_requirement_is_no_cycle(tmp_path: Path) -> None:
+    found = point(tmp_path, {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}, ["a", "b", "c", "d"])
+    check_order(found.carries, {carry.name: carry for carry in found.carries})
+
+
+def test_the_digest_changes_with_order_content_and_pin_and_not_with_prose(tmp_path: Path) -> None:
+    import msgspec
+
+    requires: dict[str, list[str]] = {"a": [], "b": [], "c": []}
+    plain = point(tmp_path, requires, ["a", "b"]).digest
+    assert len(plain) == 64
+    assert point(tmp_path, requires, ["a", "b"]).digest == plain
+    assert point(tmp_path, requires, ["b", "a"]).digest != plain
+    assert point(tmp_path, requires, ["a"]).digest != plain
+    assert point(tmp_path, requires, ["a", "b", "c"]).digest != plain
+
+    write(tmp_path, carries=["a", "b"], summary="said otherwise")
+    write_carry(tmp_path / "carries", "a", patches={VERSION: b"a"}, title="Said otherwise", why="as it is")
+    assert make_point(tmp_path, LOCK, "spark").digest == plain
+    write_carry(tmp_path / "carries", "c", patches={VERSION: b"not in the patchset"})
+    assert make_point(tmp_path, LOCK, "spark").digest == plain
+
+    changed = msgspec.structs.replace
+    pins = [
+        changed(LOCK, sdist=changed(LOCK.sdist, sha256="c" * 64)),
+        changed(LOCK, wheels={"aarch64": changed(LOCK.wheels["aarch64"], sha256="c" * 64)}),
+        changed(LOCK, release=changed(LOCK.release, commit="2" * 40)),
+        changed(LOCK, release=changed(LOCK.release, version="1.0.1")),
+    ]
+    digests = {make_point(tmp_path, pin, "spark").digest for pin in pins}
+    assert len(digests) == 4
+    assert plain not in digests
+
+    write_carry(tmp_path / "carries", "a", patches={VERSION: b"a2"})
+    assert make_point(tmp_path, LOCK, "spark").digest != plain
+    gone = [{"releases": "==1.0.0", "by": "them", "because": "notes"}]
+    write_carry(tmp_path / "carries", "a", patches={VERSION: b"a"}, superseded=gone)
+    assert make_point(tmp_path, LOCK, "spark").digest != plain
+
+
+def test_the_patchsets_name_is_part_of_the_point(tmp_path: Path) -> None:
+    one = point(tmp_path, {"a": []}, ["a"])
+    write(tmp_path, "other", carries=["a"])
+    assert make_point(tmp_path, LOCK, "other").digest != one.digest

@@ -1,0 +1,473 @@
+"""Probes on two trees: every verdict, everything that a probe may do wrong, and what a proof hangs on."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pytest
+from kit import DELETED, Content, Recorder, make_carry, make_tree, seed_environment
+
+from sparkwright.errors import ConfigError, NotInStoreError, ToolError
+from sparkwright.probe import (
+    Prover,
+    Run,
+    Verdict,
+    judge,
+    prepare_environment,
+    read_proof,
+    tree_folder,
+    write_proof,
+)
+from sparkwright.probe import environment as environment_module
+from sparkwright.probe.proof import Touched, named_modules, proof_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.git import Repository
+    from sparkwright.probe import Proof
+    from sparkwright.store import Store
+
+CACHE = "vllm/cache.py"
+PACKAGE: dict[str, Content] = {
+    "vllm/__init__.py": "",
+    CACHE: "def size(n):\n    return n\n",
+    "vllm/helper.py": "VALUE = 1\n",
+    "setup.py": "raise SystemExit\n",
+}
+FIXED = "def size(n):\n    return max(n, 1)\n"
+GOOD = """
+from probekit import expect
+from vllm.cache import size
+
+def probe():
+    expect(size(0) == 1, f"size(0) is {size(0)}")
+"""
+
+
+@pytest.fixture(autouse=True)
+def seeded(store: Store, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment for probes without torch: the tests' own interpreter."""
+    monkeypatch.setattr(environment_module, "requirements", lambda: "nothing\n")
+    return seed_environment(store, "nothing\n")
+
+
+@dataclass
+class Bench:
+    """Proves the change of CACHE to *after* with any probe."""
+
+    store: Store
+    repository: Repository
+    root: Path
+    after: dict[str, Content]
+
+    def carry(self, probe: str, **changes: object):
+        return make_carry(self.root, self.repository, "fix", PACKAGE, self.after, probe=probe, **changes)
+
+    def prover(
+        self, *, pristine: dict[str, Content] = PACKAGE, merged: dict[str, Content] | None = None
+    ) -> Prover:
+        whole = {**PACKAGE, **self.after} if merged is None else merged
+        files = {path: content for path, content in whole.items() if content is not DELETED}
+        trees = [make_tree(self.repository, tree) for tree in (pristine, files)]
+        return Prover(self.store, self.repository, *trees, version="1.0.0")
+
+    def prove(self, probe: str, **changes: object) -> Proof:
+        return self.prover().prove(self.carry(probe, **changes), list(self.after))
+
+
+@pytest.fixture
+def bench(store: Store, repository: Repository, tmp_path: Path) -> Bench:
+    return Bench(store, repository, tmp_path / "carries", {CACHE: FIXED})
+
+
+# Verdicts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pristine", "merged", "verdict"),
+    [
+        ("fails", "passes", Verdict.PROVED),
+        ("passes", "passes", Verdict.NOT_NEEDED),
+        ("fails", "fails", Verdict.REFUTED),
+        ("passes", "fails", Verdict.REFUTED),
+        ("error", "passes", Verdict.BROKEN),
+        ("fails", "error", Verdict.BROKEN),
+        ("error", "fails", Verdict.BROKEN),
+    ],
+)
+def test_what_a_pair_of_runs_means(pristine, merged, verdict: Verdict) -> None:
+    assert judge(Run(verdict=pristine, message=""), Run(verdict=merged, message="")) is verdict
+
+
+def test_proved(bench: Bench, heard: Recorder) -> None:
+    proof = bench.prove(GOOD)
+    assert proof.verdict is Verdict.PROVED
+    assert proof.pristine == Run(verdict="fails", message="size(0) is 0")
+    assert proof.merged == Run(verdict="passes", message="")
+    assert [touched.path for touched in proof.touched] == [CACHE]
+    assert proof.environment == {"python": "3", "torch": "none"}
+    (judged,) = heard.of("probe.judged")
+    assert (judged["carry"], judged["verdict"]) == ("fix", "proved")
+    assert len([event for event in heard.of("process.ended") if "harness.py" in event["argv"]]) == 2
+
+
+def test_not_needed(bench: Bench) -> None:
+    assert bench.prove(GOOD.replace("size(0) == 1", "size(2) == 2")).verdict is Verdict.NOT_NEEDED
+
+
+def test_refuted(bench: Bench) -> None:
+    proof = bench.prove(GOOD.replace("size(0) == 1", "size(0) == 7"))
+    assert proof.verdict is Verdict.REFUTED
+    assert proof.merged.message == "size(0) is 1"
+
+
+def body(*lines: str) -> str:
+    return "import vllm.cache\n\ndef probe():\n" + "".join(f"    {line}\n" for line in lines)
+
+
+BROKEN = {
+    "another exception": (body("raise ValueError('odd')"), "ValueError: odd"),
+    "an assertion": (body("assert False, 'no expectation'"), "AssertionError"),
+    "a module that is gone": ("import vllm.renamed\n\ndef probe(): ...\n", "No module named 'vllm.renamed'"),
+    "no probe function": ("import vllm.cache\n", "probe"),
+    "a syntax error": ("def probe(:\n", "SyntaxError"),
+    "bytes that are no source": ("\0", "null bytes"),
+    "leaving the interpreter": (body("raise SystemExit(0)"), "SystemExit"),
+    "an interrupt": (body("raise KeyboardInterrupt"), "KeyboardInterrupt"),
+    "dying at once": (body("import os", "os._exit(0)"), "status 0 and no report"),
+    "a signal": (body("import os", "os.kill(os.getpid(), 11)"), "status -11 and no report"),
+    "a report of its own": (
+        body(
+            "import os, sys",
+            "open(sys.argv[sys.argv.index('--report') + 1], 'w').write('{\"ver')",
+            "os._exit(0)",
+        ),
+        "report is damaged",
+    ),
+    "never importing what changed": ("def probe(): ...\n", f"never imported {CACHE}"),
+    "writing to the tree": (
+        body(
+            "import os, pathlib",
+            "place = pathlib.Path(vllm.cache.__file__).parent",
+            "os.chmod(place, 0o755)",
+            "(place / 'new.py').write_text('')",
+        ),
+        "wrote to the tree",
+    ),
+    "changing a file of the tree": (
+        body(
+            "import os", "os.chmod(vllm.cache.__file__, 0o644)", "open(vllm.cache.__file__, 'a').write('# x')"
+        ),
+        "wrote to the tree",
+    ),
+    "vllm from elsewhere": (
+        "import sys, types\nfake = types.ModuleType('vllm.other')\n"
+        "fake.__file__ = '/elsewhere/vllm/other.py'\n"
+        "sys.modules['vllm.other'] = fake\n" + body("pass"),
+        "not imported from the tree: vllm.other",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken(bench: Bench, case: str) -> None:
+    probe, says = BROKEN[case]
+    proof = bench.prove(probe)
+    assert proof.verdict is Verdict.BROKEN
+    assert proof.merged.verdict == "error"
+    assert says in proof.merged.message
+    # A broken probe is no evidence: nothing is kept of it.
+    assert bench.prover().find(bench.carry(probe), [CACHE]) is None
+
+
+def test_too_long_is_broken(bench: Bench) -> None:
+    limits = {"file": "probe.py", "seconds": 1, "memory-mib": 2000}
+    sleeper = body("import time", "time.sleep(60)")
+    proof = bench.prover().prove(with_limits(bench, sleeper, limits), [CACHE])
+    assert proof.verdict is Verdict.BROKEN
+    assert "more than 1 s" in proof.merged.message
+
+
+def test_too_much_memory_is_broken(bench: Bench) -> None:
+    limits = {"file": "probe.py", "seconds": 30, "memory-mib": 150}
+    hog = body("import time", "hog = b'x' * (400 << 20)", "time.sleep(60)")
+    proof = bench.prover().prove(with_limits(bench, hog, limits), [CACHE])
+    assert proof.verdict is Verdict.BROKEN
+    assert "of 150 MiB" in proof.merged.message
+
+
+def with_limits(bench: Bench, probe: str, limits: dict[str, object]):
+    from sparkwright.carry import load_carry
+
+    folder = bench.carry(probe).folder
+    text = (folder / "carry.toml").read_text()
+    for key in ("seconds", "memory-mib"):
+        lines = [
+            f"{key} = {limits[key]}" if line.startswith(f"{key} =") else line for line in text.splitlines()
+        ]
+        text = "\n".join(lines) + "\n"
+    (folder / "carry.toml").write_text(text)
+    return load_carry(folder)
+
+
+def test_a_module_that_only_the_carry_brings_can_be_proved(bench: Bench) -> None:
+    bench.after = {"vllm/new.py": "def f():\n    return 1\n"}
+    probe = (
+        "from probekit import Defect\n\ndef probe():\n    try:\n        import vllm.new\n"
+        "    except ImportError:\n        raise Defect('there is none') from None\n"
+    )
+    assert bench.prove(probe).verdict is Verdict.PROVED
+
+
+def test_a_carry_that_deletes_a_module_can_be_proved(bench: Bench) -> None:
+    bench.after = {CACHE: FIXED, "vllm/helper.py": DELETED}
+    assert bench.prove(GOOD).verdict is Verdict.PROVED
+
+
+def test_files_that_are_no_modules_need_not_be_imported(bench: Bench) -> None:
+    bench.after = {CACHE: FIXED, "csrc/a.cu": "int a;\n", "tests/test_a.py": "", "vllm/data.json": "{}"}
+    assert bench.prove(GOOD).verdict is Verdict.PROVED
+
+
+def test_messages_do_not_name_this_machine(bench: Bench, store: Store) -> None:
+    where = GOOD.replace('f"size(0) is {size(0)}"', "__import__('vllm').__file__")
+    assert bench.prove(where).pristine.message == "<tree>/vllm/__init__.py"
+
+
+def test_a_probe_sees_no_variables_and_no_settings_of_ours(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("VLLM_SECRET", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    probe = body(
+        "import os, sys",
+        "assert 'VLLM_SECRET' not in os.environ and os.environ['CUDA_VISIBLE_DEVICES'] == ''",
+        "assert '/elsewhere' not in sys.path and '' not in sys.path",
+        "import importlib.metadata",
+        "assert importlib.metadata.version('vllm') == '1.0.0'",
+    )
+    assert bench.prove(probe).verdict is Verdict.NOT_NEEDED
+
+
+def test_a_carry_without_a_probe_cannot_be_proved(bench: Bench) -> None:
+    carry = make_carry(bench.root, bench.repository, "bare", PACKAGE, bench.after)
+    assert bench.prover().find(carry, [CACHE]) is None
+    with pytest.raises(ConfigError, match="cannot be proved") as caught:
+        bench.prover().prove(carry, [CACHE])
+    assert caught.value.next_step
+
+
+# What a proof hangs on ---------------------------------------------------------------------
+
+
+def test_a_proof_is_found_again_and_only_while_it_holds(bench: Bench) -> None:
+    carry = bench.carry(GOOD)
+    prover = bench.prover()
+    assert prover.find(carry, [CACHE]) is None
+    proof = prover.prove(carry, [CACHE])
+    assert prover.find(carry, [CACHE]) == proof  # from the store
+    other = {**PACKAGE, CACHE: FIXED + "# more\n"}
+    assert bench.prover(merged=other).find(carry, [CACHE]) is None
+    assert bench.prover(pristine=other).find(carry, [CACHE]) is None
+
+
+def test_a_recorded_proof_is_taken_without_the_store_and_not_when_it_is_anothers(
+    bench: Bench, tmp_path: Path
+) -> None:
+    from sparkwright.store import open_store
+
+    carry = bench.carry(GOOD)
+    proof = bench.prover().prove(carry, [CACHE])
+    write_proof(carry.folder, proof)
+    assert read_proof(carry.folder) == proof
+    elsewhere = replace(bench.prover(), store=open_store(tmp_path / "another"))
+    assert elsewhere.find(carry, [CACHE]) == proof
+    import msgspec
+
+    write_proof(carry.folder, msgspec.structs.replace(proof, carry="other"))
+    assert elsewhere.find(carry, [CACHE]) is None
+    write_proof(carry.folder, msgspec.structs.replace(proof, key="0" * 64))
+    assert elsewhere.find(carry, [CACHE]) is None
+
+
+def test_equal_proofs_give_equal_bytes(bench: Bench) -> None:
+    carry = bench.carry(GOOD)
+    first = write_proof(carry.folder, bench.prover().prove(carry, [CACHE])).read_bytes()
+    assert write_proof(carry.folder, bench.prover().prove(carry, [CACHE])).read_bytes() == first
+    assert str(bench.store.home).encode() not in first
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b"\xff", b'{"format": 1}', b'{"format": 1, "extra": 2}']
+)
+def test_a_damaged_recorded_proof_is_an_error_that_says_what_to_do(bench: Bench, damage: bytes) -> None:
+    carry = bench.carry(GOOD)
+    assert read_proof(carry.folder) is None
+    (carry.folder / "proof.json").write_bytes(damage)
+    with pytest.raises(ConfigError, match=r"proof\.json") as caught:
+        bench.prover().find(carry, [CACHE])
+    assert "remove it" in caught.value.next_step
+
+
+def test_a_damaged_proof_in_the_store_counts_as_none(bench: Bench) -> None:
+    carry, prover = bench.carry(GOOD), bench.prover()
+    prover.prove(carry, [CACHE])
+    (path,) = (bench.store.records / "proof").rglob("*.json")
+    path.write_text(json.dumps({"format": 1}))
+    assert prover.find(carry, [CACHE]) is None
+
+
+def test_the_key_changes_with_what_the_proof_hangs_on_and_nothing_else(bench: Bench) -> None:
+    def key(probe: str = GOOD, paths: tuple[str, ...] = (CACHE,), **trees) -> str:
+        return bench.prover(**trees).key(bench.carry(probe), paths)
+
+    plain = key()
+    merged = {**PACKAGE, CACHE: FIXED}
+    assert key() == plain
+    assert key(merged={**merged, "vllm/helper.py": "VALUE = 2\n"}) == plain  # untouched
+    assert key(merged={**merged, "setup.py": ""}, pristine={**PACKAGE, "docs.md": ""}) == plain
+    assert key(GOOD + "# more\n") != plain
+    assert key(merged={**merged, CACHE: FIXED + "\n"}) != plain
+    assert key(pristine={**PACKAGE, CACHE: "size = 1\n"}) != plain
+    # What the probe itself imports is touched too.
+    helping = "import vllm.helper\n" + GOOD
+    assert key(helping) != key(helping, merged={**merged, "vllm/helper.py": "VALUE = 2\n"})
+
+
+def test_the_key_changes_with_the_harness_and_the_settings(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched = [Touched(path="a", pristine="1", merged=None)]
+    plain = proof_key(b"p", [b"h"], {"triton": "off"}, touched)
+    assert proof_key(b"p", [b"h"], {"triton": "off"}, touched) == plain
+    assert proof_key(b"p", [b"h2"], {"triton": "off"}, touched) != plain
+    assert proof_key(b"p", [b"h"], {"triton": "interpret"}, touched) != plain
+    assert proof_key(b"p", [b"h"], {"triton": "off"}, []) != plain
+    assert proof_key(b"\xff", [b"h"], {"triton": "off"}, touched) != plain
+    module = importlib.import_module("sparkwright.probe.judge")
+    carry, prover = bench.carry(GOOD), bench.prover()
+    before = prover.key(carry, [CACHE])
+    monkeypatch.setattr(module, "harness_sources", lambda: [b"another harness"])
+    assert prover.key(carry, [CACHE]) != before
+
+
+def test_imports_are_read_wherever_they_stand() -> None:
+    known = {"vllm/__init__.py", "vllm/a.py", "vllm/b/__init__.py", "vllm/b/c.py", "vllm/d.py"}
+    probe = (
+        b"import os, vllm.a\nfrom other import vllm\n"
+        b"def f():\n    from vllm.b import c, unknown\nfrom . import d\n"
+    )
+    assert named_modules(probe, "vllm", known) == {"vllm/a.py", "vllm/b/__init__.py", "vllm/b/c.py"}
+    assert named_modules(b"import vllm", "vllm", known) == {"vllm/__init__.py"}
+    assert named_modules(b"import vllmx.a", "vllm", known) == set()
+    assert named_modules(b"def (", "vllm", known) == set()
+
+
+# Trees and the environment -----------------------------------------------------------------
+
+
+def test_a_tree_is_made_once_read_only_and_remade_when_it_was_touched(
+    store: Store, repository: Repository, heard: Recorder
+) -> None:
+    tree = make_tree(repository, {**PACKAGE, "vllm/d/e.py": "", "vllm/caf\udce9.txt": "not UTF-8"})
+
+    def folder() -> Path:
+        return tree_folder(store, repository, tree, under="vllm")
+
+    first = folder()
+    assert not [path for path in first.rglob("*") if path.stat().st_mode & 0o222]
+    assert not (first / "setup.py").exists()
+    assert folder() == first
+    assert len(heard.of("task.finished")) == 1
+    assert heard.warnings == []
+    tampers = (tamper_text, tamper_mode, tamper_new_file, tamper_new_folder, tamper_removed)
+    for number, tamper in enumerate(tampers, start=1):
+        tamper(first)
+        assert folder() == first
+        assert len(heard.warnings) == number, tamper.__name__
+        assert (first / CACHE).read_text() == PACKAGE[CACHE]
+        assert not [path for path in first.rglob("*") if "extra" in path.name]
+        assert folder() == first
+        assert len(heard.of("task.finished")) == 1 + number
+
+
+def writable(path: Path) -> Path:
+    path.parent.chmod(0o755)
+    if path.exists():
+        path.chmod(0o644)
+    return path
+
+
+def tamper_text(tree: Path) -> None:
+    writable(tree / CACHE).write_text("def size(n):\n    return 9\n")
+
+
+def tamper_mode(tree: Path) -> None:
+    (tree / CACHE).chmod(0o755)
+
+
+def tamper_new_file(tree: Path) -> None:
+    writable(tree / "vllm" / "extra.py").touch()
+
+
+def tamper_new_folder(tree: Path) -> None:
+    writable(tree / "vllm" / "extra").mkdir()
+
+
+def tamper_removed(tree: Path) -> None:
+    writable(tree / CACHE).unlink()
+
+
+def test_a_damaged_record_of_a_tree_makes_it_anew(
+    store: Store, repository: Repository, heard: Recorder
+) -> None:
+    tree = make_tree(repository, PACKAGE)
+    tree_folder(store, repository, tree, under="vllm")
+    for path in store.records.rglob("*.json"):
+        path.write_text("{}")
+    tree_folder(store, repository, tree, under="vllm")
+    assert len(heard.warnings) == 1
+    tree_folder(store, repository, tree, under="vllm")
+    assert len(heard.warnings) == 1
+
+
+def test_a_tree_is_known_wherever_the_store_is_moved(
+    store: Store, repository: Repository, heard: Recorder
+) -> None:
+    tree = make_tree(repository, PACKAGE)
+    tree_folder(store, repository, tree, under="vllm")
+    moved = replace(store, home=store.home.rename(store.home.with_name("moved")))
+    tree_folder(moved, repository, tree, under="vllm")
+    assert heard.warnings == []
+
+
+def test_the_environment_is_taken_when_it_is_there(store: Store, seeded: Path) -> None:
+    assert prepare_environment(store) == seeded
+    assert prepare_environment(store, offline=True) == seeded
+
+
+def test_the_environment_is_not_made_offline(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_module, "requirements", lambda: "something else\n")
+    with pytest.raises(NotInStoreError) as caught:
+        prepare_environment(store, offline=True)
+    assert "--offline" in caught.value.next_step
+
+
+def test_an_environment_whose_interpreter_is_gone_is_a_tool_error(bench: Bench, seeded: Path) -> None:
+    seeded.unlink()
+    with pytest.raises(ToolError, match="python"):
+        bench.prove(GOOD)
+
+
+def test_the_requirements_are_pinned_whole() -> None:
+    from importlib import resources
+
+    text = resources.files("sparkwright.probe").joinpath("requirements.txt").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert lines
+    assert all(line.count("==") == 1 and "://" not in line for line in lines)

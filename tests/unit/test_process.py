@@ -1,0 +1,224 @@
+"""Starting programs: no shell, clear failures, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from sparkwright.errors import ProcessError, ToolError
+from sparkwright.process import Completed, Limits, LimitsExceeded, run, run_limited, which
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kit import Recorder
+
+ROOMY = Limits(seconds=30, memory_mib=2000)
+
+
+def test_output_status_and_command_come_back() -> None:
+    done = run([sys.executable, "-c", "import sys; print(' out '); print('err', file=sys.stderr)"])
+    assert done.stdout == b" out \n"
+    assert done.text == "out"
+    assert done.stderr == "err\n"
+    assert done.status == 0
+    assert done.argv[0] == sys.executable
+    assert done.seconds > 0
+
+
+def test_bytes_that_are_not_text_come_back_whole() -> None:
+    done = run([sys.executable, "-c", "import os; os.write(1, b'\\xff\\0'); os.write(2, b'\\xff')"])
+    assert done.stdout == b"\xff\0"
+    assert done.stderr == "\ufffd"
+
+
+def test_a_program_reads_what_it_is_given_and_nothing_of_ours() -> None:
+    copy = [sys.executable, "-c", "import sys; sys.stdout.write(sys.stdin.read())"]
+    assert run(copy, stdin=b"in").stdout == b"in"
+    assert run(copy).stdout == b""
+
+
+@pytest.mark.parametrize("status", [1, 3, 128])
+def test_other_statuses_are_errors_unless_accepted(status: int) -> None:
+    command = [sys.executable, "-c", f"import sys; print('why', file=sys.stderr); sys.exit({status})"]
+    assert run(command, accept=(0, status)).status == status
+    with pytest.raises(ProcessError, match=f"status {status}") as caught:
+        run(command)
+    assert caught.value.because == "why"
+
+
+def test_zero_is_an_error_where_it_is_not_accepted() -> None:
+    with pytest.raises(ProcessError, match="status 0"):
+        run(["true"], accept=(1,))
+
+
+def test_what_killed_a_program_is_its_negative_status() -> None:
+    with pytest.raises(ProcessError, match="status -9"):
+        run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+
+
+def test_the_reason_is_what_it_said_wherever_it_said_it() -> None:
+    with pytest.raises(ProcessError) as caught:
+        run([sys.executable, "-c", "print('on stdout'); exit(1)"])
+    assert caught.value.because == "on stdout"
+    with pytest.raises(ProcessError) as caught:
+        run(["false"])
+    assert caught.value.because == "it said nothing"
+
+
+def test_a_title_names_the_command_and_not_its_settings() -> None:
+    with pytest.raises(ProcessError, match=r"^git nonsense x … failed"):
+        run(["git", "-c", "a.b=c", "-c", "d.e=f", "nonsense", "x"])
+
+
+def test_a_program_that_does_not_end_is_killed() -> None:
+    started = time.monotonic()
+    with pytest.raises(ProcessError, match="did not end") as caught:
+        run(["sleep", "60"], timeout=0.1)
+    assert "0.1 s" in caught.value.because
+    assert time.monotonic() - started < 30
+
+
+def test_missing_programs_are_tool_errors(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match="no-such-program"):
+        run(["no-such-program"])
+    with pytest.raises(ToolError, match="no-such-program"):
+        run_limited(["no-such-program"], limits=ROOMY, cwd=tmp_path, env={}, log=tmp_path / "log")
+    with pytest.raises(ToolError, match="no-such-program") as caught:
+        which("no-such-program", hint="install it")
+    assert caught.value.next_step == "install it"
+    assert os.path.isabs(which("sh"))  # noqa: PTH117
+
+
+def test_programs_that_may_not_be_run_are_tool_errors(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("#!/bin/sh\n")
+    with pytest.raises(ToolError, match="could not be started"):
+        run([tmp_path / "text"])
+    with pytest.raises(ToolError):
+        run_limited([tmp_path / "text"], limits=ROOMY, cwd=tmp_path, env={}, log=tmp_path / "log")
+    with pytest.raises(ToolError):
+        run(["true"], cwd=tmp_path / "missing")
+
+
+@pytest.mark.parametrize("text", ["$HOME", "`id`", "; touch owned", "a b", "*", "'", '"', "|cat", "\n", "é"])
+def test_no_shell_reads_the_arguments(tmp_path: Path, text: str) -> None:
+    show = [sys.executable, "-c", "import sys; sys.stdout.write(ascii(sys.argv[1:]))", text]
+    assert run(show, cwd=tmp_path).stdout.decode() == ascii([text])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_event_tells_only_how_the_environment_differs(
+    heard: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAME", "1")
+    monkeypatch.setenv("GONE", "1")
+    monkeypatch.setenv("CHANGED", "old")
+    env = {**os.environ, "CHANGED": "new", "ADDED": "1"}
+    del env["GONE"]
+    run(["sh", "-c", "exit 3"], env=env, accept=(3,))
+    run(["true"])
+    told, inherited = heard.of("process.ended")
+    assert told["env"] == {"GONE": None, "CHANGED": "new", "ADDED": "1"}
+    assert told["argv"] == "sh -c 'exit 3'"
+    assert told["status"] == 3
+    assert told["seconds"] >= 0
+    assert inherited["env"] == {}
+
+
+def test_an_environment_is_the_whole_of_it() -> None:
+    shown = run(["env"], env={"ONLY": "1", "PATH": os.environ["PATH"]}).text.splitlines()
+    assert sorted(line.partition("=")[0] for line in shown if not line.startswith("_=")) == ["ONLY", "PATH"]
+
+
+# Limits ------------------------------------------------------------------------------------
+
+FAMILY = """
+import os, subprocess, sys, time
+code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); {grandchild}; time.sleep(60)"
+child = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]])"
+process = subprocess.Popen([sys.executable, "-c", child, code, sys.argv[1]])
+while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read():
+    time.sleep(0.01)
+print("grandchild is there", flush=True)
+{then}
+"""
+
+
+def limited(tmp_path: Path, script: str, limits: Limits) -> Completed:
+    return run_limited(
+        [sys.executable, "-c", script, tmp_path / "pid"],
+        limits=limits,
+        cwd=tmp_path,
+        env=dict(os.environ),
+        log=tmp_path / "log",
+    )
+
+
+def assert_gone(tmp_path: Path) -> None:
+    """The grandchild that wrote its id is dead, or dies within moments."""
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(200):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.02)
+    pytest.fail(f"process {pid} is still there")
+
+
+def test_within_its_limits_a_program_just_runs(tmp_path: Path, heard: Recorder) -> None:
+    done = limited(tmp_path, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(5)", ROOMY)
+    assert done.status == 5
+    assert sorted(done.stderr.split()) == ["err", "out"]
+    assert sorted((tmp_path / "log").read_text().split()) == ["err", "out"]
+    assert [event["status"] for event in heard.of("process.ended")] == [5]
+
+
+def test_too_long_kills_the_whole_family(tmp_path: Path) -> None:
+    script = FAMILY.format(grandchild="pass", then="time.sleep(60)")
+    with pytest.raises(LimitsExceeded, match=r"more than 3 s"):
+        limited(tmp_path, script, Limits(seconds=3, memory_mib=2000))
+    assert_gone(tmp_path)
+
+
+def test_too_much_memory_in_a_grandchild_kills_the_whole_family(tmp_path: Path) -> None:
+    script = FAMILY.format(grandchild="hog = b'x' * (200 << 20)", then="time.sleep(60)")
+    with pytest.raises(LimitsExceeded, match=r"of 150 MiB of memory"):
+        limited(tmp_path, script, Limits(seconds=30, memory_mib=150))
+    assert_gone(tmp_path)
+
+
+def test_a_family_left_behind_by_a_program_that_ends_is_killed(tmp_path: Path) -> None:
+    script = FAMILY.format(grandchild="pass", then="os._exit(0)")
+    assert limited(tmp_path, script, ROOMY).status == 0
+    assert_gone(tmp_path)
+
+
+def test_memory_is_counted_though_children_come_and_go(tmp_path: Path) -> None:
+    script = (
+        "import subprocess\nhog = b'x' * (200 << 20)\nwhile True:\n"
+        "    running = [subprocess.Popen(['true']) for _ in range(4)]\n    [p.wait() for p in running]"
+    )
+    with pytest.raises(LimitsExceeded, match="memory"):
+        limited(tmp_path, script, Limits(seconds=20, memory_mib=100))
+
+
+def test_a_process_that_vanishes_while_it_is_measured_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparkwright.process import _resident_mib
+
+    child = subprocess.Popen(["sleep", "60"])
+    vanished = psutil.Process(child.pid)
+    child.kill()
+    child.wait()
+    monkeypatch.setattr(psutil.Process, "children", lambda _self, recursive: [vanished])
+    assert _resident_mib(os.getpid()) > 0
+    assert _resident_mib(child.pid) == 0
+
+
+def test_a_limited_program_reads_nothing_and_has_a_group_of_its_own(tmp_path: Path) -> None:
+    script = "import os, sys; print(repr(sys.stdin.read()), os.getpid() == os.getpgid(0))"
+    assert limited(tmp_path, script, ROOMY).stderr.split() == ["''", "True"]

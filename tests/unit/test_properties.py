@@ -1,0 +1,176 @@
+"""Properties of whole merges, on random trees and carries, with real git."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from kit import Scene, make_tree, read_tree
+
+from sparkwright.carry import Carry, load_carry
+from sparkwright.git import Repository, merge_trees, open_repository
+from sparkwright.merge import History, MergeReport, MergeRequest, OutcomeKind, merge_patchset
+
+PATHS = ("vllm/a.py", "vllm/b.py", "csrc/c.cu")
+BLOCK = 6  # lines between two places that a carry may change: far enough apart for any diff
+PLACES = [(path, place) for path in PATHS for place in range(3)]
+
+
+def text(edits: dict[int, str]) -> str:
+    """A file of distinct lines, some of them replaced."""
+    return "".join(f"{edits.get(number, f'line_{number} = {number}')}\n" for number in range(3 * BLOCK))
+
+
+def files(edits: dict[tuple[str, int], str]) -> dict[str, str]:
+    return {
+        path: text({place * BLOCK + 2: edit for (found, place), edit in edits.items() if found == path})
+        for path in PATHS
+    }
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory):
+    """Makes a scene a call, all in one repository: examples then cost merges and no set-up."""
+    repository = open_repository(tmp_path_factory.mktemp("store") / "git")
+    numbers = itertools.count()
+
+    def make() -> Scene:
+        return Scene(
+            repository, tmp_path_factory.getbasetemp() / f"carries-{next(numbers)}", base=dict(files({}))
+        )
+
+    yield make
+    repository.close()
+
+
+def merge(scene: Scene, carries: list[Carry], target: dict[str, str]) -> MergeReport:
+    base = make_tree(scene.repository, scene.base)
+    tree = make_tree(scene.repository, target)
+    return merge_patchset(
+        scene.repository,
+        MergeRequest(pristine=tree, version="1.1.0", carries=carries, find_base=lambda _: base),
+    )
+
+
+places = st.sampled_from(PLACES)
+edit = st.integers(100, 999).map(lambda number: f"edited = {number}")
+disjoint = st.dictionaries(places, edit, min_size=2, max_size=5)
+
+
+@examples(max_examples=12)
+@given(data=st.data(), edits=disjoint)
+def test_disjoint_carries_commute(scenes, data: st.DataObject, edits: dict[tuple[str, int], str]) -> None:
+    scene = scenes()
+    upstreams = data.draw(st.sampled_from(sorted(edits)))
+    target = files({upstreams: edits[upstreams]})
+    mine = [place for place in edits if place != upstreams]
+    carries = [scene.add(f"c{number}", files({place: edits[place]})) for number, place in enumerate(mine)]
+    order = data.draw(st.permutations(carries))
+    one, other = merge(scene, carries, target), merge(scene, list(order), target)
+    assert one.tree == other.tree == make_tree(scene.repository, files(edits))
+    assert {outcome.kind for outcome in (*one.outcomes, *other.outcomes)} == {OutcomeKind.APPLIED}
+
+
+@examples(max_examples=12)
+@given(edits=disjoint, data=st.data())
+def test_an_absorbed_carry_leaves_the_tree_and_a_second_merge_absorbs_all(
+    scenes, edits: dict[tuple[str, int], str], data: st.DataObject
+) -> None:
+    scene = scenes()
+    half = data.draw(st.sets(st.sampled_from(sorted(edits)), min_size=1))
+    carries = [
+        scene.add("theirs-too", files({place: edits[place] for place in half})),
+        scene.add("all", files(edits)),
+    ]
+    target = files({place: edits[place] for place in half})
+    first = merge(scene, carries, target)
+    assert first.outcome("theirs-too").kind is OutcomeKind.ABSORBED
+    assert first.outcome("theirs-too").tree == first.pristine
+    assert first.outcome("all").kind is (
+        OutcomeKind.ABSORBED if half == edits.keys() else OutcomeKind.APPLIED
+    )
+    merged = read_tree(scene.repository, first.tree)
+    assert merged == files(edits)
+    second = merge(scene, carries, merged)
+    assert [outcome.kind for outcome in second.outcomes] == [OutcomeKind.ABSORBED] * 2
+    assert second.tree == first.tree
+
+
+@examples(max_examples=12)
+@given(edits=disjoint)
+def test_merging_again_gives_the_same_report_to_the_last_id(
+    scenes, edits: dict[tuple[str, int], str]
+) -> None:
+    scene = scenes()
+    carries = [scene.add(f"c{number}", files({place: edits[place]})) for number, place in enumerate(edits)]
+    first = merge(scene, carries, files({}))
+    again = merge(scene, [load_carry(carry.folder) for carry in carries], files({}))
+    assert again == first
+    assert scene.repository.tree_of(first.commit) == first.tree
+
+
+@examples(max_examples=12)
+@given(edits=disjoint, other=edit)
+def test_a_conflict_leaves_the_tree_and_the_others_alone(
+    scenes, edits: dict[tuple[str, int], str], other: str
+) -> None:
+    scene = scenes()
+    clash, *rest = edits
+    assume(edits[clash] != other)
+    carries = [scene.add(f"c{number}", files({place: edits[place]})) for number, place in enumerate(edits)]
+    report = merge(scene, carries, files({clash: other}))
+    assert [outcome.kind for outcome in report.outcomes] == [
+        OutcomeKind.CONFLICT,
+        *[OutcomeKind.APPLIED] * len(rest),
+    ]
+    assert report.outcomes[0].tree == report.pristine
+    expected = {**edits, clash: other}
+    assert report.tree == make_tree(scene.repository, files(expected))
+
+
+@examples(max_examples=20)
+@given(left=disjoint, right=disjoint)
+def test_a_merge_is_symmetric_in_its_result(
+    scenes, left: dict[tuple[str, int], str], right: dict[tuple[str, int], str]
+) -> None:
+    repository: Repository = scenes().repository
+    base, ours, theirs = (make_tree(repository, files(edits)) for edits in ({}, left, right))
+    commit = repository.commit(base, message="base")
+    one = merge_trees(repository, base=commit, ours=ours, theirs=theirs)
+    other = merge_trees(repository, base=commit, ours=theirs, theirs=ours)
+    assert one.conflicts == other.conflicts
+    clashes = {path for path, place in left.keys() & right.keys() if left[path, place] != right[path, place]}
+    assert set(one.conflicts) == clashes
+    if one.clean:
+        assert one.tree == other.tree == make_tree(repository, files({**left, **right}))
+
+
+@examples(max_examples=12)
+@given(edits=disjoint, revert=st.booleans())
+def test_history_never_absorbs_what_the_target_lost_again(
+    scenes,
+    edits: dict[tuple[str, int], str],
+    revert: bool,  # noqa: FBT001
+) -> None:
+    scene = scenes()
+    repository: Repository = scene.repository
+    base, with_it = make_tree(repository, files({})), make_tree(repository, files(edits))
+    start = repository.commit(base, message="start")
+    merged = repository.commit(with_it, parents=[start], message="Fix (#7)")
+    target = repository.commit(base, parents=[merged], message="Out (#8)") if revert else merged
+    carry = scene.add(
+        "fix", files(edits), upstream=[{"pull": 7, "author": "a", "state": "merged", "relation": "r"}]
+    )
+    request = MergeRequest(
+        pristine=repository.tree_of(target),
+        version="1.1.0",
+        carries=[carry],
+        find_base=lambda _: base,
+        history=History(target, start),
+    )
+    (outcome,) = merge_patchset(repository, request).outcomes
+    assert outcome.kind is (OutcomeKind.APPLIED if revert else OutcomeKind.ABSORBED)
+    assert outcome.tree == with_it

@@ -1,0 +1,172 @@
+"""Locks between runs, and disks that are full, read-only or broken."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from kit import finish, python, small_disk
+
+from sparkwright.errors import BusyError, StorageError
+from sparkwright.store import Store, default_home, hold, open_store, storing
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from kit import Recorder
+
+# Locks -------------------------------------------------------------------------------------
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from sparkwright.store import hold
+with hold(Path(sys.argv[1]), "the thing"):
+    print("held", flush=True)
+    sys.stdin.readline() if sys.argv[2] == "wait" else time.sleep(float(sys.argv[2]))
+    Path(sys.argv[1] + ".done").touch()
+"""
+
+
+def holder(lock: Path, seconds: str) -> subprocess.Popen[str]:
+    process = python(HOLD, lock, seconds)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_whoever_comes_second_says_so_waits_and_finds_the_work_done(tmp_path: Path, heard: Recorder) -> None:
+    lock = tmp_path / "locks" / "a.lock"
+    first = holder(lock, "0.3")
+    with hold(lock, "the thing"):
+        assert Path(f"{lock}.done").exists()
+    finish(first)
+    assert heard.of("lock.waiting") == [{"what": "the thing", "path": str(lock)}]
+
+
+def test_nobody_waits_for_a_free_lock(tmp_path: Path, heard: Recorder) -> None:
+    for _ in range(2):
+        with hold(tmp_path / "a.lock", "the thing"):
+            pass
+    assert heard.of("lock.waiting") == []
+
+
+def test_patience_ends_in_an_error_that_names_the_lock(tmp_path: Path) -> None:
+    lock = tmp_path / "a.lock"
+    first = holder(lock, "60")
+    with (
+        pytest.raises(BusyError, match="the thing is in use") as caught,
+        hold(lock, "the thing", patience_s=0.1),
+    ):
+        pass
+    assert str(lock) in caught.value.because
+    assert caught.value.next_step
+    # The kernel gives the lock back when its holder dies, however it dies.
+    first.kill()
+    first.communicate()
+    with hold(lock, "the thing", patience_s=5):
+        pass
+
+
+def test_a_lock_is_free_again_after_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), hold(tmp_path / "a.lock", "it"):
+        raise RuntimeError
+    with hold(tmp_path / "a.lock", "it", patience_s=0):
+        pass
+
+
+def test_threads_exclude_each_other(store: Store) -> None:
+    inside, most = [0], [0]
+
+    def work() -> None:
+        with store.lock("a", "it"):
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            time.sleep(0.02)
+            inside[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+
+
+# Disks -------------------------------------------------------------------------------------
+
+FILL = """
+import sys
+from pathlib import Path
+from sparkwright.errors import StorageError
+from sparkwright.store import open_store
+store = open_store(Path(sys.argv[1]))
+store.put_record("kind", "small", {"old": True})
+big = {"data": "x" * (1 << 20)}
+try:
+    store.put_record("kind", "small", big)
+except StorageError as error:
+    print("record:", error, "|", error.next_step)
+try:
+    with store.scratch() as folder:
+        (folder / "big").write_bytes(b"x" * (1 << 20))
+except StorageError as error:
+    print("scratch:", error)
+assert list(store.scratch_root.iterdir()) == []
+assert store.find_record("kind", "small") == {"old": True}
+(folder,) = (store.records / "kind").iterdir()
+assert len(list(folder.iterdir())) == 1
+"""
+
+
+def test_a_full_disk_is_one_clear_error_and_the_old_record_stays(tmp_path: Path) -> None:
+    prefix = small_disk(tmp_path / "disk", "256k")
+    out = finish(python(FILL, tmp_path / "disk" / "home", prefix=prefix)).splitlines()
+    assert out[0].startswith("record: recording kind small failed, because no space left on device")
+    assert "free some space" in out[0]
+    assert out[1].startswith("scratch: writing to the store's disk failed, because no space left on device")
+
+
+def test_a_device_that_is_always_full() -> None:
+    with (
+        pytest.raises(StorageError, match="no space left"),
+        storing("writing"),
+        Path("/dev/full").open("wb", 0) as full,
+    ):
+        full.write(b"x")
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO]
+)
+def test_each_fault_of_a_disk_has_a_next_step(number: int) -> None:
+    with pytest.raises(StorageError) as caught, storing("writing"):
+        raise OSError(number, "x", "/some/file")
+    assert "/some/file" in caught.value.because
+    assert caught.value.next_step
+    assert caught.value.exit_code == 70
+
+
+def test_other_errors_are_no_fault_of_the_disk() -> None:
+    with pytest.raises(FileNotFoundError), storing("reading"):
+        Path("/no/such/file").read_bytes()
+    with pytest.raises(ValueError, match="x"), storing("reading"):
+        raise ValueError("x")
+
+
+def test_a_home_that_cannot_be_made_is_a_storage_error() -> None:
+    with pytest.raises(StorageError), storing("opening"):
+        raise PermissionError(errno.EACCES, "x", "/root/x")
+
+
+def test_the_home_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path / "chosen"))
+    assert default_home() == tmp_path / "chosen"
+    assert open_store().home == tmp_path / "chosen"
+    monkeypatch.setenv("SPARKWRIGHT_HOME", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert default_home() == tmp_path / "cache" / "sparkwright"
