@@ -9,8 +9,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,9 +118,7 @@ class World:
         before = {path: self.release.tree.get(path) for path in files}
         old = {path: data for path, data in before.items() if data is not None}
         new = {path: text for path, text in files.items() if text is not None}
-        scratch = open_repository(self.folder / "patches.git")
-        patch = kit.write_diff(scratch, old, new)
-        scratch.close()
+        patch = write_patch(tuple(old.items()), tuple(new.items()))
         version = self.release.version
         revision = {
             "release": version,
@@ -219,6 +219,17 @@ class World:
     def listing(self) -> dict[str, int]:
         """Every file of the store, with its time of change."""
         return files_below(self.store.home)
+
+
+@lru_cache(maxsize=64)
+def write_patch(before: tuple[tuple[str, bytes], ...], after: tuple[tuple[str, str], ...]) -> bytes:
+    """`kit.write_diff`; most worlds hold the same few carries."""
+    with tempfile.TemporaryDirectory() as folder:
+        repository = open_repository(Path(folder, "git"))
+        try:
+            return kit.write_diff(repository, dict(before), dict(after))
+        finally:
+            repository.close()
 
 
 def files_below(folder: Path) -> dict[str, int]:

@@ -1,0 +1,420 @@
+"""Making carries: from folders, from pull requests, onto newer pins; as functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import tomlkit
+from hypothesis import given
+from hypothesis import strategies as st
+from kit import UpstreamRepository, make_carry, make_tree, read_tree
+from small_release import make_release
+
+from sparkwright.authoring import (
+    Draft,
+    Workshop,
+    add_revision,
+    create_own,
+    create_pull,
+    diff_folder,
+    parse_pull,
+    repin,
+    resolve_pull,
+    write_tree,
+)
+from sparkwright.authoring.pull import PullName, ResolvedPull
+from sparkwright.carry import PullRequest, load_carry, parse_patch
+from sparkwright.errors import CarryConflictError, ConfigError, FetchError, PatchError, UnknownNameError
+from sparkwright.git import FileEntry, Repository, open_repository, patch_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.store import Store
+
+LOCK = make_release().lock
+BASE = {
+    "a.py": "a = 1\n",
+    "b/c.py": "c = 1\nd = 2\n",
+    "b/run.sh": FileEntry("100755", b"#!/bin/sh\n"),
+    "e.md": "e\n",
+}
+LINK = FileEntry("120000", b"a.py")
+
+
+def edit(folder: Path, files: dict[str, str | None]) -> None:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        if text is None:
+            (folder / path).unlink()
+        else:
+            (folder / path).write_bytes(text.encode())
+
+
+@pytest.fixture
+def tree(repository: Repository) -> str:
+    return make_tree(repository, BASE)
+
+
+@pytest.fixture
+def folder(repository: Repository, tree: str, tmp_path: Path) -> Path:
+    """The tree, written out."""
+    write_tree(repository, tree, tmp_path / "edited")
+    return tmp_path / "edited"
+
+
+class TestEdited:
+    def test_what_is_written_is_the_tree(self, folder: Path) -> None:
+        assert (folder / "b" / "c.py").read_text() == "c = 1\nd = 2\n"
+        assert (folder / "b" / "run.sh").stat().st_mode & 0o100
+        assert not (folder / "a.py").stat().st_mode & 0o100
+
+    def test_nothing_edited_is_no_patch(self, repository: Repository, tree: str, folder: Path) -> None:
+        assert diff_folder(repository, tree, folder) == b""
+
+    def test_touching_and_permissions_are_no_edit(
+        self, repository: Repository, tree: str, folder: Path
+    ) -> None:
+        (folder / "a.py").touch()
+        (folder / "a.py").chmod(0o755)
+        assert diff_folder(repository, tree, folder) == b""
+
+    @pytest.mark.parametrize(
+        "junk",
+        [
+            "__pycache__/a.pyc",
+            ".git/HEAD",
+            "a.py.orig",
+            "b/c.py.rej",
+            ".b.swp",
+            "x.egg-info/PKG-INFO",
+            "b/k.so",
+        ],
+    )
+    def test_what_tools_leave_behind_is_no_edit(
+        self, repository: Repository, tree: str, folder: Path, junk: str
+    ) -> None:
+        edit(folder, {junk: "junk"})
+        assert diff_folder(repository, tree, folder) == b""
+
+    def test_a_tracked_file_counts_wherever_it_lies(self, repository: Repository, tmp_path: Path) -> None:
+        tree = make_tree(repository, {".venv/kept.py": "1\n", "x.orig": "2\n"})
+        write_tree(repository, tree, tmp_path / "t")
+        edit(tmp_path / "t", {".venv/kept.py": "3\n", "x.orig": None})
+        patch = diff_folder(repository, tree, tmp_path / "t")
+        assert parse_patch(patch, name="x").paths == (".venv/kept.py", "x.orig")
+
+    def test_an_untouched_link_is_fine_and_any_other_is_not(
+        self, repository: Repository, tmp_path: Path
+    ) -> None:
+        tree = make_tree(repository, {**BASE, "link.py": LINK})
+        write_tree(repository, tree, tmp_path / "t")
+        assert diff_folder(repository, tree, tmp_path / "t") == b""
+        (tmp_path / "t" / "link.py").unlink()
+        (tmp_path / "t" / "link.py").symlink_to("e.md")
+        with pytest.raises(PatchError, match="symbolic link"):
+            diff_folder(repository, tree, tmp_path / "t")
+        (tmp_path / "t" / "link.py").unlink()
+        (tmp_path / "t" / "link.py").write_text("a file now\n")
+        with pytest.raises(PatchError, match="symbolic link"):
+            diff_folder(repository, tree, tmp_path / "t")
+
+    def test_a_link_to_a_folder_is_not_followed(
+        self, repository: Repository, tree: str, folder: Path
+    ) -> None:
+        (folder / "up").symlink_to(folder.parent, target_is_directory=True)
+        with pytest.raises(PatchError, match="up cannot be part of a carry"):
+            diff_folder(repository, tree, folder)
+
+    @pytest.mark.parametrize("line", ["<<<<<<< ours", ">>>>>>> theirs"])
+    def test_markers_are_refused(self, repository: Repository, tree: str, folder: Path, line: str) -> None:
+        edit(folder, {"a.py": f"a = 1\n{line}\n"})
+        with pytest.raises(PatchError, match="is not resolved"):
+            diff_folder(repository, tree, folder)
+
+    def test_what_only_looks_like_markers_is_not(
+        self, repository: Repository, tree: str, folder: Path
+    ) -> None:
+        edit(folder, {"e.md": "Title\n=======\n x <<<<<<< y\n"})
+        assert diff_folder(repository, tree, folder)
+
+    def test_half_a_tree_is_a_mistake(self, repository: Repository, tree: str, folder: Path) -> None:
+        edit(folder, {"a.py": None, "e.md": None})
+        assert diff_folder(repository, tree, folder)
+        edit(folder, {"b/c.py": None})
+        with pytest.raises(ConfigError, match="1 of its 4 files"):
+            diff_folder(repository, tree, folder)
+
+    def test_a_tree_appears_whole_or_not_at_all(
+        self, repository: Repository, tree: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def half(_: Repository, __: str, folder: Path) -> None:
+            folder.mkdir()
+            (folder / "a.py").touch()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("sparkwright.authoring.edited.check_out", half)
+        with pytest.raises(KeyboardInterrupt):
+            write_tree(repository, tree, tmp_path / "new" / "tree")
+        assert list((tmp_path / "new").iterdir()) == []
+
+
+LINES = st.lists(
+    st.sampled_from(["one", "two", "dreißig", "\tfour ", "", "+x", "-y", "@@ z", "\\ n", "\r"]), max_size=6
+)
+TEXT = st.builds(lambda lines, end: "\n".join(lines) + end, LINES, st.sampled_from(["", "\n"]))
+
+
+@given(
+    before=st.lists(TEXT, min_size=3, max_size=4), after=st.lists(st.none() | TEXT, min_size=3, max_size=4)
+)
+def test_a_patch_of_a_folder_gives_that_folder(
+    tmp_path_factory: pytest.TempPathFactory, before: list[str], after: list[str | None]
+) -> None:
+    """Whatever was edited: the patch parses, applies to the tree, and gives the edited files."""
+    home = tmp_path_factory.mktemp("property")
+    repository = open_repository(tmp_path_factory.getbasetemp() / "property.git")
+    kept = {f"kept{number}": "kept\n" for number in range(len(before))}
+    old = {f"f{number}.py": text for number, text in enumerate(before)}
+    new = {f"f{number}.py": text for number, text in enumerate(after)}
+    tree = make_tree(repository, {**old, **kept})
+    write_tree(repository, tree, home / "t")
+    edit(home / "t", {path: text for path, text in new.items() if text is not None or path in old})
+    patch = diff_folder(repository, tree, home / "t")
+    wanted = {**old, **kept, **new}
+    wanted = {path: text for path, text in wanted.items() if text is not None}
+    if not patch:
+        assert read_tree(repository, tree) == wanted
+    else:
+        entries = repository.files(tree)
+        changed = parse_patch(patch, name="x").apply(
+            lambda path: repository.blob(entries[path].blob) if path in entries else None
+        )
+        files = {path: None if made is None else FileEntry(*made) for path, made in changed.items()}
+        assert read_tree(repository, patch_tree(repository, tree, files)) == wanted
+    repository.close()
+
+
+PATCH = (
+    b"diff --git a/a.py b/a.py\n"
+    b"index 1337a530cb510d5a4ed7cac5ccc6ab70cc54ea15..9ca8e63d4d2c2b8e0b5b3fbc1c3d6e1d0ca4a1ea 100644\n"
+    b"--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a = 1\n+a = 2\n"
+)
+DRAFT = Draft("count", "Count to two", "One is not enough.")
+PIN = PullRequest(repository="https://example.org/v.git", number=7, head="1" * 40, base="2" * 40)
+PULL = ResolvedPull(PIN, author="Ada", subjects=("One", "Two"), message="One")
+
+
+class TestFiles:
+    def test_a_carry_of_our_own(self, tmp_path: Path) -> None:
+        carry = create_own(tmp_path / "carries", DRAFT, LOCK, PATCH)
+        assert carry.spec.revision[0].sdist_sha256 == LOCK.sdist.sha256
+        assert (carry.spec.why, carry.spec.evidence.level) == ("One is not enough.\n", "claimed")
+        assert carry.folder == tmp_path / "carries" / "count"
+        assert sorted(path.name for path in tmp_path.rglob("*")) == [
+            "1.2.0.patch",
+            "carries",
+            "carry.toml",
+            "count",
+        ]
+
+    def test_a_pull_request(self, tmp_path: Path) -> None:
+        carry = create_pull(tmp_path, DRAFT, PULL)
+        assert carry.spec.pull == PULL.pin
+        assert (carry.spec.upstream[0].author, carry.spec.kind) == ("Ada", "pull")
+
+    def test_nothing_is_left_of_one_that_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(PatchError):
+            create_own(tmp_path, DRAFT, LOCK, b"rubbish")
+        with pytest.raises(ConfigError, match="title"):
+            create_own(tmp_path, Draft("count", "", "why"), LOCK, PATCH)
+        with pytest.raises(ConfigError, match="runner"):
+            create_own(tmp_path, Draft("count", "title", "why", runner="v9"), LOCK, PATCH)
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("sparkwright.authoring.files.load_carry", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            create_own(tmp_path, DRAFT, LOCK, PATCH)
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("name", ["..", "a/b", "/etc/x", "A", "a_b", "-a", "a-", "a\n", ""])
+    def test_a_name_is_a_plain_folder_name(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(UnknownNameError, match="cannot be a carry's name"):
+            create_own(tmp_path / "carries", Draft(name, "title", "why"), LOCK, PATCH)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_second_revision_and_a_replaced_one(self, tmp_path: Path) -> None:
+        carry = create_own(tmp_path, DRAFT, LOCK, PATCH)
+        toml = carry.folder / "carry.toml"
+        toml.write_text("# Mind the gap.\n" + toml.read_text())
+        later = make_release("1.3.0").lock
+        carry = add_revision(carry, later, PATCH)
+        assert [revision.release for revision in carry.spec.revision] == ["1.2.0", "1.3.0"]
+        other = PATCH.replace(b"+a = 2", b"+a = 3")
+        carry = add_revision(carry, later, other)
+        assert [revision.patch for revision in carry.spec.revision] == ["1.2.0.patch", "1.3.0.patch"]
+        assert (carry.folder / "1.3.0.patch").read_bytes() == other
+        assert toml.read_text().startswith("# Mind the gap.\n")
+
+    def test_a_replaced_revision_keeps_its_file_and_states_its_ground(self, tmp_path: Path) -> None:
+        carry = create_own(tmp_path, DRAFT, LOCK, PATCH)
+        toml = carry.folder / "carry.toml"
+        toml.write_text(
+            toml.read_text().replace("1.2.0.patch", "mine.patch").replace("requires = []", 'requires = ["x"]')
+        )
+        (carry.folder / "1.2.0.patch").rename(carry.folder / "mine.patch")
+        carry = add_revision(load_carry(carry.folder), LOCK, PATCH, stacked_on=["x"])
+        assert (carry.spec.revision[0].patch, carry.spec.revision[0].stacked_on) == ("mine.patch", ("x",))
+        carry = add_revision(carry, LOCK, PATCH)
+        assert carry.spec.revision[0].stacked_on == ()
+
+    def test_a_patch_that_we_do_not_take_changes_nothing(self, tmp_path: Path) -> None:
+        carry = create_own(tmp_path, DRAFT, LOCK, PATCH)
+        before = {path: path.read_bytes() for path in carry.folder.iterdir()}
+        with pytest.raises(PatchError):
+            add_revision(carry, make_release("1.3.0").lock, b"GIT binary patch\n")
+        assert {path: path.read_bytes() for path in carry.folder.iterdir()} == before
+
+    def test_repinning_touches_the_pin_alone(self, tmp_path: Path) -> None:
+        carry = create_pull(tmp_path, DRAFT, PULL)
+        toml = carry.folder / "carry.toml"
+        before = toml.read_text()
+        moved = ResolvedPull(
+            PullRequest(repository=PULL.pin.repository, number=7, head="3" * 40, base="2" * 40),
+            "Bob",
+            ("x",),
+            "x",
+        )
+        assert repin(carry, moved).spec.pull == moved.pin
+        assert toml.read_text() == before.replace("1" * 40, "3" * 40)
+
+
+PROSE = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=60)
+
+
+@given(title=PROSE, why=PROSE)
+def test_whatever_people_write_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, title: str, why: str
+) -> None:
+    carry = create_own(tmp_path_factory.mktemp("prose"), Draft("count", title, why), LOCK, PATCH)
+    assert carry.spec.title == title
+    assert carry.spec.why == f"{why.strip()}\n"
+
+
+class TestPullNames:
+    @pytest.mark.parametrize(
+        ("text", "found"),
+        [
+            ("45544", PullName(45544)),
+            (" #45544 ", PullName(45544)),
+            ("https://example.org/a/vllm/pull/7", PullName(7, "https://example.org/a/vllm")),
+            ("https://example.org/a/vllm/pull/7/files#diff", PullName(7, "https://example.org/a/vllm")),
+            ("https://example.org/a/vllm/pull/7?w=1", PullName(7, "https://example.org/a/vllm")),
+            ("7/commits", PullName(7)),
+        ],
+    )
+    def test_good_ones(self, text: str, found: PullName) -> None:
+        assert parse_pull(text) == found
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", "#", "0", "#0", "-7", "+7", "7.0", "\u0667", "7 8", "vllm#7", "https://example.org/a/vllm/issues/7",
+         "https://example.org/a/vllm/pull/", "--pull/7", "http://example.org/v/pull/7", "9" * 40],
+    )  # fmt: skip
+    def test_bad_ones(self, text: str) -> None:
+        with pytest.raises(UnknownNameError, match="does not name a pull request"):
+            parse_pull(text)
+
+
+class TestResolve:
+    def test_two_commits_on_an_older_base(self, store: Store, upstream: UpstreamRepository) -> None:
+        base = upstream.commit("One (#1)", {"a.py": "a = 1\n"})
+        upstream.commit("Two (#2)", {"b.py": "b = 1\n"})
+        head = upstream.pull(7, base, [{"a.py": "a = 2\n"}, {"a.py": "a = 3\n"}])
+        found = resolve_pull(store, upstream.address, 7)
+        assert (found.pin.head, found.pin.base, found.pin.number) == (head, base, 7)
+        assert found.subjects == ("work 0", "work 1")
+        assert list(store.scratch_root.iterdir()) == []
+        assert not store.git.exists(), "history is looked at apart from the store"
+
+    def test_one_that_took_the_main_branch_in(self, store: Store, upstream: UpstreamRepository) -> None:
+        base = upstream.commit("One (#1)", {"a.py": "a = 1\n"})
+        upstream.pull(7, base, [{"a.py": "a = 2\n"}])
+        newer = upstream.commit("Two (#2)", {"b.py": "b = 1\n"})
+        upstream.git("checkout", "--quiet", "--detach", "refs/pull/7/head")
+        upstream.git("merge", "--quiet", "--no-edit", newer)
+        upstream.git("update-ref", "refs/pull/7/head", "HEAD")
+        upstream.git("checkout", "--quiet", "main")
+        found = resolve_pull(store, upstream.address, 7)
+        assert found.pin.base == newer
+        assert found.subjects[0] == "work 0"
+
+    def test_what_cannot_be_pinned(self, store: Store, upstream: UpstreamRepository) -> None:
+        base = upstream.commit("One (#1)", {"a.py": "a = 1\n"})
+        with pytest.raises(FetchError, match="has no pull request 7"):
+            resolve_pull(store, upstream.address, 7)
+        upstream.git("update-ref", "refs/pull/7/head", base)
+        with pytest.raises(FetchError, match="already in the default branch"):
+            resolve_pull(store, upstream.address, 7)
+        with pytest.raises(FetchError, match="could not be asked"):
+            resolve_pull(store, "file:///nonexistent", 7)
+
+
+class TestWorkshop:
+    def workshop(self, repository: Repository, files: dict[str, str], carries: list[object]) -> Workshop:
+        base = make_tree(repository, {"a.py": "a = 1\nb = 2\n"})
+        pristine = make_tree(repository, files)
+        return Workshop(repository, pristine, "1.1.0", carries, lambda _: base)
+
+    def carry(self, repository: Repository, tmp_path: Path, name: str = "count", **changes: object) -> object:
+        before = {"a.py": "a = 1\nb = 2\n"}
+        return make_carry(
+            tmp_path / "carries", repository, name, before, {"a.py": "a = 10\nb = 2\n"}, **changes
+        )
+
+    def test_a_clean_move(self, repository: Repository, tmp_path: Path) -> None:
+        carry = self.carry(repository, tmp_path)
+        shop = self.workshop(repository, {"a.py": "a = 1\nb = 2\nc = 3\n"}, [])
+        ground = shop.ground(carry)
+        assert (ground.tree, ground.stacked_on) == (shop.pristine, ())
+        patch = shop.moved(carry, ground, tmp_path / "work")
+        assert patch.splitlines()[-2:] == [b"-a = 1", b"+a = 10"]
+        assert not (tmp_path / "work").exists()
+
+    def test_nothing_left(self, repository: Repository, tmp_path: Path) -> None:
+        carry = self.carry(repository, tmp_path)
+        shop = self.workshop(repository, {"a.py": "a = 10\nb = 2\n"}, [])
+        assert shop.moved(carry, shop.ground(carry), tmp_path / "work") == b""
+
+    def test_a_conflict_is_written_once(self, repository: Repository, tmp_path: Path) -> None:
+        carry = self.carry(repository, tmp_path)
+        shop = self.workshop(repository, {"a.py": "a = 7\nb = 2\n"}, [])
+        with pytest.raises(CarryConflictError, match="conflict"):
+            shop.moved(carry, shop.ground(carry), tmp_path / "work")
+        (tmp_path / "work" / "a.py").write_text("half resolved\n")
+        with pytest.raises(ConfigError, match="perhaps your work"):
+            shop.moved(carry, shop.ground(carry), tmp_path / "work")
+        assert (tmp_path / "work" / "a.py").read_text() == "half resolved\n"
+
+    def test_a_pull_request_is_not_reworked_here(self, repository: Repository, tmp_path: Path) -> None:
+        carry = create_pull(tmp_path, DRAFT, PULL)
+        shop = self.workshop(repository, {"a.py": "a = 1\n"}, [])
+        with pytest.raises(ConfigError, match="held as it is upstream"):
+            shop.ground(carry)
+
+    def test_a_stack_whose_ground_conflicts(self, repository: Repository, tmp_path: Path) -> None:
+        lower = self.carry(repository, tmp_path, "lower")
+        upper = self.carry(repository, tmp_path, "upper", requires=["lower"])
+        path = upper.folder / "carry.toml"
+        document = tomlkit.parse(path.read_text())
+        document["revision"][0]["stacked-on"] = ["lower"]
+        path.write_text(tomlkit.dumps(document))
+        upper = load_carry(upper.folder)
+        shop = self.workshop(repository, {"a.py": "a = 7\nb = 2\n"}, [lower, upper])
+        with pytest.raises(PatchError, match="lower, on which it is stacked, conflicts there"):
+            shop.ground(upper)
+        with pytest.raises(PatchError, match="is not in the patchset"):
+            self.workshop(repository, {"a.py": "a = 1\nb = 2\n"}, [upper]).ground(upper)
