@@ -32,7 +32,7 @@ def job():
     repository = open_repository(store.git)
     source = open_source("index", Access(store, repository, read_settings()))
     options = Options(platform="aarch64", source="index", out=ROOT / "dist")
-    yield Job(checkout, checkout.point("spark"), options, store, repository, source, source)
+    yield Job(checkout, checkout.point("spark"), options, store, repository, source)
     repository.close()
 
 
