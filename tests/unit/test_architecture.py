@@ -204,14 +204,9 @@ GIT_LIBRARIES = {"git", "gitdb", "pygit2", "dulwich"}
 
 
 def runs_git(source: str) -> Iterator[int]:
-    """Lines with an argument list that begins with git, or that import a git library.
-
-    Asking git for its version touches no repository and is left to anybody.
-    """
+    """Lines with an argument list that begins with git, or that import a git library."""
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.List(elts=[ast.Constant(value="git"), ast.Constant(value="--version")]):
-                continue
             case (
                 ast.List(elts=[ast.Constant(value="git"), *_])
                 | ast.Tuple(elts=[ast.Constant(value="git"), _, *_], ctx=ast.Load())
@@ -251,7 +246,6 @@ def test_a_planted_git_fires(planted: str) -> None:
     [
         "from sparkwright.git import fetch",
         "x = 'git'",
-        "run(['git', '--version'])",
         "run(['got', 'git'])",
         "store.git",
     ],
