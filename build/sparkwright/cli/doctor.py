@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import shutil
 import sys
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from sparkwright.cli.session import Session, common_options, print_json, run_in_
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
 from sparkwright.errors import SparkwrightError, ToolError
+from sparkwright.git import require_git
 from sparkwright.process import run
 
 __all__ = ["command"]
@@ -64,12 +64,10 @@ def _python() -> Finding:
 
 
 def _git() -> Finding:
-    if shutil.which("git") is None:
-        return Finding("git", "fail", "not on PATH (2.38 or newer)")
-    text = run(["git", "--version"]).text
-    found = re.search(r"(\d+)\.(\d+)", text)
-    good = found is not None and (int(found[1]), int(found[2])) >= (2, 38)
-    return Finding("git", "pass" if good else "fail", f"{text} (2.38 or newer)")
+    try:
+        return Finding("git", "pass", require_git())
+    except ToolError as error:
+        return Finding("git", "fail", f"{error}; 2.38 or newer is needed")
 
 
 def _disk(session: Session) -> Finding:

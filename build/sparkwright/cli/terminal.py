@@ -70,7 +70,7 @@ def _line(event: Event) -> str | None:
     if event.kind == "lock.waiting":
         return f"waiting for another run, which uses {data['what']}"
     if event.kind == "step.found":
-        return f"✓ {data['step']} (from the store)"
+        return f"✓ {data['step']} (already there)"
     if event.kind == "step.made":
         return f"✓ {data['step']} ({human_seconds(data['seconds'])})"
     return None

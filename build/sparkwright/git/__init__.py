@@ -13,7 +13,7 @@ from sparkwright.git.fetching import RemoteRef, fetch, list_remote
 from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_tree
 from sparkwright.git.merging import MergeResult, merge_trees
 from sparkwright.git.refs import check_address, check_object_id, check_ref
-from sparkwright.git.repository import Repository, as_argument, open_repository
+from sparkwright.git.repository import Repository, as_argument, open_repository, require_git
 from sparkwright.git.trees import Entry
 
 __all__ = [
@@ -35,4 +35,5 @@ __all__ = [
     "merge_trees",
     "open_repository",
     "patch_tree",
+    "require_git",
 ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["WHO", "Repository", "as_argument", "git_environment", "open_repository"]
+__all__ = ["WHO", "Repository", "as_argument", "git_environment", "open_repository", "require_git"]
 
 OLDEST_GIT = (2, 38)
 
@@ -95,7 +95,7 @@ def open_repository(path: Path) -> Repository:
     ready = path / "sparkwright-ready"
     if ready.is_file():
         return repository
-    _require_git()
+    require_git()
     with hold(path.with_name(path.name + ".lock"), f"the repository {path}"), storing("making the store"):
         # Whoever waited for the lock finds it made, and must not write under those who use it.
         if not ready.is_file():
@@ -106,7 +106,12 @@ def open_repository(path: Path) -> Repository:
     return repository
 
 
-def _require_git() -> None:
+def require_git() -> str:
+    """What git says of its version.
+
+    Raises:
+        ToolError: it is absent, or older than 2.38, the first with ``merge-tree --write-tree``.
+    """
     text = run([which("git", hint="install git 2.38 or newer"), "--version"]).text
     found = re.search(r"(\d+)\.(\d+)", text)
     if found is None or (int(found[1]), int(found[2])) < OLDEST_GIT:
@@ -115,6 +120,7 @@ def _require_git() -> None:
             because="git merge-tree --write-tree came with 2.38",
             next_step="install a newer git",
         )
+    return text
 
 
 @dataclass(frozen=True)

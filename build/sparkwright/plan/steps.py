@@ -320,14 +320,13 @@ class Place:
 
     def make(self, job: Job, known: Known) -> None:
         wheel = needed(known.wheel)
-        known.placed = job.store.link(wheel.sha256, job.options.out / wheel.filename)
+        known.placed = job.store.copy_out(wheel.sha256, job.options.out / wheel.filename)
+        job.store.put_record("digest", _state_key(known.placed), {"sha256": wheel.sha256})
 
 
 def _same_file(target: Path, source: Path) -> bool:
-    """Whether both are one file, or a copy that kept size and time; the store's files never change."""
+    """Whether *target* is a copy that kept size and time; the store's files never change."""
     left, right = target.stat(), source.stat()
-    if (left.st_dev, left.st_ino) == (right.st_dev, right.st_ino):
-        return True
     return (left.st_size, left.st_mtime_ns) == (right.st_size, right.st_mtime_ns)
 
 
@@ -352,9 +351,27 @@ class Publish:
         listed = None
         # A run for another platform may place its wheel while this one writes pages without it.
         while listed != (listed := _listing(out)):
-            publish(wheels_in(out), out)
+            index = publish(wheels_in(out), out, digests=_known_digests(job))
+            for file in index.files:
+                job.store.put_record("digest", _state_key(out / file.filename), {"sha256": file.sha256})
         job.store.put_record("index", self.key(job, known) or "", {"folder": str(out), "pages": _pages(out)})
         known.published = True
+
+
+def _known_digests(job: Job) -> dict[str, str]:
+    """Digests of wheels in the user's folder that were read before and have not been touched since."""
+    from sparkwright.publish import wheels_in
+
+    found = {
+        wheel.name: job.store.find_record("digest", _state_key(wheel)) for wheel in wheels_in(job.options.out)
+    }
+    return {name: record["sha256"] for name, record in found.items() if record is not None}
+
+
+def _state_key(path: Path) -> str:
+    """What identifies a file as long as nobody touches it: place, inode, size and time of change."""
+    state = path.stat()
+    return digest_of([str(path), state.st_ino, state.st_size, state.st_mtime_ns])
 
 
 def _pages(folder: Path) -> str:

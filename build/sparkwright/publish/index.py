@@ -24,7 +24,7 @@ from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.stamp import header
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["PublishedIndex", "publish", "wheels_in"]
 
@@ -59,13 +59,20 @@ def wheels_in(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(path for path in folder.glob("*.whl") if not path.name.startswith(".")))
 
 
-def publish(wheels: Sequence[Path], folder: Path) -> PublishedIndex:
+def publish(
+    wheels: Sequence[Path], folder: Path, *, digests: Mapping[str, str] | None = None
+) -> PublishedIndex:
     """Make the index in *folder* list exactly *wheels*.
 
     A wheel that lies elsewhere is put into *folder* first. Files appear one by one, whole,
     and in an order in which no page ever names what is not there: wheels and their metadata,
     then the projects' pages, then the root; what is stale goes last, the other way round. The
     same wheels give the same bytes.
+
+    Args:
+        wheels: what to list.
+        folder: where to; the pages go to ``simple/`` in it.
+        digests: SHA-256 of wheels by file name, where the caller knows it; the others are read.
 
     Raises:
         PublishError: two wheels have one name, or a wheel's name and metadata disagree.
@@ -77,7 +84,7 @@ def publish(wheels: Sequence[Path], folder: Path) -> PublishedIndex:
     with storing(f"publishing into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         with hold(folder / ".publish.lock", f"the index in {folder}"):
-            described = [_describe(_placed(wheel, folder)) for wheel in wheels]
+            described = [_describe(_placed(wheel, folder), digests or {}) for wheel in wheels]
             files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
             pages = {file.filename + _METADATA: metadata for file, metadata in described}
             pages |= _pages(files)
@@ -112,7 +119,7 @@ def _placed(wheel: Path, folder: Path) -> Path:
     return target
 
 
-def _describe(wheel: Path) -> tuple[IndexFile, bytes]:
+def _describe(wheel: Path, digests: Mapping[str, str]) -> tuple[IndexFile, bytes]:
     """How the index lists *wheel*, and its METADATA."""
     name = parse_name(wheel.name)
     with open_archive(wheel) as archive:
@@ -129,7 +136,7 @@ def _describe(wheel: Path) -> tuple[IndexFile, bytes]:
             next_step="build it again",
         )
     file = IndexFile(
-        project, version, wheel.name, sha256_file(wheel), wheel.stat().st_size,
+        project, version, wheel.name, digests.get(wheel.name) or sha256_file(wheel), wheel.stat().st_size,
         ",".join(header(metadata, "Requires-Python")), sha256_bytes(metadata),
     )  # fmt: skip
     return file, metadata

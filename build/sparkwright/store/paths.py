@@ -17,7 +17,7 @@ from sparkwright.errors import DigestError, StorageError
 from sparkwright.store.locks import hold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Store", "default_home", "open_store", "remove_tree", "storing", "write_atomically"]
 
@@ -157,18 +157,34 @@ class Store:
         return target
 
     def link(self, sha256: str, target: Path) -> Path:
-        """Put the file with that digest at *target* too, under the name that it should have there."""
+        """Put the file with that digest at *target* too, inside the store."""
+
+        def link_or_copy(source: Path, temporary: Path) -> None:
+            try:
+                temporary.hardlink_to(source)
+            except OSError as error:
+                if error.errno not in {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}:
+                    raise
+                shutil.copy2(source, temporary)  # a file system without hard links
+
+        return self._appear(sha256, target, link_or_copy)
+
+    def copy_out(self, sha256: str, target: Path) -> Path:
+        """Copy the file with that digest out of the store: what is done to *target* stays there."""
+
+        def copy(source: Path, temporary: Path) -> None:
+            shutil.copy2(source, temporary)
+            temporary.chmod(0o644)
+
+        return self._appear(sha256, target, copy)
+
+    def _appear(self, sha256: str, target: Path, make: Callable[[Path, Path], None]) -> Path:
         with storing(f"placing {target.name}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             _sweep_beside(target)
             temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}")
             try:
-                try:
-                    temporary.hardlink_to(self.file_path(sha256))
-                except OSError as error:
-                    if error.errno not in {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}:
-                        raise
-                    shutil.copy2(self.file_path(sha256), temporary)  # another disk, or one without hard links
+                make(self.file_path(sha256), temporary)
                 temporary.replace(target)
             except BaseException:
                 temporary.unlink(missing_ok=True)
