@@ -26,6 +26,7 @@ from sparkwright.git import (
     make_read_only,
     open_repository,
     patch_tree,
+    require_git,
 )
 from sparkwright.git.repository import git_environment
 from sparkwright.store import remove_tree
@@ -341,10 +342,8 @@ def test_an_old_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_git_that_is_new_enough_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkwright.git.repository import _require_git
-
     monkeypatch.setenv("PATH", fake_git(tmp_path, "git version 2.38.0.windows.1"))
-    _require_git()
+    assert require_git() == "git version 2.38.0.windows.1"
 
 
 def test_no_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

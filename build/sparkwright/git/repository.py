@@ -99,7 +99,7 @@ def open_repository(path: Path) -> Repository:
     with hold(path.with_name(path.name + ".lock"), f"the repository {path}"), storing("making the store"):
         # Whoever waited for the lock finds it made, and must not write under those who use it.
         if not ready.is_file():
-            repository.command("init", "--quiet", "--bare", str(path), bare=False)
+            repository.command("init", "--quiet", "--bare", "--template=", str(path), bare=False)
             (path / "info").mkdir(exist_ok=True)
             (path / "info" / "attributes").write_text(_ATTRIBUTES)
             ready.touch()
