@@ -45,6 +45,7 @@ lint: $(VENV)/.ready-test ## Format check, lint, types, import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy scripts/bench/*.py
 	$(BIN)/lint-imports
 
 format: $(VENV)/.ready-test ## Format and fix what can be fixed

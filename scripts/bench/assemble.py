@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """How long `sparkwright.wheel.assemble` takes, beside ``wheel unpack`` and ``wheel pack``.
 
-    python scripts/bench/assemble.py vllm-0.24.0-cp38-abi3-manylinux_2_28_aarch64.whl
+    python scripts/bench/assemble.py [WHEEL]
 
 Both change the same ten Python files of the same wheel, in turn, several rounds in one run.
-The peer is the ``wheel`` package from the package index; install it first.
+By default it is the pinned aarch64 wheel, from the store. The peer is the ``wheel`` package.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from pathlib import Path
 
 from sparkwright import process
 from sparkwright.canonical import sha256_file
+from sparkwright.git import open_repository
+from sparkwright.plan import open_checkout
+from sparkwright.store import open_store
+from sparkwright.upstream import Access, open_source, read_settings
 from sparkwright.wheel import AssemblyPlan, assemble, local_version, parse_name
 
 CHANGED = 10
@@ -32,6 +36,16 @@ def changes_of(wheel: Path) -> dict[str, bytes | None]:
         names = [name for name in archive.namelist() if name.endswith(".py") and name != "vllm/_version.py"]
         step = max(1, len(names) // CHANGED)
         return {name: archive.read(name) + b"# changed\n" for name in names[::step][:CHANGED]}
+
+
+def pinned_wheel() -> Path:
+    """Upstream's aarch64 wheel of the pinned release, fetched when it is not in the store."""
+    store = open_store()
+    lock = open_checkout(Path(__file__).parent).lock
+    access = Access(store, open_repository(store.git), read_settings())
+    open_source("index", access).wheel(lock, "aarch64")
+    artifact = lock.wheel("aarch64")
+    return store.named_file(artifact.sha256, artifact.filename)
 
 
 def ours(plan: AssemblyPlan, folder: Path) -> float:
@@ -56,18 +70,16 @@ def theirs(plan: AssemblyPlan, folder: Path) -> tuple[float, float]:
 def main() -> int:
     """Measure, print a line for each round, then the medians and their ratio."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("wheel", type=Path)
+    parser.add_argument("wheel", type=Path, nargs="?", help="upstream's wheel; the pinned one by default")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scratch", type=Path, default=None, help="folder on the disk to measure")
     arguments = parser.parse_args()
     if importlib.util.find_spec("wheel") is None:
         print(f"the package 'wheel' is missing; install it with: {sys.executable} -m pip install wheel")
         return 2
-    release = parse_name(arguments.wheel.name).version
-    plan = AssemblyPlan(
-        arguments.wheel, sha256_file(arguments.wheel), local_version(release, "bench", "1a2b3c4d"),
-        changes_of(arguments.wheel),
-    )  # fmt: skip
+    wheel = arguments.wheel or pinned_wheel()
+    version = local_version(parse_name(wheel.name).version, "bench", "1a2b3c4d")
+    plan = AssemblyPlan(wheel, sha256_file(wheel), version, changes_of(wheel))
     mine: list[float] = []
     peer: list[float] = []
     for number in range(arguments.rounds):

@@ -40,7 +40,7 @@ def make_job(source: str) -> Job:
     repository = open_repository(store.git)
     opened = open_source(source, Access(store, repository, read_settings()))
     options = Options(platform="aarch64", source=source, out=checkout.root / "dist")
-    return Job(checkout, checkout.point("spark"), options, store, repository, opened, opened)
+    return Job(checkout, checkout.point("spark"), options, store, repository, opened)
 
 
 def timed(action: Callable[..., object], *arguments: object, **named: object) -> float:
