@@ -24,7 +24,7 @@ from sparkwright.probe import Proof, Verdict
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkwright.carry import Carry
+    from sparkwright.carry import Carry, CarrySpec
     from sparkwright.plan.job import Job, Known
 
 __all__ = ["Step", "steps_for"]
@@ -86,8 +86,7 @@ class Merge:
                 "pristine": known.pristine.tree,
                 "history": known.pristine.commit if known.pristine.history else None,
                 "point": job.point.describe(),
-                "requires": {carry.name: list(carry.spec.requires) for carry in job.point.carries},
-                "superseded": {carry.name: to_builtins(carry.spec.superseded) for carry in job.point.carries},
+                "carries": [_merge_inputs(carry.spec) for carry in job.point.carries],
             }
         )
 
@@ -122,6 +121,13 @@ class Merge:
         job.repository.keep(f"refs/sparkwright/points/{job.point.digest}", report.commit)
         job.store.put_record("merge", self.key(job, known) or "", to_builtins(report))
         known.report = report
+
+
+def _merge_inputs(spec: CarrySpec) -> dict[str, object]:
+    """What a merge's report takes from a carry besides its content: the title goes into its commit."""
+    wanted = ("name", "title", "requires", "superseded", "upstream")
+    described = to_builtins(spec)
+    return {name: described[name] for name in wanted}
 
 
 @dataclass(frozen=True)

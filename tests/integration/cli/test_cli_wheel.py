@@ -99,6 +99,20 @@ def test_two_machines_give_the_same_bytes(world: World, umask: int, environment:
     assert {wheel.name: sha256(wheel) for wheel in world.wheels} == digests
 
 
+def test_an_edited_title_gives_the_same_bytes_on_a_warm_store_and_a_cold_one(world: World) -> None:
+    world.good("wheel")
+    path = world.root / "carries" / "clamp" / "carry.toml"
+    text = path.read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith("title = "))
+    path.write_text(text.replace(line, 'title = "Say it in other words"'))
+    world.good("wheel")
+    (warm,) = (sha256(wheel) for wheel in world.wheels)
+    remove_tree(world.dist)
+    world.new_store("another store")
+    world.good("wheel")
+    assert [sha256(wheel) for wheel in world.wheels] == [warm]
+
+
 def test_the_wheel_says_what_it_is_made_of(world: World) -> None:
     world.good("carry", "prove")
     summary = world.good("wheel", "--json").json
