@@ -8,7 +8,6 @@ import zipfile
 
 import msgspec
 import pytest
-from http_index import RunningIndex
 from small_release import COMMIT, artifact, make_release, make_wheel
 from upstream_kit import git, make_access, make_upstream
 
@@ -57,19 +56,6 @@ def upstream(tmp_path):
 def release(upstream):
     # The small release's metadata names its home page; the remote that tests ask is the folder here.
     return make_release(commit=git(upstream, "rev-parse", "v1.2.0^{commit}"))
-
-
-@pytest.fixture
-def lock(release):
-    return release.lock
-
-
-@pytest.fixture
-def index(release):
-    with RunningIndex() as running:
-        for name, data in release.files.items():
-            running.add(name, data)
-        yield running
 
 
 @pytest.fixture

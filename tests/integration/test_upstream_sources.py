@@ -9,7 +9,6 @@ import threading
 
 import msgspec
 import pytest
-from http_index import RunningIndex
 from small_release import artifact, make_release, make_sdist, sdist_files
 from upstream_kit import GENERATED, commit_all, git, make_access, make_upstream, write_files
 
@@ -44,19 +43,6 @@ def pinned(upstream):
 @pytest.fixture
 def release(upstream, pinned):
     return make_release(commit=pinned, git=upstream.as_uri())
-
-
-@pytest.fixture
-def lock(release):
-    return release.lock
-
-
-@pytest.fixture
-def index(release):
-    with RunningIndex() as running:
-        for name, data in release.files.items():
-            running.add(name, data)
-        yield running
 
 
 @pytest.fixture
