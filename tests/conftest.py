@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,10 @@ from sparkwright.store import Store, open_store
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+# Who starts the tests in the background of a script has SIGINT ignored, and every program that they start
+# inherits that. With a handler of our own, those programs get the default back and can be interrupted.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "sparkwright",
