@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from sparkwright.config import Model, load_toml
 from sparkwright.errors import UnknownNameError
+from sparkwright.lock.native import NativePin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,6 +79,7 @@ class Lock(Model, frozen=True):
         sdist: its source distribution.
         wheels: its wheels by platform, such as ``aarch64``.
         sources: what its CMake project would download, by name.
+        native: what kernels are compiled with and from, where we compile them.
     """
 
     format: int
@@ -85,6 +87,7 @@ class Lock(Model, frozen=True):
     sdist: Artifact
     wheels: dict[str, Artifact]
     sources: dict[str, Dependency]
+    native: NativePin | None = None
 
     def wheel(self, platform: str) -> Artifact:
         """Upstream's wheel for *platform*.

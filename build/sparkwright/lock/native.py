@@ -1,0 +1,138 @@
+"""The typed model of the lock's ``[native]`` tables: what kernels are compiled with and from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, field
+
+from sparkwright.config import Model
+from sparkwright.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Binary", "ExtensionSpec", "NativePin", "Package", "SourcePin", "Toolkit", "named"]
+
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
+TreeId = Annotated[str, Meta(pattern="^[0-9a-f]{40}\\Z")]
+Architecture = Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9][af]?\Z")]
+
+
+class Package(Model, frozen=True):
+    """A wheel on the package index, by digest.
+
+    Attributes:
+        filename: its name there.
+        sha256: digest of its bytes, 64 hex digits.
+        size: in bytes.
+        folders: what is unpacked from it; everything where none is named.
+    """
+
+    filename: str
+    sha256: Sha256
+    size: int
+    folders: tuple[str, ...] = ()
+
+
+class Toolkit(Model, frozen=True):
+    """Where compilers, headers and libraries come from.
+
+    Attributes:
+        cuda: version of nvcc, ``major.minor``.
+        builder: programs that run on the compiling machine, by its machine name and their own.
+        target: headers and libraries for the machine that the code is for, likewise.
+        link_only: sonames that are linked against and come with torch at run time; stand-ins of
+            that name do for linking.
+    """
+
+    cuda: str
+    builder: dict[str, dict[str, Package]]
+    target: dict[str, dict[str, Package]]
+    link_only: tuple[str, ...] = ()
+
+
+class SourcePin(Model, frozen=True):
+    """A dependency's source, by content: whoever brings it, the tree is the same.
+
+    Attributes:
+        tree: git id of the tree that holds `paths` and nothing else.
+        paths: the folders and files that compiling needs, relative to the repository's root.
+        repository: git address; by default that of the lock's source of the same name.
+        ref: commit or tag there, likewise.
+        package: a wheel that carries the same files.
+        folder: where in `package` they are.
+        mount: where the tree goes inside another source: ``name:folder``; a source of its own if empty.
+        stand_in: files that configuring wants to see when the source cannot be had; made empty.
+    """
+
+    tree: TreeId
+    paths: tuple[str, ...]
+    repository: str = ""
+    ref: str = ""
+    package: Package | None = None
+    folder: str = ""
+    mount: str = ""
+    stand_in: tuple[str, ...] = ()
+
+
+class ExtensionSpec(Model, frozen=True):
+    """An extension that we compile.
+
+    Attributes:
+        member: its name in the wheel.
+        sources: the dependencies' sources that it is compiled from.
+        host_only: whether it has no device code.
+    """
+
+    member: str
+    sources: tuple[str, ...] = ()
+    host_only: bool = False
+
+
+class Binary(Model, frozen=True):
+    """What a binary of the wheel holds when it was compiled for the pin's architecture.
+
+    Attributes:
+        cubins: number of cubins by architecture, such as ``sm_121a``.
+        ptx: number of PTX modules by architecture, such as ``compute_89``.
+        why: why something else than the card's own architecture is in it.
+    """
+
+    cubins: dict[str, int] = field(default_factory=dict)
+    ptx: dict[str, int] = field(default_factory=dict)
+    why: str = ""
+
+
+class NativePin(Model, frozen=True):
+    """All of the lock's ``[native]``.
+
+    Attributes:
+        arch: what ``TORCH_CUDA_ARCH_LIST`` is set to unless something else is asked for.
+        toolkit: compilers, headers, libraries.
+        sources: dependencies' sources by the lock's names for them.
+        extensions: what is compiled, by CMake's target names, in the order of building.
+        binaries: what each binary holds, by member name, when compiled for `arch`.
+        costs: seconds of CPU time and peak MiB by unit, from an earlier build: the first order.
+    """
+
+    arch: Architecture
+    toolkit: Toolkit
+    sources: dict[str, SourcePin]
+    extensions: dict[str, ExtensionSpec]
+    binaries: dict[str, Binary] = field(default_factory=dict)
+    costs: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+
+def named(table: Mapping[str, Package], name: str, kind: str) -> Package:
+    """The package called *name* in *table*.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    try:
+        return table[name]
+    except KeyError:
+        raise UnknownNameError(
+            f"the lock has no {kind} called {name!r}", next_step=f"choose one of: {', '.join(sorted(table))}"
+        ) from None
