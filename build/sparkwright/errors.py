@@ -14,11 +14,13 @@ __all__ = [
     "BusyError",
     "CarryConflictError",
     "ConfigError",
+    "DamagedStoreError",
     "DependencyOrderError",
     "DigestError",
     "EnvironmentSetupError",
     "FetchError",
     "LockMismatchError",
+    "LostFileError",
     "MovedHeadError",
     "NativeInputsError",
     "NewerFormatError",
@@ -200,3 +202,15 @@ class BusyError(SparkwrightError):
     """Another run holds what this one needs."""
 
     exit_code = 71
+
+
+class DamagedStoreError(StorageError):
+    """Files or records in the store are not what they were."""
+
+    exit_code = 72
+
+
+class LostFileError(StorageError):
+    """A file went out of the store between being found and being used."""
+
+    exit_code = 73

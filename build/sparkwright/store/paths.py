@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkwright.canonical import sha256_file
-from sparkwright.errors import DigestError, StorageError
+from sparkwright.errors import DigestError, LostFileError, StorageError
 from sparkwright.store.locks import hold
 from sparkwright.store.owned import owned_file, owned_folder, shared, sweep_file, sweep_folder
 from sparkwright.store.removal import remove_tree
@@ -213,7 +213,8 @@ class Store:
         """Put the file with that digest at *target* too, inside the store.
 
         Raises:
-            StorageError: the store holds it no longer, or the disk is full or cannot be written.
+            LostFileError: the store holds it no longer.
+            StorageError: the disk is full or cannot be written.
         """
         source = self.file_path(sha256)
         with self._placing(sha256, target), shared(source):
@@ -234,7 +235,8 @@ class Store:
         """Copy the file with that digest out of the store: what is done to *target* stays there.
 
         Raises:
-            StorageError: the store holds it no longer, or the disk is full or cannot be written.
+            LostFileError: the store holds it no longer.
+            StorageError: the disk is full or cannot be written.
         """
         with self._placing(sha256, target):
             _copy(self.file_path(sha256), target, mode=0o644)
@@ -250,7 +252,7 @@ class Store:
             except FileNotFoundError as error:
                 if self.file_path(sha256).exists():
                     raise
-                raise StorageError(
+                raise LostFileError(
                     f"{target.name} cannot be taken from the store",
                     because=f"another run pruned {sha256[:12]}, or somebody removed it by hand",
                     next_step="run the same command again: what is missing is fetched or made again",
