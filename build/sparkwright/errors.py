@@ -19,7 +19,9 @@ __all__ = [
     "EnvironmentSetupError",
     "FetchError",
     "LockMismatchError",
+    "MissingSourceError",
     "MovedHeadError",
+    "NativeBuildError",
     "NativeInputsError",
     "NewerFormatError",
     "NotInStoreError",
@@ -176,6 +178,18 @@ class WheelError(SparkwrightError):
     """A wheel is malformed, or cannot be put together."""
 
     exit_code = 51
+
+
+class NativeBuildError(SparkwrightError):
+    """The kernels could not be configured or linked."""
+
+    exit_code = 52
+
+
+class MissingSourceError(SparkwrightError):
+    """A source that kernels are compiled from cannot be had, and native kernels were required."""
+
+    exit_code = 53
 
 
 class AuditError(SparkwrightError):
