@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,19 +28,28 @@ from sparkwright.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from sparkwright.git import Repository
     from sparkwright.lock import Lock
-    from sparkwright.native.model import Inputs
+    from sparkwright.native.model import Inputs, Toolchain
     from sparkwright.native.workspace import Workspace
     from sparkwright.store import Store
 
-__all__ = ["configuration_key", "configure", "find_configuration", "with_generated"]
+__all__ = [
+    "TOOLCHAIN_FILE",
+    "configuration_key",
+    "configure",
+    "configure_command",
+    "find_configuration",
+    "with_generated",
+]
 
 # Part of the key: raised when the arguments below or the reading of CMake's output change.
 _RULES = 1
 _COMPILED = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".inl"})
 _SECONDS = 600
+TOOLCHAIN_FILE = "toolchain.cmake"
 _CODE = re.compile(r"code=\[?([\w,]+)\]?")
 
 
@@ -129,13 +138,10 @@ def _generated_ref(key: str) -> str:
 
 def _run_cmake(work: Workspace, inputs: Inputs, lock: Lock, prefix: Sequence[str]) -> None:
     chain, target = inputs.toolchain, inputs.target
-    settings = work.build / "toolchain.cmake"
-    settings.write_text(toolchain_file(chain, target, work.root), encoding="utf-8")
-    command = [*prefix, str(chain.cmake), "-G", "Ninja", "-S", str(work.source), "-B", str(work.build)]
-    command += [f"-D{name}={value}" for name, value in _cache(work, inputs).items()]
+    (work.build / TOOLCHAIN_FILE).write_text(toolchain_file(chain, target, work.root), encoding="utf-8")
     try:
         run(
-            command,
+            [*prefix, *configure_command(chain, work.root)],
             cwd=work.build,
             env=configure_environment(chain, target, work.root, lock),
             timeout=_SECONDS,
@@ -148,35 +154,36 @@ def _run_cmake(work: Workspace, inputs: Inputs, lock: Lock, prefix: Sequence[str
         ) from error
 
 
-def _cache(work: Workspace, inputs: Inputs) -> dict[str, str]:
-    """CMake's cache entries.
+def configure_command(chain: Toolchain, root: Path | str) -> list[str]:
+    """How CMake is run for the work folder *root*, with `TOOLCHAIN_FILE` in its ``build/``.
 
     Release, as upstream's own wheels are built; no path of this machine in objects or extensions;
     nothing is downloaded.
     """
-    chain, root = inputs.toolchain, work.root
     mapped = f"-ffile-prefix-map={root}=/sparkwright"
-    return {
-        "CMAKE_TOOLCHAIN_FILE": str(work.build / "toolchain.cmake"),
-        "CMAKE_MAKE_PROGRAM": str(chain.ninja),
+    cache = {
+        "CMAKE_TOOLCHAIN_FILE": f"{root}/build/{TOOLCHAIN_FILE}",
+        "CMAKE_MAKE_PROGRAM": chain.ninja,
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
         "CMAKE_SKIP_RPATH": "ON",
         "CMAKE_CXX_FLAGS": mapped,
         "CMAKE_CUDA_FLAGS": f"-Xcompiler={mapped}",
         "CMAKE_MODULE_LINKER_FLAGS": "-Wl,--strip-all",
-        "CUDAToolkit_ROOT": str(root / "cuda"),
-        "CUTLASS_INCLUDE_DIR": str(root / "deps/cutlass/include"),
-        "CUTLASS_TOOLS_UTIL_INCLUDE_DIR": str(root / "deps/cutlass/tools/util/include"),
-        "Caffe2_DIR": str(root / "torch/share/cmake/Caffe2"),
-        "FETCHCONTENT_BASE_DIR": str(work.build / "fetched"),
+        "CUDAToolkit_ROOT": f"{root}/cuda",
+        "CUTLASS_INCLUDE_DIR": f"{root}/deps/cutlass/include",
+        "CUTLASS_TOOLS_UTIL_INCLUDE_DIR": f"{root}/deps/cutlass/tools/util/include",
+        "Caffe2_DIR": f"{root}/torch/share/cmake/Caffe2",
+        "FETCHCONTENT_BASE_DIR": f"{root}/build/fetched",
         "FETCHCONTENT_FULLY_DISCONNECTED": "ON",
-        "Python_EXECUTABLE": str(chain.python),
-        "Python_INCLUDE_DIR": str(root / "python"),
-        "Torch_DIR": str(root / "torch/share/cmake/Torch"),
-        "VLLM_PYTHON_EXECUTABLE": str(chain.python),
+        "Python_EXECUTABLE": chain.python,
+        "Python_INCLUDE_DIR": f"{root}/python",
+        "Torch_DIR": f"{root}/torch/share/cmake/Torch",
+        "VLLM_PYTHON_EXECUTABLE": chain.python,
         "VLLM_TARGET_DEVICE": "cuda",
     }
+    command = [str(chain.cmake), "-G", "Ninja", "-S", f"{root}/source", "-B", f"{root}/build"]
+    return command + [f"-D{name}={value}" for name, value in cache.items()]
 
 
 def _read_outcome(work: Workspace, lock: Lock) -> _Outcome:
