@@ -13,6 +13,7 @@ __all__ = [
     "AuditError",
     "BusyError",
     "CarryConflictError",
+    "CompileError",
     "ConfigError",
     "DependencyOrderError",
     "DigestError",
@@ -22,6 +23,7 @@ __all__ = [
     "MovedHeadError",
     "NativeInputsError",
     "NewerFormatError",
+    "NotEnoughMemoryError",
     "NotInStoreError",
     "PatchError",
     "ProcessError",
@@ -178,6 +180,12 @@ class WheelError(SparkwrightError):
     exit_code = 51
 
 
+class CompileError(SparkwrightError):
+    """A compiler refused a unit of native code, or gave no object for it."""
+
+    exit_code = 52
+
+
 class AuditError(SparkwrightError):
     """A wheel failed its audit."""
 
@@ -200,3 +208,9 @@ class BusyError(SparkwrightError):
     """Another run holds what this one needs."""
 
     exit_code = 71
+
+
+class NotEnoughMemoryError(SparkwrightError):
+    """This machine has too little memory for what was asked."""
+
+    exit_code = 72
