@@ -24,7 +24,9 @@ from sparkwright.events import emit
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    import psutil
 
 __all__ = [
     "Completed",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 _TAIL = 4000
+_DYING_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -295,11 +298,17 @@ class Running:
         """How it ended, or `None` while it runs; what it left behind in its group is killed."""
         # Looked at without being reaped, so that its id still names its group and nothing else.
         if self._ended is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            return self.kill()
+            self._end()
         return self._ended
 
     def kill(self) -> Ended:
-        """Kill it with all of its group, unless it has ended; returns how it ended."""
+        """Kill it with all of its group, unless it has ended; returns how it ended once all are gone."""
+        if self._ended is None:
+            self._end()
+            _wait_until_gone(self.pid)
+        return self._end()
+
+    def _end(self) -> Ended:
         if self._ended is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -382,13 +391,41 @@ def resident_mib(sessions: Collection[int]) -> dict[int, int]:
 
     The guard that leads a session does not count.
     """
+    used = dict.fromkeys(sessions, 0)
+    for session, process in _members(used):
+        with _vanishing():
+            used[session] += process.memory_info().rss
+    return {session: size >> 20 for session, size in used.items()}
+
+
+def _wait_until_gone(session: int) -> None:
+    """Wait until nothing of *session* runs: killed processes may be busy in the kernel for a moment."""
     import psutil
 
-    used = dict.fromkeys(sessions, 0)
-    for pid in psutil.pids() if used else ():
-        # One that ended since it was listed uses nothing; the others still count.
-        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+    end = time.monotonic() + _DYING_S
+    while time.monotonic() < end:
+        alive = False
+        for _, process in _members([session]):
+            with _vanishing():
+                alive |= process.status() != psutil.STATUS_ZOMBIE
+        if not alive:
+            return
+        time.sleep(0.01)
+
+
+def _members(sessions: Collection[int]) -> Iterator[tuple[int, psutil.Process]]:
+    """Every process of *sessions* but their leaders, each with its session."""
+    import psutil
+
+    for pid in psutil.pids() if sessions else ():
+        with _vanishing():
             session = os.getsid(pid)
-            if session in used and pid != session:
-                used[session] += psutil.Process(pid).memory_info().rss
-    return {session: size >> 20 for session, size in used.items()}
+            if session in sessions and pid != session:
+                yield session, psutil.Process(pid)
+
+
+def _vanishing() -> contextlib.suppress:
+    """Pass over a process that ended since it was listed; the others still count."""
+    import psutil
+
+    return contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error)

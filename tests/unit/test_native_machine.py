@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 MEMINFO = "MemTotal:       65536 kB\nMemFree:         1024 kB\nMemAvailable:   32768 kB\n"
-PSI = "some avg10={some} avg60=99.00 avg300=99.00 total=5\nfull avg10={full} avg60=99.00 avg300=99.00 total=5\n"
+PSI = (
+    "some avg10={some} avg60=99.00 avg300=99.00 total=5\nfull avg10={full} avg60=99.00 avg300=99.00 total=5\n"
+)
 
 
 @pytest.fixture
@@ -60,7 +62,13 @@ def test_the_affinity_is_respected(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("quota", "cores"),
-    [("max 100000", 8), ("300000 100000", 3), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 8)],
+    [
+        ("max 100000", 8),
+        ("300000 100000", 3),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("9900000 100000", 8),
+    ],
 )
 def test_a_quota_of_cores_is_respected(root: Path, quota: str, cores: int) -> None:
     write(root, "proc/self/cgroup", "0::/job\n")

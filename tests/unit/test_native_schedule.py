@@ -35,7 +35,9 @@ def waiting(name: str, seconds: float = 10, mib: int = 1000, *, alone: bool = Fa
     return Waiting(name, Cost(seconds=seconds, mib=mib), alone)
 
 
-def active(name: str, elapsed: float = 1, *, mib: int = 1000, resident: int = 0, alone: bool = False) -> Active:
+def active(
+    name: str, elapsed: float = 1, *, mib: int = 1000, resident: int = 0, alone: bool = False
+) -> Active:
     return Active(name, Cost(seconds=10, mib=mib), elapsed, resident, alone)
 
 
