@@ -13,6 +13,7 @@ __all__ = [
     "AuditError",
     "BusyError",
     "CarryConflictError",
+    "CompileError",
     "ConfigError",
     "DependencyOrderError",
     "DigestError",
@@ -24,6 +25,7 @@ __all__ = [
     "NativeBuildError",
     "NativeInputsError",
     "NewerFormatError",
+    "NotEnoughMemoryError",
     "NotInStoreError",
     "PatchError",
     "ProcessError",
@@ -186,10 +188,16 @@ class NativeBuildError(SparkwrightError):
     exit_code = 52
 
 
+class CompileError(SparkwrightError):
+    """A compiler refused a unit of native code, or gave no object for it."""
+
+    exit_code = 53
+
+
 class MissingSourceError(SparkwrightError):
     """A source that kernels are compiled from cannot be had, and native kernels were required."""
 
-    exit_code = 53
+    exit_code = 54
 
 
 class AuditError(SparkwrightError):
@@ -214,3 +222,9 @@ class BusyError(SparkwrightError):
     """Another run holds what this one needs."""
 
     exit_code = 71
+
+
+class NotEnoughMemoryError(SparkwrightError):
+    """This machine has too little memory for what was asked."""
+
+    exit_code = 72
