@@ -84,6 +84,11 @@ class Outcome(Model, frozen=True):
     signals: tuple[str, ...] = ()
     hazards: tuple[Hazard, ...] = ()
 
+    @property
+    def named_paths(self) -> tuple[str, ...]:
+        """`paths` for people: one in a dependency's tree is named as git would, ``source:path``."""
+        return tuple(f"{self.source}:{path}" if self.source else path for path in self.paths)
+
 
 class MergedSource(Model, frozen=True):
     """A dependency's source to which carries were to be applied.
