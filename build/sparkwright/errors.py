@@ -13,15 +13,19 @@ __all__ = [
     "AuditError",
     "BusyError",
     "CarryConflictError",
+    "CompileError",
     "ConfigError",
     "DependencyOrderError",
     "DigestError",
     "EnvironmentSetupError",
     "FetchError",
     "LockMismatchError",
+    "MissingSourceError",
     "MovedHeadError",
+    "NativeBuildError",
     "NativeInputsError",
     "NewerFormatError",
+    "NotEnoughMemoryError",
     "NotInStoreError",
     "PatchError",
     "ProcessError",
@@ -178,6 +182,24 @@ class WheelError(SparkwrightError):
     exit_code = 51
 
 
+class NativeBuildError(SparkwrightError):
+    """The kernels could not be configured or linked."""
+
+    exit_code = 52
+
+
+class CompileError(SparkwrightError):
+    """A compiler refused a unit of native code, or gave no object for it."""
+
+    exit_code = 53
+
+
+class MissingSourceError(SparkwrightError):
+    """A source that kernels are compiled from cannot be had, and native kernels were required."""
+
+    exit_code = 54
+
+
 class AuditError(SparkwrightError):
     """A wheel failed its audit."""
 
@@ -200,3 +222,9 @@ class BusyError(SparkwrightError):
     """Another run holds what this one needs."""
 
     exit_code = 71
+
+
+class NotEnoughMemoryError(SparkwrightError):
+    """This machine has too little memory for what was asked."""
+
+    exit_code = 72

@@ -1,0 +1,141 @@
+"""A CUDA toolkit, a torch and build tools that are installed on this machine, for who asks for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.canonical import digest_of, sha256_file
+from sparkwright.errors import ToolError
+from sparkwright.native.farm import target_folders
+from sparkwright.native.host import version_of
+from sparkwright.process import run
+
+if TYPE_CHECKING:
+    from sparkwright.native.model import Target
+
+__all__ = ["InstalledToolkit", "InstalledTorch", "find_tool", "find_toolkit", "find_torch"]
+
+_OLDEST = {"cmake": (3, 26), "ninja": (1, 10)}
+_TIMEOUT_S = 60.0
+# What nvcc runs or reads besides headers: together with those it decides what is compiled.
+_DECIDING = (
+    "bin/nvcc",
+    "bin/nvcc.profile",
+    "bin/cudafe++",
+    "bin/fatbinary",
+    "bin/ptxas",
+    "bin/nvlink",
+    "nvvm/bin/cicc",
+    "nvvm/libdevice/libdevice.10.bc",
+)
+_TORCH_SCRIPT = """\
+import importlib.metadata as m, importlib.util as u, json
+spec = u.find_spec("torch")
+where = list(spec.submodule_search_locations or []) if spec else []
+found = m.distribution("torch") if where else None
+print(json.dumps([where, found.version if found else "", str(found.locate_file("")) if found else ""]))
+"""
+
+
+@dataclass(frozen=True)
+class InstalledToolkit:
+    """A CUDA toolkit in its classic layout.
+
+    Attributes:
+        folder: where it is.
+        version: nvcc's, in full.
+        digest: of all its programs and headers that take part in compiling.
+    """
+
+    folder: Path
+    version: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class InstalledTorch:
+    """An installed torch.
+
+    Attributes:
+        folder: its package folder.
+        digest: of its list of files, which names each by digest (PEP 376).
+    """
+
+    folder: Path
+    digest: str
+
+
+def find_toolkit(folder: Path, target: Target, cuda: str) -> InstalledToolkit:
+    """The CUDA toolkit in *folder*, if it is of version *cuda* and has what *target* needs.
+
+    Raises:
+        ToolError: it is not there, another, or incomplete.
+    """
+    folder = folder.expanduser().absolute()
+    library = _runtime(folder, target)
+    lacking = [name for name in (*_DECIDING, "include/cuda_runtime.h") if not (folder / name).is_file()]
+    if lacking or library is None:
+        missing = ", ".join([*lacking, *([] if library else [f"libcudart.so for {target.machine}"])])
+        raise ToolError(
+            f"{folder} is no CUDA toolkit for {target.machine}",
+            because=f"it lacks {missing}",
+            next_step=f"install CUDA {cuda} there, or leave it out: the packages of the lock are taken then",
+        )
+    said = run([folder / "bin" / "nvcc", "--version"], timeout=_TIMEOUT_S).text
+    found = re.search(r"\bV(\d+\.\d+\.\d+)", said)
+    version = found[1] if found else "unknown"
+    if not version.startswith(f"{cuda}."):
+        raise ToolError(
+            f"the CUDA toolkit in {folder} is not the one that the lock names",
+            because=f"its nvcc is {version}, and upstream.lock has {cuda}",
+            next_step=f"install CUDA {cuda}, or leave it out: the packages of the lock are taken then",
+        )
+    return InstalledToolkit(folder, version, _digest(folder, library))
+
+
+def _runtime(folder: Path, target: Target) -> Path | None:
+    """The runtime's library for *target*."""
+    machine_folders = [folder / "targets" / name for name in target_folders(target.machine)]
+    several = (folder / "targets").is_dir()
+    places = [place / "lib" for place in machine_folders] if several else [folder / "lib64"]
+    return next((path for place in places if (path := place / "libcudart.so").exists()), None)
+
+
+def _digest(folder: Path, library: Path) -> str:
+    files = {name: folder / name for name in _DECIDING} | {"libcudart.so": library}
+    include = folder / "include"
+    for parent, folders, names in os.walk(include, followlinks=True):
+        folders.sort()
+        files |= {str(Path(parent, name).relative_to(folder)): Path(parent, name) for name in names}
+    return digest_of({name: sha256_file(path) for name, path in files.items()})
+
+
+def find_torch(python: Path, version: str) -> InstalledTorch | None:
+    """The torch *version* that is installed for the interpreter *python*; it is not imported."""
+    done = run([python, "-I", "-c", _TORCH_SCRIPT], accept=range(256), timeout=_TIMEOUT_S)
+    if done.status:
+        return None
+    where, found, root = json.loads(done.text)
+    if len(where) != 1 or found.split("+")[0] != version:
+        return None
+    records = list(Path(root).glob(f"torch-{found}.dist-info/RECORD"))
+    headers = Path(where[0], "include", "ATen", "ATen.h")
+    if len(records) != 1 or not headers.is_file():
+        return None
+    return InstalledTorch(Path(where[0]), sha256_file(records[0]))
+
+
+def find_tool(name: str) -> tuple[Path, str] | None:
+    """The program ``cmake`` or ``ninja`` on PATH with its version, if it is new enough."""
+    found = shutil.which(name)
+    if found is None:
+        return None
+    said = run([found, "--version"], accept=range(256), timeout=_TIMEOUT_S).text
+    version = version_of(said)
+    return (Path(found), ".".join(map(str, version))) if version >= _OLDEST[name] else None
