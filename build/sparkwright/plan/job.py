@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from sparkwright.merge import History, MergeRequest
 from sparkwright.probe import Proof, Prover
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from sparkwright.carry import Revision
     from sparkwright.git import Repository
     from sparkwright.lock import Artifact
+    from sparkwright.lock.native import NativePin
     from sparkwright.merge import MergeReport
     from sparkwright.patchset import Point
     from sparkwright.plan.checkout import Checkout
+    from sparkwright.probe import Facility
     from sparkwright.store import Store
     from sparkwright.upstream import Pristine, Source
     from sparkwright.wheel.audit import Expectation
@@ -38,6 +40,8 @@ class Options:
         allow_unproved: carries that may go in without a proof.
         out: folder for the wheel and its index.
         offline: use no network.
+        require_native: whether an extension that cannot be compiled is an error, where kernels are
+            compiled at all; otherwise it comes from upstream's wheel.
     """
 
     platform: str
@@ -45,11 +49,22 @@ class Options:
     out: Path
     allow_unproved: frozenset[str] = frozenset()
     offline: bool = False
+    require_native: bool = False
 
 
 @dataclass(frozen=True)
 class Job:
-    """A point to be made into a wheel, and the rooms' tools to do it with."""
+    """A point to be made into a wheel, and the rooms' tools to do it with.
+
+    Attributes:
+        checkout: the clone of the project.
+        point: what is made.
+        options: choices besides it.
+        store: where results are kept.
+        repository: the store's repository.
+        source: where upstream's tree comes from.
+        facilities: what probes may need from the outside, by name.
+    """
 
     checkout: Checkout
     point: Point
@@ -57,6 +72,17 @@ class Job:
     store: Store
     repository: Repository
     source: Source
+    facilities: Mapping[str, Facility] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> Literal["upstream", "native"]:
+        """Where compiled code comes from."""
+        return "upstream" if self.point.arch is None else "native"
+
+    @property
+    def native(self) -> NativePin | None:
+        """What kernels are compiled with and from; `None` where upstream's are taken."""
+        return None if self.point.arch is None else self.point.lock.native
 
     @cached_property
     def pristine(self) -> Pristine:
@@ -94,7 +120,18 @@ class Job:
             find_base=self.find_base,
             history=history,
             offline=self.options.offline,
+            left_out=self.point.left_out,
+            sources=self.sources_at_hand if version == self.point.lock.release.version else {},
         )
+
+    @property
+    def sources_at_hand(self) -> dict[str, str]:
+        """Ids of the pinned trees that carries change and that are in the store, by the sources' names."""
+        pins = {} if self.native is None else self.native.sources
+        wanted = {carry.spec.source for carry in self.point.deciding}
+        return {
+            name: pin.tree for name, pin in pins.items() if name in wanted and self.repository.has(pin.tree)
+        }
 
     def prover(self, report: MergeReport) -> Prover:
         """What finds or makes proofs on the trees of *report*."""
@@ -105,6 +142,8 @@ class Job:
             report.tree,
             report.version,
             offline=self.options.offline,
+            sources=report.sources,
+            facilities=self.facilities,
         )
 
     def changes(self, report: MergeReport) -> dict[str, bytes | None]:
