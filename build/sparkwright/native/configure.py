@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sparkwright.store import Store
 
 __all__ = [
+    "RULES",
     "TOOLCHAIN_FILE",
     "configuration_key",
     "configure",
@@ -45,8 +46,9 @@ __all__ = [
     "with_generated",
 ]
 
-# Part of the key: raised when the arguments below or the reading of CMake's output change.
-_RULES = 1
+RULES = 1
+"""Part of every key of what was configured: raised when CMake's arguments or the reading of its output change."""
+
 _COMPILED = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".inl"})
 _SECONDS = 600
 TOOLCHAIN_FILE = "toolchain.cmake"
@@ -71,7 +73,7 @@ def configuration_key(repository: Repository, tree: str, inputs: Inputs) -> str:
         for path, entry in sorted(repository.files(tree).items())
     ]
     target = [inputs.target.machine, inputs.target.arch]
-    return digest_of({"rules": _RULES, "files": files, "toolchain": inputs.toolchain.key, "target": target})
+    return digest_of({"rules": RULES, "files": files, "toolchain": inputs.toolchain.key, "target": target})
 
 
 def find_configuration(store: Store, repository: Repository, key: str) -> Configuration | None:

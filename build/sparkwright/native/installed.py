@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from sparkwright.canonical import digest_of, sha256_file
 from sparkwright.errors import ToolError
 from sparkwright.native.farm import target_folders
-from sparkwright.native.host import version_of
+from sparkwright.native.host import this_machine, version_of
 from sparkwright.process import run
 
 if TYPE_CHECKING:
+    from sparkwright.lock.native import Toolkit
     from sparkwright.native.model import Target
 
 __all__ = ["InstalledToolkit", "InstalledTorch", "find_tool", "find_toolkit", "find_torch"]
@@ -34,6 +35,7 @@ _DECIDING = (
     "nvvm/bin/cicc",
     "nvvm/libdevice/libdevice.10.bc",
 )
+_HEADERS = tuple(f"include/{name}.h" for name in ("cuda_runtime", "cublas_v2", "cusolverDn", "cusparse"))
 _TORCH_SCRIPT = """\
 import importlib.metadata as m, importlib.util as u, json
 spec = u.find_spec("torch")
@@ -71,40 +73,47 @@ class InstalledTorch:
     digest: str
 
 
-def find_toolkit(folder: Path, target: Target, cuda: str) -> InstalledToolkit:
-    """The CUDA toolkit in *folder*, if it is of version *cuda* and has what *target* needs.
+def find_toolkit(folder: Path, target: Target, toolkit: Toolkit) -> InstalledToolkit:
+    """The CUDA toolkit in *folder*, if it is of the lock's version and has what *target* needs.
+
+    Args:
+        folder: in its classic layout, such as ``/usr/local/cuda-13.0``.
+        target: what for.
+        toolkit: the lock's.
 
     Raises:
         ToolError: it is not there, another, or incomplete.
     """
     folder = folder.expanduser().absolute()
-    library = _runtime(folder, target)
-    lacking = [name for name in (*_DECIDING, "include/cuda_runtime.h") if not (folder / name).is_file()]
-    if lacking or library is None:
-        missing = ", ".join([*lacking, *([] if library else [f"libcudart.so for {target.machine}"])])
+    libraries = _library_folder(folder, target)
+    sonames = ("libcudart.so", *toolkit.link_only)
+    plain = [libraries / f"{soname.split('.so')[0]}.so" for soname in sonames]
+    wanted = [*(folder / name for name in (*_DECIDING, *_HEADERS)), *plain]
+    lacking = [str(path.relative_to(folder)) for path in wanted if not path.exists()]
+    if lacking:
         raise ToolError(
-            f"{folder} is no CUDA toolkit for {target.machine}",
-            because=f"it lacks {missing}",
-            next_step=f"install CUDA {cuda} there, or leave it out: the packages of the lock are taken then",
+            f"{folder} is no whole CUDA toolkit for {target.machine}",
+            because=f"it lacks {', '.join(lacking)}",
+            next_step=f"install CUDA {toolkit.cuda} whole, or leave it out: the lock's packages are taken then",
         )
     said = run([folder / "bin" / "nvcc", "--version"], timeout=_TIMEOUT_S).text
     found = re.search(r"\bV(\d+\.\d+\.\d+)", said)
     version = found[1] if found else "unknown"
-    if not version.startswith(f"{cuda}."):
+    if not version.startswith(f"{toolkit.cuda}."):
         raise ToolError(
             f"the CUDA toolkit in {folder} is not the one that the lock names",
-            because=f"its nvcc is {version}, and upstream.lock has {cuda}",
-            next_step=f"install CUDA {cuda}, or leave it out: the packages of the lock are taken then",
+            because=f"its nvcc is {version}, and upstream.lock has {toolkit.cuda}",
+            next_step=f"install CUDA {toolkit.cuda}, or leave it out: the lock's packages are taken then",
         )
-    return InstalledToolkit(folder, version, _digest(folder, library))
+    return InstalledToolkit(folder, version, _digest(folder, plain[0]))
 
 
-def _runtime(folder: Path, target: Target) -> Path | None:
-    """The runtime's library for *target*."""
-    machine_folders = [folder / "targets" / name for name in target_folders(target.machine)]
-    several = (folder / "targets").is_dir()
-    places = [place / "lib" for place in machine_folders] if several else [folder / "lib64"]
-    return next((path for place in places if (path := place / "libcudart.so").exists()), None)
+def _library_folder(folder: Path, target: Target) -> Path:
+    """Where the toolkit in *folder* has the libraries for *target*."""
+    if target.machine == this_machine():
+        return folder / "lib64"
+    places = [folder / "targets" / name / "lib" for name in target_folders(target.machine)]
+    return next((place for place in places if place.is_dir()), places[0])
 
 
 def _digest(folder: Path, library: Path) -> str:

@@ -179,7 +179,7 @@ def _recipe(lock: Lock, target: Target, system: Path | None, python: Path | None
     native_torch = target.machine == this_machine()
     return _Recipe(
         native, target, python, recipe.compiler, recipe.headers,
-        toolkit=find_toolkit(system, target, native.toolkit.cuda),
+        toolkit=find_toolkit(system, target, native.toolkit),
         torch=find_torch(python, lock.release.torch) if native_torch else None,
         tools={name: tool for name in ("cmake", "ninja") if (tool := find_tool(name))},
     )  # fmt: skip
