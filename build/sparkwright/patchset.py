@@ -112,7 +112,7 @@ def _compiled_from(native: NativePin) -> dict[str, Any]:
     """What kernels are compiled with and from; not what is expected of them or how long it takes."""
     return {
         "toolkit": digest_of(to_builtins(native.toolkit)),
-        "sources": {name: source.tree for name, source in native.sources.items()},
+        "sources": {name: source.tree or source.ref for name, source in native.sources.items()},
         "extensions": digest_of(to_builtins(native.extensions)),
     }
 

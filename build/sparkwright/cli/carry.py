@@ -139,7 +139,7 @@ def _change(job: Job, carry: Carry) -> Change:
     lock = job.point.lock
     if carry.spec.source is not None:
         pin = None if lock.native is None else lock.native.sources.get(carry.spec.source)
-        if pin is None or not job.repository.has(pin.tree):
+        if pin is None or pin.tree is None or not job.repository.has(pin.tree):
             raise NotInStoreError(
                 f"the change of {carry.name} cannot be shown with context",
                 because=f"the source of {carry.spec.source} is not in the store",

@@ -130,7 +130,9 @@ class Job:
         pins = {} if self.native is None else self.native.sources
         wanted = {carry.spec.source for carry in self.point.deciding}
         return {
-            name: pin.tree for name, pin in pins.items() if name in wanted and self.repository.has(pin.tree)
+            name: pin.tree
+            for name, pin in pins.items()
+            if name in wanted and pin.tree is not None and self.repository.has(pin.tree)
         }
 
     def prover(self, report: MergeReport) -> Prover:
