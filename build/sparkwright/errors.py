@@ -15,11 +15,13 @@ __all__ = [
     "CarryConflictError",
     "CompileError",
     "ConfigError",
+    "DamagedStoreError",
     "DependencyOrderError",
     "DigestError",
     "EnvironmentSetupError",
     "FetchError",
     "LockMismatchError",
+    "LostFileError",
     "MissingSourceError",
     "MovedHeadError",
     "NativeBuildError",
@@ -224,7 +226,19 @@ class BusyError(SparkwrightError):
     exit_code = 71
 
 
+class DamagedStoreError(StorageError):
+    """Files or records in the store are not what they were."""
+
+    exit_code = 72
+
+
+class LostFileError(StorageError):
+    """A file went out of the store between being found and being used."""
+
+    exit_code = 73
+
+
 class NotEnoughMemoryError(SparkwrightError):
     """This machine has too little memory for what was asked."""
 
-    exit_code = 72
+    exit_code = 74

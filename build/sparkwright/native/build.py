@@ -187,7 +187,9 @@ def build_extension(builder: Builder, inputs: Inputs, name: str) -> Extension:
     return built
 
 
-def compile_units(builder: Builder, inputs: Inputs, known: Configured, units: Sequence[Unit]) -> dict[str, str]:
+def compile_units(
+    builder: Builder, inputs: Inputs, known: Configured, units: Sequence[Unit]
+) -> dict[str, str]:
     """Objects of *units*: output path to SHA-256 in the store. What is there is not compiled again.
 
     Raises:

@@ -199,7 +199,9 @@ class CompileExtension:
         told = forecast(builder_of(job), inputs_of(job, known), self.extension)
         if told is None:
             return "configures, then compiles what is missing"
-        return f"{told.missing} of {told.units} units to compile, about {told.seconds / 60:.0f} min of CPU time"
+        return (
+            f"{told.missing} of {told.units} units to compile, about {told.seconds / 60:.0f} min of CPU time"
+        )
 
 
 def _nothing_for(job: Job) -> str:

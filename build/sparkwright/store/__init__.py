@@ -9,9 +9,9 @@ from sparkwright.store.paths import (
     Store,
     default_home,
     open_store,
-    remove_tree,
     storing,
     write_atomically,
 )
+from sparkwright.store.removal import remove_tree
 
 __all__ = ["Store", "default_home", "hold", "open_store", "remove_tree", "storing", "write_atomically"]
