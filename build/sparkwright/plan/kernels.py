@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from sparkwright.canonical import digest_of
 from sparkwright.config import to_builtins
-from sparkwright.errors import ConfigError, MissingSourceError
-from sparkwright.plan.job import needed
+from sparkwright.errors import MissingSourceError
+from sparkwright.plan.job import Known, needed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparkwright.lock.native import ExtensionSpec, NativePin
     from sparkwright.native.build import Builder
     from sparkwright.native.model import Inputs, SourceTree
-    from sparkwright.plan.job import Job, Known
+    from sparkwright.plan.job import Job
     from sparkwright.plan.steps import Step
 
 __all__ = ["builder_of", "compile_steps", "inputs_of", "source_steps"]
@@ -63,9 +63,10 @@ class GatherSources:
         found = find_sources(lock, job.access)
         if found is None and (missing := self._tried(job)) is not None:
             # What is here, and the earlier reasons for what is not.
+            without_network = replace(job.access, settings=replace(job.access.settings, offline=True))
             found = {
                 name: msgspec.structs.replace(source, missing=missing.get(name, source.missing))
-                for name, source in gather_sources(lock, job.access_offline).items()
+                for name, source in gather_sources(lock, without_network).items()
             }
         if found is None or (job.options.require_native and _lost(_pin(job), found)):
             return False
@@ -89,7 +90,7 @@ class GatherSources:
 
     def _tried(self, job: Job) -> dict[str, str] | None:
         """Why sources were missing a short while ago; `None` if it is time to try again."""
-        record = job.store.find_record(_TRIED, self.key(job, Known_NONE) or "")
+        record = job.store.find_record(_TRIED, self.key(job, Known()) or "")
         if record is None or time.time() - record["at"] > _PATIENCE_S:
             return None
         missing: dict[str, str] = record["missing"]
@@ -120,19 +121,23 @@ class PrepareToolchain:
 
     def key(self, job: Job, known: Known) -> str | None:
         del known
-        asked = [job.options.platform, str(job.options.cuda or "")]
+        asked = [job.options.platform, str(job.options.compiling.cuda or "")]
         return digest_of([to_builtins(_pin(job).toolkit), job.point.lock.release.torch, asked])
 
     def find(self, job: Job, known: Known) -> bool:
         from sparkwright.native.toolchain import find_toolchain
 
-        known.toolchain = find_toolchain(job.point.lock, job.target, job.access, system=job.options.cuda)
+        known.toolchain = find_toolchain(
+            job.point.lock, job.target, job.access, system=job.options.compiling.cuda
+        )
         return known.toolchain is not None
 
     def make(self, job: Job, known: Known) -> None:
         from sparkwright.native.toolchain import prepare_toolchain
 
-        known.toolchain = prepare_toolchain(job.point.lock, job.target, job.access, system=job.options.cuda)
+        known.toolchain = prepare_toolchain(
+            job.point.lock, job.target, job.access, system=job.options.compiling.cuda
+        )
 
 
 @dataclass(frozen=True)
@@ -233,8 +238,8 @@ def builder_of(job: Job) -> Builder:
         lock=job.point.lock,
         native=_pin(job),
         logs=job.checkout.root / ".sparkwright" / "compile",
-        jobs=job.options.jobs,
-        keep_going=job.options.keep_going,
+        jobs=job.options.compiling.jobs,
+        keep_going=job.options.compiling.keep_going,
         isolation=_isolation(job),
     )
 
@@ -242,4 +247,4 @@ def builder_of(job: Job) -> Builder:
 def _isolation(job: Job) -> tuple[str, ...]:
     from sparkwright.native.isolation import isolated
 
-    return isolated(()) if job.options.isolate else ()
+    return isolated(()) if job.options.compiling.isolate else ()

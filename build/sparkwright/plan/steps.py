@@ -18,6 +18,7 @@ from sparkwright.config import to_builtins
 from sparkwright.errors import CarryConflictError, ProofError, UnprovedError
 from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.plan.job import FoundWheel, needed
+from sparkwright.plan.kernels import compile_steps, source_steps
 from sparkwright.plan.record import wheel_record
 from sparkwright.probe import Proof, Verdict
 
@@ -406,4 +407,15 @@ def _listing(folder: Path) -> list[list[str | int]]:
 def steps_for(job: Job) -> list[Step]:
     """All steps of *job*, in order."""
     proofs = [Prove(carry) for carry in job.point.carries]
-    return [PristineTree(), Merge(), *proofs, StockWheel(), Assemble(), Audit(), Place(), Publish()]
+    return [
+        PristineTree(),
+        *source_steps(job),
+        Merge(),
+        *proofs,
+        *compile_steps(job),
+        StockWheel(),
+        Assemble(),
+        Audit(),
+        Place(),
+        Publish(),
+    ]
