@@ -13,6 +13,7 @@ __all__ = [
     "AuditError",
     "BusyError",
     "CarryConflictError",
+    "CompileError",
     "ConfigError",
     "DamagedStoreError",
     "DependencyOrderError",
@@ -21,9 +22,12 @@ __all__ = [
     "FetchError",
     "LockMismatchError",
     "LostFileError",
+    "MissingSourceError",
     "MovedHeadError",
+    "NativeBuildError",
     "NativeInputsError",
     "NewerFormatError",
+    "NotEnoughMemoryError",
     "NotInStoreError",
     "PatchError",
     "ProcessError",
@@ -180,6 +184,24 @@ class WheelError(SparkwrightError):
     exit_code = 51
 
 
+class NativeBuildError(SparkwrightError):
+    """The kernels could not be configured or linked."""
+
+    exit_code = 52
+
+
+class CompileError(SparkwrightError):
+    """A compiler refused a unit of native code, or gave no object for it."""
+
+    exit_code = 53
+
+
+class MissingSourceError(SparkwrightError):
+    """A source that kernels are compiled from cannot be had, and native kernels were required."""
+
+    exit_code = 54
+
+
 class AuditError(SparkwrightError):
     """A wheel failed its audit."""
 
@@ -214,3 +236,9 @@ class LostFileError(StorageError):
     """A file went out of the store between being found and being used."""
 
     exit_code = 73
+
+
+class NotEnoughMemoryError(SparkwrightError):
+    """This machine has too little memory for what was asked."""
+
+    exit_code = 74

@@ -102,7 +102,8 @@ class World:
         """Offer *release* and write it into ``upstream.lock``."""
         self.release = release
         self.offer(release)
-        tables = tomlkit.dumps(to_builtins(release.lock))
+        given = {name: table for name, table in to_builtins(release.lock).items() if table is not None}
+        tables = tomlkit.dumps(given)
         (self.root / "upstream.lock").write_text(f"# The pin.\n{tables}")
 
     def carry(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SOURCES = {"cutlass": "1", "flash": "2", "flash-cutlass": "3", "inner": "4", "other": "5"}
 PINS = {
-    name: SourcePin(tree=tree * 40, paths=("include",), mount=mount)
+    name: SourcePin(ref="v1", tree=tree * 40, paths=("include",), mount=mount)
     for (name, tree), mount in zip(
         SOURCES.items(), ("", "", "flash:csrc/cutlass", "flash-cutlass:tools", ""), strict=True
     )

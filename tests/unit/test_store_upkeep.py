@@ -154,8 +154,11 @@ def test_the_survey_tells_what_each_file_is(store: Store, tmp_path: Path) -> Non
     bytecode.write_bytes(b"678")
     store.put_record("tree-fingerprint", tree.name, {})
     seed_environment(store, "x")
-    (store.toolchains / "key").mkdir(parents=True)
-    (store.toolchains / "key" / "nvcc").write_bytes(b"nvcc")
+    for place in ("packages", "made"):
+        (store.toolchains / place / "key").mkdir(parents=True)
+    (store.toolchains / "packages" / "key" / "nvcc").write_bytes(b"nvcc")
+    (store.toolchains / "made" / "key" / "nvcc").hardlink_to(store.toolchains / "packages" / "key" / "nvcc")
+    (store.toolchains / "made" / "key" / "more").write_bytes(b"12")
     (store.git / "objects").mkdir(parents=True)
     (store.git / "objects" / "x").write_bytes(b"object")
     (tmp_path / "events").mkdir()
@@ -174,7 +177,7 @@ def test_the_survey_tells_what_each_file_is(store: Store, tmp_path: Path) -> Non
         "extensions": (2, len(b"extension" + b"link")),
         "wheels": (1, len(b"wheel")),
         "trees": (1, 8 + fingerprint),
-        "toolchains": (1, 4),
+        "toolchains": (2, 6),
         "records": (4, records),
         "git": (1, 6),
         "logs": (2, 3),

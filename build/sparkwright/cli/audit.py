@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sparkwright.cli.session import (
-    DEFAULT_PATCHSET,
-    Session,
-    common_options,
-    print_json,
-    run_in_session,
-)
+from sparkwright.cli.options import DEFAULT_PATCHSET, Wanted
+from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_seconds, human_size
 from sparkwright.errors import AuditError, WheelError
@@ -34,13 +30,14 @@ __all__ = ["command"]
 )
 @click.option("--patchset", default=DEFAULT_PATCHSET, show_default=True, help="What the wheel was made from.")
 @click.option("--source", default="index", show_default=True, help="Where upstream's tree comes from.")
+@click.option("--arch", default="", help="What its kernels were compiled for; the lock's by default.")
 @click.option(
     "--allow-skipped", is_flag=True, help="Accept a wheel of another point, checked as far as it goes."
 )
 @common_options
 @run_in_session
 def command(
-    session: Session, *, wheels: tuple[Path, ...], patchset: str, source: str, allow_skipped: bool
+    session: Session, *, wheels: tuple[Path, ...], patchset: str, source: str, arch: str, allow_skipped: bool
 ) -> None:
     """Check WHEELS against upstream's own and against what was merged.
 
@@ -49,8 +46,8 @@ def command(
     """
     reports = []
     for wheel in wheels:
-        platform = _platform(session, wheel)
-        job = session.job(patchset=patchset, platform=platform, source=source)
+        wanted = Wanted(patchset=patchset, platform=_platform(session, wheel), source=source, arch=arch)
+        job = _job(session, wanted, wheel)
         report = audit(wheel.absolute(), job.expectation(_changes(job, wheel)))
         reports.append(report)
         if not session.as_json:
@@ -80,6 +77,15 @@ def _platform(session: Session, wheel: Path) -> str:
         because="upstream.lock has no wheel for its platform",
         next_step=f"the lock knows: {', '.join(session.checkout.lock.wheels)}",
     )
+
+
+def _job(session: Session, wanted: Wanted, wheel: Path) -> Job:
+    """The job of the point that *wheel* says it is of, with upstream's kernels or with native ones."""
+    job = session.job(replace(wanted, kernels="upstream", arch=""))
+    if session.checkout.lock.native is None or parse_name(wheel.name).version == job.version:
+        return job
+    native = session.job(replace(wanted, kernels="native"))
+    return native if parse_name(wheel.name).version == native.version else job
 
 
 def _changes(job: Job, wheel: Path) -> dict[str, bytes | None] | None:

@@ -19,6 +19,7 @@ from sparkwright.errors import NotInStoreError, SparkwrightError
 from sparkwright.events import JsonlSink, emit, subscribe
 from sparkwright.git import Repository, open_repository
 from sparkwright.plan.checkout import Checkout, open_checkout
+from sparkwright.plan.choose import choose_arch
 from sparkwright.plan.job import Job, Options
 from sparkwright.store import Run, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
@@ -27,10 +28,11 @@ from sparkwright.upstream import Access, Source, open_source, read_settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sparkwright.cli.options import Wanted
+
 __all__ = [
     "Session",
     "common_options",
-    "job_options",
     "print_json",
     "run_in_session",
     "run_looking_only",
@@ -38,9 +40,6 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-DEFAULT_PATCHSET = "spark"
-DEFAULT_PLATFORM = "aarch64"
 
 WORK = ".sparkwright"
 _LOGS_KEPT_DAYS = 30.0
@@ -68,7 +67,7 @@ class Session:
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """Where runs in this checkout left their event logs and tracebacks."""
+        """Where runs in this checkout left event logs, compilers' output and tracebacks."""
         return _logs(self.checkout.root / WORK)
 
     def source(self, spec: str) -> Source:
@@ -91,30 +90,32 @@ class Session:
 
     def job(
         self,
+        wanted: Wanted,
         *,
-        patchset: str,
-        platform: str,
-        source: str,
         out: Path | None = None,
         allow_unproved: tuple[str, ...] = (),
+        require_native: bool = False,
     ) -> Job:
-        """The job of making the point of *patchset* into a wheel for *platform*."""
+        """The job of making the wheel that is *wanted*."""
         options = Options(
-            platform=platform,
-            source=source,
+            platform=wanted.platform,
+            source=wanted.source,
             out=(out or self.checkout.root / "dist").absolute(),
             allow_unproved=frozenset(allow_unproved),
             offline=self.offline,
+            require_native=require_native,
         )
+        lock = self.checkout.lock
+        _ = lock.wheel(wanted.platform)  # an unknown platform is said before any work
+        arch = choose_arch(lock, wanted.platform, kernels=wanted.kernels, arch=wanted.arch)
         job = Job(
             checkout=self.checkout,
-            point=self.checkout.point(patchset),
+            point=self.checkout.point(wanted.patchset, arch=arch),
             options=options,
             store=self.store,
             repository=self.repository,
-            source=self.source(source),
+            source=self.source(wanted.source),
         )
-        _ = job.stock_wheel  # an unknown platform is said before any work
         names = [carry.name for carry in job.point.carries]
         for name in allow_unproved:
             if name not in names:
@@ -143,7 +144,7 @@ def _open_session(
 
 
 def _logs(work: Path) -> tuple[Path, ...]:
-    return work / "events", *sorted(work.glob("crash-*.txt"))
+    return work / "events", work / "compile", *sorted(work.glob("crash-*.txt"))
 
 
 @contextlib.contextmanager
@@ -169,23 +170,6 @@ def common_options(function: Callable[P, R]) -> Callable[P, R]:
         click.option("--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Use no network."),
         click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only."),
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def job_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Add ``--patchset``, ``--platform`` and ``--source``."""
-    options = (
-        click.option("--patchset", default=DEFAULT_PATCHSET, show_default=True, help="Which patchset."),
-        click.option("--platform", default=DEFAULT_PLATFORM, show_default=True, help="Which machine."),
-        click.option(
-            "--source",
-            default="index",
-            show_default=True,
-            help="Where upstream's tree comes from: index, git, a repository's address, or a folder.",
-        ),
     )
     for option in reversed(options):
         function = option(function)

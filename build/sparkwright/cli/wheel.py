@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.cli.session import Session, common_options, job_options, print_json, run_in_session
+from sparkwright.cli.options import Wanted, job_options
+from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
 from sparkwright.plan import apply
@@ -29,6 +30,11 @@ __all__ = ["command"]
     metavar="NAME",
     help="Take this carry without a proof; the wheel says so.",
 )
+@click.option(
+    "--require-native",
+    is_flag=True,
+    help="With native kernels: an extension that cannot be compiled is an error, not upstream's.",
+)
 @job_options
 @common_options
 @run_in_session
@@ -37,17 +43,14 @@ def command(
     *,
     out: Path | None,
     allow_unproved: tuple[str, ...],
-    patchset: str,
-    platform: str,
-    source: str,
+    require_native: bool,
+    wanted: Wanted,
 ) -> None:
     """Build the wheel: fetch, merge, prove, assemble, audit, publish.
 
     What the store holds is not done again, and a run that was stopped goes on where it was.
     """
-    job = session.job(
-        patchset=patchset, platform=platform, source=source, out=out, allow_unproved=allow_unproved
-    )
+    job = session.job(wanted, out=out, allow_unproved=allow_unproved, require_native=require_native)
     known = apply(job)
     if session.as_json:
         print_json(_summary(job, known))
@@ -64,7 +67,7 @@ def _summary(job: Job, known: Known) -> dict[str, Any]:
         "version": job.version,
         "platform": job.options.platform,
         "point": job.point.digest,
-        "kernels": "upstream",
+        "kernels": job.kernels,
         "carries": [
             {
                 "name": outcome.carry,
@@ -100,6 +103,10 @@ def _show(job: Job, known: Known) -> None:
     click.echo(f"wheel    {needed(known.placed)}")
     click.echo(f"size     {human_size(wheel.size)} ({wheel.size} bytes)")
     click.echo(f"sha256   {wheel.sha256}")
-    click.echo(f"kernels  upstream's own, from {job.stock_wheel.filename} (no native input changed)")
+    if job.point.arch is None:
+        click.echo(f"kernels  upstream's own, from {job.stock_wheel.filename} (no native input changed)")
+        click.echo("         'make wheel KERNELS=native' compiles them for the card instead")
+    else:
+        click.echo(f"kernels  native, compiled for {job.point.arch}")
     click.echo(f"index    {job.options.out / 'simple'}")
     click.echo(f"next     {_install_command(known)}")

@@ -28,7 +28,7 @@ def wheel_record(job: Job, known: Known) -> dict[str, Any]:
         "digest": job.point.digest,
         "version": job.version,
         "platform": job.options.platform,
-        "kernels": "upstream",
+        "kernels": job.kernels,
         "made-by": f"sparkwright {__version__}",
         "point": job.point.describe(),
         "merge": {
@@ -37,7 +37,8 @@ def wheel_record(job: Job, known: Known) -> dict[str, Any]:
             "commit": report.commit,
         },
     }
-    carries = [_carry(job, known, carry) for carry in job.point.carries]
+    # Those that decide nothing are not named: the same point gives the same wheel.
+    carries = [_carry(job, known, carry) for carry in job.point.deciding]
     return {"point.json": point, "carries.json": {"format": RECORD_FORMAT, "carries": carries}}
 
 
@@ -52,6 +53,7 @@ def _carry(job: Job, known: Known, carry: Carry) -> dict[str, Any]:
         "evidence": to_builtins(carry.spec.evidence),
         "outcome": str(outcome.kind),
         "detail": outcome.detail,
+        **({"source": outcome.source} if outcome.source else {}),
         "paths": list(outcome.paths),
         "hazards": to_builtins(outcome.hazards),
     }

@@ -18,6 +18,7 @@ from sparkwright.config import to_builtins
 from sparkwright.errors import CarryConflictError, ProofError, UnprovedError
 from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.plan.job import FoundWheel, needed
+from sparkwright.plan.kernels import compile_steps, source_steps
 from sparkwright.plan.record import wheel_record
 from sparkwright.probe import Proof, Verdict
 
@@ -87,24 +88,25 @@ class Merge:
                 "history": known.pristine.commit if known.pristine.history else None,
                 "point": job.point.describe(),
                 "carries": [_merge_inputs(carry.spec) for carry in job.point.carries],
+                **_left_out_and_sources(job),
             }
         )
 
     def find(self, job: Job, known: Known) -> bool:
-        if any(carry.spec.pull is not None for carry in job.point.carries):
+        if any(carry.spec.pull is not None for carry in job.point.deciding):
             return False  # a pull request's head is asked for every time; the merge itself is quick
         record = job.store.find_record("merge", self.key(job, known) or "")
         if record is None:
             return False
         report = msgspec.convert(record, MergeReport)
-        if not job.repository.has(report.commit):
+        if not all(map(job.repository.has, [report.commit, *(source.tree for source in report.sources)])):
             return False
         known.report = report
         return True
 
     def make(self, job: Job, known: Known) -> None:
         version = job.point.lock.release.version
-        for carry in job.point.carries:
+        for carry in job.point.deciding:
             if (revision := carry.revision_for(version)) is not None:
                 carry.patch(revision)  # a malformed patch is a fault of ours, and no outcome of a merge
         report = merge_patchset(job.repository, job.merge_request(needed(known.pristine), version))
@@ -119,8 +121,17 @@ class Merge:
                 next_step=f"'sparkwright merge' shows all outcomes, 'carry refresh' reworks {names}",
             )
         job.repository.keep(f"refs/sparkwright/points/{job.point.digest}", report.commit)
+        for source in report.sources:
+            commit = job.repository.commit(source.tree, message=f"{source.name} with the point's carries")
+            job.repository.keep(f"refs/sparkwright/sources/{job.point.digest}/{source.name}", commit)
         job.store.put_record("merge", self.key(job, known) or "", to_builtins(report))
         known.report = report
+
+
+def _left_out_and_sources(job: Job) -> dict[str, object]:
+    """What a merge depends on besides, and nothing where upstream's kernels are taken and no carry minds."""
+    found = {"left-out": sorted(job.point.left_out), "sources": job.sources_at_hand}
+    return {name: value for name, value in found.items() if value}
 
 
 def _merge_inputs(spec: CarrySpec) -> dict[str, object]:
@@ -396,4 +407,15 @@ def _listing(folder: Path) -> list[list[str | int]]:
 def steps_for(job: Job) -> list[Step]:
     """All steps of *job*, in order."""
     proofs = [Prove(carry) for carry in job.point.carries]
-    return [PristineTree(), Merge(), *proofs, StockWheel(), Assemble(), Audit(), Place(), Publish()]
+    return [
+        PristineTree(),
+        *source_steps(job),
+        Merge(),
+        *proofs,
+        *compile_steps(job),
+        StockWheel(),
+        Assemble(),
+        Audit(),
+        Place(),
+        Publish(),
+    ]

@@ -17,12 +17,13 @@ from sparkwright.git import check_out, make_read_only
 from sparkwright.store import note_use, remove_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from sparkwright.git import Repository
     from sparkwright.store import Store
 
-__all__ = ["bytecode_folder", "fingerprint", "tree_folder"]
+__all__ = ["bytecode_folder", "fingerprint", "part_of", "tree_folder"]
 
 _KIND = "tree-fingerprint"
 _MOMENT_NS = 946_684_800 * 10**9
@@ -37,10 +38,10 @@ def tree_folder(
         store: where it is kept.
         repository: where the tree is.
         tree: its id.
-        under: the folder of the tree that is wanted.
+        under: the folder of the tree that is wanted; the whole tree if empty.
         like: id of another tree, whose bytecode is taken over for files that are the same.
     """
-    folder = store.trees / f"{tree}-{under}"
+    folder = store.trees / (f"{tree}-{under}" if under else tree)
     key = folder.name
     with store.lock(f"tree-{key}", f"the checked-out tree {tree[:12]}"):
         recorded = store.find_record(_KIND, key)
@@ -65,6 +66,13 @@ def tree_folder(
             store.publish_folder(fresh, folder)
             folder.chmod(0o555)
     return folder
+
+
+def part_of(repository: Repository, tree: str, names: Sequence[str]) -> str:
+    """Id of the tree that has only those of *names* at its top that *tree* has there."""
+    top = repository.objects.node(tree)
+    entries = {name: top[name] for name in names if name in top}
+    return repository.objects.edit(None, entries) or repository.objects.write("tree", b"")
 
 
 def _fix_times(folder: Path) -> None:

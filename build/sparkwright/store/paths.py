@@ -123,7 +123,7 @@ class Store:
 
     @property
     def toolchains(self) -> Path:
-        """What kernels are compiled with, by key."""
+        """Unpacked compilers, headers and libraries, and what was made of them."""
         return self.home / "toolchains"
 
     @property

@@ -31,7 +31,13 @@ _KEPT_RECORDS = frozenset({"release-sdist"})
 _OF_TREES = "tree-fingerprint"
 # Not worth a line: empty files, and links into files/.
 _UNLISTED = frozenset({"locks", "runs", "named", "bytecode", "files", "records"})
-_ONE_BY_ONE = ("trees", "toolchains", "environments")
+# What is made of packages shares their files, and these count where they stand first.
+_FOLDERS = {
+    "trees": "trees",
+    "toolchains/packages": "toolchains",
+    "toolchains/made": "toolchains",
+    "environments": "environments",
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def survey(store: Store, logs: Iterable[Path] = ()) -> list[Entry]:
     return [
         *_files(store),
         *_records(store),
-        *(entry for kind in _ONE_BY_ONE for entry in _folders(store, kind)),
+        *_folders(store),
         *_files_below(store.partial, "downloads"),
         *_rest(store),
         *(entry for folder in logs for entry in _files_below(folder, LOGS)),
@@ -115,15 +121,35 @@ def _records(store: Store) -> Iterator[Entry]:
         yield Entry("records", path, state.st_size, last_used(state), kind not in _KEPT_RECORDS)
 
 
-def _folders(store: Store, kind: str) -> Iterator[Entry]:
-    for path in _children(store.home / kind):
-        companions = [path.with_name(f"{path.name}.txt")]  # an environment's requirements
-        if kind == "trees":
-            companions = [store.bytecode_of(path), store.record_path(_OF_TREES, path.name)]
-        if path.is_dir() and not path.is_symlink():
+def _folders(store: Store) -> Iterator[Entry]:
+    counted: set[tuple[int, int]] = set()
+    for place, kind in _FOLDERS.items():
+        for path in _children(store.home / place):
+            if not path.is_dir() or path.is_symlink():
+                continue
+            companions = _companions(store, kind, path)
             with contextlib.suppress(FileNotFoundError):
-                size = sum(state.st_size for place in (path, *companions) for _, state in _walk(place))
-                yield Entry(kind, path, size, last_used(path.stat()), companions=tuple(companions))
+                size = sum(_new_bytes(each, counted) for each in (path, *companions))
+                yield Entry(kind, path, size, last_used(path.stat()), companions=companions)
+
+
+def _companions(store: Store, kind: str, path: Path) -> tuple[Path, ...]:
+    if kind == "trees":
+        return store.bytecode_of(path), store.record_path(_OF_TREES, path.name)
+    if kind == "environments":
+        return (path.with_name(f"{path.name}.txt"),)  # its requirements
+    return ()
+
+
+def _new_bytes(place: Path, counted: set[tuple[int, int]]) -> int:
+    """Bytes at or below *place* but for files with several names that were *counted* under another."""
+    size = 0
+    for _, state in _walk(place):
+        inode = (state.st_dev, state.st_ino)
+        if state.st_nlink == 1 or inode not in counted:
+            size += state.st_size
+            counted.add(inode)
+    return size
 
 
 def _files_below(folder: Path, kind: str) -> Iterator[Entry]:
@@ -133,7 +159,7 @@ def _files_below(folder: Path, kind: str) -> Iterator[Entry]:
 
 def _rest(store: Store) -> Iterator[Entry]:
     """What cannot be removed one by one: the repository, scratch in use, whatever else there is."""
-    known = {*_UNLISTED, *_ONE_BY_ONE, store.partial.name}
+    known = {*_UNLISTED, *(place.partition("/")[0] for place in _FOLDERS), store.partial.name}
     for path in _children(store.home):
         if path.name in known:
             continue
