@@ -302,24 +302,31 @@ def test_a_killed_run_holds_nothing(store: Store) -> None:
     assert paths(pruned(store, size=0).removed) == {path}
 
 
+WAIT = """
+import sys
+from pathlib import Path
+from sparkwright.events import subscribe
+from sparkwright.store import Store
+with subscribe(lambda event: print(event.kind, flush=True)), Store(Path(sys.argv[1])).running():
+    print("running", flush=True)
+"""
+
+
 def test_no_run_starts_while_things_are_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it could find what is removed a moment later."""
     path = put(store, b"data", days=9)
-    started: list[subprocess.Popen[str]] = []
-    seen = []
+    said = []
 
-    def start_first(handle: object, **_: object) -> None:
-        started.append(python(RUN, store.home, stdin=True))
-        time.sleep(0.5)
-        seen.append(oldest_run(store.runs))
+    def start_a_run(*_: object, **__: object) -> None:
+        process = python(WAIT, store.home)
+        assert process.stdout is not None
+        said.append((process, process.stdout.readline(), oldest_run(store.runs)))
 
-    monkeypatch.setattr("sparkwright.store.prune.emit", start_first)
+    monkeypatch.setattr("sparkwright.store.prune.emit", start_a_run)
     assert paths(pruned(store, size=0).removed) == {path}
-    assert seen == [None]
-    (process,) = started
-    assert process.stdout is not None
-    assert process.stdout.readline() == "running\n"
-    end_run(process)
+    ((process, first, seen),) = said
+    assert (first, seen) == ("lock.waiting\n", None)
+    assert finish(process) == "running\n"
 
 
 def test_what_is_used_after_the_look_stays(store: Store) -> None:
@@ -352,6 +359,7 @@ def test_logs_are_no_part_of_the_stores_size(store: Store, tmp_path: Path) -> No
     done = pruned(store, size=10, logs=[tmp_path / "log"])
     assert done.removed == ()
     assert path.exists()
+    assert paths(pruned(store, size=0, logs=[tmp_path / "log"]).removed) == {path}
 
 
 def test_old_logs_go_and_new_ones_stay(tmp_path: Path) -> None:
