@@ -85,7 +85,7 @@ def test_records_folders_and_names_note_their_use_too(store: Store) -> None:
 
 def test_what_comes_in_counts_as_used_whatever_its_times_say(store: Store, tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(b"old")
-    path = store.adopt_file(aged(tmp_path / "old", 400), sha256_bytes(b"old"))
+    path = store.adopt_file(aged(tmp_path / "old", 400), sha256_bytes(b"old"), verified=True)
     assert last_used(path.stat()) > time.time() - 60
 
 
@@ -371,6 +371,14 @@ def test_old_logs_go_and_new_ones_stay(tmp_path: Path) -> None:
     prune_logs([tmp_path / "events", tmp_path / "old", tmp_path / "young", tmp_path / "missing"], 30)
     left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
     assert left == {"events", "events/young", "young"}
+
+
+def test_a_link_made_twice_leaves_nothing_beside_it(store: Store) -> None:
+    path, target = put(store, b"data"), store.home / "place" / "x.whl"
+    for _ in range(2):
+        store.link(path.name, target)
+    assert list(target.parent.iterdir()) == [target]
+    assert target.samefile(path)
 
 
 def test_a_file_that_goes_before_it_is_used_is_one_clear_error(store: Store, tmp_path: Path) -> None:
