@@ -40,7 +40,6 @@ __all__ = ["Unit", "configure", "differences", "facility"]
 
 _FILE = "SPARKWRIGHT_FACILITIES"
 _WORK = "{work}"
-_SECONDS = 300
 _SHOWN = 2000
 _CODE = re.compile(r"code=\[?([\w,]+)\]?")
 _ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
@@ -109,7 +108,6 @@ def configure(arch: str, *, pristine: bool = False) -> tuple[Unit, ...]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_SECONDS,
             check=False,
         )
         if done.returncode:
