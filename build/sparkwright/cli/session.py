@@ -20,7 +20,7 @@ from sparkwright.events import JsonlSink, emit, subscribe
 from sparkwright.git import Repository, open_repository
 from sparkwright.plan.checkout import Checkout, open_checkout
 from sparkwright.plan.choose import choose_arch
-from sparkwright.plan.job import Job, Options
+from sparkwright.plan.job import Compiling, Job, Options
 from sparkwright.store import Store, open_store, storing
 from sparkwright.upstream import Access, Source, open_source, read_settings
 
@@ -84,6 +84,7 @@ class Session:
         out: Path | None = None,
         allow_unproved: tuple[str, ...] = (),
         require_native: bool = False,
+        compiling: Compiling | None = None,
     ) -> Job:
         """The job of making the wheel that is *wanted*."""
         options = Options(
@@ -93,6 +94,7 @@ class Session:
             allow_unproved=frozenset(allow_unproved),
             offline=self.offline,
             require_native=require_native,
+            compiling=compiling or Compiling(),
         )
         lock = self.checkout.lock
         _ = lock.wheel(wanted.platform)  # an unknown platform is said before any work

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.cli.options import Wanted, job_options
+from sparkwright.cli.options import Wanted, compile_options, job_options
 from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
@@ -17,7 +17,7 @@ from sparkwright.plan.job import needed
 
 if TYPE_CHECKING:
     from sparkwright.plan import Job
-    from sparkwright.plan.job import Known
+    from sparkwright.plan.job import Compiling, Known
 
 __all__ = ["command"]
 
@@ -35,6 +35,7 @@ __all__ = ["command"]
     is_flag=True,
     help="With native kernels: an extension that cannot be compiled is an error, not upstream's.",
 )
+@compile_options
 @job_options
 @common_options
 @run_in_session
@@ -44,13 +45,16 @@ def command(
     out: Path | None,
     allow_unproved: tuple[str, ...],
     require_native: bool,
+    compiling: Compiling,
     wanted: Wanted,
 ) -> None:
     """Build the wheel: fetch, merge, prove, assemble, audit, publish.
 
     What the store holds is not done again, and a run that was stopped goes on where it was.
     """
-    job = session.job(wanted, out=out, allow_unproved=allow_unproved, require_native=require_native)
+    job = session.job(
+        wanted, out=out, allow_unproved=allow_unproved, require_native=require_native, compiling=compiling
+    )
     known = apply(job)
     if session.as_json:
         print_json(_summary(job, known))

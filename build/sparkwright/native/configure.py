@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 RULES = 1
-"""Part of every key of what was configured: raised when CMake's arguments or the reading of its output change."""
+"""Part of every key of what was configured: raised when CMake's arguments, or what we read of it, change."""
 
 _COMPILED = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".inl"})
 _SECONDS = 600
@@ -152,7 +152,7 @@ def _run_cmake(work: Workspace, inputs: Inputs, lock: Lock, prefix: Sequence[str
         raise NativeBuildError(
             "configuring the kernels failed",
             because=error.because,
-            next_step="'sparkwright doctor' looks at the compilers; a carry that changes CMake files may be at fault",
+            next_step="'sparkwright doctor' looks at the compilers; a carry of scope build may be at fault",
         ) from error
 
 
