@@ -102,7 +102,7 @@ class World:
         """Offer *release* and write it into ``upstream.lock``."""
         self.release = release
         self.offer(release)
-        tables = tomlkit.dumps(to_builtins(release.lock))
+        tables = tomlkit.dumps({k: v for k, v in to_builtins(release.lock).items() if v is not None})
         (self.root / "upstream.lock").write_text(f"# The pin.\n{tables}")
 
     def carry(
