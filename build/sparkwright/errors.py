@@ -11,6 +11,7 @@ from typing import ClassVar
 __all__ = [
     "ArchiveError",
     "AuditError",
+    "BinaryError",
     "BusyError",
     "CarryConflictError",
     "ConfigError",
@@ -176,6 +177,12 @@ class WheelError(SparkwrightError):
     """A wheel is malformed, or cannot be put together."""
 
     exit_code = 51
+
+
+class BinaryError(SparkwrightError):
+    """A compiled file is damaged, or is not of a kind that can be looked into."""
+
+    exit_code = 53
 
 
 class AuditError(SparkwrightError):

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,12 +22,13 @@ from sparkwright.events import emit
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Completed", "Limits", "LimitsExceeded", "run", "run_limited", "which"]
+__all__ = ["Completed", "Limits", "LimitsExceeded", "run", "run_limited", "stream", "which"]
 
 _TAIL = 4000
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,46 @@ def run(
         time.monotonic() - started,
     )
     _log(result, env)
+    _require(result, accept)
+    return result
+
+
+def stream(argv: Sequence[str | Path], *, accept: Sequence[int] = (0,)) -> Iterator[bytes]:
+    """Run a program and give its standard output in pieces of a MiB at most, while it runs.
+
+    For output that is too much to be held. A caller that stops reading ends the program.
+
+    Raises:
+        ToolError: the program does not exist, or may not be run.
+        ProcessError: it ended with a status that is not in *accept*.
+    """
+    command = tuple(str(part) for part in argv)
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as errors:
+        try:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+        except OSError as error:
+            raise _not_started(command, error) from error
+        with child:
+            try:
+                while child.stdout is not None and (piece := child.stdout.read(_PIECE)):
+                    yield piece
+            except BaseException:
+                child.kill()
+                raise
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")
+    result = Completed(command, child.returncode, b"", said, time.monotonic() - started)
+    _log(result, None)
+    _require(result, accept)
+
+
+def _require(result: Completed, accept: Sequence[int]) -> None:
     if result.status not in accept:
         raise ProcessError(
-            f"{_title(command)} … failed with status {result.status}",
+            f"{_title(result.argv)} … failed with status {result.status}",
             because=(result.stderr.strip() or result.text)[-_TAIL:] or "it said nothing",
         )
-    return result
 
 
 def _title(command: tuple[str, ...]) -> str:
