@@ -18,10 +18,12 @@ from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_seconds, human_size
 from sparkwright.errors import AuditError, WheelError
 from sparkwright.merge import merge_patchset
+from sparkwright.native.inspection import KernelClass
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import audit
 
 if TYPE_CHECKING:
+    from sparkwright.native.inspection import Tally
     from sparkwright.plan import Job
     from sparkwright.wheel.audit import AuditReport
 
@@ -59,12 +61,11 @@ def command(
         print_json([report.to_json() for report in reports])
     for report in reports:
         report.require()
-        skipped = [check.name for check in report.checks if check.verdict == "skipped"]
-        if skipped and report.kind != "upstream" and not allow_skipped:
+        if report.unchecked and not allow_skipped:
             raise AuditError(
                 f"{report.filename} was not checked in full",
-                because=f"{', '.join(skipped)} need the merge that it was made from, "
-                "and this checkout describes another point",
+                because=f"{', '.join(report.unchecked)} could not run: they need the merge that it was made "
+                "from, and this checkout describes another point, or tools that the lock does not name",
                 next_step="check out the commit that it was built from, or accept that with --allow-skipped",
             )
 
@@ -92,9 +93,41 @@ def _changes(job: Job, wheel: Path) -> dict[str, bytes | None] | None:
 
 
 def _show(report: AuditReport) -> None:
+    if report.binaries:
+        _show_binaries(report)
     rows = [(check.name, check.verdict, check.detail) for check in report.checks]
     show_table(("check", "verdict", "found"), rows, title=report.filename)
     verdict = "passed" if report.passed else "FAILED"
     click.echo(
         f"{verdict} in {human_seconds(report.seconds)}: {human_size(report.size)}, sha256 {report.sha256}"
     )
+
+
+def _show_binaries(report: AuditReport) -> None:
+    """How many kernels of each binary can do what on the card."""
+    headings = ("binary", "size", "packed", *KernelClass, "cubins and PTX")
+    rows = [
+        (
+            one.member,
+            human_size(one.size),
+            human_size(one.packed),
+            *_counts(one.kernels),
+            ", ".join(f"{count} {arch}" for arch, count in {**one.cubins, **one.ptx}.items())
+            or "host code only",
+        )
+        for one in report.binaries
+    ]
+    packed = sum(one.packed for one in report.binaries)
+    total = sum(one.size for one in report.binaries)
+    rows.append(
+        ("all", human_size(total), human_size(packed), *_counts(report.kernels), _shares(report.kernels))
+    )
+    show_table(headings, rows, title=f"kernels of {report.filename} on {report.arch}")
+
+
+def _counts(tally: Tally) -> list[str]:
+    return [str(tally.count(kind)) if tally.total else "" for kind in KernelClass]
+
+
+def _shares(tally: Tally) -> str:
+    return ", ".join(f"{tally.share(kind):.1%} {kind}" for kind in KernelClass if tally.count(kind))
