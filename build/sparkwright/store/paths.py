@@ -114,6 +114,11 @@ class Store:
         """Python environments for probes, by the digest of their requirements."""
         return self.home / "environments"
 
+    @property
+    def toolchains(self) -> Path:
+        """Unpacked compilers, headers and libraries, and what was made of them."""
+        return self.home / "toolchains"
+
     def lock(self, name: str, what: str) -> contextlib.AbstractContextManager[None]:
         """Hold the store's lock called *name*; *what* it protects is told to those who wait."""
         return hold(self.home / "locks" / f"{name}.lock", what)
