@@ -182,7 +182,7 @@ class WheelError(SparkwrightError):
 class BinaryError(SparkwrightError):
     """A compiled file is damaged, or is not of a kind that can be looked into."""
 
-    exit_code = 53
+    exit_code = 55
 
 
 class AuditError(SparkwrightError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,10 @@ from sparkwright.cli.terminal import human_seconds, human_size
 from sparkwright.errors import AuditError, WheelError
 from sparkwright.merge import merge_patchset
 from sparkwright.native.inspection import KernelClass
+from sparkwright.native.inspection.equipment import find_surroundings, inspector_of
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import audit
+from sparkwright.wheel.insides import NativeExpectation
 
 if TYPE_CHECKING:
     from sparkwright.native.inspection import Tally
@@ -39,10 +42,17 @@ __all__ = ["command"]
 @click.option(
     "--allow-skipped", is_flag=True, help="Accept a wheel of another point, checked as far as it goes."
 )
+@click.option("--arch", help="Judge kernels for this card, such as 12.1a; the lock's by default.")
 @common_options
 @run_in_session
 def command(
-    session: Session, *, wheels: tuple[Path, ...], patchset: str, source: str, allow_skipped: bool
+    session: Session,
+    *,
+    wheels: tuple[Path, ...],
+    patchset: str,
+    source: str,
+    allow_skipped: bool,
+    arch: str | None,
 ) -> None:
     """Check WHEELS against upstream's own and against what was merged.
 
@@ -53,7 +63,8 @@ def command(
     for wheel in wheels:
         platform = _platform(session, wheel)
         job = session.job(patchset=patchset, platform=platform, source=source)
-        report = audit(wheel.absolute(), job.expectation(_changes(job, wheel)))
+        expectation = replace(job.expectation(_changes(job, wheel)), native=_native(session, wheel, arch))
+        report = audit(wheel.absolute(), expectation)
         reports.append(report)
         if not session.as_json:
             _show(report)
@@ -80,6 +91,19 @@ def _platform(session: Session, wheel: Path) -> str:
         f"{wheel.name} cannot be audited",
         because="upstream.lock has no wheel for its platform",
         next_step=f"the lock knows: {', '.join(session.checkout.lock.wheels)}",
+    )
+
+
+def _native(session: Session, wheel: Path, arch: str | None) -> NativeExpectation | None:
+    """What to look into the binaries of *wheel* with; `None` where the lock names nothing for that."""
+    native = session.checkout.lock.native
+    if native is None:
+        return None
+    machine = parse_name(wheel.name).machine
+    return NativeExpectation(
+        arch=arch or native.arch,
+        inspector=inspector_of(native, session.access()),
+        surroundings=find_surroundings(native, machine, session.store),
     )
 
 

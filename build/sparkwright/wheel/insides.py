@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable  # noqa: TC003 - the dataclass below is small enough to be plain
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from sparkwright.wheel.archive import Archive
 
 __all__ = ["BinaryReport", "Insides", "NativeExpectation", "look_inside", "look_into"]
+
+_THREADS = 2  # each waits for a program of its own, which reads hundreds of MB
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,23 @@ def look_inside(
     """Look into *members* of *archive*, whose SHA-256 are in *digests*; damaged ones are faults."""
     found: dict[str, Inspection] = {}
     faults: dict[str, str] = {}
-    for member in members:
+
+    def look(member: str) -> Inspection | BinaryError | ArchiveError:
         try:
-            found[member] = look_into(archive, member, digests[member], expectation.inspector)
+            return look_into(archive, member, digests[member], expectation.inspector)
         except (BinaryError, ArchiveError) as error:
-            faults[member] = error.because or error.what
+            return error
+
+    names = list(members)
+    with ThreadPoolExecutor(_THREADS, "look") as pool:
+        # In copies of this context, so that events of the programs reach who listens here.
+        looks = [(member, pool.submit(copy_context().run, look, member)) for member in names]
+        for member, future in looks:
+            seen = future.result()
+            if isinstance(seen, BinaryError | ArchiveError):
+                faults[member] = seen.because or seen.what
+            else:
+                found[member] = seen
     return Insides(expectation, found, faults)
 
 
@@ -109,5 +124,4 @@ def look_into(archive: Archive, member: str, sha256: str, inspector: Inspector) 
                     stream.write(piece)
             return path
 
-        provide: Callable[[], Path] = unpack
-        return inspector.inspect(sha256, provide)
+        return inspector.inspect(sha256, unpack)

@@ -25,7 +25,8 @@ __all__ = ["DeviceCode", "KernelGroup", "parse_dump", "read_device_code"]
 # Three patterns that begin with plain text instead of one that begins with a choice: they search the
 # hundreds of MB of a dump several times as fast.
 _IMAGE = re.compile(rb"Fatbin (elf|ptx) code:\n=+\narch = (\S+)\n")
-_CUBIN_KERNEL = re.compile(rb"FUNC +\w+ +\w+ +ENTRY +(\S+)\n")
+# "STT_FUNC STB_GLOBAL STO_ENTRY name" up to CUDA 13.2, "FUNC GLOBAL DEFAULT ENTRY name" in 13.5.
+_CUBIN_KERNEL = re.compile(rb"FUNC +\w+ +(?:\w+ +)?(?:STO_)?ENTRY +(\S+)\n")
 _PTX_KERNEL = re.compile(rb"\.entry ([^\s(]+)")
 _EXAMPLES = 3
 
@@ -79,12 +80,24 @@ def read_device_code(path: Path, cuobjdump: Path) -> DeviceCode:
         found = parse_dump(process.stream([cuobjdump, "--dump-elf-symbols", "--dump-ptx", path]))
     except ProcessError as error:
         raise BinaryError(f"the device code of {path.name} cannot be read", because=error.because) from error
-    if not found.cubins and not found.ptx:
+    if because := _misread(found):
         raise BinaryError(
             f"the device code of {path.name} cannot be read",
-            because=f"it has a section for device code in which {cuobjdump.name} finds none",
+            because=because,
+            next_step="see whether another version of cuobjdump writes its dumps in another way",
         )
     return found
+
+
+def _misread(code: DeviceCode) -> str:
+    """Why *code* cannot be all that a binary with device code holds, or the empty string."""
+    if not code.cubins and not code.ptx:
+        return "it has a section for device code, and the dump tells of none"
+    arches = {arch for group in code.kernels for arch in group.arches}
+    for what, images in (("cubins", code.cubins), ("PTX modules", code.ptx)):
+        if images and not arches & set(images):
+            return f"the dump tells of {sum(images.values())} {what} and of no kernel in any"
+    return ""
 
 
 def parse_dump(pieces: Iterable[bytes]) -> DeviceCode:
