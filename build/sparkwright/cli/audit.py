@@ -14,10 +14,14 @@ from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_seconds, human_size
 from sparkwright.errors import AuditError, WheelError
 from sparkwright.merge import merge_patchset
+from sparkwright.native.inspection import KernelClass
+from sparkwright.native.inspection.equipment import find_surroundings, inspector_of
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import audit
+from sparkwright.wheel.insides import NativeExpectation
 
 if TYPE_CHECKING:
+    from sparkwright.native.inspection import Tally
     from sparkwright.plan import Job
     from sparkwright.wheel.audit import AuditReport
 
@@ -30,14 +34,20 @@ __all__ = ["command"]
 )
 @click.option("--patchset", default=DEFAULT_PATCHSET, show_default=True, help="What the wheel was made from.")
 @click.option("--source", default="index", show_default=True, help="Where upstream's tree comes from.")
-@click.option("--arch", default="", help="What its kernels were compiled for; the lock's by default.")
 @click.option(
     "--allow-skipped", is_flag=True, help="Accept a wheel of another point, checked as far as it goes."
 )
+@click.option("--arch", default="", help="Judge kernels for this card, such as 12.1a; the lock's by default.")
 @common_options
 @run_in_session
 def command(
-    session: Session, *, wheels: tuple[Path, ...], patchset: str, source: str, arch: str, allow_skipped: bool
+    session: Session,
+    *,
+    wheels: tuple[Path, ...],
+    patchset: str,
+    source: str,
+    allow_skipped: bool,
+    arch: str,
 ) -> None:
     """Check WHEELS against upstream's own and against what was merged.
 
@@ -48,7 +58,8 @@ def command(
     for wheel in wheels:
         wanted = Wanted(patchset=patchset, platform=_platform(session, wheel), source=source, arch=arch)
         job = _job(session, wanted, wheel)
-        report = audit(wheel.absolute(), job.expectation(_changes(job, wheel)))
+        expectation = replace(job.expectation(_changes(job, wheel)), native=_native(session, wheel, arch))
+        report = audit(wheel.absolute(), expectation)
         reports.append(report)
         if not session.as_json:
             _show(report)
@@ -56,12 +67,11 @@ def command(
         print_json([report.to_json() for report in reports])
     for report in reports:
         report.require()
-        skipped = [check.name for check in report.checks if check.verdict == "skipped"]
-        if skipped and report.kind != "upstream" and not allow_skipped:
+        if report.unchecked and not allow_skipped:
             raise AuditError(
                 f"{report.filename} was not checked in full",
-                because=f"{', '.join(skipped)} need the merge that it was made from, "
-                "and this checkout describes another point",
+                because=f"{', '.join(report.unchecked)} could not run: they need the merge that it was made "
+                "from, and this checkout describes another point, or tools that the lock does not name",
                 next_step="check out the commit that it was built from, or accept that with --allow-skipped",
             )
 
@@ -88,6 +98,19 @@ def _job(session: Session, wanted: Wanted, wheel: Path) -> Job:
     return native if parse_name(wheel.name).version == native.version else job
 
 
+def _native(session: Session, wheel: Path, arch: str) -> NativeExpectation | None:
+    """What to look into the binaries of *wheel* with; `None` where the lock names nothing for that."""
+    native = session.checkout.lock.native
+    if native is None:
+        return None
+    machine = parse_name(wheel.name).machine
+    return NativeExpectation(
+        arch=arch or native.arch,
+        inspector=inspector_of(native, session.access()),
+        surroundings=find_surroundings(native, machine, session.store),
+    )
+
+
 def _changes(job: Job, wheel: Path) -> dict[str, bytes | None] | None:
     """What the merge changed, if *wheel* is of the point that the checkout describes."""
     if parse_name(wheel.name).version != job.version:
@@ -98,9 +121,41 @@ def _changes(job: Job, wheel: Path) -> dict[str, bytes | None] | None:
 
 
 def _show(report: AuditReport) -> None:
+    if report.binaries:
+        _show_binaries(report)
     rows = [(check.name, check.verdict, check.detail) for check in report.checks]
     show_table(("check", "verdict", "found"), rows, title=report.filename)
     verdict = "passed" if report.passed else "FAILED"
     click.echo(
         f"{verdict} in {human_seconds(report.seconds)}: {human_size(report.size)}, sha256 {report.sha256}"
     )
+
+
+def _show_binaries(report: AuditReport) -> None:
+    """How many kernels of each binary can do what on the card."""
+    headings = ("binary", "size", "packed", *KernelClass, "cubins and PTX")
+    rows = [
+        (
+            one.member,
+            human_size(one.size),
+            human_size(one.packed),
+            *_counts(one.kernels),
+            ", ".join(f"{count} {arch}" for arch, count in {**one.cubins, **one.ptx}.items())
+            or "host code only",
+        )
+        for one in report.binaries
+    ]
+    packed = sum(one.packed for one in report.binaries)
+    total = sum(one.size for one in report.binaries)
+    rows.append(
+        ("all", human_size(total), human_size(packed), *_counts(report.kernels), _shares(report.kernels))
+    )
+    show_table(headings, rows, title=f"kernels of {report.filename} on {report.arch}")
+
+
+def _counts(tally: Tally) -> list[str]:
+    return [str(tally.count(kind)) if tally.total else "" for kind in KernelClass]
+
+
+def _shares(tally: Tally) -> str:
+    return ", ".join(f"{tally.share(kind):.1%} {kind}" for kind in KernelClass if tally.count(kind))

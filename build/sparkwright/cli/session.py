@@ -61,8 +61,11 @@ class Session:
 
     def source(self, spec: str) -> Source:
         """Where pristine trees come from: ``index``, ``git``, an address or a folder."""
-        settings = read_settings(offline=self.offline)
-        return open_source(spec, Access(self.store, self.repository, settings))
+        return open_source(spec, self.access())
+
+    def access(self) -> Access:
+        """Where files are fetched from and kept."""
+        return Access(self.store, self.repository, read_settings(offline=self.offline))
 
     def require_network(self, what: str) -> None:
         """Do nothing where the network may be used.
