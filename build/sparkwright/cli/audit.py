@@ -15,15 +15,16 @@ from sparkwright.cli.terminal import human_seconds, human_size
 from sparkwright.errors import AuditError, WheelError
 from sparkwright.merge import merge_patchset
 from sparkwright.native.inspection import KernelClass
-from sparkwright.native.inspection.equipment import find_surroundings, inspector_of
+from sparkwright.plan.binaries import native_version
+from sparkwright.plan.job import needed
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import audit
-from sparkwright.wheel.insides import NativeExpectation
+from sparkwright.wheel.kernels import kernels_of
 
 if TYPE_CHECKING:
     from sparkwright.native.inspection import Tally
     from sparkwright.plan import Job
-    from sparkwright.wheel.audit import AuditReport
+    from sparkwright.wheel.audit import AuditReport, Expectation
 
 __all__ = ["command"]
 
@@ -57,9 +58,7 @@ def command(
     reports = []
     for wheel in wheels:
         wanted = Wanted(patchset=patchset, platform=_platform(session, wheel), source=source, arch=arch)
-        job = _job(session, wanted, wheel)
-        expectation = replace(job.expectation(_changes(job, wheel)), native=_native(session, wheel, arch))
-        report = audit(wheel.absolute(), expectation)
+        report = audit(wheel.absolute(), _expectation(session, wanted, wheel))
         reports.append(report)
         if not session.as_json:
             _show(report)
@@ -89,35 +88,35 @@ def _platform(session: Session, wheel: Path) -> str:
     )
 
 
-def _job(session: Session, wanted: Wanted, wheel: Path) -> Job:
-    """The job of the point that *wheel* says it is of, with upstream's kernels or with native ones."""
-    job = session.job(replace(wanted, kernels="upstream", arch=""))
-    if session.checkout.lock.native is None or parse_name(wheel.name).version == job.version:
-        return job
-    native = session.job(replace(wanted, kernels="native"))
-    return native if parse_name(wheel.name).version == native.version else job
+def _job(session: Session, wanted: Wanted, wheel: Path) -> tuple[Job, str]:
+    """The job that *wheel* may have come of, and the version that it has if it did.
+
+    What the wheel says of its kernels chooses between jobs of this checkout, and decides no check.
+    """
+    record = kernels_of(wheel)
+    if record is None:
+        job = session.job(replace(wanted, kernels="upstream", arch=""))
+        return job, job.version
+    full = parse_name(wheel.name).version.endswith(".full")
+    job = session.job(replace(wanted, kernels="native", arch=wanted.arch or record.arch), full=full)
+    extensions = needed(job.native).extensions
+    stock = {name for name, spec in extensions.items() if spec.member in record.reasons}
+    return job, native_version(job, stock)
 
 
-def _native(session: Session, wheel: Path, arch: str) -> NativeExpectation | None:
-    """What to look into the binaries of *wheel* with; `None` where the lock names nothing for that."""
-    native = session.checkout.lock.native
-    if native is None:
-        return None
-    machine = parse_name(wheel.name).machine
-    return NativeExpectation(
-        arch=arch or native.arch,
-        inspector=inspector_of(native, session.access()),
-        surroundings=find_surroundings(native, machine, session.store),
-    )
-
-
-def _changes(job: Job, wheel: Path) -> dict[str, bytes | None] | None:
-    """What the merge changed, if *wheel* is of the point that the checkout describes."""
-    if parse_name(wheel.name).version != job.version:
-        return None
+def _changes(job: Job) -> dict[str, bytes | None]:
+    """What the merge changes."""
     return job.changes(
         merge_patchset(job.repository, job.merge_request(job.pristine, job.point.lock.release.version))
     )
+
+
+def _expectation(session: Session, wanted: Wanted, wheel: Path) -> Expectation:
+    """What *wheel* is held against: the merge too, if it is of the point that the checkout describes."""
+    job, version = _job(session, wanted, wheel)
+    if parse_name(wheel.name).version == version:
+        return job.expectation(_changes(job), version, arch=wanted.arch)
+    return job.expectation(None, arch=wanted.arch)
 
 
 def _show(report: AuditReport) -> None:

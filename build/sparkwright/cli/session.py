@@ -87,6 +87,7 @@ class Session:
         out: Path | None = None,
         allow_unproved: tuple[str, ...] = (),
         require_native: bool = False,
+        full: bool = False,
         compiling: Compiling | None = None,
     ) -> Job:
         """The job of making the wheel that is *wanted*."""
@@ -97,6 +98,7 @@ class Session:
             allow_unproved=frozenset(allow_unproved),
             offline=self.offline,
             require_native=require_native,
+            full=full,
             compiling=compiling or Compiling(),
         )
         lock = self.checkout.lock
