@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from sparkwright.native.inspection import Inspection
     from sparkwright.plan.job import Job, Known
+    from sparkwright.plan.steps import Step
     from sparkwright.wheel import BinarySource
     from sparkwright.wheel.insides import NativeExpectation
     from sparkwright.wheel.slim import SlimPlan
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Binaries",
-    "ChooseBinaries",
     "binary_arguments",
+    "binary_steps",
     "native_expectation",
     "native_version",
     "stock_marks",
@@ -54,6 +55,11 @@ class Binaries(Model, frozen=True):
     left_out: dict[str, str]
     upstream: dict[str, str]
     kept: dict[str, str]
+
+
+def binary_steps(job: Job) -> list[Step]:
+    """The steps between the kernels and the assembly; none where upstream's kernels are taken."""
+    return [] if job.native is None else [ChooseBinaries()]
 
 
 @dataclass(frozen=True)

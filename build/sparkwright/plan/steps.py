@@ -17,7 +17,7 @@ from sparkwright.canonical import digest_of, sha256_file
 from sparkwright.config import to_builtins
 from sparkwright.errors import CarryConflictError, ProofError, UnprovedError
 from sparkwright.merge import MergeReport, merge_patchset
-from sparkwright.plan.binaries import ChooseBinaries, binary_arguments, version_of
+from sparkwright.plan.binaries import binary_arguments, binary_steps, version_of
 from sparkwright.plan.job import FoundWheel, needed
 from sparkwright.plan.kernels import compile_steps, source_steps
 from sparkwright.plan.record import wheel_record
@@ -419,7 +419,7 @@ def steps_for(job: Job) -> list[Step]:
         *proofs,
         *compile_steps(job),
         StockWheel(),
-        *([] if job.native is None else [ChooseBinaries()]),
+        *binary_steps(job),
         Assemble(),
         Audit(),
         Place(),
