@@ -20,6 +20,7 @@ from sparkwright.events import JsonlSink, emit, subscribe
 from sparkwright.git import Repository, open_repository
 from sparkwright.plan.checkout import Checkout, open_checkout
 from sparkwright.plan.choose import choose_arch
+from sparkwright.plan.facility import ToolchainFacility
 from sparkwright.plan.job import Compiling, Job, Options
 from sparkwright.store import Store, open_store, storing
 from sparkwright.upstream import Access, Source, open_source, read_settings
@@ -59,13 +60,14 @@ class Session:
     offline: bool
     as_json: bool
 
+    @property
+    def access(self) -> Access:
+        """How things are fetched, and where they are kept."""
+        return Access(self.store, self.repository, read_settings(offline=self.offline))
+
     def source(self, spec: str) -> Source:
         """Where pristine trees come from: ``index``, ``git``, an address or a folder."""
-        return open_source(spec, self.access())
-
-    def access(self) -> Access:
-        """Where files are fetched from and kept."""
-        return Access(self.store, self.repository, read_settings(offline=self.offline))
+        return open_source(spec, self.access)
 
     def require_network(self, what: str) -> None:
         """Do nothing where the network may be used.
@@ -104,6 +106,7 @@ class Session:
         lock = self.checkout.lock
         _ = lock.wheel(wanted.platform)  # an unknown platform is said before any work
         arch = choose_arch(lock, wanted.platform, kernels=wanted.kernels, arch=wanted.arch)
+        facilities = {"toolchain": ToolchainFacility(lock, wanted.platform, self.access)} if arch else {}
         job = Job(
             checkout=self.checkout,
             point=self.checkout.point(wanted.patchset, arch=arch),
@@ -111,6 +114,7 @@ class Session:
             store=self.store,
             repository=self.repository,
             source=self.source(wanted.source),
+            facilities=facilities,
         )
         names = [carry.name for carry in job.point.carries]
         for name in allow_unproved:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sparkwright.patchset import Point
     from sparkwright.plan.binaries import Binaries
     from sparkwright.plan.checkout import Checkout
+    from sparkwright.probe import Facility
     from sparkwright.store import Store
     from sparkwright.upstream import Pristine, Source
     from sparkwright.wheel.audit import Expectation
@@ -87,6 +88,7 @@ class Job:
         store: where results are kept.
         repository: the store's repository.
         source: where upstream's tree comes from.
+        facilities: what probes may need from the outside, by name.
     """
 
     checkout: Checkout
@@ -95,6 +97,7 @@ class Job:
     store: Store
     repository: Repository
     source: Source
+    facilities: Mapping[str, Facility] = field(default_factory=dict)
 
     @property
     def kernels(self) -> Literal["upstream", "native"]:
@@ -169,8 +172,6 @@ class Job:
 
     def prover(self, report: MergeReport) -> Prover:
         """What finds or makes proofs on the trees of *report*."""
-        from sparkwright.plan.facility import facilities_of
-
         return Prover(
             self.store,
             self.repository,
@@ -179,7 +180,7 @@ class Job:
             report.version,
             offline=self.options.offline,
             sources=report.sources,
-            facilities=facilities_of(self),
+            facilities=self.facilities,
         )
 
     def changes(self, report: MergeReport) -> dict[str, bytes | None]:
