@@ -3,8 +3,8 @@
 Start reading at `prove_absence`. The proof is about importing: with the extension's file gone, every
 import of it has to fail where that is expected. It covers ``import`` in all its forms,
 ``import_module`` and its like with a constant, the extension's op namespaces ``torch.ops.NAME``, and
-names in texts. A module that cannot be imported without the extension is then missing too, and every
-import of *that* has to be guarded in the same way.
+names in texts. A module that cannot be imported without the extension is then missing too: somebody
+has to import *that*, and everybody guarded in the same way.
 
 What calls the extension's ops inside a function is accepted in modules that find out themselves
 whether the extension is there. None of its kernels could run on the card, so such a call fails with
@@ -84,22 +84,42 @@ def prove_absence(module: str, files: Mapping[str, bytes], namespaces: Iterable[
     missing = [module]
     ops = frozenset({module.rpartition(".")[2], *namespaces})
     for name in missing:
-        its_ops = _ops_of(name, missing, ops)
-        marks = [mark.encode() for mark in {name.rpartition(".")[2], *its_ops}]
-        for path in sorted(path for path, content in files.items() if any(mark in content for mark in marks)):
-            if module_of(path) in missing:
-                continue
-            try:
-                tree = ast.parse(files[path])
-            except (SyntaxError, ValueError) as error:
-                return Absence(module, tuple(evidence), f"{path} cannot be read: {error}")
-            found = _File(path, tree, missing, ops).judge(name, its_ops)
-            evidence += found.evidence
-            if found.because:
-                return Absence(module, tuple(evidence), found.because)
-            if found.module:
-                missing.append(found.module)
+        found = _judge_files(name, missing, _ops_of(name, missing, ops), ops, files)
+        evidence += found.evidence
+        if found.because:
+            return Absence(module, tuple(evidence), found.because)
+        if name != module and not found.evidence:
+            because = f"{name} cannot be imported without it, and nothing shows who expects that"
+            return Absence(module, tuple(evidence), because)
+        missing += found.modules
     return Absence(module, tuple(evidence) or (f"no Python file mentions {module}",))
+
+
+def _judge_files(
+    name: str,
+    missing: Sequence[str],
+    its_ops: frozenset[str],
+    ops: frozenset[str],
+    files: Mapping[str, bytes],
+) -> _Judgement:
+    """What all of *files* do when *name* is missing, up to the first that does not cope."""
+    marks = [mark.encode() for mark in {name.rpartition(".")[2], *its_ops}]
+    evidence: list[str] = []
+    modules: list[str] = []
+    for path in sorted(path for path, content in files.items() if any(mark in content for mark in marks)):
+        own = module_of(path)
+        if any(_reaches(own, gone) for gone in (*missing, *modules)):
+            continue
+        try:
+            tree = ast.parse(files[path])
+        except (SyntaxError, ValueError) as error:
+            return _Judgement(tuple(evidence), f"{path} cannot be read: {error}")
+        found = _File(path, tree, missing, ops).judge(name, its_ops)
+        evidence += found.evidence
+        if found.because:
+            return _Judgement(tuple(evidence), found.because)
+        modules += found.modules
+    return _Judgement(tuple(evidence), modules=tuple(modules))
 
 
 def namespaces_in(binary: bytes, files: Mapping[str, bytes]) -> frozenset[str]:
@@ -119,10 +139,11 @@ def _ops_of(name: str, missing: Sequence[str], ops: frozenset[str]) -> frozenset
 
 @dataclass(frozen=True)
 class _Judgement:
+    """What files do without a module; *modules* cannot be imported either."""
+
     evidence: tuple[str, ...]
     because: str = ""
-    module: str = ""
-    """The file's own module, if it cannot be imported either."""
+    modules: tuple[str, ...] = ()
 
 
 class _File:
@@ -164,7 +185,7 @@ class _File:
                 evidence.append(f"{where}: called in a module that finds out whether it is there")
             else:
                 return _Judgement(tuple(evidence), f"{where} uses {module} in a function, unguarded")
-        return _Judgement(tuple(evidence), module=module_of(self._path) if fatal else "")
+        return _Judgement(tuple(evidence), modules=(module_of(self._path),) if fatal else ())
 
     def _used_at_import(self, use: _Use) -> str:
         """A name that the guarded import *use* would have brought, and that is read although it failed."""

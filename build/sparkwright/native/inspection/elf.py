@@ -15,6 +15,8 @@ __all__ = ["ElfFacts", "Symbol", "exports", "open_elf", "read_elf"]
 
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 _DEVICE_SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin", ".nvFatBinSegment"})
+# What pyelftools raises, besides its own errors, on tables that lead nowhere.
+_DAMAGE = (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError, OverflowError)
 _HIDDEN = 0x8000
 """Bit of a version index that hides the version from linking; the loader's index is without it."""
 
@@ -70,7 +72,7 @@ def open_elf(stream: Any, name: str) -> Any:
 
     try:
         return ELFFile(stream)
-    except (ELFError, ValueError, KeyError) as error:
+    except (ELFError, *_DAMAGE) as error:
         raise BinaryError(f"{name} cannot be looked into", because=f"it is no ELF file: {error}") from error
 
 
@@ -86,7 +88,7 @@ def read_elf(path: Path) -> ElfFacts:
         elf = open_elf(stream, path.name)
         try:
             return _facts(elf, path.name)
-        except (ELFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        except (ELFError, *_DAMAGE) as error:
             raise BinaryError(
                 f"{path.name} cannot be looked into", because=f"it is damaged: {error}"
             ) from error
