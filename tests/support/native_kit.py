@@ -210,7 +210,7 @@ class Machine:
             self.script(each, f"echo '{self.binutils}'")
 
     def script(self, name: str, text: str) -> Path:
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / name
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
