@@ -87,6 +87,8 @@ def _tables(native: NativePin) -> Iterator[tuple[str, str, str, Package]]:
 
 
 def _packages(lock: Lock, native: NativePin) -> Iterator[Finding]:
+    for machine in [machine for machine, table in native.toolkit.target.items() if "torch" not in table]:
+        yield Finding(f"native.toolkit.target.{machine}.torch", None, lock.release.torch, "release.torch")
     for key, machine, name, package in _tables(native):
         platform = package.filename.removesuffix(".whl").rpartition("-")[2]
         if platform != "any" and not all(tag.endswith(machine) for tag in platform.split(".")):

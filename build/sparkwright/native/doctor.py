@@ -144,13 +144,14 @@ def _headers(python: Path) -> Check:
 
 def check_packages(native: NativePin, machine: str) -> Check:
     """Whether the lock has a CUDA toolkit, cmake and ninja that run on *machine*."""
-    table = native.toolkit.builder.get(machine)
-    if not table:
+    table = native.toolkit.builder
+    if machine not in table:
         return Check(
             "cuda toolkit", "to do", f"upstream.lock names none that runs on {machine}",
-            f"name an installed CUDA {native.toolkit.cuda}, or build on {' or '.join(native.toolkit.builder)}",
+            f"name an installed CUDA {native.toolkit.cuda}, or build on {' or '.join(table)}",
         )  # fmt: skip
-    shown = [f"{name} {table[name].version}" for name in ("nvcc", "cmake", "ninja") if name in table]
+    parts = table[machine]
+    shown = [f"{name} {parts[name].version}" for name in ("nvcc", "cmake", "ninja") if name in parts]
     return Check("cuda toolkit", "pass", f"{', '.join(shown)} as pinned packages; nothing to install")
 
 

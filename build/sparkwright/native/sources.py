@@ -239,7 +239,7 @@ def _from_package(access: Access, source: _Wanted, choices: Choices) -> SourceTr
     wanted = _below(source.pin.paths, prefix)
     with open_package(access, package) as wheel:
         files = {
-            member.path.removeprefix(prefix): FileEntry(member.mode, member.stream.read())
+            member.path.removeprefix(prefix): FileEntry(member.mode, b"".join(member.chunks))
             for member in read_members(wheel, wanted)
         }
     tree = _import(access.repository, files)
