@@ -14,6 +14,7 @@ from sparkwright.errors import ArchiveError, DigestError
 from sparkwright.events import task
 from sparkwright.git import Entry, tree_id
 from sparkwright.lock import Artifact
+from sparkwright.store import note_use
 from sparkwright.upstream import fetch_artifact, fetch_members
 from sparkwright.upstream.archive import EXECUTABLE, MAX_MEMBERS, REGULAR, bad_component
 
@@ -43,7 +44,10 @@ def package_key(package: Package) -> str:
 def find_package(store: Store, package: Package) -> Path | None:
     """The folder that *package* is unpacked in, or `None`."""
     folder = _folder(store, package)
-    return folder if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    note_use(folder)
+    return folder
 
 
 def unpack_package(access: Access, package: Package) -> Path:

@@ -22,6 +22,7 @@ from sparkwright.native.host import find_compiler, find_python_headers, this_mac
 from sparkwright.native.installed import find_tool, find_toolkit, find_torch
 from sparkwright.native.model import Toolchain
 from sparkwright.native.packages import find_package, unpack_package
+from sparkwright.store import note_use
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -225,6 +226,7 @@ def _torch(recipe: _Recipe, folders: Mapping[str, Path]) -> Path:
 
 
 def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Toolchain:
+    note_use(place)
     cuda = recipe.toolkit.folder if recipe.toolkit else place / "cuda"
     return Toolchain(
         cuda=cuda,

@@ -288,7 +288,7 @@ class Store:
             return None
 
     def _read_record(self, kind: str, key: str) -> bytes | None:
-        path = self._record_path(kind, key)
+        path = self.record_path(kind, key)
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -298,12 +298,13 @@ class Store:
 
     def put_record(self, kind: str, key: str, value: dict[str, Any]) -> None:
         """Record *value* under *kind* and *key*, atomically."""
-        path = self._record_path(kind, key)
+        path = self.record_path(kind, key)
         with storing(f"recording {kind} {key[:12]}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
 
-    def _record_path(self, kind: str, key: str) -> Path:
+    def record_path(self, kind: str, key: str) -> Path:
+        """Where what is recorded under *kind* and *key* is, or would be."""
         return self.records / kind / key[:2] / f"{key}.json"
 
     # Scratch and folders ---------------------------------------------------------------
