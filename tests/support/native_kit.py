@@ -9,10 +9,12 @@ import sys
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import tomlkit
 
+from sparkwright.config import to_builtins
 from sparkwright.git import Entry, blob_id, tree_id
 from sparkwright.lock.native import ExtensionSpec, NativePin, Package, SourcePin, Toolkit
 from sparkwright.native.host import this_machine
@@ -179,6 +181,17 @@ def native_tables(toolkit: Toolkit, **changes: object) -> NativePin:
 
 def with_native(lock: Lock, native: NativePin | None, **sources: Dependency) -> Lock:
     return msgspec.structs.replace(lock, native=native, sources={**lock.sources, **sources})
+
+
+def lock_text(lock: Lock) -> str:
+    """The lock as a file: TOML has no word for what is absent."""
+
+    def present(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: present(inner) for key, inner in value.items() if inner is not None}
+        return [present(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+    return tomlkit.dumps(present(to_builtins(lock)))
 
 
 @dataclass

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import tomlkit
 from http_index import Index
-from native_kit import HERE, OTHER, native_tables, offer_toolkit, with_native
+from native_kit import HERE, OTHER, lock_text, native_tables, offer_toolkit, with_native
 from small_release import make_release
 
 from sparkwright.config import parse_toml
@@ -122,14 +121,7 @@ def test_tables_for_another_release_are_not_used():
 
 def text_of(lock):
     """The lock as a file, with a comment in its native tables."""
-    text = tomlkit.dumps(_without_none(msgspec.to_builtins(lock)))
-    return text.replace('arch = "12.1a"', '# The card.\narch = "12.1a"  # its own')
-
-
-def _without_none(value):
-    if isinstance(value, dict):
-        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
-    return [_without_none(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+    return lock_text(lock).replace('arch = "12.1a"', '# The card.\narch = "12.1a"  # its own')
 
 
 def parse(text):
