@@ -81,7 +81,7 @@ def main() -> None:
     for jobs in args.jobs:
         bound = max(sum(seconds) / jobs, *seconds)
         ninja, first = makespan(seconds, jobs), longest_first(units, jobs)
-        saved = f"{1 - first / ninja:7.1%}"
+        saved = f"{round(1 - first / ninja, 4) + 0.0:7.1%}"
         print(f"{jobs:4} {bound:7.0f}s {ninja:7.0f}s {first:13.0f}s {guessed(units, jobs):7.0f}s {saved}")
 
 
