@@ -1,7 +1,8 @@
 """Does `TORCH_CUDA_ARCH_LIST=12.1a` reach every kernel of vLLM's own project?
 
 CMake configures the tree under test for GB10, and the compiler calls that it wrote down say which device
-code each unit asks for. The defect shows in the first one: with CUDA 13 the wish is lowered to 12.0 in silence.
+code each unit asks for. The defect shows in the first one: with CUDA 13 the wish is lowered to 12.0, and
+nobody is told.
 
 The controls hold the change to its purpose. Nothing else about a command may differ from the pristine
 tree's, and for a list without the card every command has to be the very same.
