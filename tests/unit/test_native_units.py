@@ -192,6 +192,15 @@ def test_a_header_that_the_build_made_is_never_cached(
     assert "generated.h" in refused(project, store, heard)
 
 
+def test_a_header_among_the_sources_that_is_in_no_tree_is_never_cached(
+    store: Store, tmp_path: Path, toolchain: Toolchain, heard: Recorder
+) -> None:
+    project = Project(tmp_path / "p", toolchain, {**FILES, "source/csrc/ops.h": '#include "made.h"\n'})
+    (project.work / "source/csrc/made.h").write_text("#define OPS 1\n")
+    project.compile()
+    assert "made.h" in refused(project, store, heard)
+
+
 def test_a_generated_file_that_is_known_is_cached(store: Store, tmp_path: Path, toolchain: Toolchain) -> None:
     made = {"source/csrc/ops.h": '#include "made.h"\n', "source/csrc/made.h": "#define OPS 1\n"}
     project = Project(tmp_path / "p", toolchain, {**FILES, **made})

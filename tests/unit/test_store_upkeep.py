@@ -315,7 +315,10 @@ def test_no_run_starts_while_things_are_removed(store: Store, monkeypatch: pytes
     monkeypatch.setattr("sparkwright.store.prune.emit", start_first)
     assert paths(pruned(store, size=0).removed) == {path}
     assert seen == [None]
-    end_run(started[0])
+    (process,) = started
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    end_run(process)
 
 
 def test_what_is_used_after_the_look_stays(store: Store) -> None:

@@ -145,13 +145,9 @@ class Store:
         """Where the bytecode of the tree in *folder* is."""
         return self.bytecode / folder.resolve().relative_to("/")
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[Run]:
+    def running(self) -> contextlib.AbstractContextManager[Run]:
         """Be seen as a run for the length of the block: what it finds in the store is not pruned."""
-        with contextlib.ExitStack() as stack:
-            with self.lock("runs", "the store, to prune it"):
-                run = stack.enter_context(running(self.runs))
-            yield run
+        return running(self.runs)
 
     def lock(self, name: str, what: str) -> contextlib.AbstractContextManager[None]:
         """Hold the store's lock called *name*; *what* it protects is told to those who wait."""

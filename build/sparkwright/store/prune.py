@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sparkwright.events import emit
 from sparkwright.store.paths import storing
 from sparkwright.store.survey import LOGS
-from sparkwright.store.usage import NOTED_EVERY_S, last_used, oldest_run
+from sparkwright.store.usage import NOTED_EVERY_S, last_used, no_new_runs, oldest_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -72,13 +72,12 @@ def prune(
         dry: only say what would be removed.
 
     Raises:
-        BusyError: another run was pruning or starting for an hour.
         StorageError: the disk cannot be written.
     """
     chosen = _choose(entries, limits)
     with contextlib.ExitStack() as after, storing("pruning the store"):
         trash = None if dry else after.enter_context(store.scratch())
-        with store.lock("runs", "the store, to prune it"):
+        with no_new_runs(store.runs):
             bound = _bound(store, run)
             going = [entry for entry in chosen if entry.used < bound(entry)]
             removed = [entry for entry in going if trash is None or _remove(entry, trash)]

@@ -8,19 +8,21 @@ may alter its time of access). It is noted once an hour at most, so a hit costs 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.events import emit
 from sparkwright.store.owned import is_owned, owned_file, sweep_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["NOTED_EVERY_S", "Run", "last_used", "note_use", "oldest_run", "running"]
+__all__ = ["NOTED_EVERY_S", "Run", "last_used", "no_new_runs", "note_use", "oldest_run", "running"]
 
 NOTED_EVERY_S = 3600.0
 
@@ -58,9 +60,31 @@ class Run:
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Run]:
     """Be seen in *folder* as a run for the length of the block."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with owned_file(folder, f"{os.getpid()}-") as (_, path):
+    with contextlib.ExitStack() as stack:
+        with _locked(folder, fcntl.LOCK_SH):
+            _, path = stack.enter_context(owned_file(folder, f"{os.getpid()}-"))
         yield Run(path, path.stat().st_mtime)
+
+
+def no_new_runs(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Let no run begin in *folder* for the length of the block; those under way go on."""
+    return _locked(folder, fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, kind: int) -> Iterator[None]:
+    """Hold a lock on *folder* itself, so that one who only looks leaves no file behind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            emit("lock.waiting", what="the store, to prune it", path=str(folder))
+            fcntl.flock(handle, kind)
+        yield
+    finally:
+        os.close(handle)
 
 
 def oldest_run(folder: Path, *, but: Run | None = None) -> float | None:
