@@ -21,6 +21,7 @@ from sparkwright.native.model import Extension, Target
 from sparkwright.store import open_store
 from sparkwright.wheel import AssemblyPlan, BinarySource, Expectation, assemble, audit, parse_name
 from sparkwright.wheel.audit import NATIVE_CHECKS
+from sparkwright.wheel.deflate import deflate
 from sparkwright.wheel.insides import NativeExpectation
 from sparkwright.wheel.kernels import KERNELS, LeftOut, kernels_record, read_kernels_record
 
@@ -360,7 +361,8 @@ WHEEL_FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
     "left out without a word": (_kernels(lambda value: value["left-out"].clear()), {EXACT}),
     "left out, and there": (_left(member="vllm/core.py"), {LEFT}),
     "Python that is left out": (
-        lambda files: (files.pop("vllm/config/cache.py"), _left(member="vllm/config/cache.py")(files)), {LEFT},
+        lambda files: (files.pop("vllm/config/cache.py"), _left(member="vllm/config/cache.py")(files)),
+        {LEFT},
     ),
     "left out, and unknown": (_left(member="vllm/_none.so"), {LEFT}),
     "left out, and in use": (
@@ -411,6 +413,36 @@ def test_native_inputs_beside_upstreams_binaries(case: Case, tmp_path: Path) -> 
     assert failed(wheel, replace(case.expectation, changes=changes)) == {}
     rust = {"rust/src/lib.rs": b"x", "CMakeLists.txt": b"x"}
     assert set(failed(wheel, replace(case.expectation, changes=rust))) == {"native-inputs-unchanged"}
+
+
+def test_a_binary_that_was_deflated_before_goes_in_as_it_is(case: Case, tmp_path: Path) -> None:
+    source = case.plan.providers[C]
+    deflate(source.path, tmp_path / "deflated")
+    packed = replace(source, deflated=tmp_path / "deflated")
+    plan = replace(case.plan, providers={**case.plan.providers, C: packed})
+    one, two = assemble(plan, tmp_path / "one"), assemble(plan, tmp_path / "two")
+    assert one.sha256 == two.sha256
+    assert wheelkit.unpack(one.path) == wheelkit.unpack(case.wheel)
+    assert one.size < case.wheel.stat().st_size
+    assert failed(one.path, case.expectation) == {}
+
+
+@pytest.mark.parametrize("fault", ["another's", "cut off", "longer", "two", "none"])
+def test_deflated_data_of_something_else_is_refused(case: Case, tmp_path: Path, fault: str) -> None:
+    source = case.plan.providers[C]
+    deflate(source.path, tmp_path / "right")
+    deflate(case.plan.providers[SPIN].path, tmp_path / "other")
+    right, other = ((tmp_path / name).read_bytes() for name in ("right", "other"))
+    (tmp_path / "wrong").write_bytes(
+        {
+            "another's": other, "cut off": right[:-1], "longer": right + b"x", "two": right + right,
+            "none": b"",
+        }[fault]
+    )  # fmt: skip
+    packed = replace(source, deflated=tmp_path / "wrong")
+    plan = replace(case.plan, providers={**case.plan.providers, C: packed})
+    with pytest.raises(WheelError, match="not its content"):
+        assemble(plan, tmp_path / "dist")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import contextlib
 import os
 import tempfile
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,10 +21,11 @@ from sparkwright.errors import DigestError, NativeInputsError, WheelError
 from sparkwright.events import emit
 from sparkwright.store import storing
 from sparkwright.wheel.classify import compiled_from, of_kind
+from sparkwright.wheel.deflate import holds
 from sparkwright.wheel.delta import Delta, delta
 from sparkwright.wheel.names import WheelName, parse_name
-from sparkwright.wheel.record import RecordEntry, entry_of, format_record
-from sparkwright.wheel.rewrite import Kept, Stored, layout, write_parts
+from sparkwright.wheel.record import RecordEntry, entry_from_digest, entry_of, format_record
+from sparkwright.wheel.rewrite import Kept, Packed, Stored, layout, write_parts
 from sparkwright.wheel.source import Source, open_source
 from sparkwright.wheel.stamp import VERSION_FILE, stamp_metadata, stamp_version_file, stamp_wheel
 
@@ -55,11 +57,14 @@ class BinarySource:
         path: the file.
         provider: the kind of its origin, such as ``store`` or ``compiled``.
         origin: which one of that kind, such as its native key.
+        deflated: its content as a raw deflate stream, made by `deflate`; the wheel holds it as it is,
+            or uncompressed where there is none.
     """
 
     path: Path
     provider: str
     origin: str
+    deflated: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -278,15 +283,17 @@ def native_faults(native: Sequence[str], theirs: Mapping[str, str]) -> tuple[str
 
 def _entries(
     upstream: Source, plan: AssemblyPlan, changed: Delta, providers: Sequence[Provider]
-) -> list[Kept | Stored]:
+) -> list[Kept | Packed | Stored]:
     """All members of our wheel: upstream's in their order, then what is new, then metadata, RECORD last."""
     new_info = plan.name.dist_info + "/"
     contents = {**changed.replaced, **_stamped(upstream, plan.name)}
-    contents |= {member: source.path.read_bytes() for member, source in plan.providers.items()}
-    body: list[Kept | Stored] = []
-    info: list[Kept | Stored] = []
+    body: list[Kept | Packed | Stored] = []
+    info: list[Kept | Packed | Stored] = []
     for old, member in upstream.archive.members.items():
         if old in changed.removed or old in plan.left_out or old == upstream.info + "RECORD":
+            continue
+        if old in plan.providers:
+            body.append(_provided(old, plan.providers[old], executable=member.executable))
             continue
         is_info = old.startswith(upstream.info)
         new = new_info + old.removeprefix(upstream.info) if is_info else old
@@ -299,15 +306,35 @@ def _entries(
     body += [Stored(path, content) for path, content in sorted(changed.added.items())]
     info += [Stored(new_info + path, content) for path, content in _our_record(plan.record, providers)]
     entries = body + info
-    lines = [_line(entry, upstream.listed) for entry in entries]
+    lines = [_line(entry, upstream.listed, providers) for entry in entries]
     record = format_record([*lines, RecordEntry(new_info + "RECORD")])
     return [*entries, Stored(new_info + "RECORD", record)]
 
 
-def _line(entry: Kept | Stored, listed: Mapping[str, RecordEntry]) -> RecordEntry:
-    """The line of RECORD for *entry*: a kept member keeps its digest."""
+def _provided(member: str, source: BinarySource, *, executable: bool) -> Packed | Stored:
+    """The entry for a binary from elsewhere.
+
+    Raises:
+        WheelError: what it was deflated to is something else.
+    """
+    content = source.path.read_bytes()
+    if source.deflated is None:
+        return Stored(member, content, executable)
+    deflated = source.deflated.read_bytes()
+    if not holds(deflated, content):
+        raise WheelError(f"{member} cannot be packed", because="its deflated data is not its content")
+    return Packed(member, deflated, zlib.crc32(content), len(content), executable)
+
+
+def _line(
+    entry: Kept | Packed | Stored, listed: Mapping[str, RecordEntry], providers: Sequence[Provider]
+) -> RecordEntry:
+    """The line of RECORD for *entry*: kept and packed members have known digests."""
     if isinstance(entry, Stored):
         return entry_of(entry.name, entry.content)
+    if isinstance(entry, Packed):
+        sha256 = next(one.sha256 for one in providers if one.member == entry.name)
+        return entry_from_digest(entry.name, bytes.fromhex(sha256), entry.size)
     return replace(listed[entry.member.name], path=entry.name)
 
 

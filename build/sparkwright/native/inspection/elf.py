@@ -17,8 +17,6 @@ _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 _DEVICE_SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin", ".nvFatBinSegment"})
 # What pyelftools raises, besides its own errors, on tables that lead nowhere.
 _DAMAGE = (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError, OverflowError)
-_HIDDEN = 0x8000
-"""Bit of a version index that hides the version from linking; the loader's index is without it."""
 
 
 class Symbol(Model, frozen=True):
@@ -132,13 +130,13 @@ def _undefined(elf: Any) -> Iterator[Symbol]:
         return
     by_index: dict[int, tuple[str, str]] = {}
     for need, ones in needs.iter_versions() if needs is not None else ():
-        by_index |= {one["vna_other"] & ~_HIDDEN: (one.name, need.name) for one in ones}
+        by_index |= {one["vna_other"]: (one.name, need.name) for one in ones}
     for number, symbol in enumerate(table.iter_symbols()):
         if symbol["st_shndx"] != "SHN_UNDEF" or not symbol.name:
             continue
         # pyelftools gives the two reserved indices by name; they mean that any version will do.
         asked = index.get_symbol(number)["ndx"] if index is not None else 0
-        version, library = by_index.get(asked & ~_HIDDEN if isinstance(asked, int) else 0, ("", ""))
+        version, library = by_index.get(asked if isinstance(asked, int) else 0, ("", ""))
         weak = symbol["st_info"]["bind"] == "STB_WEAK"
         yield Symbol(name=symbol.name, version=version, library=library, weak=weak)
 
