@@ -10,7 +10,7 @@ Open `repository` first; `merging` holds the three-way merge, `importing` turns 
 
 from sparkwright.git.checkout import check_out, make_read_only
 from sparkwright.git.fetching import RemoteRef, fetch, list_remote
-from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_tree
+from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_tree, tree_id
 from sparkwright.git.merging import MergeResult, merge_trees
 from sparkwright.git.refs import check_address, check_object_id, check_ref
 from sparkwright.git.repository import Repository, as_argument, open_repository, require_git
@@ -36,4 +36,5 @@ __all__ = [
     "open_repository",
     "patch_tree",
     "require_git",
+    "tree_id",
 ]

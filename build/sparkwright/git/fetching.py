@@ -23,6 +23,7 @@ __all__ = ["RemoteRef", "fetch", "list_remote"]
 
 _TIMEOUT_S = 3600.0
 _ALL_HISTORY = 0x7FFFFFFF  # what git itself calls an infinite depth
+_FEW = 3
 _NEXT_STEP = "check the address and the network; --offline works from what the store holds"
 
 
@@ -73,6 +74,12 @@ def _check_wanted(name: str) -> str:
     return check_object_id(name) if len(name) == 40 and "/" not in name else check_ref(name)  # noqa: PLR2004
 
 
+def _shown(names: Sequence[str]) -> str:
+    """*names* for people: a few of them, and how many more there are."""
+    few = ", ".join(names[:_FEW])
+    return few if len(names) <= _FEW else f"{few} and {len(names) - _FEW} more"
+
+
 def fetch(
     repository: Repository,
     address: str,
@@ -80,6 +87,7 @@ def fetch(
     *,
     depth: int | None = 1,
     history_only: bool = False,
+    without_files: bool = False,
 ) -> None:
     """Fetch refs or commits by id from *address* into the store; no ref of ours is made.
 
@@ -90,6 +98,8 @@ def fetch(
         depth: commits of history for each; `None` for all of it.
         history_only: leave trees and files out, where the remote can; for a scratch repository
             in which a merge base is looked for.
+        without_files: leave files out, where the remote can; for a scratch repository, into which those
+            that are needed are fetched afterwards, by their ids.
 
     Raises:
         FetchError: the remote did not answer, or does not have it.
@@ -100,17 +110,18 @@ def fetch(
     options = ["--no-tags", "--no-write-fetch-head", "--quiet", "--no-auto-maintenance"]
     options += [f"--depth={depth or _ALL_HISTORY}"]
     options += ["--filter=tree:0"] if history_only else []
+    options += ["--filter=blob:none"] if without_files else []
     try:
         # git refuses a second fetch into a store whose history is short, rather than waiting.
         lock = hold(repository.path / "sparkwright-fetch.lock", f"fetching into {repository.path}")
-        with task(f"fetch {', '.join(name[:24] for name in names)}"), lock:
+        with task(f"fetch {_shown(names)}"), lock:
             # git notes where history was cut off in one file, and its lock on that file outlives a
             # kill; while ours is held, a lock that is there is such a left-over.
             (repository.path / "shallow.lock").unlink(missing_ok=True)
             repository.command("fetch", *options, "--", where, *names, timeout=_TIMEOUT_S)
     except ProcessError as error:
         raise FetchError(
-            f"{', '.join(wanted)} could not be fetched from {address}",
+            f"{_shown(names)} could not be fetched from {address}",
             because=error.because,
             next_step=_NEXT_STEP,
         ) from error

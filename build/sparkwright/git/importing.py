@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from sparkwright.errors import ProcessError
 from sparkwright.git.repository import WHO
-from sparkwright.git.trees import Entry
+from sparkwright.git.trees import FOLDER, Entry, serialise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from sparkwright.git.repository import Repository
 
-__all__ = ["FileEntry", "blob_id", "import_files", "patch_tree"]
+__all__ = ["FileEntry", "blob_id", "import_files", "patch_tree", "tree_id"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,21 @@ class FileEntry:
 def blob_id(data: bytes) -> str:
     """The id that git gives to a blob of *data*."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324 - git's object ids are SHA-1
+
+
+def tree_id(files: Mapping[str, Entry]) -> str:
+    """The id that git gives to the tree of *files*, by path; nothing is written."""
+    node: dict[str, Entry] = {}
+    below: dict[str, dict[str, Entry]] = {}
+    for path, entry in files.items():
+        name, _, rest = path.partition("/")
+        if rest:
+            below.setdefault(name, {})[rest] = entry
+        else:
+            node[name] = entry
+    node |= {name: Entry(FOLDER, tree_id(inner)) for name, inner in below.items()}
+    data = serialise(node)
+    return hashlib.sha1(b"tree %d\0" % len(data) + data).hexdigest()  # noqa: S324 - as above
 
 
 def import_files(repository: Repository, files: Iterable[tuple[str, FileEntry]]) -> str:

@@ -17,7 +17,7 @@ from sparkwright.store import storing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Entry", "Node", "ObjectReader"]
+__all__ = ["FOLDER", "Entry", "Node", "ObjectReader", "serialise"]
 
 FOLDER = "40000"
 
@@ -140,7 +140,7 @@ class ObjectReader:
                 node[name] = Entry(FOLDER, edited)
             elif subtree is not None:  # a file of that name has nothing below it to take out
                 del node[name]
-        return self.write("tree", _serialise(node)) if node else None
+        return self.write("tree", serialise(node)) if node else None
 
 
 def _parse(data: bytes) -> Iterator[tuple[str, Entry]]:
@@ -153,7 +153,7 @@ def _parse(data: bytes) -> Iterator[tuple[str, Entry]]:
         position = end + 21
 
 
-def _serialise(node: Node) -> bytes:
+def serialise(node: Node) -> bytes:
     """The tree object of *node*; git sorts a folder as if its name ended with a slash."""
     lines = []
     for name, entry in node.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from msgspec import Meta, field
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["Binary", "ExtensionSpec", "NativePin", "Package", "SourcePin", "Toolkit", "named"]
+
+T = TypeVar("T")
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
 TreeId = Annotated[str, Meta(pattern="^[0-9a-f]{40}\\Z")]
@@ -26,13 +28,26 @@ class Package(Model, frozen=True):
         filename: its name there.
         sha256: digest of its bytes, 64 hex digits.
         size: in bytes.
-        folders: what is unpacked from it; everything where none is named.
+        folders: folders and files that are unpacked from it; everything where none is named.
+        tree: git id of the tree of what `folders` unpack to, paths as in the wheel. Where it is
+            given, only those members are transferred, if the server can send parts of a file.
     """
 
     filename: str
     sha256: Sha256
     size: int
     folders: tuple[str, ...] = ()
+    tree: TreeId | None = None
+
+    @property
+    def project(self) -> str:
+        """Its project, as the file name spells it."""
+        return self.filename.split("-")[0]
+
+    @property
+    def version(self) -> str:
+        """Its version (PEP 440)."""
+        return self.filename.split("-")[1]
 
 
 class Toolkit(Model, frozen=True):
@@ -40,36 +55,39 @@ class Toolkit(Model, frozen=True):
 
     Attributes:
         cuda: version of nvcc, ``major.minor``.
+        release: the package that says which versions of which packages belong to that CUDA release.
         builder: programs that run on the compiling machine, by its machine name and their own.
         target: headers and libraries for the machine that the code is for, likewise.
         link_only: sonames that are linked against and come with torch at run time; stand-ins of
             that name do for linking.
     """
 
-    cuda: str
+    cuda: Annotated[str, Meta(pattern=r"^[0-9]{2}\.[0-9]\Z")]
+    release: Package
     builder: dict[str, dict[str, Package]]
     target: dict[str, dict[str, Package]]
-    link_only: tuple[str, ...] = ()
+    link_only: tuple[Annotated[str, Meta(pattern=r"^lib[\w.+-]+\.so(\.[0-9]+)*\Z")], ...] = ()
 
 
 class SourcePin(Model, frozen=True):
     """A dependency's source, by content: whoever brings it, the tree is the same.
 
     Attributes:
-        tree: git id of the tree that holds `paths` and nothing else.
+        ref: the commit or tag that `tree` was taken from; for one of the lock's ``[sources]``, the same.
+        tree: git id of the tree that holds `paths` and nothing else, no file executable; none where
+            nothing is compiled from it, so that its stand-in does.
         paths: the folders and files that compiling needs, relative to the repository's root.
         repository: git address; by default that of the lock's source of the same name.
-        ref: commit or tag there, likewise.
         package: a wheel that carries the same files.
         folder: where in `package` they are.
         mount: where the tree goes inside another source: ``name:folder``; a source of its own if empty.
         stand_in: files that configuring wants to see when the source cannot be had; made empty.
     """
 
-    tree: TreeId
-    paths: tuple[str, ...]
+    ref: str
+    tree: TreeId | None = None
+    paths: tuple[str, ...] = ()
     repository: str = ""
-    ref: str = ""
     package: Package | None = None
     folder: str = ""
     mount: str = ""
@@ -108,6 +126,7 @@ class NativePin(Model, frozen=True):
     """All of the lock's ``[native]``.
 
     Attributes:
+        release: the release of upstream's that these tables were made for.
         arch: what ``TORCH_CUDA_ARCH_LIST`` is set to unless something else is asked for.
         toolkit: compilers, headers, libraries.
         sources: dependencies' sources by the lock's names for them.
@@ -116,6 +135,7 @@ class NativePin(Model, frozen=True):
         costs: seconds of CPU time and peak MiB by unit, from an earlier build: the first order.
     """
 
+    release: str
     arch: Architecture
     toolkit: Toolkit
     sources: dict[str, SourcePin]
@@ -124,8 +144,8 @@ class NativePin(Model, frozen=True):
     costs: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 
-def named(table: Mapping[str, Package], name: str, kind: str) -> Package:
-    """The package called *name* in *table*.
+def named(table: Mapping[str, T], name: str, kind: str) -> T:
+    """What is called *name* in a *table* of the lock.
 
     Raises:
         UnknownNameError: there is none.
@@ -134,5 +154,6 @@ def named(table: Mapping[str, Package], name: str, kind: str) -> Package:
         return table[name]
     except KeyError:
         raise UnknownNameError(
-            f"the lock has no {kind} called {name!r}", next_step=f"choose one of: {', '.join(sorted(table))}"
+            f"the lock has no {kind} called {name!r}",
+            next_step=f"choose one of: {', '.join(sorted(table))}" if table else "see docs/formats.md",
         ) from None

@@ -1,12 +1,13 @@
 """Where pristine trees and stock wheels come from: the package index, a git remote, a folder.
 
-Open `source` first. `settings`, `network`, `index` and `download` talk to the index, `archive` reads
-sdists, `releases` turns them into trees, and `evidence` gathers what ``upstream.lock`` is checked
-against.
+Open `source` first. `settings`, `network`, `index`, `download` and `members` talk to the index,
+`archive` reads sdists, `releases` turns them into trees, and `evidence` gathers what
+``upstream.lock`` is checked against.
 """
 
 from sparkwright.upstream.download import fetch_artifact
-from sparkwright.upstream.evidence import gather, propose
+from sparkwright.upstream.evidence import gather, gather_cuda, propose
+from sparkwright.upstream.members import fetch_members
 from sparkwright.upstream.releases import Access, Pristine, other_release
 from sparkwright.upstream.settings import IndexSettings, read_settings
 from sparkwright.upstream.source import GitSource, IndexSource, Source, open_source
@@ -19,7 +20,9 @@ __all__ = [
     "Pristine",
     "Source",
     "fetch_artifact",
+    "fetch_members",
     "gather",
+    "gather_cuda",
     "open_source",
     "other_release",
     "propose",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from sparkwright.lock import Lock
 
-__all__ = ["FolderSource"]
+__all__ = ["FolderSource", "walk_folder"]
 
 _WHOLE_HISTORY = 0x7FFFFFFF  # git's own "infinite depth" (fetch-options, --unshallow)
 _FULL_ID = 40
@@ -144,7 +144,7 @@ class FolderSource:
 
     def _from_tree(self, lock: Lock) -> Pristine:
         with task(f"import {self.path}", unit="files") as progress:
-            files = dict(_walk(self.path))
+            files = dict(walk_folder(self.path))
             tree = import_files(self.access.repository, files.items())
             progress.advance(len(files))
         record = self.access.store.find_record("sdist-tree", lock.sdist.sha256) or {}
@@ -162,8 +162,12 @@ class FolderSource:
         return Pristine(tree, None, f"the folder {self.path}", verified)
 
 
-def _walk(root: Path) -> Iterator[tuple[str, FileEntry]]:
-    """Every file under *root*, but for repositories and Python's caches."""
+def walk_folder(root: Path) -> Iterator[tuple[str, FileEntry]]:
+    """Every file under *root* by its path there, but for repositories and Python's caches.
+
+    Raises:
+        ArchiveError: a name or link is not safe everywhere, or something is no file, folder or link.
+    """
     for parent, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in _CACHES)
         links = [name for name in folders if Path(parent, name).is_symlink()]

@@ -1,0 +1,175 @@
+"""What the compiling machine itself has to bring: compilers, and Python's headers."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import ToolError
+from sparkwright.process import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.native.model import Target
+
+__all__ = [
+    "OLDEST_GXX",
+    "HostCompiler",
+    "PythonHeaders",
+    "find_compiler",
+    "find_python_headers",
+    "this_machine",
+    "version_of",
+]
+
+OLDEST_GXX = (11, 3)
+"""The first g++ whose C++20 vLLM's sources need; torch asks for no newer one."""
+
+_NEWEST_GXX = 15  # what nvcc 13.0 takes: its crt/host_config.h refuses later ones
+_CROSS_VERSIONS = (14, 13, 12, 11)
+_PROBE = b"""\
+#include <features.h>
+glibc __GLIBC__ __GLIBC_MINOR__
+"""
+_PROBE_S = 30.0
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """A g++ with everything that it calls.
+
+    Attributes:
+        cc: the C compiler.
+        cxx: the C++ compiler.
+        version: of the latter.
+        banners: compiler, assembler, linker and C library, each as it names its own version; no places.
+    """
+
+    cc: Path
+    cxx: Path
+    version: tuple[int, ...]
+    banners: dict[str, str]
+
+
+@dataclass(frozen=True)
+class PythonHeaders:
+    """An interpreter's headers.
+
+    Attributes:
+        folder: where ``Python.h`` is.
+        version: the interpreter's ``major.minor``.
+    """
+
+    folder: Path
+    version: str
+
+
+def this_machine() -> str:
+    """The machine that we run on: ``aarch64`` or ``x86_64``."""
+    return platform.machine()
+
+
+def find_compiler(target: Target) -> HostCompiler:
+    """The g++ whose output runs on the *target*.
+
+    Raises:
+        ToolError: there is none, or none that is new enough and not too new for nvcc.
+    """
+    unfit: list[str] = []
+    for name in _candidates(target):
+        cxx = shutil.which(name)
+        cc = shutil.which(name.replace("g++", "gcc"))
+        if cxx is None or cc is None:
+            continue
+        why = _unfit(Path(cxx), target)
+        if why is None:
+            return _described(Path(cc), Path(cxx))
+        unfit.append(f"{cxx} {why}")
+    package = _package(target)
+    raise ToolError(
+        f"there is no C++ compiler for {target.machine}",
+        because="; ".join(unfit) or f"none of {', '.join(_candidates(target))} is on PATH with its gcc",
+        next_step=f"install one: 'apt install {package}' on Debian and Ubuntu",
+    )
+
+
+def find_python_headers(python: Path) -> PythonHeaders:
+    """The headers of the interpreter *python*.
+
+    Raises:
+        ToolError: they are not installed.
+    """
+    script = (
+        "import sys, sysconfig; print(sysconfig.get_path('include')); print('%d.%d' % sys.version_info[:2])"
+    )
+    folder, version = run([python, "-I", "-c", script], timeout=_PROBE_S).text.splitlines()
+    if not Path(folder, "Python.h").is_file():
+        raise ToolError(
+            f"the headers of Python {version} are missing",
+            because=f"there is no {folder}/Python.h",
+            next_step=f"install them: 'apt install python{version}-dev' on Debian and Ubuntu",
+        )
+    return PythonHeaders(Path(folder), version)
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The last version number on the first line of *text*, as a tuple; empty where there is none."""
+    line = text.split("\n", 1)[0]
+    found = re.findall(r"(?<![\w.])\d+(?:\.\d+)+", line)
+    return tuple(int(part) for part in found[-1].split(".")) if found else ()
+
+
+def _is_cross(target: Target) -> bool:
+    return target.machine != this_machine()
+
+
+def _candidates(target: Target) -> Iterator[str]:
+    names: list[str]
+    if _is_cross(target):
+        triple = f"{target.machine}-linux-gnu"
+        names = [*(f"{triple}-g++-{version}" for version in _CROSS_VERSIONS), f"{triple}-g++"]
+    else:
+        names = ["g++", *(f"g++-{version}" for version in _CROSS_VERSIONS)]
+    return iter(names)
+
+
+def _package(target: Target) -> str:
+    return f"g++-{target.machine.replace('_', '-')}-linux-gnu" if _is_cross(target) else "g++"
+
+
+def _unfit(cxx: Path, target: Target) -> str | None:
+    """Why the compiler *cxx* cannot be used for *target*, or `None`."""
+    version = version_of(_ask(cxx, "--version"))
+    shown = ".".join(map(str, version)) or "nothing that is a version"
+    if version < OLDEST_GXX:
+        return f"says {shown}, and {'.'.join(map(str, OLDEST_GXX))} is the oldest that will do"
+    if version[0] > _NEWEST_GXX:
+        return f"says {shown}, and nvcc takes none after {_NEWEST_GXX}"
+    machine = _ask(cxx, "-dumpmachine").split("-")[0]
+    return None if machine == target.machine else f"compiles for {machine}"
+
+
+def _described(cc: Path, cxx: Path) -> HostCompiler:
+    banner = _ask(cxx, "--version")
+    banners = {"g++": _nameless(banner)}
+    for tool in ("as", "ld"):
+        banners[tool] = _nameless(_ask(Path(_ask(cxx, f"-print-prog-name={tool}")), "--version"))
+    output = run([cxx, "-E", "-P", "-x", "c", "-"], stdin=_PROBE, timeout=_PROBE_S).text
+    banners["glibc"] = ".".join(output.rpartition("glibc")[2].split())
+    return HostCompiler(cc, cxx, version_of(banner), banners)
+
+
+def _ask(program: Path, option: str) -> str:
+    """The first line that *program* answers to *option*."""
+    return run([program, option], timeout=_PROBE_S).text.split("\n", 1)[0]
+
+
+def _nameless(banner: str) -> str:
+    """*banner* without its first word, where that is the name that the program was called by."""
+    first, _, rest = banner.partition(" ")
+    return rest if "g++" in first or "/" in first else banner

