@@ -11,15 +11,18 @@ from typing import ClassVar
 __all__ = [
     "ArchiveError",
     "AuditError",
+    "BinaryError",
     "BusyError",
     "CarryConflictError",
     "CompileError",
     "ConfigError",
+    "DamagedStoreError",
     "DependencyOrderError",
     "DigestError",
     "EnvironmentSetupError",
     "FetchError",
     "LockMismatchError",
+    "LostFileError",
     "MissingSourceError",
     "MovedHeadError",
     "NativeBuildError",
@@ -200,6 +203,12 @@ class MissingSourceError(SparkwrightError):
     exit_code = 54
 
 
+class BinaryError(SparkwrightError):
+    """A compiled file is damaged, or is not of a kind that can be looked into."""
+
+    exit_code = 55
+
+
 class AuditError(SparkwrightError):
     """A wheel failed its audit."""
 
@@ -224,7 +233,19 @@ class BusyError(SparkwrightError):
     exit_code = 71
 
 
+class DamagedStoreError(StorageError):
+    """Files or records in the store are not what they were."""
+
+    exit_code = 72
+
+
+class LostFileError(StorageError):
+    """A file went out of the store between being found and being used."""
+
+    exit_code = 73
+
+
 class NotEnoughMemoryError(SparkwrightError):
     """This machine has too little memory for what was asked."""
 
-    exit_code = 72
+    exit_code = 74

@@ -218,11 +218,14 @@ class Recorder:
         return [data["message"] for data in self.of("warning")]
 
 
-def python(script: str, *arguments: object, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def python(
+    script: str, *arguments: object, prefix: tuple[str, ...] = (), stdin: bool = False
+) -> subprocess.Popen[str]:
     """Start *script* in a process of its own, with the package on its path."""
     return subprocess.Popen(
         [*prefix, sys.executable, "-c", script, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(Path(sparkwright.__file__).parents[1])},
+        stdin=subprocess.PIPE if stdin else None,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

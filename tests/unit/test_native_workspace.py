@@ -73,9 +73,9 @@ UPSTREAM = {
 HEADERS = {"include/math.h": "#define M 1"}
 ATTENTION = {"CMakeLists.txt": "# attention", "csrc/attention.cu": "two"}
 PINS = {
-    "headers": SourcePin(tree="0" * 40, paths=("include",)),
-    "attention": SourcePin(tree="0" * 40, paths=("csrc",)),
-    "above-headers": SourcePin(tree="0" * 40, paths=("include",), mount="attention:csrc/headers"),
+    "headers": SourcePin(ref="v1", tree="0" * 40, paths=("include",)),
+    "attention": SourcePin(ref="v1", tree="0" * 40, paths=("csrc",)),
+    "above-headers": SourcePin(ref="v1", tree="0" * 40, paths=("include",), mount="attention:csrc/headers"),
 }
 
 

@@ -21,8 +21,9 @@ from sparkwright.git import Repository, open_repository
 from sparkwright.plan.checkout import Checkout, open_checkout
 from sparkwright.plan.choose import choose_arch
 from sparkwright.plan.facility import ToolchainFacility
-from sparkwright.plan.job import Job, Options
-from sparkwright.store import Store, open_store, storing
+from sparkwright.plan.job import Compiling, Job, Options
+from sparkwright.store import Run, Store, open_store, storing
+from sparkwright.store.prune import prune_logs
 from sparkwright.upstream import Access, Source, open_source, read_settings
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
+WORK = ".sparkwright"
+_LOGS_KEPT_DAYS = 30.0
+
 
 @dataclass(frozen=True)
 class Session:
@@ -52,6 +56,7 @@ class Session:
         repository: the store's git repository.
         offline: whether the network is off.
         as_json: whether results are printed for machines.
+        run: this run, as other runs see it in the store.
     """
 
     checkout: Checkout
@@ -59,6 +64,12 @@ class Session:
     repository: Repository
     offline: bool
     as_json: bool
+    run: Run
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """Where runs in this checkout left event logs, compilers' output and tracebacks."""
+        return _logs(self.checkout.root / WORK)
 
     @property
     def access(self) -> Access:
@@ -89,6 +100,8 @@ class Session:
         out: Path | None = None,
         allow_unproved: tuple[str, ...] = (),
         require_native: bool = False,
+        full: bool = False,
+        compiling: Compiling | None = None,
     ) -> Job:
         """The job of making the wheel that is *wanted*."""
         options = Options(
@@ -98,6 +111,8 @@ class Session:
             allow_unproved=frozenset(allow_unproved),
             offline=self.offline,
             require_native=require_native,
+            full=full,
+            compiling=compiling or Compiling(),
         )
         lock = self.checkout.lock
         _ = lock.wheel(wanted.platform)  # an unknown platform is said before any work
@@ -124,19 +139,23 @@ def _open_session(
     root: Path, *, offline: bool, as_json: bool, quiet: bool, read_only: bool
 ) -> Iterator[Session]:
     checkout = open_checkout(root)
-    work = checkout.root / ".sparkwright"
+    work = checkout.root / WORK
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     # The last net: what a room says of a full or forbidden disk is clearer, and comes first.
     with _crashes_kept(work), storing(f"'{click.get_current_context().command_path}'"):
         log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
         with contextlib.closing(log), subscribe(log), showing_events(quiet=quiet or as_json):
+            prune_logs(_logs(work), _LOGS_KEPT_DAYS)
             store = open_store()
             emit("session.started", root=str(checkout.root), store=str(store.home), offline=offline)
-            repository = Repository(store.git) if read_only else open_repository(store.git)
-            try:
-                yield Session(checkout, store, repository, offline, as_json)
-            finally:
-                repository.close()
+            with store.running() as run:
+                repository = Repository(store.git) if read_only else open_repository(store.git)
+                with contextlib.closing(repository):
+                    yield Session(checkout, store, repository, offline, as_json, run)
+
+
+def _logs(work: Path) -> tuple[Path, ...]:
+    return work / "events", work / "compile", *sorted(work.glob("crash-*.txt"))
 
 
 @contextlib.contextmanager

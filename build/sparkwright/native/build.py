@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.canonical import sha256_file
-from sparkwright.errors import NativeBuildError, ProcessError, StorageError
+from sparkwright.errors import LostFileError, NativeBuildError, ProcessError
 from sparkwright.events import emit, task
 from sparkwright.native.compile import CompileJob, run_jobs
 from sparkwright.native.configure import (
@@ -23,6 +23,7 @@ from sparkwright.native.configure import (
     with_generated,
 )
 from sparkwright.native.costs import Costs
+from sparkwright.native.covered import Reader
 from sparkwright.native.extensions import (
     extension_key,
     find_extension,
@@ -31,9 +32,10 @@ from sparkwright.native.extensions import (
     record_extension,
     record_link,
 )
+from sparkwright.native.machine import look
 from sparkwright.native.model import Extension
+from sparkwright.native.schedule import Waiting, plan_jobs
 from sparkwright.native.toolchain import configure_environment
-from sparkwright.native.covered import Reader
 from sparkwright.native.units import UnitFiles, find_object, missing_units, place_object, record_object
 from sparkwright.native.workspace import native_tree, open_workspace
 from sparkwright.process import run
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
     from sparkwright.lock.native import NativePin
     from sparkwright.native.compile import Finished
     from sparkwright.native.model import Configuration, Cost, Inputs, Link, Unit
-    from sparkwright.native.schedule import Limits
     from sparkwright.native.workspace import Workspace
     from sparkwright.store import Store
 
@@ -66,8 +67,7 @@ class Builder:
         lock: the pin.
         native: its ``[native]`` tables.
         logs: folder for one log a unit.
-        limits: how many compilers may run, and how much memory is left to others; by default what
-            the driver thinks right for this machine.
+        jobs: most compilers at once; by default what cores and memory allow.
         keep_going: whether the other units go on when one fails.
         isolation: what every tool is started through, such as a program that takes the network away.
         launcher: a compiler cache that every compiler is started through; part of no key.
@@ -78,7 +78,7 @@ class Builder:
     lock: Lock
     native: NativePin
     logs: Path
-    limits: Limits | None = None
+    jobs: int | None = None
     keep_going: bool = False
     isolation: tuple[str, ...] = ()
     launcher: tuple[str, ...] = ()
@@ -187,7 +187,9 @@ def build_extension(builder: Builder, inputs: Inputs, name: str) -> Extension:
     return built
 
 
-def compile_units(builder: Builder, inputs: Inputs, known: Configured, units: Sequence[Unit]) -> dict[str, str]:
+def compile_units(
+    builder: Builder, inputs: Inputs, known: Configured, units: Sequence[Unit]
+) -> dict[str, str]:
     """Objects of *units*: output path to SHA-256 in the store. What is there is not compiled again.
 
     Raises:
@@ -232,8 +234,12 @@ def _compile(
         objects[unit.output] = sha256
         costs.learn(unit.name, finished.cost)
 
-    jobs = _jobs(builder, inputs, work, units, costs.expected(known.configuration.units, _sizes(work, units)))
-    done = run_jobs(jobs, on_done=keep, limits=builder.limits, keep_going=builder.keep_going)
+    expected = costs.expected(known.configuration.units, _sizes(work, units))
+    waiting = [Waiting(unit.name, expected[unit.name]) for unit in units]
+    plan = plan_jobs(waiting, look(), jobs=builder.jobs)
+    emit("native.plan", units=len(units), jobs=plan.jobs, reason=plan.reason, seconds=round(plan.seconds))
+    jobs = _jobs(builder, inputs, work, units, expected)
+    done = run_jobs(jobs, on_done=keep, limits=plan.limits, keep_going=builder.keep_going)
     emit(
         "native.compiled",
         units=len(done.finished),
@@ -316,7 +322,7 @@ def _place(builder: Builder, work: Workspace, link: Link, objects: Mapping[str, 
     for path in link.objects:
         (work.root / path).parent.mkdir(parents=True, exist_ok=True)
         if not place_object(builder.store, objects[path], work.root / path):
-            raise StorageError(
+            raise LostFileError(
                 f"an object of {link.target} is gone",
                 because="another run took it out of the store meanwhile",
                 next_step="run again: it is compiled anew, the others are there",
