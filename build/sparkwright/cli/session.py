@@ -117,7 +117,8 @@ class Session:
         lock = self.checkout.lock
         _ = lock.wheel(wanted.platform)  # an unknown platform is said before any work
         arch = choose_arch(lock, wanted.platform, kernels=wanted.kernels, arch=wanted.arch)
-        facilities = {"toolchain": ToolchainFacility(lock, wanted.platform, self.access)} if arch else {}
+        system = options.compiling.cuda
+        facility = ToolchainFacility(lock, wanted.platform, self.access, system)
         job = Job(
             checkout=self.checkout,
             point=self.checkout.point(wanted.patchset, arch=arch),
@@ -125,7 +126,7 @@ class Session:
             store=self.store,
             repository=self.repository,
             source=self.source(wanted.source),
-            facilities=facilities,
+            facilities={"toolchain": facility} if arch else {},
         )
         names = [carry.name for carry in job.point.carries]
         for name in allow_unproved:

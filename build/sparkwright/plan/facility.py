@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,16 +97,18 @@ class ToolchainFacility:
         }
 
     def _sources(self) -> dict[str, str]:
-        """Dependencies' sources by their place in a build; what stands in for one does for configuring.
+        """Dependencies' sources by their place in a build, as they are in the store.
 
-        One that is mounted in another is left out: configuring looks at none of its headers.
+        What stands in for one does for configuring, so the network is not asked. One that is mounted in
+        another is left out: configuring looks at none of its headers.
         """
         from sparkwright.native.sources import gather_sources
         from sparkwright.probe import tree_folder
 
         store, repository = self.access.store, self.access.repository
+        at_hand = replace(self.access, settings=replace(self.access.settings, offline=True))
         own = [name for name, pin in self._native.sources.items() if not pin.mount]
-        found = gather_sources(self.lock, self.access, wanted=own)
+        found = gather_sources(self.lock, at_hand, wanted=own)
         return {
             f"deps/{name}": str(tree_folder(store, repository, source.tree, under=""))
             for name, source in found.items()
