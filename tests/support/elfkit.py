@@ -56,7 +56,7 @@ def shared(
         assembler.write_text(f'.section .nv_fatbin,"a"\n.incbin "{blob}"\n.section .note.GNU-stack,""\n')
         extra = [assembler]
     subprocess.run(
-        [compiler(), "-shared", "-fPIC", "-Wl,--hash-style=gnu", "-o", path, source, *extra, *flags],
+        [compiler(), "-shared", "-fPIC", "-o", path, source, *extra, *flags],
         check=True,
     )
     if machine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.config import Model
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["ElfFacts", "Symbol", "exports", "open_elf", "read_elf"]
 
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
+_BITS = 64
+# Elf64_Sym: name, type and binding, visibility, section, value, size.
+_SYMBOL = struct.Struct("<LBBHQQ")
+_UNDEFINED, _LOCAL = 0, 0
 _DEVICE_SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin", ".nvFatBinSegment"})
 # What pyelftools raises, besides its own errors, on tables that lead nowhere.
 _DAMAGE = (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError, OverflowError)
@@ -141,22 +146,24 @@ def _undefined(elf: Any) -> Iterator[Symbol]:
         yield Symbol(name=symbol.name, version=version, library=library, weak=weak)
 
 
-def exports(path: Path) -> tuple[str, ...]:
-    """Names of the dynamic symbols that the binary at *path* defines for others, sorted.
+def exports(path: Path) -> frozenset[str]:
+    """Names of the dynamic symbols that the binary at *path* defines for others.
+
+    Read without pyelftools' objects for each: torch's libraries have hundreds of thousands.
 
     Raises:
-        BinaryError: it is no ELF file.
+        BinaryError: it is no ELF file, or none of 64 bits with the low byte first.
     """
     with path.open("rb") as stream:
-        table = open_elf(stream, path.name).get_section_by_name(".dynsym")
+        elf = open_elf(stream, path.name)
+        if elf.elfclass != _BITS or not elf.little_endian:
+            raise BinaryError(f"{path.name} cannot be looked into", because="it is for no machine of ours")
+        table = elf.get_section_by_name(".dynsym")
         if table is None:
-            return ()
-        return tuple(
-            sorted(
-                symbol.name
-                for symbol in table.iter_symbols()
-                if symbol.name
-                and symbol["st_shndx"] != "SHN_UNDEF"
-                and symbol["st_info"]["bind"] != "STB_LOCAL"
-            )
-        )
+            return frozenset()
+        entries, names = table.data(), elf.get_section(table["sh_link"]).data()
+    return frozenset(
+        names[name : names.index(b"\0", name)].decode(errors="backslashreplace")
+        for name, info, _, section, _, _ in _SYMBOL.iter_unpack(entries)
+        if name and section != _UNDEFINED and info >> 4 != _LOCAL
+    )

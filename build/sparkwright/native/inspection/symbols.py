@@ -10,7 +10,7 @@ import functools
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from sparkwright.native.inspection.elf import exports, open_elf
 from sparkwright.native.inspection.floors import system_libraries
@@ -201,25 +201,17 @@ def _needs(path: Path) -> tuple[str, ...]:
 
 
 def _defined_in(path: Path, wanted: Sequence[Symbol]) -> set[Symbol]:
-    """Those of *wanted* that the library at *path* defines, in the version that is asked for.
-
-    Names are looked up in the library's hash table, as the loader does it: torch's libraries have
-    hundreds of thousands of symbols.
-    """
+    """Those of *wanted* that the library at *path* defines, in the version that is asked for."""
     if not wanted:
         return set()
+    names, versions = _offered(path)
+    return {one for one in wanted if one.name in names and one.version in versions}
+
+
+@functools.lru_cache(maxsize=32)
+def _offered(path: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """The names that the library at *path* defines, and the versions; libraries in use do not change."""
     with path.open("rb") as stream:
-        elf = open_elf(stream, path.name)
-        table = elf.get_section_by_name(".gnu.hash")
-        offered = _offered_versions(elf)
-        if table is None:
-            names = set(exports(path))
-            return {one for one in wanted if one.name in names and one.version in offered}
-        return {one for one in wanted if one.version in offered and table.get_symbol(one.name) is not None}
-
-
-def _offered_versions(elf: Any) -> set[str]:
-    section = elf.get_section_by_name(".gnu.version_d")
-    if section is None:
-        return {""}
-    return {"", *(next(names).name for _, names in section.iter_versions())}
+        section = open_elf(stream, path.name).get_section_by_name(".gnu.version_d")
+        versions = [next(names).name for _, names in section.iter_versions()] if section is not None else []
+    return exports(path), frozenset({"", *versions})
