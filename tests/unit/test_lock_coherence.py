@@ -15,6 +15,7 @@ from sparkwright.errors import ConfigError, LockMismatchError
 from sparkwright.lock import LOCK_FORMAT, CudaEvidence, Lock, check_native, read_lock, require_native
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.check import flatten
+from sparkwright.lock.native import SourcePin
 
 ROOT = Path(__file__).parents[2]
 LOCK = with_native(make_release().lock, native_tables(offer_toolkit(Index())))
@@ -107,6 +108,16 @@ def test_fires_when_torch_asks_for_another_cuda_or_none():
             "native.toolkit.release.filename",
             "native.toolkit.cuda",
         }
+
+
+def test_fires_on_a_part_of_a_source_that_has_moved():
+    inner = SourcePin(ref="v1", repository="https://example.org/d.git", mount="cutlass:d")
+    sources = {**LOCK.native.sources, "inner": inner}
+    lock = with_native(LOCK, msgspec.structs.replace(LOCK.native, sources=sources))
+    assert check_native(lock) == []
+    moved = {"cutlass": msgspec.structs.replace(lock.sources["cutlass"], ref="v4.5.0")}
+    findings = check_native(with_native(lock, lock.native, **moved))
+    assert [finding.key for finding in findings] == ["native.sources.cutlass.ref", "native.sources.inner.ref"]
 
 
 def test_tables_for_another_release_are_not_used():

@@ -98,7 +98,7 @@ def _packages(lock: Lock, native: NativePin) -> Iterator[Finding]:
 
 
 def _sources(lock: Lock, native: NativePin) -> Iterator[Finding]:
-    for name in lock.sources.keys() - native.sources.keys():
+    for name in sorted(lock.sources.keys() - native.sources.keys()):
         yield Finding(f"native.sources.{name}", None, name, "[sources]: CMake would download it")
     for name, pin in native.sources.items():
         key, declared = f"native.sources.{name}", lock.sources.get(name)
@@ -106,8 +106,11 @@ def _sources(lock: Lock, native: NativePin) -> Iterator[Finding]:
             yield Finding(f"{key}.ref", pin.ref, declared.ref, f"sources.{name}.ref")
         if declared is None and not (pin.repository and pin.mount):
             yield Finding(key, name, None, "[sources], and it has no repository and mount of its own")
-        if pin.mount and pin.mount.partition(":")[0] not in native.sources:
+        host = pin.mount.partition(":")[0]
+        if host and host not in native.sources:
             yield Finding(f"{key}.mount", pin.mount, None, "[native.sources]")
+        elif host in lock.sources and lock.sources[host].ref != native.sources[host].ref:
+            yield Finding(f"{key}.ref", pin.ref, None, f"sources.{host}, which has moved and it is a part of")
 
 
 def _extensions(native: NativePin) -> Iterator[Finding]:
