@@ -113,6 +113,7 @@ def test_an_extension_is_for_the_spark_and_wants_nothing_that_is_not_there(
     assert isinstance(surroundings, Surroundings)
     assert found.elf.machine == "aarch64"
     assert not found.elf.run_paths
+    assert ("libcuda.so.1" in found.elf.needed) == (name == "cumem_allocator")
     assert not found.device.cubins
     assert not resolve(found.elf, surroundings, python="stable-abi").unresolved
 
