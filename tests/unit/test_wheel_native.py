@@ -256,14 +256,18 @@ def test_the_locks_table_is_held_against_what_was_asked_and_got(case: Case, tmp_
     assert found == {"kernels-native": f"1 kernels of {C} are for compute_80: old"}
 
 
-def test_another_architecture_is_not_held_against_the_locks_table(case: Case, tmp_path: Path) -> None:
-    images = [("sm_90a", ["gemm"])]
-    wheel = rebuilt(
-        case, tmp_path, extension(tmp_path / "x.so", images=images), asked={"sm_90a": 1}, arch="9.0a",
-        left_out=(),
-    )  # fmt: skip
-    found = failed(wheel, case.expectation)
-    assert set(found) == {"members-differ-exactly"}, "which misses what was left out"
+def test_another_architecture_is_held_against_what_was_asked_alone(case: Case, tmp_path: Path) -> None:
+    binary = extension(tmp_path / "x.so", images=[("sm_90a", ["gemm"])])
+
+    def found(**asked: int) -> dict[str, str]:
+        wheel = rebuilt(case, tmp_path, binary, asked=asked, arch="9.0a", left_out=())
+        return failed(wheel, case.expectation)
+
+    misses = {"members-differ-exactly"}  # what was left out
+    assert set(found(sm_90a=1)) == misses
+    assert (
+        set(found(sm_90a=2)) == set(found(sm_90a=1, sm_80=1)) == set(found()) == misses | {"kernels-native"}
+    )
 
 
 def test_a_binary_for_another_machine(case: Case, tmp_path: Path) -> None:
