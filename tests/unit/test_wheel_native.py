@@ -105,7 +105,8 @@ def extension(path: Path, *flags: str | Path, images: Any = None, body: str = "v
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("native")
     fa3 = elfkit.shared(folder / "fa3.so", "int a;", device=elfkit.device([("sm_90a", ["hopper"])]))
-    old = elfkit.shared(folder / "old.so", "int a;", device=elfkit.device([("sm_120", ["gemm", "norm"])]))
+    code = "#include <stdlib.h>\nvoid f(void) { quick_exit(0); }"
+    old = elfkit.shared(folder / "old.so", code, device=elfkit.device([("sm_120", ["gemm", "norm"])]))
     host = elfkit.shared(folder / "host.so", "int a;")
     upstream = wheelkit.upstream_wheel(
         folder / "upstream", HERE,
@@ -313,8 +314,14 @@ def test_a_tag_that_promises_too_little_or_too_much(case: Case, tmp_path: Path) 
     assert failed(modern, case.expectation) == {
         "glibc-floor": f"the tag says manylinux_2_41_{HERE}, and {honest} would do"
     }
-    ancient = relabelled(case, tmp_path, f"manylinux_2_12_{HERE}")
+    ancient = relabelled(case, tmp_path, f"manylinux_2_5_{HERE}")
     assert set(failed(ancient, case.expectation)) == {"glibc-floor"}
+    theirs = case.expectation.upstream_wheel
+    stock = tmp_path / theirs.name.replace("_2_28_", "_2_5_")
+    stock.write_bytes(theirs.read_bytes())
+    found = failed(stock, replace(case.expectation, version=None))
+    assert set(found) == {"glibc-floor"}
+    assert f"{C} needs GLIBC_" in found["glibc-floor"]
 
 
 def _kernels(change: Callable[[dict[str, Any]], object]) -> Callable[[Files], object]:
