@@ -11,6 +11,7 @@ from typing import ClassVar
 __all__ = [
     "ArchiveError",
     "AuditError",
+    "BinaryError",
     "BusyError",
     "CarryConflictError",
     "CompileError",
@@ -200,6 +201,12 @@ class MissingSourceError(SparkwrightError):
     """A source that kernels are compiled from cannot be had, and native kernels were required."""
 
     exit_code = 54
+
+
+class BinaryError(SparkwrightError):
+    """A compiled file is damaged, or is not of a kind that can be looked into."""
+
+    exit_code = 55
 
 
 class AuditError(SparkwrightError):

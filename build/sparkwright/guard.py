@@ -58,6 +58,10 @@ def main(parent: int, nice: int, oom_score_adj: int, argv: list[str]) -> int:
     """Run *argv* to its end; returns the exit status."""
     die_with(parent)
     os.nice(nice)
+    with contextlib.suppress(OSError):
+        # Where the scheduler groups by session (sched(7), autogroup), niceness counts within ours alone; what
+        # weighs against the others is the group's own, and desktop kernels group by default.
+        Path("/proc/self/autogroup").write_text(str(nice), encoding="ascii")
     with contextlib.suppress(OSError):  # it may only be raised, and not everywhere
         Path("/proc/self/oom_score_adj").write_text(str(oom_score_adj), encoding="ascii")
     try:

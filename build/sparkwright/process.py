@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +39,13 @@ __all__ = [
     "run",
     "run_limited",
     "start",
+    "stream",
     "which",
 ]
 
 _TAIL = 4000
 _DYING_S = 5.0
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -130,12 +133,46 @@ def run(
         time.monotonic() - started,
     )
     _log(result, env)
+    _require(result, accept)
+    return result
+
+
+def stream(argv: Sequence[str | Path], *, accept: Sequence[int] = (0,)) -> Iterator[bytes]:
+    """Run a program and give its standard output in pieces of a MiB at most, while it runs.
+
+    For output that is too much to be held. A caller that stops reading ends the program.
+
+    Raises:
+        ToolError: the program does not exist, or may not be run.
+        ProcessError: it ended with a status that is not in *accept*.
+    """
+    command = tuple(str(part) for part in argv)
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as errors:
+        try:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+        except OSError as error:
+            raise _not_started(command, error) from error
+        with child:
+            try:
+                while child.stdout is not None and (piece := child.stdout.read(_PIECE)):
+                    yield piece
+            except BaseException:
+                child.kill()
+                raise
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")
+    result = Completed(command, child.returncode, b"", said, time.monotonic() - started)
+    _log(result, None)
+    _require(result, accept)
+
+
+def _require(result: Completed, accept: Sequence[int]) -> None:
     if result.status not in accept:
         raise ProcessError(
-            f"{_title(command)} … failed with status {result.status}",
+            f"{_title(result.argv)} … failed with status {result.status}",
             because=(result.stderr.strip() or result.text)[-_TAIL:] or "it said nothing",
         )
-    return result
 
 
 def _title(command: tuple[str, ...]) -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sparkwright.errors import ToolError
 from sparkwright.git import open_repository
-from sparkwright.merge import MergeRequest, merge_patchset
-from sparkwright.merge.report import OutcomeKind
+from sparkwright.merge import OutcomeKind, merge_patchset
+from sparkwright.native.host import find_compiler
+from sparkwright.native.model import Target
+from sparkwright.native.sources import gather_sources
 from sparkwright.plan import Job, Options, open_checkout
+from sparkwright.plan.facility import ToolchainFacility
 from sparkwright.probe import Verdict, read_proof
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
@@ -18,7 +23,8 @@ from sparkwright.upstream import Access, open_source, read_settings
 pytestmark = pytest.mark.upstream
 
 ROOT = Path(__file__).parents[2]
-CARRIES = tuple(carry.name for carry in open_checkout(ROOT).point("spark").carries)
+CARRIES = open_checkout(ROOT).point("spark").carries
+SOURCES = sorted({carry.spec.source for carry in CARRIES if carry.spec.source is not None})
 TABLE = (ROOT / "docs" / "upstream-releases.md").read_text(encoding="utf-8")
 RELEASES = re.findall(
     r"\d+\.\d+\.\d+", next(line for line in TABLE.splitlines() if line.startswith("| carry "))
@@ -27,13 +33,39 @@ RELEASES = re.findall(
 
 @pytest.fixture(scope="module")
 def job():
+    """Of native kernels, so that no carry is left out, with dependencies' sources as far as they can be had."""
     checkout = open_checkout(ROOT)
     store = open_store()
     repository = open_repository(store.git)
-    source = open_source("index", Access(store, repository, read_settings()))
-    options = Options(platform="aarch64", source="index", out=ROOT / "dist")
-    yield Job(checkout, checkout.point("spark"), options, store, repository, source)
+    access = Access(store, repository, read_settings())
+    lock = checkout.lock
+    gather_sources(lock, access, wanted=SOURCES)
+    yield Job(
+        checkout,
+        checkout.point("spark", arch=lock.native.arch),
+        Options(platform="aarch64", source="index", out=ROOT / "dist"),
+        store,
+        repository,
+        open_source("index", access),
+        {"toolchain": ToolchainFacility(lock, "aarch64", access)},
+    )
     repository.close()
+
+
+def expected(job, carry, otherwise):
+    """*otherwise*, but for a change to a source that nobody could bring here."""
+    source = next(entry.spec.source for entry in job.point.carries if entry.name == carry)
+    lost = source is not None and source not in job.sources_at_hand
+    return str(OutcomeKind.LEFT_OUT) if lost else otherwise
+
+
+def lacking():
+    """Why nothing can be configured for the Spark here; empty if it can."""
+    try:
+        find_compiler(Target("aarch64", "12.1a"))
+    except ToolError as error:
+        return str(error)
+    return ""
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +83,19 @@ def documented(release):
     return {row[1].strip("`"): row[column] for row in rows}
 
 
+def test_the_point_with_upstreams_kernels_has_no_build_carries(job):
+    upstream = job.checkout.point("spark")
+    built = [carry.name for carry in CARRIES if carry.spec.scope == "build"]
+    assert list(upstream.left_out) == built == ["native-sm121a", "flash-attn-sm121a"]
+    request = replace(job, point=upstream).merge_request(job.pristine, job.point.lock.release.version)
+    report = merge_patchset(job.repository, request)
+    assert not any(path.startswith(("CMake", "cmake/", "csrc/")) for path in job.changes(report))
+    assert {str(report.outcome(name).kind) for name in built} == {"left-out"}
+
+
 def test_the_table_names_every_carry_and_the_pin(job):
-    assert list(documented(job.point.lock.release.version)) == list(CARRIES)
+    names = [carry.name for carry in CARRIES]
+    assert list(documented(job.point.lock.release.version)) == names
 
 
 @pytest.mark.slow
@@ -60,24 +103,27 @@ def test_the_table_names_every_carry_and_the_pin(job):
 def test_the_documented_outcomes_are_what_the_merge_finds(job, release):
     pristine = job.source.release(release)
     report = merge_patchset(job.repository, job.merge_request(pristine, release))
-    assert {outcome.carry: str(outcome.kind) for outcome in report.outcomes} == documented(release)
+    found = {outcome.carry: str(outcome.kind) for outcome in report.outcomes}
+    assert found == {name: expected(job, name, kind) for name, kind in documented(release).items()}
 
 
 @pytest.mark.parametrize("length", range(1, len(CARRIES) + 1))
 def test_every_prefix_of_the_patchset_merges(job, length):
-    lock = job.point.lock
-    prefix = job.point.carries[:length]
-    pristine = job.source.pristine(lock).tree
-    request = MergeRequest(pristine, lock.release.version, prefix, job.find_base)
-    report = merge_patchset(job.repository, request)
-    assert [outcome.kind for outcome in report.outcomes] == [OutcomeKind.APPLIED] * length
+    request = job.merge_request(job.pristine, job.point.lock.release.version)
+    report = merge_patchset(job.repository, replace(request, carries=request.carries[:length]))
+    assert len(report.outcomes) == length
+    for outcome in report.outcomes:
+        assert str(outcome.kind) == expected(job, outcome.carry, "applied")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CARRIES)
-def test_every_carry_is_proved_anew_and_as_recorded(job, merged, name):
-    carry = next(carry for carry in job.point.carries if carry.name == name)
-    paths = merged.outcome(name).paths
+@pytest.mark.parametrize("carry", CARRIES, ids=lambda carry: carry.name)
+def test_every_carry_is_proved_anew_and_as_recorded(job, merged, carry):
+    if carry.spec.probe.needs and (why := lacking()):
+        pytest.skip(why)
+    if carry.spec.source is not None and carry.spec.source not in job.sources_at_hand:
+        pytest.skip(f"the source of {carry.spec.source} cannot be had here")
+    paths = merged.outcome(carry.name).paths
     proof = job.prover(merged).prove(carry, paths)
     assert proof.verdict is Verdict.PROVED, f"{proof.pristine}\n{proof.merged}"
     recorded = read_proof(carry.folder)

@@ -27,10 +27,11 @@ ROOMY = Snapshot(cores=4, total_mib=65536, available_mib=60000, pressure=Pressur
 
 
 def until(path: Path, then: str = "") -> str:
-    """A compiler that writes a partial object, then waits for *path* to appear."""
+    """A compiler that writes a partial object, then waits for *path* to appear; it fails if it never does."""
     return (
         "import os, sys, time\nopen(sys.argv[1], 'w').write('part')\n"
-        f"while not os.path.exists({str(path)!r}): time.sleep(0.01)\n{then}"
+        f"end = time.monotonic() + 60\nwhile not os.path.exists({str(path)!r}):\n"
+        f" time.sleep(0.01)\n if time.monotonic() > end: sys.exit('it never came')\n{then}"
     )
 
 

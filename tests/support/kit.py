@@ -79,9 +79,18 @@ def revision(release: str = VERSION, **changes: Any) -> dict[str, Any]:
 
 
 def write_carry(
-    root: Path, name: str, *, patches: Mapping[str, bytes], probe: str = "", **changes: Any
+    root: Path,
+    name: str,
+    *,
+    patches: Mapping[str, bytes],
+    probe: str = "",
+    probing: Mapping[str, Any] | None = None,
+    **changes: Any,
 ) -> Path:
-    """A carry's folder below *root*, with *patches* by release; *changes* go to its TOML."""
+    """A carry's folder below *root*, with *patches* by release; *changes* go to its TOML.
+
+    *probing* goes to the table of its probe.
+    """
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     tables: dict[str, Any] = {"revision": [revision(release) for release in patches] or None}
@@ -89,7 +98,7 @@ def write_carry(
         (folder / f"{release}.patch").write_bytes(patch)
     if probe:
         (folder / "probe.py").write_text(probe)
-        tables["probe"] = {"file": "probe.py", "seconds": 20, "memory-mib": 2000}
+        tables["probe"] = {"file": "probe.py", "seconds": 20, "memory-mib": 2000, **(probing or {})}
     (folder / "carry.toml").write_text(tomlkit.dumps(spec(name, **{**tables, **changes})))
     return folder
 

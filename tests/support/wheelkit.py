@@ -96,9 +96,15 @@ def pack(path: Path, files: dict[str, bytes], *, executable: Iterable[str] = ("v
     return path
 
 
-def upstream_wheel(folder: Path, machine: str = "aarch64", extra: dict[str, bytes] | None = None) -> Path:
-    """A small wheel in the shape of upstream's, in *folder*."""
-    files = with_record({**(extra or {}), **upstream_files(machine)}, f"vllm-{VERSION}.dist-info")
+def upstream_wheel(
+    folder: Path,
+    machine: str = "aarch64",
+    extra: dict[str, bytes] | None = None,
+    instead: dict[str, bytes] | None = None,
+) -> Path:
+    """A small wheel in the shape of upstream's, in *folder*; *instead* replaces members of it."""
+    members = {**(extra or {}), **upstream_files(machine), **(instead or {})}
+    files = with_record(members, f"vllm-{VERSION}.dist-info")
     return pack(folder / f"vllm-{VERSION}-cp38-abi3-manylinux_2_28_{machine}.whl", files)
 
 

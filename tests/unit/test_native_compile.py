@@ -175,9 +175,15 @@ def test_the_first_failure_starts_nothing_new_and_keeps_what_runs(
 ) -> None:
     failed = tmp_path / "failed"
     long = driver.job("long", until(failed, WRITE), seconds=9)
-    bad = driver.job("bad", f"open({str(failed)!r}, 'w')\n" + REFUSE, seconds=5)
+    bad = driver.job("bad", REFUSE, seconds=5)
+
+    def machine() -> Snapshot:
+        if heard.of("compile.failed"):
+            failed.touch()
+        return ROOMY
+
     with pytest.raises(CompileError) as caught:
-        driver(long, bad, driver.job("later", seconds=1))
+        driver(long, bad, driver.job("later", seconds=1), machine=machine)
     assert order(heard) == ["long", "bad"]
     assert driver.names == ["long"]
     assert driver.objects() == ["long.o"], "nothing half-made stays"
@@ -350,11 +356,38 @@ def test_under_great_pressure_the_youngest_is_stopped_and_done_again(
 
     report = driver(old, young, machine=machine)
     assert report.stopped == ("young",)
-    assert order(heard) == ["old", "young", "young"]
+    steps = [
+        (e.kind, e.data["unit"]) for e in heard.events if e.kind in {"compile.started", "compile.finished"}
+    ]
+    assert [unit for _, unit in steps] == ["old", "young", "old", "young", "young"], "with fewer at once"
+    assert steps[2][0] == "compile.finished"
     assert begun.read_text() == "xx"
     assert {one.job.name: one.attempts for one in driver.done} == {"old": 1, "young": 2}
     (warning,) = heard.warnings
     assert "young was stopped and will be done again" in warning
+
+
+def test_after_a_stop_more_run_again_as_units_end_well(
+    driver: Driver, tmp_path: Path, heard: Recorder
+) -> None:
+    """At its second start `young` ends only if `x` runs beside it."""
+    begun, calm, young, x = (tmp_path / name for name in ("begun", "calm", "young", "x"))
+
+    def machine() -> Snapshot:
+        if heard.warnings:
+            calm.touch()
+        pressed = begun.exists() and not heard.warnings
+        return replace(ROOMY, pressure=CRITICAL if pressed else Pressure())
+
+    second = f"open({str(young)!r}, 'w')\n" + until(x, WRITE)
+    report = driver(
+        driver.job("old", until(calm, WRITE), seconds=9),
+        driver.job("young", once(begun, until(tmp_path / "never")).replace(WRITE, second), seconds=5),
+        driver.job("x", f"open({str(x)!r}, 'w')\n" + until(young, WRITE)),
+        machine=machine,
+    )
+    assert report.stopped == ("young",)
+    assert driver.names[0] == "old"
 
 
 @pytest.mark.parametrize(("settle_s", "stopped"), [(1000, 1), (0, 2)], ids=["not yet", "again"])

@@ -169,8 +169,9 @@ def test_longest_first_beats_the_order_of_a_file() -> None:
 
 def test_the_pace_is_what_units_took_against_what_was_expected() -> None:
     assert pace([]) == 1
-    assert pace([(0, 0)]) == 1
-    assert pace([(30, 10), (10, 10)]) == 2
+    assert pace([(180, 60)]) == 2, "by now both weigh the same"
+    assert pace([(30, 10), (10, 10)], trust_s=0.0001) == pytest.approx(2, rel=1e-4)
+    assert pace([(0.1, 20)]) > 0.7, "one short unit is no judge of a build"
 
 
 def test_time_left_counts_what_runs_and_what_waits() -> None:

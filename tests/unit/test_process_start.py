@@ -116,6 +116,14 @@ def test_memory_of_a_session_is_that_of_all_its_processes(tmp_path: Path) -> Non
     assert resident_mib([]) == {}
 
 
+def test_the_guard_does_not_count(tmp_path: Path) -> None:
+    running = start(["sleep", "60"], cwd=tmp_path, env=dict(os.environ), log=tmp_path / "log")
+    wait_until(lambda: [child.name() for child in psutil.Process(running.pid).children()] == ["sleep"])
+    assert psutil.Process(running.pid).memory_info().rss > 6 << 20
+    assert resident_mib([running.pid])[running.pid] < 6
+    running.kill()
+
+
 def test_kill_ends_the_whole_family(tmp_path: Path) -> None:
     running = begin(tmp_path, FAMILY.format(child="import time; time.sleep(60)", seconds=60))
     pids = family(tmp_path)

@@ -16,7 +16,7 @@ import wheelkit
 from sparkwright.errors import ArchiveError, AuditError
 from sparkwright.lock import Artifact, Lock, Release
 from sparkwright.wheel import AssemblyPlan, BinarySource, Expectation, assemble, audit
-from sparkwright.wheel.audit import CHECKS
+from sparkwright.wheel.audit import CHECKS, NATIVE_CHECKS
 from sparkwright.wheel.survey import floor_of
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 OURS = "0.24.0+spark.1a2b3c4d"
 INFO = f"vllm-{OURS}.dist-info"
 NAMES = ["upstream-digest", "archive-safe", *(name for name, _ in CHECKS)]
+NATIVE = {name for name, _ in NATIVE_CHECKS}
 BIG = "vllm/_big.abi3.so"
 CHANGES = {
     "vllm/core.py": b"def step(n: int) -> int:\n    return n + 2\n",
@@ -74,7 +75,9 @@ def failed(wheel: Path, expectation: Expectation) -> set[str]:
 
 
 def test_a_healthy_wheel_passes_every_check(case: Case) -> None:
-    assert verdicts(case.wheel, case.expectation) == dict.fromkeys(NAMES, "pass")
+    assert verdicts(case.wheel, case.expectation) == {
+        **dict.fromkeys(NAMES, "pass"), **dict.fromkeys(NATIVE, "skipped"),
+    }  # fmt: skip
     report = audit(case.wheel, case.expectation)
     assert (report.kind, report.passed, report.sha256) == ("sparkwright", True, wheelkit.sha256(case.wheel))
     report.require()
@@ -85,15 +88,15 @@ def test_upstreams_own_wheel_passes_as_such(case: Case) -> None:
     report = audit(case.expectation.upstream_wheel, replace(case.expectation, version=None))
     skipped = {"members-differ-exactly", "binaries-identical", "native-inputs-unchanged"}
     assert report.kind == "upstream"
-    assert {check.name for check in report.checks if check.verdict == "skipped"} == skipped
-    assert report.passed
+    assert {check.name for check in report.checks if check.verdict == "skipped"} == skipped | NATIVE
+    assert (report.passed, report.unchecked) == (True, ())
 
 
 def test_without_a_merge_the_checks_that_need_one_are_skipped(case: Case) -> None:
     found = verdicts(case.wheel, replace(case.expectation, changes=None))
-    assert {name for name, verdict in found.items() if verdict == "skipped"} == {
-        "members-differ-exactly", "native-inputs-unchanged",
-    }  # fmt: skip
+    need_one = {"members-differ-exactly", "native-inputs-unchanged"}
+    assert {name for name, verdict in found.items() if verdict == "skipped"} == need_one | NATIVE
+    assert set(audit(case.wheel, replace(case.expectation, changes=None)).unchecked) == need_one
     assert "fail" not in found.values()
 
 
@@ -325,8 +328,16 @@ def test_native_inputs_are_fine_with_binaries_from_elsewhere(case: Case, tmp_pat
         name: BinarySource(tmp_path / str(number), "store", "key") for number, name in enumerate(binaries)
     }
     changes = {**CHANGES, "csrc/ops.cu": b"new"}
-    wheel = assemble(replace(case.plan, providers=providers, changes=changes), tmp_path / "dist").path
+    kernels = {
+        "format": 1, "arch": "12.1a", "machine": "aarch64", "toolchain": "t",
+        "binaries": [{"member": member, "kernels": "compiled", "key": "key"} for member in binaries],
+    }  # fmt: skip
+    record = {**case.plan.record, "kernels.json": kernels}
+    plan = replace(case.plan, providers=providers, changes=changes, record=record)
+    wheel = assemble(plan, tmp_path / "dist").path
     assert failed(wheel, replace(case.expectation, changes=changes)) == set()
+    # Nobody looked into them, and here that matters.
+    assert set(audit(wheel, replace(case.expectation, changes=changes)).unchecked) == NATIVE
 
 
 def test_metadata_inputs_in_the_merge_are_found(case: Case) -> None:

@@ -14,12 +14,17 @@ from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_seconds, human_size
 from sparkwright.errors import AuditError, WheelError
 from sparkwright.merge import merge_patchset
+from sparkwright.native.inspection import KernelClass
+from sparkwright.plan.binaries import native_version
+from sparkwright.plan.job import needed
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import audit
+from sparkwright.wheel.kernels import kernels_of
 
 if TYPE_CHECKING:
+    from sparkwright.native.inspection import Tally
     from sparkwright.plan import Job
-    from sparkwright.wheel.audit import AuditReport
+    from sparkwright.wheel.audit import AuditReport, Expectation
 
 __all__ = ["command"]
 
@@ -30,14 +35,20 @@ __all__ = ["command"]
 )
 @click.option("--patchset", default=DEFAULT_PATCHSET, show_default=True, help="What the wheel was made from.")
 @click.option("--source", default="index", show_default=True, help="Where upstream's tree comes from.")
-@click.option("--arch", default="", help="What its kernels were compiled for; the lock's by default.")
 @click.option(
     "--allow-skipped", is_flag=True, help="Accept a wheel of another point, checked as far as it goes."
 )
+@click.option("--arch", default="", help="Judge kernels for this card, such as 12.1a; the lock's by default.")
 @common_options
 @run_in_session
 def command(
-    session: Session, *, wheels: tuple[Path, ...], patchset: str, source: str, arch: str, allow_skipped: bool
+    session: Session,
+    *,
+    wheels: tuple[Path, ...],
+    patchset: str,
+    source: str,
+    allow_skipped: bool,
+    arch: str,
 ) -> None:
     """Check WHEELS against upstream's own and against what was merged.
 
@@ -47,8 +58,7 @@ def command(
     reports = []
     for wheel in wheels:
         wanted = Wanted(patchset=patchset, platform=_platform(session, wheel), source=source, arch=arch)
-        job = _job(session, wanted, wheel)
-        report = audit(wheel.absolute(), job.expectation(_changes(job, wheel)))
+        report = audit(wheel.absolute(), _expectation(session, wanted, wheel))
         reports.append(report)
         if not session.as_json:
             _show(report)
@@ -56,12 +66,11 @@ def command(
         print_json([report.to_json() for report in reports])
     for report in reports:
         report.require()
-        skipped = [check.name for check in report.checks if check.verdict == "skipped"]
-        if skipped and report.kind != "upstream" and not allow_skipped:
+        if report.unchecked and not allow_skipped:
             raise AuditError(
                 f"{report.filename} was not checked in full",
-                because=f"{', '.join(skipped)} need the merge that it was made from, "
-                "and this checkout describes another point",
+                because=f"{', '.join(report.unchecked)} could not run: they need the merge that it was made "
+                "from, and this checkout describes another point, or tools that the lock does not name",
                 next_step="check out the commit that it was built from, or accept that with --allow-skipped",
             )
 
@@ -79,28 +88,73 @@ def _platform(session: Session, wheel: Path) -> str:
     )
 
 
-def _job(session: Session, wanted: Wanted, wheel: Path) -> Job:
-    """The job of the point that *wheel* says it is of, with upstream's kernels or with native ones."""
-    job = session.job(replace(wanted, kernels="upstream", arch=""))
-    if session.checkout.lock.native is None or parse_name(wheel.name).version == job.version:
-        return job
-    native = session.job(replace(wanted, kernels="native"))
-    return native if parse_name(wheel.name).version == native.version else job
+def _job(session: Session, wanted: Wanted, wheel: Path) -> tuple[Job, str]:
+    """The job that *wheel* may have come of, and the version that it has if it did.
+
+    What the wheel says of its kernels chooses between jobs of this checkout, and decides no check.
+    """
+    record = kernels_of(wheel)
+    if record is None:
+        job = session.job(replace(wanted, kernels="upstream", arch=""))
+        return job, job.version
+    full = parse_name(wheel.name).version.endswith(".full")
+    job = session.job(replace(wanted, kernels="native", arch=wanted.arch or record.arch), full=full)
+    extensions = needed(job.native).extensions
+    stock = {name for name, spec in extensions.items() if spec.member in record.reasons}
+    return job, native_version(job, stock)
 
 
-def _changes(job: Job, wheel: Path) -> dict[str, bytes | None] | None:
-    """What the merge changed, if *wheel* is of the point that the checkout describes."""
-    if parse_name(wheel.name).version != job.version:
-        return None
+def _changes(job: Job) -> dict[str, bytes | None]:
+    """What the merge changes."""
     return job.changes(
         merge_patchset(job.repository, job.merge_request(job.pristine, job.point.lock.release.version))
     )
 
 
+def _expectation(session: Session, wanted: Wanted, wheel: Path) -> Expectation:
+    """What *wheel* is held against: the merge too, if it is of the point that the checkout describes."""
+    job, version = _job(session, wanted, wheel)
+    if parse_name(wheel.name).version == version:
+        return job.expectation(_changes(job), version, arch=wanted.arch)
+    return job.expectation(None, arch=wanted.arch)
+
+
 def _show(report: AuditReport) -> None:
+    if report.binaries:
+        _show_binaries(report)
     rows = [(check.name, check.verdict, check.detail) for check in report.checks]
     show_table(("check", "verdict", "found"), rows, title=report.filename)
     verdict = "passed" if report.passed else "FAILED"
     click.echo(
         f"{verdict} in {human_seconds(report.seconds)}: {human_size(report.size)}, sha256 {report.sha256}"
     )
+
+
+def _show_binaries(report: AuditReport) -> None:
+    """How many kernels of each binary can do what on the card."""
+    headings = ("binary", "size", "packed", *KernelClass, "cubins and PTX")
+    rows = [
+        (
+            one.member,
+            human_size(one.size),
+            human_size(one.packed),
+            *_counts(one.kernels),
+            ", ".join(f"{count} {arch}" for arch, count in {**one.cubins, **one.ptx}.items())
+            or "host code only",
+        )
+        for one in report.binaries
+    ]
+    packed = sum(one.packed for one in report.binaries)
+    total = sum(one.size for one in report.binaries)
+    rows.append(
+        ("all", human_size(total), human_size(packed), *_counts(report.kernels), _shares(report.kernels))
+    )
+    show_table(headings, rows, title=f"kernels of {report.filename} on {report.arch}")
+
+
+def _counts(tally: Tally) -> list[str]:
+    return [str(tally.count(kind)) if tally.total else "" for kind in KernelClass]
+
+
+def _shares(tally: Tally) -> str:
+    return ", ".join(f"{tally.share(kind):.1%} {kind}" for kind in KernelClass if tally.count(kind))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
+
+from sparkwright.plan.job import Compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sparkwright.plan.choose import Kernels
 
-__all__ = ["DEFAULT_PATCHSET", "DEFAULT_PLATFORM", "Wanted", "job_options", "tree_options"]
+__all__ = ["DEFAULT_PATCHSET", "DEFAULT_PLATFORM", "Wanted", "compile_options", "job_options", "tree_options"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,23 +68,51 @@ _KERNELS = (
 )
 
 
+_COMPILING = (
+    click.option(
+        "--jobs", "-j", type=click.IntRange(min=1), help="Most compilers at once; by cores and memory."
+    ),
+    click.option("--keep-going", "-k", is_flag=True, help="Go on with other units when one fails."),
+    click.option(
+        "--isolate",
+        is_flag=True,
+        envvar="SPARKWRIGHT_ISOLATE",
+        help="Take the network away from CMake and the compilers.",
+    ),
+    click.option(
+        "--cuda",
+        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        envvar="SPARKWRIGHT_CUDA",
+        help="An installed CUDA toolkit, instead of the lock's packages.",
+    ),
+)
+
+
+def compile_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add how kernels are compiled; *function* gets it as `Compiling`."""
+    return _bundled(function, _COMPILING, Compiling, "compiling")
+
+
 def tree_options(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--patchset``, ``--platform`` and ``--source``; *function* gets them as `Wanted`."""
-    return _bundled(function, _TREE)
+    return _bundled(function, _TREE, Wanted, "wanted")
 
 
 def job_options(function: Callable[..., R]) -> Callable[..., R]:
     """Like `tree_options`, with ``--kernels`` and ``--arch``."""
-    return _bundled(function, (*_TREE, *_KERNELS))
+    return _bundled(function, (*_TREE, *_KERNELS), Wanted, "wanted")
 
 
-def _bundled(function: Callable[..., R], options: tuple[Callable[[Any], Any], ...]) -> Callable[..., R]:
-    fields = Wanted.__dataclass_fields__
+def _bundled(
+    function: Callable[..., R], options: tuple[Callable[[Any], Any], ...], bundle: type[Any], name: str
+) -> Callable[..., R]:
+    """*function* with *options*, of which it gets those that *bundle* has as one argument called *name*."""
+    fields = [field.name for field in dataclasses.fields(bundle)]
 
     @functools.wraps(function)
     def wrapper(**arguments: Any) -> R:
-        wanted = Wanted(**{name: arguments.pop(name) for name in fields if name in arguments})
-        return function(wanted=wanted, **arguments)
+        chosen = bundle(**{field: arguments.pop(field) for field in fields if field in arguments})
+        return function(**{name: chosen}, **arguments)
 
     decorated: Callable[..., R] = wrapper
     for option in reversed(options):

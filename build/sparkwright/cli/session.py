@@ -20,7 +20,8 @@ from sparkwright.events import JsonlSink, emit, subscribe
 from sparkwright.git import Repository, open_repository
 from sparkwright.plan.checkout import Checkout, open_checkout
 from sparkwright.plan.choose import choose_arch
-from sparkwright.plan.job import Job, Options
+from sparkwright.plan.facility import ToolchainFacility
+from sparkwright.plan.job import Compiling, Job, Options
 from sparkwright.store import Run, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
 from sparkwright.upstream import Access, Source, open_source, read_settings
@@ -70,10 +71,14 @@ class Session:
         """Where runs in this checkout left event logs, compilers' output and tracebacks."""
         return _logs(self.checkout.root / WORK)
 
+    @property
+    def access(self) -> Access:
+        """How things are fetched, and where they are kept."""
+        return Access(self.store, self.repository, read_settings(offline=self.offline))
+
     def source(self, spec: str) -> Source:
         """Where pristine trees come from: ``index``, ``git``, an address or a folder."""
-        settings = read_settings(offline=self.offline)
-        return open_source(spec, Access(self.store, self.repository, settings))
+        return open_source(spec, self.access)
 
     def require_network(self, what: str) -> None:
         """Do nothing where the network may be used.
@@ -95,6 +100,8 @@ class Session:
         out: Path | None = None,
         allow_unproved: tuple[str, ...] = (),
         require_native: bool = False,
+        full: bool = False,
+        compiling: Compiling | None = None,
     ) -> Job:
         """The job of making the wheel that is *wanted*."""
         options = Options(
@@ -104,10 +111,14 @@ class Session:
             allow_unproved=frozenset(allow_unproved),
             offline=self.offline,
             require_native=require_native,
+            full=full,
+            compiling=compiling or Compiling(),
         )
         lock = self.checkout.lock
         _ = lock.wheel(wanted.platform)  # an unknown platform is said before any work
         arch = choose_arch(lock, wanted.platform, kernels=wanted.kernels, arch=wanted.arch)
+        system = options.compiling.cuda
+        facility = ToolchainFacility(lock, wanted.platform, self.access, system)
         job = Job(
             checkout=self.checkout,
             point=self.checkout.point(wanted.patchset, arch=arch),
@@ -115,6 +126,7 @@ class Session:
             store=self.store,
             repository=self.repository,
             source=self.source(wanted.source),
+            facilities={"toolchain": facility} if arch else {},
         )
         names = [carry.name for carry in job.point.carries]
         for name in allow_unproved:

@@ -392,7 +392,11 @@ class _Build:
         waiting = [] if self.ending else [work.waiting for work in self.waiting.values()]
         held = self.decision.hold in {"memory", "pressure"}
         jobs = max(1, len(active)) if held else self.cap
-        rate = pace((one.seconds, one.job.expected.seconds) for one in self.finished)
+        overdue = [one for one in active if one.elapsed > one.expected.seconds]
+        rate = pace(
+            [(one.seconds, one.job.expected.seconds) for one in self.finished]
+            + [(one.elapsed, one.expected.seconds) for one in overdue]
+        )
         return {
             "left": time_left(waiting, active, jobs, rate),
             "running": [

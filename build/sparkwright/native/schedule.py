@@ -278,15 +278,16 @@ def makespan(seconds: Iterable[float], jobs: int, busy: Iterable[float] = ()) ->
     return max(ends)
 
 
-def pace(done: Iterable[tuple[float, float]]) -> float:
-    """How many seconds of the clock pass for an expected second, from (actual, expected) of finished units.
+def pace(seen: Iterable[tuple[float, float]], *, trust_s: float = 60.0) -> float:
+    """How many seconds of the clock pass for an expected second.
 
-    1 where nothing has finished.
+    Args:
+        seen: seconds that units took, and that they were expected to take.
+        trust_s: how far expectations are trusted: after so many expected seconds what was seen weighs as
+            much.
     """
-    pairs = list(done)
-    expected = sum(pair[1] for pair in pairs)
-    actual = sum(pair[0] for pair in pairs)
-    return actual / expected if expected > 0 and actual > 0 else 1.0
+    pairs = list(seen)
+    return (sum(pair[0] for pair in pairs) + trust_s) / (sum(pair[1] for pair in pairs) + trust_s)
 
 
 def time_left(waiting: Iterable[Waiting], running: Iterable[Active], jobs: int, rate: float = 1.0) -> float:

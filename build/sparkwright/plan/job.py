@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sparkwright.merge import MergeReport
     from sparkwright.native.model import Extension, SourceTree, Toolchain
     from sparkwright.patchset import Point
+    from sparkwright.plan.binaries import Binaries
     from sparkwright.plan.checkout import Checkout
     from sparkwright.probe import Facility
     from sparkwright.store import Store
@@ -62,6 +63,7 @@ class Options:
         offline: use no network.
         require_native: whether an extension that cannot be compiled is an error, where kernels are
             compiled at all; otherwise it comes from upstream's wheel.
+        full: keep binaries that are of no use on the card that is compiled for.
         compiling: how they are compiled.
     """
 
@@ -71,6 +73,7 @@ class Options:
     allow_unproved: frozenset[str] = frozenset()
     offline: bool = False
     require_native: bool = False
+    full: bool = False
     compiling: Compiling = field(default_factory=Compiling)
 
 
@@ -193,8 +196,17 @@ class Job:
         self.source.wheel(self.point.lock, self.options.platform)
         return self.store.named_file(self.stock_wheel.sha256, self.stock_wheel.filename)
 
-    def expectation(self, changes: Mapping[str, bytes | None] | None) -> Expectation:
-        """What a wheel of this point is held against; *changes* is `None` for one of another point."""
+    def expectation(
+        self, changes: Mapping[str, bytes | None] | None, version: str | None = None, *, arch: str = ""
+    ) -> Expectation:
+        """What a wheel of this point is held against.
+
+        Args:
+            changes: what the merge changed; `None` for a wheel of another point.
+            version: the version that it should have; any of the release by default.
+            arch: the card that kernels are judged for; by default that of the point, or of the lock.
+        """
+        from sparkwright.plan.binaries import native_expectation
         from sparkwright.wheel.audit import Expectation
 
         return Expectation(
@@ -202,7 +214,8 @@ class Job:
             artifact=self.stock_wheel,
             lock=self.point.lock,
             changes=changes,
-            version=self.version if changes is not None else None,
+            version=version,
+            native=native_expectation(self, arch),
         )
 
 
@@ -229,6 +242,7 @@ class Known:
     extensions: dict[str, Extension] = field(default_factory=dict)
     stock_extensions: dict[str, str] = field(default_factory=dict)
     stock_wheel: bool = False
+    binaries: Binaries | None = None
     report: MergeReport | None = None
     proofs: dict[str, Proof] = field(default_factory=dict)
     wheel: FoundWheel | None = None

@@ -17,6 +17,7 @@ from sparkwright.canonical import digest_of, sha256_file
 from sparkwright.config import to_builtins
 from sparkwright.errors import CarryConflictError, ProofError, UnprovedError
 from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.plan.binaries import binary_arguments, binary_steps, version_of
 from sparkwright.plan.job import FoundWheel, needed
 from sparkwright.plan.kernels import compile_steps, source_steps
 from sparkwright.plan.record import wheel_record
@@ -238,11 +239,13 @@ class Assemble:
     def key(self, job: Job, known: Known) -> str | None:
         if known.report is None or not self._proofs_known(job, known):
             return None
+        if job.native is not None and known.binaries is None:
+            return None
         return digest_of(
             {
                 "rules": _ASSEMBLY_RULES,
                 "tool": __version__,
-                "version": job.version,
+                "version": version_of(job, known),
                 "stock-wheel": job.stock_wheel.sha256,
                 "record": wheel_record(job, known),
             }
@@ -271,9 +274,10 @@ class Assemble:
         plan = AssemblyPlan(
             upstream_wheel=job.fetch_stock_wheel(),
             upstream_sha256=job.stock_wheel.sha256,
-            version=job.version,
+            version=version_of(job, known),
             changes=job.changes(needed(known.report)),
             record=wheel_record(job, known),
+            **binary_arguments(job, known),
         )
         with job.store.scratch() as scratch:
             built = assemble(plan, scratch)
@@ -310,7 +314,8 @@ class Audit:
 
         wheel = needed(known.wheel)
         path = job.store.named_file(wheel.sha256, wheel.filename)
-        report = audit(path, job.expectation(job.changes(needed(known.report))))
+        changes = job.changes(needed(known.report))
+        report = audit(path, job.expectation(changes, version_of(job, known)))
         report.require()
         job.store.put_record("audit", self.key(job, known) or "", report.to_json())
         known.audited = True
@@ -414,6 +419,7 @@ def steps_for(job: Job) -> list[Step]:
         *proofs,
         *compile_steps(job),
         StockWheel(),
+        *binary_steps(job),
         Assemble(),
         Audit(),
         Place(),

@@ -3,19 +3,31 @@
 from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, BuiltWheel, Provider, assemble
 from sparkwright.wheel.audit import AuditReport, Expectation, audit
 from sparkwright.wheel.checks import Check
+from sparkwright.wheel.deflate import deflate
+from sparkwright.wheel.insides import NativeExpectation
+from sparkwright.wheel.kernels import KERNELS, LeftOut, kernels_record
 from sparkwright.wheel.names import WheelName, local_version, parse_name
+from sparkwright.wheel.slim import SlimPlan, plan_slim, python_members
 
 __all__ = [
+    "KERNELS",
     "AssemblyPlan",
     "AuditReport",
     "BinarySource",
     "BuiltWheel",
     "Check",
     "Expectation",
+    "LeftOut",
+    "NativeExpectation",
     "Provider",
+    "SlimPlan",
     "WheelName",
     "assemble",
     "audit",
+    "deflate",
+    "kernels_record",
     "local_version",
     "parse_name",
+    "plan_slim",
+    "python_members",
 ]

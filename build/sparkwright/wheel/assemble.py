@@ -10,6 +10,7 @@ import contextlib
 import os
 import tempfile
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,16 +20,17 @@ from sparkwright.canonical import sha256_file, to_json
 from sparkwright.errors import DigestError, NativeInputsError, WheelError
 from sparkwright.events import emit
 from sparkwright.store import storing
-from sparkwright.wheel.classify import of_kind
+from sparkwright.wheel.classify import compiled_from, of_kind
+from sparkwright.wheel.deflate import holds
 from sparkwright.wheel.delta import Delta, delta
-from sparkwright.wheel.names import parse_name
-from sparkwright.wheel.record import RecordEntry, entry_of, format_record
-from sparkwright.wheel.rewrite import Kept, Stored, layout, write_parts
+from sparkwright.wheel.names import WheelName, parse_name
+from sparkwright.wheel.record import RecordEntry, entry_from_digest, entry_of, format_record
+from sparkwright.wheel.rewrite import Kept, Packed, Stored, layout, write_parts
 from sparkwright.wheel.source import Source, open_source
 from sparkwright.wheel.stamp import VERSION_FILE, stamp_metadata, stamp_version_file, stamp_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "PROVIDERS",
@@ -39,6 +41,7 @@ __all__ = [
     "BuiltWheel",
     "Provider",
     "assemble",
+    "native_faults",
 ]
 
 RECORD_FOLDER = "sparkwright"
@@ -54,11 +57,14 @@ class BinarySource:
         path: the file.
         provider: the kind of its origin, such as ``store`` or ``compiled``.
         origin: which one of that kind, such as its native key.
+        deflated: its content as a raw deflate stream, made by `deflate`; the wheel holds it as it is,
+            or uncompressed where there is none.
     """
 
     path: Path
     provider: str
     origin: str
+    deflated: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,10 @@ class AssemblyPlan:
             its new content, or `None` where the merge deleted it.
         record: files to put under ``sparkwright/`` in the metadata folder, by name, as JSON values.
         providers: binaries from elsewhere than upstream's wheel, by member name.
+        upstream_binaries: why binaries out of upstream's wheel are used although native inputs
+            changed, by member name; only changes of how things are built can be so excused.
+        left_out: why binaries of upstream's wheel are left out, by member name.
+        platform: platform tag of the wheel, such as ``manylinux_2_34_aarch64``; upstream's if empty.
     """
 
     upstream_wheel: Path
@@ -81,6 +91,19 @@ class AssemblyPlan:
     changes: Mapping[str, bytes | None]
     record: Mapping[str, Any] = field(default_factory=dict)
     providers: Mapping[str, BinarySource] = field(default_factory=dict)
+    upstream_binaries: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    platform: str = ""
+
+    @property
+    def name(self) -> WheelName:
+        """The name that the wheel gets.
+
+        Raises:
+            WheelError: the version or the platform cannot be in it.
+        """
+        name = parse_name(self.upstream_wheel.name).with_version(self.version)
+        return name.with_platform(self.platform) if self.platform else name
 
 
 @dataclass(frozen=True)
@@ -122,6 +145,7 @@ class BuiltWheel:
         removed: members that the merge deleted.
         not_shipped: changed paths that are no part of a wheel, such as tests and docs.
         providers: where each binary comes from.
+        left_out: binaries of upstream's wheel that it does without.
     """
 
     path: Path
@@ -132,6 +156,7 @@ class BuiltWheel:
     removed: tuple[str, ...]
     not_shipped: tuple[str, ...]
     providers: tuple[Provider, ...]
+    left_out: tuple[str, ...] = ()
 
 
 def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
@@ -148,7 +173,7 @@ def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
         StorageError: the disk is full or cannot be written.
     """
     started = time.monotonic()
-    filename = parse_name(plan.upstream_wheel.name).with_version(plan.version).filename
+    filename = plan.name.filename
     with (
         ThreadPoolExecutor(1, "verify") as verifier,
         storing(f"writing {filename}"),
@@ -167,6 +192,7 @@ def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
     return BuiltWheel(
         out / filename, sha256, size, tuple(sorted(changed.replaced)), tuple(sorted(changed.added)),
         tuple(sorted(changed.removed)), changed.not_shipped, providers,
+        tuple(sorted(plan.left_out)),
     )  # fmt: skip
 
 
@@ -200,19 +226,18 @@ def _verify(plan: AssemblyPlan, actual: str) -> None:
 def _providers(upstream: Source, plan: AssemblyPlan) -> tuple[Provider, ...]:
     """Where each binary comes from, once upstream's may be used for all that nobody else provides."""
     binaries = upstream.binaries()
-    if unknown := sorted(set(plan.providers) - set(binaries)):
-        raise WheelError(
-            "a binary has nowhere to go", because=f"upstream's wheel has no binary {', '.join(unknown)}"
-        )
-    native = of_kind(plan.changes, "native")
-    if native and set(binaries) - set(plan.providers):
-        raise NativeInputsError(
-            "upstream's binaries may not be used",
-            because=f"the merge changed {', '.join(native)}, and upstream compiled them without that",
-            next_step="leave out the carries that change these files, or compile the binaries",
-        )
+    for named in (plan.providers, plan.upstream_binaries, plan.left_out):
+        if unknown := sorted(set(named) - set(binaries)):
+            raise WheelError(
+                "a binary has nowhere to go",
+                because=f"upstream's wheel has no binary {', '.join(unknown)}",
+            )
+    if both := sorted(set(plan.left_out) & (set(plan.providers) | set(plan.upstream_binaries))):
+        raise WheelError("a binary cannot be left out", because=f"{both[0]} is provided as well")
+    kept = set(binaries) - set(plan.left_out)
+    _check_native_inputs(plan, kept - set(plan.providers))
     found = []
-    for member in binaries:
+    for member in sorted(kept):
         if source := plan.providers.get(member):
             sha256, size = sha256_file(source.path), source.path.stat().st_size
             found.append(Provider(member, sha256, size, source.provider, source.origin))
@@ -222,17 +247,53 @@ def _providers(upstream: Source, plan: AssemblyPlan) -> tuple[Provider, ...]:
     return tuple(found)
 
 
+def _check_native_inputs(plan: AssemblyPlan, theirs: Iterable[str]) -> None:
+    """Refuse upstream's binaries *theirs* where they may not be used; see `native_faults`."""
+    excuses = {member: plan.upstream_binaries.get(member, "") for member in theirs}
+    if faults := native_faults(of_kind(plan.changes, "native"), excuses):
+        raise NativeInputsError(
+            "upstream's binaries may not be used",
+            because="; ".join(faults),
+            next_step="leave out the carries that change these files, or compile the binaries",
+        )
+
+
+def native_faults(native: Sequence[str], theirs: Mapping[str, str]) -> tuple[str, ...]:
+    """Why upstream's binaries may not stand beside changed native inputs.
+
+    Args:
+        native: the native inputs that the merge changed.
+        theirs: upstream's binaries, and what excuses the use of each; mostly nothing.
+    """
+    if not native:
+        return ()
+    stale = {member: compiled_from(member, native) for member in sorted(theirs)}
+    faults = [
+        f"the merge changed {', '.join(paths)}, and upstream compiled {member} without that"
+        for member, paths in stale.items()
+        if paths
+    ]
+    unexcused = [member for member, because in sorted(theirs.items()) if not because and not stale[member]]
+    if unexcused:
+        faults.append(
+            f"the merge changed {', '.join(native)}, and upstream built {', '.join(unexcused)} without that"
+        )
+    return tuple(faults)
+
+
 def _entries(
     upstream: Source, plan: AssemblyPlan, changed: Delta, providers: Sequence[Provider]
-) -> list[Kept | Stored]:
+) -> list[Kept | Packed | Stored]:
     """All members of our wheel: upstream's in their order, then what is new, then metadata, RECORD last."""
-    new_info = upstream.name.with_version(plan.version).dist_info + "/"
-    contents = {**changed.replaced, **_stamped(upstream, plan.version)}
-    contents |= {member: source.path.read_bytes() for member, source in plan.providers.items()}
-    body: list[Kept | Stored] = []
-    info: list[Kept | Stored] = []
+    new_info = plan.name.dist_info + "/"
+    contents = {**changed.replaced, **_stamped(upstream, plan.name)}
+    body: list[Kept | Packed | Stored] = []
+    info: list[Kept | Packed | Stored] = []
     for old, member in upstream.archive.members.items():
-        if old in changed.removed or old == upstream.info + "RECORD":
+        if old in changed.removed or old in plan.left_out or old == upstream.info + "RECORD":
+            continue
+        if old in plan.providers:
+            body.append(_provided(old, plan.providers[old], executable=member.executable))
             continue
         is_info = old.startswith(upstream.info)
         new = new_info + old.removeprefix(upstream.info) if is_info else old
@@ -245,25 +306,45 @@ def _entries(
     body += [Stored(path, content) for path, content in sorted(changed.added.items())]
     info += [Stored(new_info + path, content) for path, content in _our_record(plan.record, providers)]
     entries = body + info
-    lines = [_line(entry, upstream.listed) for entry in entries]
+    lines = [_line(entry, upstream.listed, providers) for entry in entries]
     record = format_record([*lines, RecordEntry(new_info + "RECORD")])
     return [*entries, Stored(new_info + "RECORD", record)]
 
 
-def _line(entry: Kept | Stored, listed: Mapping[str, RecordEntry]) -> RecordEntry:
-    """The line of RECORD for *entry*: a kept member keeps its digest."""
+def _provided(member: str, source: BinarySource, *, executable: bool) -> Packed | Stored:
+    """The entry for a binary from elsewhere.
+
+    Raises:
+        WheelError: what it was deflated to is something else.
+    """
+    content = source.path.read_bytes()
+    if source.deflated is None:
+        return Stored(member, content, executable)
+    deflated = source.deflated.read_bytes()
+    if not holds(deflated, content):
+        raise WheelError(f"{member} cannot be packed", because="its deflated data is not its content")
+    return Packed(member, deflated, zlib.crc32(content), len(content), executable)
+
+
+def _line(
+    entry: Kept | Packed | Stored, listed: Mapping[str, RecordEntry], providers: Sequence[Provider]
+) -> RecordEntry:
+    """The line of RECORD for *entry*: kept and packed members have known digests."""
     if isinstance(entry, Stored):
         return entry_of(entry.name, entry.content)
+    if isinstance(entry, Packed):
+        sha256 = next(one.sha256 for one in providers if one.member == entry.name)
+        return entry_from_digest(entry.name, bytes.fromhex(sha256), entry.size)
     return replace(listed[entry.member.name], path=entry.name)
 
 
-def _stamped(upstream: Source, version: str) -> dict[str, bytes]:
-    """The three stamped files, by their old names."""
-    archive, tags = upstream.archive, upstream.name.tags
+def _stamped(upstream: Source, name: WheelName) -> dict[str, bytes]:
+    """The three stamped files, by their old names, for a wheel called *name*."""
+    archive, version = upstream.archive, name.version
     metadata, wheel = upstream.info + "METADATA", upstream.info + "WHEEL"
     return {
         metadata: stamp_metadata(archive.read(metadata), version),
-        wheel: stamp_wheel(archive.read(wheel), tags),
+        wheel: stamp_wheel(archive.read(wheel), name.tags),
         VERSION_FILE: stamp_version_file(archive.read(VERSION_FILE), version),
     }
 

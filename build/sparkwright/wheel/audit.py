@@ -17,19 +17,25 @@ from typing import TYPE_CHECKING, Any
 from sparkwright.canonical import sha256_file
 from sparkwright.errors import ArchiveError, AuditError, SparkwrightError
 from sparkwright.events import emit
+from sparkwright.native.inspection import Tally
 from sparkwright.wheel import checks
 from sparkwright.wheel.archive import Archive, open_archive
+from sparkwright.wheel.assemble import RECORD_FOLDER
 from sparkwright.wheel.checks import Check, Subject
+from sparkwright.wheel.insides import BinaryReport, look_inside
+from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.names import parse_name
+from sparkwright.wheel.native_checks import NATIVE_CHECKS, run_native_checks
 from sparkwright.wheel.source import open_source
-from sparkwright.wheel.survey import floor_of, survey, syntax_errors
+from sparkwright.wheel.survey import Facts, floor_of, survey, syntax_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sparkwright.lock import Artifact, Lock
+    from sparkwright.wheel.insides import Insides, NativeExpectation
 
-__all__ = ["CHECKS", "AuditReport", "Expectation", "audit"]
+__all__ = ["CHECKS", "NATIVE_CHECKS", "AuditReport", "Expectation", "audit"]
 
 CHECKS: tuple[tuple[str, Callable[[Subject], Check]], ...] = (
     ("record-complete", checks.record_complete),
@@ -57,6 +63,7 @@ class Expectation:
         version: the version that the wheel should have, or `None` for any of the release.
         floor: the oldest Python that its code has to compile for, such as ``3.10``; `None` for
             the oldest that the release supports.
+        native: what the binaries are looked into with; `None` skips the checks that need it.
     """
 
     upstream_wheel: Path
@@ -65,6 +72,7 @@ class Expectation:
     changes: Mapping[str, bytes | None] | None = None
     version: str | None = None
     floor: str | None = None
+    native: NativeExpectation | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,9 @@ class AuditReport:
         kind: ``sparkwright`` for a wheel of ours, ``upstream`` for one that has no record of ours.
         checks: every check in its order.
         seconds: how long it took.
+        compiled: whether it has binaries of our own.
+        arch: the card that its kernels were judged for; empty where nobody looked.
+        binaries: each of its binaries, the largest first.
     """
 
     filename: str
@@ -86,6 +97,26 @@ class AuditReport:
     kind: str
     checks: tuple[Check, ...]
     seconds: float
+    compiled: bool = False
+    arch: str = ""
+    binaries: tuple[BinaryReport, ...] = ()
+
+    @property
+    def kernels(self) -> Tally:
+        """The kernels of all its binaries."""
+        return sum((one.kernels for one in self.binaries), Tally())
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """Checks that were skipped although they say something about this kind of wheel."""
+        if self.kind == "upstream":
+            return ()
+        native = {name for name, _ in NATIVE_CHECKS}
+        return tuple(
+            check.name
+            for check in self.checks
+            if check.verdict == "skipped" and (self.compiled or check.name not in native)
+        )
 
     @property
     def failures(self) -> tuple[Check, ...]:
@@ -112,7 +143,16 @@ class AuditReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values."""
-        return {**asdict(self), "checks": [asdict(check) for check in self.checks], "passed": self.passed}
+        return {**asdict(self), "kernels": asdict(self.kernels), "passed": self.passed}
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """What a report says of kernels, as in `AuditReport`."""
+
+    compiled: bool = False
+    arch: str = ""
+    binaries: tuple[BinaryReport, ...] = ()
 
 
 def audit(wheel: Path, expectation: Expectation) -> AuditReport:
@@ -134,14 +174,15 @@ def audit(wheel: Path, expectation: Expectation) -> AuditReport:
         try:
             with open_archive(wheel) as archive:
                 kind = "sparkwright" if checks.is_ours(archive, name) else "upstream"
-                found = _all(archive, expectation, ours=kind == "sparkwright")
+                found, kernels = _all(archive, expectation, ours=kind == "sparkwright")
         except SparkwrightError as error:
-            kind = "unreadable"
+            kind, kernels = "unreadable", _Kernels()
             found = (Check("archive-safe", "fail", str(error)), *_skipped("the archive cannot be read"))
         origin = _origin(expectation, digest.result() if kind == "upstream" else upstream.result(), kind)
     report = AuditReport(
         wheel.name, digest.result(), wheel.stat().st_size, kind, (origin, *found),
         round(time.monotonic() - started, 3),
+        kernels.compiled, kernels.arch, kernels.binaries,
     )  # fmt: skip
     emit("wheel.audited", filename=wheel.name, sha256=report.sha256, passed=report.passed,
          failures=[check.name for check in report.failures], seconds=report.seconds)  # fmt: skip
@@ -160,7 +201,7 @@ def _origin(expectation: Expectation, actual: str, kind: str) -> Check:
     return Check("upstream-digest", "pass", what)
 
 
-def _all(archive: Archive, expectation: Expectation, *, ours: bool) -> tuple[Check, ...]:
+def _all(archive: Archive, expectation: Expectation, *, ours: bool) -> tuple[tuple[Check, ...], _Kernels]:
     """Every check but the one of upstream's digest, which other threads compute meanwhile."""
     floor = expectation.floor or floor_of(expectation.lock.release.requires_python)
     with contextlib.ExitStack() as stack:
@@ -169,14 +210,41 @@ def _all(archive: Archive, expectation: Expectation, *, ours: bool) -> tuple[Che
             upstream = stack.enter_context(open_source(expectation.upstream_wheel))
         except SparkwrightError as error:
             reason = f"upstream's wheel cannot be read: {error}"
-            return (Check("archive-safe", "skipped", reason), *_skipped(reason))
+            return (Check("archive-safe", "skipped", reason), *_skipped(reason)), _Kernels()
         facts, numbers = survey(archive, scratch, upstream if ours else None)
         errors = tuple((numbers[file], reason) for file, reason in syntax_errors(scratch, floor))
         subject = Subject(
             archive, parse_name(archive.path.name), facts, upstream,
             expectation.changes, expectation.lock, expectation.version, floor, errors, ours=ours,
+            insides=_insides(archive, facts, expectation.native),
         )  # fmt: skip
-        return (checks.archive_safe(facts), *(_run(name, check, subject) for name, check in CHECKS))
+        found = (checks.archive_safe(facts), *(_run(name, check, subject) for name, check in CHECKS))
+        return (*found, *run_native_checks(subject)), _about_kernels(subject)
+
+
+def _insides(
+    archive: Archive, facts: Mapping[str, Facts], native: NativeExpectation | None
+) -> Insides | None:
+    if native is None:
+        return None
+    digests = {name: one.sha256 for name, one in facts.items() if one.binary and not one.damage}
+    return look_inside(archive, digests, sorted(digests), native)
+
+
+def _about_kernels(subject: Subject) -> _Kernels:
+    members = subject.archive.members
+    compiled = subject.ours and f"{subject.info}{RECORD_FOLDER}/{KERNELS}" in members
+    if (insides := subject.insides) is None:
+        return _Kernels(compiled)
+    reports = [
+        BinaryReport(
+            member, members[member].size, members[member].compressed_size, insides.tally(member),
+            one.device.cubins, one.device.ptx,
+        )
+        for member, one in insides.found.items()
+    ]  # fmt: skip
+    reports.sort(key=lambda report: (-report.size, report.member))
+    return _Kernels(compiled, insides.expectation.arch, tuple(reports))
 
 
 def _run(name: str, check: Callable[[Subject], Check], subject: Subject) -> Check:
@@ -187,4 +255,4 @@ def _run(name: str, check: Callable[[Subject], Check], subject: Subject) -> Chec
 
 
 def _skipped(reason: str) -> tuple[Check, ...]:
-    return tuple(Check(name, "skipped", reason) for name, _ in CHECKS)
+    return tuple(Check(name, "skipped", reason) for name, _ in (*CHECKS, *NATIVE_CHECKS))

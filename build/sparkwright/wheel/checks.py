@@ -12,10 +12,11 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.errors import WheelError
-from sparkwright.wheel.assemble import PROVIDERS, RECORD_FOLDER, UPSTREAM
+from sparkwright.wheel.assemble import PROVIDERS, RECORD_FOLDER, UPSTREAM, native_faults
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.delta import delta
 from sparkwright.wheel.elf import machine_of
+from sparkwright.wheel.kernels import KERNELS, KernelsRecord, read_kernels_record
 from sparkwright.wheel.record import parse_record
 from sparkwright.wheel.stamp import (
     VERSION_FILE,
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
 
     from sparkwright.lock import Lock
     from sparkwright.wheel.archive import Archive
+    from sparkwright.wheel.insides import Insides
     from sparkwright.wheel.names import WheelName
     from sparkwright.wheel.source import Source
     from sparkwright.wheel.survey import Facts
 
-__all__ = ["Check", "Subject"]
+__all__ = ["Check", "Subject", "judge"]
 
 POINT = "point.json"
 _SHOWN = 5
@@ -72,6 +74,7 @@ class Subject:
         floor: the oldest Python that its code has to compile for.
         errors: member and reason of every syntax error at that floor.
         ours: whether it has a record of ours.
+        insides: what its binaries are; `None` where nobody looked.
     """
 
     archive: Archive
@@ -84,6 +87,7 @@ class Subject:
     floor: str
     errors: Sequence[tuple[str, str]]
     ours: bool
+    insides: Insides | None = None
 
     @property
     def info(self) -> str:
@@ -106,13 +110,24 @@ class Subject:
         except ValueError as error:
             raise WheelError(f"{RECORD_FOLDER}/{file} is not JSON", because=str(error)) from error
 
+    def kernels(self) -> KernelsRecord | None:
+        """Our record of its kernels; `None` for a wheel with upstream's kernels only.
+
+        Raises:
+            WheelError: the record is malformed.
+        """
+        if not self.ours or f"{self.info}{RECORD_FOLDER}/{KERNELS}" not in self.archive.members:
+            return None
+        return read_kernels_record(self.record(KERNELS))
+
 
 def is_ours(archive: Archive, name: WheelName) -> bool:
     """Whether the wheel claims to be put together by us."""
     return any(member.startswith(f"{name.dist_info}/{RECORD_FOLDER}/") for member in archive.members)
 
 
-def _judge(name: str, faults: Sequence[str], passed: str) -> Check:
+def judge(name: str, faults: Sequence[str], passed: str) -> Check:
+    """The check *name*, failed by *faults* of which the first few are told, else *passed*."""
     if not faults:
         return Check(name, "pass", passed)
     more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
@@ -122,7 +137,7 @@ def _judge(name: str, faults: Sequence[str], passed: str) -> Check:
 def archive_safe(facts: Mapping[str, Facts]) -> Check:
     """Every member's data is whole; names and structure were checked when the archive was opened."""
     faults = [f"{name}: {one.damage}" for name, one in facts.items() if one.damage]
-    return _judge("archive-safe", faults, f"{len(facts)} members, every CRC-32 right")
+    return judge("archive-safe", faults, f"{len(facts)} members, every CRC-32 right")
 
 
 def record_complete(subject: Subject) -> Check:
@@ -140,7 +155,7 @@ def record_complete(subject: Subject) -> Check:
             faults.append(f"{name} has {facts.size} bytes, not {entry.size}")
         elif entry.sha256 != facts.sha256:
             faults.append(f"{name} has another digest")
-    return _judge("record-complete", faults, f"{len(listed)} lines, every digest and size right")
+    return judge("record-complete", faults, f"{len(listed)} lines, every digest and size right")
 
 
 def tags(subject: Subject) -> Check:
@@ -161,7 +176,7 @@ def tags(subject: Subject) -> Check:
         if subject.name.abi == "abi3" and re.fullmatch(r"[^/]+/[^/]+(?<!\.abi3)\.so", member):
             faults.append(f"{member} is not of the stable ABI")
     detail = f"{', '.join(stated)}; {len(subject.binaries)} binaries for {machine}"
-    return _judge("tags", faults, detail)
+    return judge("tags", faults, detail)
 
 
 def versions_agree(subject: Subject) -> Check:
@@ -189,7 +204,7 @@ def versions_agree(subject: Subject) -> Check:
         faults.append(f"{subject.version} was expected")
     if faults:
         faults.insert(0, f"the file name says {version}")
-    return _judge("versions-agree", faults, version)
+    return judge("versions-agree", faults, version)
 
 
 def members_differ_exactly(subject: Subject) -> Check:
@@ -218,7 +233,7 @@ def members_differ_exactly(subject: Subject) -> Check:
         and new.executable != old.executable
     ]
     shipped = len(of_kind(subject.changes, "shipped"))
-    return _judge(name, faults, f"{shipped} changed by the merge, 3 stamped, all others are upstream's")
+    return judge(name, faults, f"{shipped} changed by the merge, 3 stamped, all others are upstream's")
 
 
 def _expected(subject: Subject) -> dict[str, str]:
@@ -228,20 +243,30 @@ def _expected(subject: Subject) -> dict[str, str]:
     contents = {**changed.replaced, **changed.added}
     archive, info = upstream.archive, upstream.info
     contents[info + "METADATA"] = stamp_metadata(archive.read(info + "METADATA"), version)
-    contents[info + "WHEEL"] = stamp_wheel(archive.read(info + "WHEEL"), upstream.name.tags)
+    contents[info + "WHEEL"] = stamp_wheel(archive.read(info + "WHEEL"), _expected_tags(subject))
     contents[VERSION_FILE] = stamp_version_file(archive.read(VERSION_FILE), version)
     provided = {
         entry["member"]: entry["sha256"] for entry in _provided(subject) if entry["provider"] != UPSTREAM
     }
+    kernels = subject.kernels()
+    left_out = {one.member for one in kernels.left_out} if kernels else set()
     digests = {
         member: entry.sha256
         for member, entry in upstream.listed.items()
-        if member != info + "RECORD" and member not in changed.removed
+        if member != info + "RECORD" and member not in changed.removed | left_out
     }
     digests |= {
         member: hashlib.sha256(content).hexdigest() for member, content in contents.items()
     } | provided
     return {_renamed(subject, member): digest for member, digest in digests.items()}
+
+
+def _expected_tags(subject: Subject) -> tuple[str, ...]:
+    """Upstream's tags; with binaries of our own, for the platform that these need."""
+    upstream, platform = subject.upstream.name, subject.name.platform
+    if subject.kernels() is None or upstream.machine != subject.name.machine:
+        return upstream.tags
+    return upstream.with_platform(platform).tags
 
 
 def _renamed(subject: Subject, member: str) -> str:
@@ -253,13 +278,13 @@ def python_compiles(subject: Subject) -> Check:
     """The oldest Python that the release supports could compile every Python file."""
     faults = [f"{member}, {reason}" for member, reason in sorted(subject.errors)]
     count = sum(name.endswith(".py") for name in subject.facts)
-    return _judge("python-compiles", faults, f"{count} files, as Python {subject.floor} reads them")
+    return judge("python-compiles", faults, f"{count} files, as Python {subject.floor} reads them")
 
 
 def no_conflict_markers(subject: Subject) -> Check:
     """No file holds a conflict that a merge left behind."""
     faults = [f"{name} holds a conflict" for name, one in sorted(subject.facts.items()) if one.conflict]
-    return _judge("no-conflict-markers", faults, "none in any file that is not a binary")
+    return judge("no-conflict-markers", faults, "none in any file that is not a binary")
 
 
 def binaries_identical(subject: Subject) -> Check:
@@ -273,9 +298,10 @@ def binaries_identical(subject: Subject) -> Check:
     faults += [f"{member} is listed twice" for member in sorted({m for m in members if members.count(m) > 1})]
     for entry in provided:
         faults += _binary_faults(subject, entry)
+    faults += _record_faults(subject, provided)
     upstreams = sum(entry["provider"] == UPSTREAM for entry in provided)
     detail = f"{upstreams} of {len(provided)} are upstream's, byte for byte"
-    return _judge(name, faults, detail)
+    return judge(name, faults, detail)
 
 
 def _binary_faults(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
@@ -292,6 +318,29 @@ def _binary_faults(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
     if theirs is None or theirs.sha256 != facts.sha256:
         return [f"{member} is not upstream's"]
     return []
+
+
+def _record_faults(subject: Subject, provided: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where the record of providers and that of kernels tell different stories."""
+    record = subject.kernels()
+    compiled = {one.member: one.key for one in record.binaries if one.kernels == "compiled"} if record else {}
+    upstream = {one.member for one in record.binaries if one.kernels == "upstream"} if record else set()
+    ours = {entry["member"]: entry["from"] for entry in provided if entry["provider"] != UPSTREAM}
+    faults = [
+        f"{KERNELS} does not say how {member} was compiled" for member in sorted(set(ours) - set(compiled))
+    ]
+    faults += [
+        f"{KERNELS} has {member} compiled, its provider not" for member in sorted(set(compiled) - set(ours))
+    ]
+    faults += [
+        f"{member} has another native key in {KERNELS} than its provider"
+        for member in sorted(set(ours) & set(compiled))
+        if ours[member] != compiled[member]
+    ]
+    theirs = {entry["member"] for entry in provided} - set(ours)
+    if record:
+        faults += [f"{KERNELS} and providers disagree about {member}" for member in sorted(theirs ^ upstream)]
+    return faults
 
 
 def _provided(subject: Subject) -> list[dict[str, Any]]:
@@ -313,11 +362,15 @@ def native_inputs_unchanged(subject: Subject) -> Check:
     if subject.changes is None:
         return Check(name, "skipped", "no merge was given to hold it against")
     native = of_kind(subject.changes, "native")
+    record = subject.kernels()
+    reasons = record.reasons if record else {}
     theirs = [entry["member"] for entry in _provided(subject) if entry["provider"] == UPSTREAM]
-    faults = [
-        f"the merge changed {path}, and upstream's binaries are without that" for path in native if theirs
-    ]
-    return _judge(name, faults, "the merge changed nothing that compiled code comes from")
+    faults = native_faults(native, {member: reasons.get(member, "") for member in theirs})
+    if not native:
+        detail = "the merge changed nothing that compiled code comes from"
+    else:
+        detail = f"the merge changed {', '.join(native)}; {len(theirs)} of upstream's binaries do without"
+    return judge(name, faults, detail)
 
 
 def torch_pinned(subject: Subject) -> Check:
@@ -333,6 +386,6 @@ def torch_pinned(subject: Subject) -> Check:
         for one in requirements
         if one.name == "torch" and not (one.marker and "extra" in str(one.marker))
     ]
-    return _judge(
+    return judge(
         "torch-pinned", [] if torch == [expected] else [f"it asks for {torch}, not {expected}"], expected
     )

@@ -15,7 +15,7 @@ from sparkwright.lock.native_paths import CMAKE_PATHS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Kind", "classify", "of_kind"]
+__all__ = ["Kind", "classify", "compiled_from", "of_kind"]
 
 Kind = Literal["native", "metadata", "shipped", "not-shipped"]
 """What a path decides: compiled code, METADATA, the wheel's own files, or nothing in the wheel."""
@@ -50,3 +50,27 @@ def classify(path: str) -> Kind:
 def of_kind(paths: Iterable[str], kind: Kind) -> tuple[str, ...]:
     """Those of *paths* that are of that *kind*, sorted."""
     return tuple(sorted(path for path in paths if classify(path) == kind))
+
+
+# What a binary's code comes from, among the native inputs. The first pattern that matches the member
+# decides. Besides these, all depend on how things are built: CMake's files, setup.py, requirements.
+_SOURCES: tuple[tuple[str, str], ...] = (
+    (
+        r"vllm/(vllm-rs|_rust_tool_parser\..*)",
+        r"rust/.*|build_rust\.sh|tools/build_rust\.py|rust-toolchain.*",
+    ),
+    # Whole dependencies with sources of their own.
+    (r"vllm/(vllm_flash_attn|third_party/deep_gemm)/.*|vllm/_flashmla_.*", r"(?!)"),
+    (r"vllm/_qutlass_C\..*", r"csrc/qutlass.*"),
+    (r".*", r"csrc/.*"),
+)
+
+
+def compiled_from(member: str, paths: Iterable[str]) -> tuple[str, ...]:
+    """Those of *paths*, native inputs, whose code goes into the binary *member*; sorted.
+
+    What only says how things are built, such as ``CMakeLists.txt``, is in no answer: a binary that
+    was built in another way still does the same.
+    """
+    sources = next(sources for pattern, sources in _SOURCES if re.fullmatch(pattern, member))
+    return tuple(sorted(path for path in paths if re.fullmatch(sources, path)))

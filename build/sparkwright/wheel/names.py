@@ -76,6 +76,19 @@ class WheelName:
             )
         return replace(self, version=version)
 
+    def with_platform(self, platform: str) -> WheelName:
+        """The same for another *platform* tag, such as ``manylinux_2_34_aarch64``.
+
+        Raises:
+            WheelError: it is not one tag, or names another machine.
+        """
+        other = replace(self, platform=platform)
+        if not re.fullmatch(r"\w+", platform) or other.machine != self.machine:
+            raise WheelError(
+                f"{platform!r} cannot be the wheel's platform", because=f"it is made for {self.platform}"
+            )
+        return other
+
 
 def parse_name(filename: str) -> WheelName:
     """The parts of a wheel's *filename*.

@@ -15,7 +15,7 @@ from sparkwright.errors import WheelError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["RecordEntry", "entry_of", "format_record", "parse_record"]
+__all__ = ["RecordEntry", "entry_from_digest", "entry_of", "format_record", "parse_record"]
 
 _FIELDS = 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import zipfile
 import zlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +31,7 @@ from sparkwright.wheel.archive import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Kept", "Range", "Stored", "layout", "write_parts"]
+__all__ = ["Kept", "Packed", "Range", "Stored", "layout", "write_parts"]
 
 _UNIX, _VERSION = 3, 20
 _EPOCH_DATE = (0 << 9) | (1 << 5) | 1  # 1980-01-01, the first day that MS-DOS knows
@@ -69,6 +70,25 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """A member written anew from data that somebody has deflated already, dated 1980-01-01.
+
+    Attributes:
+        name: its name in the new archive.
+        data: its content as a raw deflate stream (RFC 1951).
+        crc: CRC-32 of its content.
+        size: size of its content, in bytes.
+        executable: whether its mode is 0755 rather than 0644.
+    """
+
+    name: str
+    data: bytes
+    crc: int
+    size: int
+    executable: bool = False
+
+
+@dataclass(frozen=True)
 class Range:
     """The bytes of *archive* from *start* to *end*."""
 
@@ -77,7 +97,7 @@ class Range:
     end: int
 
 
-def layout(entries: Iterable[Kept | Stored]) -> list[Range | bytes]:
+def layout(entries: Iterable[Kept | Packed | Stored]) -> list[Range | bytes]:
     """The bytes of an archive that holds *entries* in that order, as parts to be written in turn.
 
     Neighbours that were neighbours in their old archive become one range.
@@ -125,7 +145,7 @@ def _append(parts: list[Range | bytes], piece: Range | bytes) -> None:
         parts.append(piece)
 
 
-def _place(entry: Kept | Stored, position: int) -> tuple[Member, tuple[Range | bytes, ...]]:
+def _place(entry: Kept | Packed | Stored, position: int) -> tuple[Member, tuple[Range | bytes, ...]]:
     """*entry* as a member at offset *position*, and the pieces that make it up."""
     if isinstance(entry, Kept) and entry.name == entry.member.name:
         old = entry.member
@@ -137,12 +157,17 @@ def _place(entry: Kept | Stored, position: int) -> tuple[Member, tuple[Range | b
         member = _moved(old, entry.name, position, flags)
         data = Range(entry.archive, old.data, old.data + old.compressed_size)
         return member, (_local(member), data)
+    if isinstance(entry, Packed):
+        content, method, crc, size = entry.data, zipfile.ZIP_DEFLATED, entry.crc, entry.size
+    else:
+        content, method = entry.content, zipfile.ZIP_STORED
+        crc, size = zlib.crc32(content), len(content)
     member = Member(
-        name=entry.name, flags=_utf8_flag(entry.name), method=0, time=0, date=_EPOCH_DATE,
-        crc=zlib.crc32(entry.content), compressed_size=len(entry.content), size=len(entry.content),
+        name=entry.name, flags=_utf8_flag(entry.name), method=method, time=0, date=_EPOCH_DATE,
+        crc=crc, compressed_size=len(content), size=size,
         mode=0o100755 if entry.executable else 0o100644, start=position, data=0, end=0,
     )  # fmt: skip
-    return member, (_local(member), entry.content)
+    return member, (_local(member), content)
 
 
 def _utf8_flag(name: str) -> int:

@@ -20,6 +20,7 @@ In argv, environment and files ``{work}`` stands for the folder that is laid out
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -39,7 +40,6 @@ __all__ = ["Unit", "configure", "differences", "facility"]
 
 _FILE = "SPARKWRIGHT_FACILITIES"
 _WORK = "{work}"
-_SECONDS = 300
 _SHOWN = 2000
 _CODE = re.compile(r"code=\[?([\w,]+)\]?")
 _ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
@@ -87,8 +87,9 @@ def facility(name: str) -> dict[str, Any]:
     return found
 
 
+@functools.cache
 def configure(arch: str, *, pristine: bool = False) -> tuple[Unit, ...]:
-    """Configure the tree under test for *arch* and return its compiler calls.
+    """Configure the tree under test for *arch* and return its compiler calls; once for the same wish.
 
     Args:
         arch: what ``TORCH_CUDA_ARCH_LIST`` is set to, such as ``12.1a`` or ``8.0;12.0``.
@@ -107,7 +108,6 @@ def configure(arch: str, *, pristine: bool = False) -> tuple[Unit, ...]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_SECONDS,
             check=False,
         )
         if done.returncode:
@@ -122,11 +122,12 @@ def _laid_out(chain: dict[str, Any], which: str) -> Iterator[Path]:
     """A folder as a build finds it; trees are copied, since configuring writes beside the sources."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder).resolve()
-        for place, found in _described()["trees"].items():
+        trees = _described()["trees"]
+        for place, found in trees.items():
             shutil.copytree(found[which], work / place, symlinks=True)
             _make_writable(work / place)
         for place, target in chain["links"].items():
-            if not (work / place).exists():
+            if place not in trees:
                 (work / place).parent.mkdir(parents=True, exist_ok=True)
                 (work / place).symlink_to(target)
         for place, text in chain["files"].items():

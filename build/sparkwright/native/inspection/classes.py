@@ -1,0 +1,163 @@
+"""What device code can do on a card: NVIDIA's rules of compatibility, and kernels counted by them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import BinaryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sparkwright.native.inspection.device import DeviceCode, KernelGroup
+
+__all__ = ["KernelClass", "Tally", "best_class", "class_of", "classify", "of_class"]
+
+_ARCH = re.compile(r"(sm|compute)_([0-9]{1,2})([0-9])([af]?)")
+
+
+class KernelClass(StrEnum):
+    """What a kernel can do on a card, the best first."""
+
+    NATIVE = "native"
+    """Compiled for exactly the card's compute capability."""
+    FAMILY = "family"
+    """Compiled for another compute capability whose cubins the card runs."""
+    PTX = "ptx only"
+    """The driver compiles it from PTX when it is first used."""
+    NONE = "cannot run"
+    """Nothing of it runs on the card."""
+
+
+@dataclass(frozen=True)
+class _Capability:
+    """A compute capability; its suffix says which features beyond the common ones were used."""
+
+    major: int
+    minor: int
+    suffix: str
+
+
+def _parse(arch: str) -> tuple[str, _Capability]:
+    found = _ARCH.fullmatch(arch)
+    if found is None:
+        raise BinaryError(
+            "a kernel cannot be judged", because=f"{arch!r} is no architecture that is known here"
+        )
+    kind, major, minor, suffix = found.groups()
+    return kind, _Capability(int(major), int(minor), suffix)
+
+
+def class_of(arch: str, target: str) -> KernelClass:
+    """What device code for *arch* (``sm_120f`` a cubin, ``compute_80`` PTX) can do on the card *target*.
+
+    The rules are those of NVIDIA's CUDA C++ Programming Guide:
+
+    - *Binary compatibility*: a cubin runs on its own compute capability and on those of the same
+      major version and a later minor one, never on another major version.
+    - *PTX compatibility*: PTX can be compiled for any later compute capability.
+    - *Architecture-specific features* (suffix ``a``): cubin and PTX run on exactly that compute
+      capability.
+    - *Family-specific features* (suffix ``f``): cubin and PTX run on the same family, that is, on
+      the same major version and a later minor one.
+
+    What the guide says of Tegra (``sm_87`` and ``sm_86`` do not run each other's cubins) asks for no
+    rule here: cards below 9.0 are no targets.
+
+    Args:
+        arch: what the code was compiled for.
+        target: the card as ``TORCH_CUDA_ARCH_LIST`` writes it, such as ``12.1a``; its suffix says
+            what to compile for, and nothing about what the card can run.
+
+    Raises:
+        BinaryError: either is no architecture.
+    """
+    kind, code = _parse(arch)
+    _, card = _parse("sm_" + target.replace(".", ""))
+    same = (code.major, code.minor) == (card.major, card.minor)
+    earlier = code.major == card.major and code.minor <= card.minor
+    if code.suffix == "a":
+        runs = same
+    elif code.suffix == "f" or kind == "sm":
+        runs = earlier
+    else:
+        runs = (code.major, code.minor) <= (card.major, card.minor)
+    if not runs:
+        return KernelClass.NONE
+    if kind == "compute":
+        return KernelClass.PTX
+    return KernelClass.NATIVE if same else KernelClass.FAMILY
+
+
+def best_class(arches: Iterable[str], target: str) -> KernelClass:
+    """The best that a kernel in images for *arches* can do on *target*: what the driver picks."""
+    ranks = list(KernelClass)
+    return min((class_of(arch, target) for arch in arches), key=ranks.index, default=KernelClass.NONE)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Kernels counted by what they can do on one card.
+
+    Attributes:
+        native: number of kernels of class `KernelClass.NATIVE`.
+        family: of class `KernelClass.FAMILY`.
+        ptx: of class `KernelClass.PTX`.
+        none: of class `KernelClass.NONE`.
+    """
+
+    native: int = 0
+    family: int = 0
+    ptx: int = 0
+    none: int = 0
+
+    @property
+    def total(self) -> int:
+        """All kernels."""
+        return self.native + self.family + self.ptx + self.none
+
+    @property
+    def useless(self) -> bool:
+        """Whether there are kernels, and none of them can run."""
+        return self.total > 0 and self.none == self.total
+
+    def share(self, kind: KernelClass) -> float:
+        """The part of all kernels that is of class *kind*, between 0 and 1; 0 where there are none."""
+        return self.count(kind) / self.total if self.total else 0.0
+
+    def count(self, kind: KernelClass) -> int:
+        """Number of kernels of class *kind*."""
+        match kind:
+            case KernelClass.NATIVE:
+                return self.native
+            case KernelClass.FAMILY:
+                return self.family
+            case KernelClass.PTX:
+                return self.ptx
+            case KernelClass.NONE:
+                return self.none
+
+    def __add__(self, other: Tally) -> Tally:
+        """The kernels of both."""
+        return Tally(
+            self.native + other.native,
+            self.family + other.family,
+            self.ptx + other.ptx,
+            self.none + other.none,
+        )
+
+
+def classify(code: DeviceCode, target: str) -> Tally:
+    """The kernels of *code*, counted by what they can do on *target*."""
+    counts = dict.fromkeys(KernelClass, 0)
+    for group in code.kernels:
+        counts[best_class(group.arches, target)] += group.count
+    return Tally(*(counts[kind] for kind in KernelClass))
+
+
+def of_class(code: DeviceCode, target: str, kind: KernelClass) -> tuple[KernelGroup, ...]:
+    """The groups of *code*'s kernels that are of class *kind* on *target*."""
+    return tuple(group for group in code.kernels if best_class(group.arches, target) is kind)

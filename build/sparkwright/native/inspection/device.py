@@ -1,0 +1,148 @@
+"""The device side of a binary: its cubins, its PTX, and which kernels each of them holds.
+
+NVIDIA's ``cuobjdump`` reads the fat binaries inside; the format itself is not documented. Its
+``--list-elf`` and ``--list-ptx`` call a cubin for the family ``sm_120f`` plain ``sm_120``, so the
+architecture is taken from the dump of each image, which tells them apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from sparkwright import process
+from sparkwright.config import Model
+from sparkwright.errors import BinaryError, ProcessError
+from sparkwright.native.inspection.elf import read_elf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+__all__ = ["DeviceCode", "KernelGroup", "parse_dump", "read_device_code"]
+
+# Three patterns that begin with plain text instead of one that begins with a choice: they search the
+# hundreds of MB of a dump several times as fast.
+_IMAGE = re.compile(rb"Fatbin (elf|ptx) code:\n=+\narch = (\S+)\n")
+# "STT_FUNC STB_GLOBAL STO_ENTRY name" up to CUDA 13.2, "FUNC GLOBAL DEFAULT ENTRY name" in 13.5.
+_CUBIN_KERNEL = re.compile(rb"FUNC +\w+ +(?:\w+ +)?(?:STO_)?ENTRY +(\S+)\n")
+_PTX_KERNEL = re.compile(rb"\.entry ([^\s(]+)")
+_EXAMPLES = 3
+
+
+class KernelGroup(Model, frozen=True):
+    """Kernels that the same images hold.
+
+    Attributes:
+        arches: architectures of these images, sorted: ``sm_121a`` for cubins, ``compute_89`` for PTX.
+        count: how many kernels.
+        examples: the first names of them, mangled.
+    """
+
+    arches: tuple[str, ...]
+    count: int
+    examples: tuple[str, ...]
+
+
+class DeviceCode(Model, frozen=True):
+    """All device code of a binary.
+
+    Attributes:
+        cubins: number of cubins by architecture, such as ``sm_121a``.
+        ptx: number of PTX modules by architecture, such as ``compute_89``.
+        kernels: its kernels (entry functions, by name), grouped by where they are.
+    """
+
+    cubins: dict[str, int]
+    ptx: dict[str, int]
+    kernels: tuple[KernelGroup, ...]
+
+    @property
+    def total(self) -> int:
+        """Number of its kernels."""
+        return sum(group.count for group in self.kernels)
+
+
+def read_device_code(path: Path, cuobjdump: Path) -> DeviceCode:
+    """The device code of the binary at *path*, as the program *cuobjdump* reads it.
+
+    Measured: 190 MB with 1,640 kernels in 1.7 s, 103 MB with 20,159 in 2.5 s.
+
+    Raises:
+        BinaryError: the binary has device code that cannot be read.
+        ToolError: there is no such program.
+    """
+    if not read_elf(path).device_code:
+        return DeviceCode(cubins={}, ptx={}, kernels=())
+    try:
+        # Both in one call: either alone unpacks all of the file.
+        found = parse_dump(process.stream([cuobjdump, "--dump-elf-symbols", "--dump-ptx", path]))
+    except ProcessError as error:
+        raise BinaryError(f"the device code of {path.name} cannot be read", because=error.because) from error
+    if because := _misread(found):
+        raise BinaryError(
+            f"the device code of {path.name} cannot be read",
+            because=because,
+            next_step="see whether another version of cuobjdump writes its dumps in another way",
+        )
+    return found
+
+
+def _misread(code: DeviceCode) -> str:
+    """Why *code* cannot be all that a binary with device code holds, or the empty string."""
+    if not code.cubins and not code.ptx:
+        return "it has a section for device code, and the dump tells of none"
+    arches = {arch for group in code.kernels for arch in group.arches}
+    for what, images in (("cubins", code.cubins), ("PTX modules", code.ptx)):
+        if images and not arches & set(images):
+            return f"the dump tells of {sum(images.values())} {what} and of no kernel in any"
+    return ""
+
+
+def parse_dump(pieces: Iterable[bytes]) -> DeviceCode:
+    """The device code that a dump by ``cuobjdump -symbols -ptx``, cut anywhere, tells of."""
+    cubins: Counter[str] = Counter()
+    ptx: Counter[str] = Counter()
+    holders: defaultdict[str, set[str]] = defaultdict(set)
+    arch = ""
+    for block in _blocks(pieces):
+        images = [(at.start(), at) for at in _IMAGE.finditer(block)]
+        entries = [(at.start(), at) for one in (_CUBIN_KERNEL, _PTX_KERNEL) for at in one.finditer(block)]
+        for _, found in sorted(images + entries, key=lambda pair: pair[0]):
+            if found.re is not _IMAGE:
+                holders[found[1].decode()].add(arch)
+            elif found[1] == b"elf":
+                arch = found[2].decode()
+                cubins[arch] += 1
+            else:
+                arch = "compute_" + found[2].decode().removeprefix("sm_")
+                ptx[arch] += 1
+    return DeviceCode(cubins=_sorted(cubins), ptx=_sorted(ptx), kernels=_grouped(holders))
+
+
+def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """*pieces* cut anew, behind empty lines: no heading and no symbol is then in two of them."""
+    rest = b""
+    for piece in pieces:
+        whole = rest + piece
+        cut = whole.rfind(b"\n\n") + 1
+        yield whole[:cut]
+        rest = whole[cut:]
+    yield rest + b"\n"
+
+
+def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items()))
+
+
+def _grouped(holders: Mapping[str, set[str]]) -> tuple[KernelGroup, ...]:
+    names: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name, arches in holders.items():
+        names[tuple(sorted(arches))].append(name)
+    return tuple(
+        KernelGroup(
+            arches=arches, count=len(names[arches]), examples=tuple(sorted(names[arches])[:_EXAMPLES])
+        )
+        for arches in sorted(names)
+    )

@@ -1,0 +1,169 @@
+"""The host side of a shared object: what the dynamic loader will see (System V ABI, LSB symbol versions)."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.config import Model
+from sparkwright.errors import BinaryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["ElfFacts", "Symbol", "exports", "open_elf", "read_elf"]
+
+_MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
+_BITS = 64
+# Elf64_Sym: name, type and binding, visibility, section, value, size.
+_SYMBOL = struct.Struct("<LBBHQQ")
+_UNDEFINED, _LOCAL = 0, 0
+_DEVICE_SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin", ".nvFatBinSegment"})
+# What pyelftools raises, besides its own errors, on tables that lead nowhere.
+_DAMAGE = (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError, OverflowError)
+
+
+class Symbol(Model, frozen=True):
+    """A dynamic symbol that a binary expects others to define.
+
+    Attributes:
+        name: its name, mangled.
+        version: the version asked for, such as ``GLIBC_2.17``; empty where any will do.
+        library: soname that has to have that version; empty without one.
+        weak: whether the loader leaves it at zero when nobody defines it.
+    """
+
+    name: str
+    version: str = ""
+    library: str = ""
+    weak: bool = False
+
+
+class ElfFacts(Model, frozen=True):
+    """What a binary tells the dynamic loader.
+
+    Attributes:
+        machine: ``aarch64``, ``x86_64``, or what the ELF standard calls another one.
+        soname: its own name for others; mostly empty.
+        needed: sonames that it wants to have loaded, in its order (``DT_NEEDED``).
+        run_paths: folders of ``DT_RUNPATH`` and ``DT_RPATH``.
+        undefined: dynamic symbols that others have to define.
+        versions: versions by soname that the loader asks for before it looks at any symbol.
+        stripped: whether it has no symbol table but the dynamic one.
+        device_code: whether it has a section for device code.
+    """
+
+    machine: str
+    soname: str
+    needed: tuple[str, ...]
+    run_paths: tuple[str, ...]
+    undefined: tuple[Symbol, ...]
+    versions: dict[str, tuple[str, ...]]
+    stripped: bool
+    device_code: bool
+
+
+def open_elf(stream: Any, name: str) -> Any:
+    """A pyelftools ``ELFFile`` over the binary *stream*.
+
+    Raises:
+        BinaryError: it is no ELF file.
+    """
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        return ELFFile(stream)
+    except (ELFError, *_DAMAGE) as error:
+        raise BinaryError(f"{name} cannot be looked into", because=f"it is no ELF file: {error}") from error
+
+
+def read_elf(path: Path) -> ElfFacts:
+    """The facts of the shared object or program at *path*.
+
+    Raises:
+        BinaryError: it is no ELF file, is damaged, or has no dynamic section.
+    """
+    from elftools.common.exceptions import ELFError
+
+    with path.open("rb") as stream:
+        elf = open_elf(stream, path.name)
+        try:
+            return _facts(elf, path.name)
+        except (ELFError, *_DAMAGE) as error:
+            raise BinaryError(
+                f"{path.name} cannot be looked into", because=f"it is damaged: {error}"
+            ) from error
+
+
+def _facts(elf: Any, name: str) -> ElfFacts:
+    dynamic = elf.get_section_by_name(".dynamic")
+    if dynamic is None:
+        raise BinaryError(f"{name} cannot be looked into", because="it has no dynamic section")
+    tags = [(tag.entry.d_tag, tag) for tag in dynamic.iter_tags()]
+    sections = {section.name for section in elf.iter_sections()}
+    machine = elf["e_machine"]
+    return ElfFacts(
+        machine=_MACHINES.get(machine, str(machine)),
+        soname=next((tag.soname for kind, tag in tags if kind == "DT_SONAME"), ""),
+        needed=tuple(tag.needed for kind, tag in tags if kind == "DT_NEEDED"),
+        run_paths=tuple(
+            folder
+            for kind, tag in tags
+            if kind in {"DT_RUNPATH", "DT_RPATH"}
+            for folder in (tag.runpath if kind == "DT_RUNPATH" else tag.rpath).split(":")
+        ),
+        undefined=tuple(_undefined(elf)),
+        versions=_versions(elf),
+        stripped=".symtab" not in sections,
+        device_code=bool(sections & _DEVICE_SECTIONS),
+    )
+
+
+def _versions(elf: Any) -> dict[str, tuple[str, ...]]:
+    section = elf.get_section_by_name(".gnu.version_r")
+    if section is None:
+        return {}
+    return {need.name: tuple(sorted(one.name for one in ones)) for need, ones in section.iter_versions()}
+
+
+def _undefined(elf: Any) -> Iterator[Symbol]:
+    table, index = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
+    needs = elf.get_section_by_name(".gnu.version_r")
+    if table is None:
+        return
+    by_index: dict[int, tuple[str, str]] = {}
+    for need, ones in needs.iter_versions() if needs is not None else ():
+        by_index |= {one["vna_other"]: (one.name, need.name) for one in ones}
+    for number, symbol in enumerate(table.iter_symbols()):
+        if symbol["st_shndx"] != "SHN_UNDEF" or not symbol.name:
+            continue
+        # pyelftools gives the two reserved indices by name; they mean that any version will do.
+        asked = index.get_symbol(number)["ndx"] if index is not None else 0
+        version, library = by_index.get(asked if isinstance(asked, int) else 0, ("", ""))
+        weak = symbol["st_info"]["bind"] == "STB_WEAK"
+        yield Symbol(name=symbol.name, version=version, library=library, weak=weak)
+
+
+def exports(path: Path) -> frozenset[str]:
+    """Names of the dynamic symbols that the binary at *path* defines for others.
+
+    Read without pyelftools' objects for each: torch's libraries have hundreds of thousands.
+
+    Raises:
+        BinaryError: it is no ELF file, or none of 64 bits with the low byte first.
+    """
+    with path.open("rb") as stream:
+        elf = open_elf(stream, path.name)
+        if elf.elfclass != _BITS or not elf.little_endian:
+            raise BinaryError(f"{path.name} cannot be looked into", because="it is for no machine of ours")
+        table = elf.get_section_by_name(".dynsym")
+        if table is None:
+            return frozenset()
+        entries, names = table.data(), elf.get_section(table["sh_link"]).data()
+    return frozenset(
+        names[name : names.index(b"\0", name)].decode(errors="backslashreplace")
+        for name, info, _, section, _, _ in _SYMBOL.iter_unpack(entries)
+        if name and section != _UNDEFINED and info >> 4 != _LOCAL
+    )

@@ -1,0 +1,54 @@
+"""What looking into binaries takes, out of the lock's packages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import ToolError
+from sparkwright.lock.native import named
+from sparkwright.native.host import this_machine
+from sparkwright.native.inspection.look import Inspector
+from sparkwright.native.inspection.symbols import Surroundings
+from sparkwright.native.packages import find_package, unpack_package
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.lock.native import NativePin
+    from sparkwright.store import Store
+    from sparkwright.upstream import Access
+
+__all__ = ["find_surroundings", "inspector_of"]
+
+_CUOBJDUMP = "cuobjdump"
+
+
+def inspector_of(native: NativePin, access: Access) -> Inspector:
+    """What looks into binaries with the lock's cuobjdump, fetched when there is something to look into.
+
+    Looking may raise what `unpack_package` raises, and `ToolError` where the lock has no cuobjdump
+    for this machine.
+    """
+
+    def program() -> Path:
+        table = named(native.toolkit.builder, this_machine(), "toolkit for machines of kind")
+        folder = unpack_package(access, named(table, _CUOBJDUMP, "program"))
+        found = sorted(path for path in folder.glob(f"**/{_CUOBJDUMP}") if path.is_file())
+        if len(found) != 1:
+            raise ToolError(
+                f"{_CUOBJDUMP} was not found", because=f"{folder} holds {len(found)} programs of that name"
+            )
+        return found[0]
+
+    return Inspector(access.store, program)
+
+
+def find_surroundings(native: NativePin, machine: str, store: Store) -> Surroundings | None:
+    """The libraries of *machine*'s torch and CUDA runtime, if their packages are unpacked in *store*."""
+    table = named(native.toolkit.target, machine, "libraries for machines of kind")
+    found = {name: find_package(store, package) for name, package in table.items()}
+    if found.get("torch") is None:
+        return None
+    folders = [folder for folder in found.values() if folder is not None]
+    libraries = [lib for folder in folders for lib in sorted(folder.glob("**/lib")) if lib.is_dir()]
+    return Surroundings.of(libraries, native.toolkit.link_only)

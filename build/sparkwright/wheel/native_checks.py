@@ -1,0 +1,240 @@
+"""The checks of an audit that look into the wheel's binaries, one function each."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import SparkwrightError
+from sparkwright.native.inspection import (
+    KernelClass,
+    Tally,
+    classify,
+    honest_platform,
+    of_class,
+    over_platform,
+    resolve,
+    unprovided,
+)
+from sparkwright.wheel.absence import module_of, namespaces_in, prove_absence
+from sparkwright.wheel.checks import Check, Subject, judge
+from sparkwright.wheel.insides import look_into
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from sparkwright.lock.native import Binary
+    from sparkwright.native.inspection import Inspection, Python
+    from sparkwright.wheel.insides import Insides
+    from sparkwright.wheel.kernels import BinaryKernels, LeftOut
+
+__all__ = ["NATIVE_CHECKS", "run_native_checks"]
+
+_ORIGIN = "$ORIGIN"
+
+
+def binaries_machine(subject: Subject, insides: Insides) -> Check:
+    """Every binary is a whole ELF file for the machine of the wheel's tag."""
+    machine = subject.name.machine
+    faults = [f"{member}: {because}" for member, because in sorted(insides.faults.items())]
+    faults += [
+        f"{member} is made for {one.elf.machine}"
+        for member, one in sorted(insides.found.items())
+        if one.elf.machine != machine
+    ]
+    return judge("binaries-machine", faults, f"{len(insides.found)} binaries for {machine}")
+
+
+def kernels_native(subject: Subject, insides: Insides) -> Check:
+    """Each binary compiled here holds exactly the device code that its units asked for.
+
+    Compiled for the lock's architecture, it also holds what the lock's table says, and every kernel
+    is native but for those that the table gives a reason for.
+    """
+    name = "kernels-native"
+    record = subject.kernels()
+    if record is None:
+        shares = _shares(insides.total())
+        return Check(name, "pass", f"none of the binaries was compiled here; kernels: {shares}")
+    faults: list[str] = []
+    for member, one in sorted(record.compiled.items()):
+        if (inspection := insides.found.get(member)) is None:
+            faults.append(f"{member} could not be looked into")
+            continue
+        faults += _count_faults(one, inspection)
+        if (native := subject.lock.native) is not None and native.arch == record.arch:
+            faults += _table_faults(member, inspection, native.binaries.get(member), record.arch)
+    compiled = sum(
+        (insides.tally(member, record.arch) for member in record.compiled if member in insides.found), Tally()
+    )
+    detail = f"{len(record.compiled)} binaries compiled for {record.arch}: {_shares(compiled)}"
+    return judge(name, faults, detail)
+
+
+def _count_faults(one: BinaryKernels, inspection: Inspection) -> list[str]:
+    held, asked = {**inspection.device.cubins, **inspection.device.ptx}, one.asked
+    return [
+        f"{one.member} holds {held.get(arch, 0)} images for {arch}, its units asked for {asked.get(arch, 0)}"
+        for arch in sorted(set(held) | set(asked))
+        if held.get(arch, 0) != asked.get(arch, 0)
+    ]
+
+
+def _table_faults(member: str, inspection: Inspection, locked: Binary | None, arch: str) -> list[str]:
+    if locked is None:
+        return [f"the lock's table of binaries does not have {member}"]
+    device = inspection.device
+    faults = [
+        f"{member} holds {what} {dict(held)}, the lock's table says {dict(stated)}"
+        for what, held, stated in (("cubins", device.cubins, locked.cubins), ("PTX", device.ptx, locked.ptx))
+        if held != stated
+    ]
+    if not locked.why:
+        others = [kind for kind in KernelClass if kind is not KernelClass.NATIVE]
+        groups = [group for kind in others for group in of_class(device, arch, kind)]
+        faults += [
+            f"{group.count} kernels of {member} are for {', '.join(group.arches)}: {group.examples[0]}"
+            for group in groups
+        ]
+    return faults
+
+
+def _shares(tally: Tally) -> str:
+    if not tally.total:
+        return "none"
+    parts = [f"{tally.count(kind)} {kind}" for kind in KernelClass if tally.count(kind)]
+    return f"{', '.join(parts)}, of {tally.total}"
+
+
+def symbols_resolve(subject: Subject, insides: Insides) -> Check:
+    """Every symbol that a binary leaves open is defined by what will be loaded with it."""
+    del subject
+    name = "symbols-resolve"
+    surroundings = insides.expectation.surroundings
+    if surroundings is None:
+        return Check(name, "skipped", "torch's libraries are not at hand")
+    faults: list[str] = []
+    newest = (3, 2)
+    count = 0
+    for member, one in sorted(insides.found.items()):
+        found = resolve(one.elf, surroundings, python=_loaded_by(member))
+        faults += [f"{member}: nobody defines {symbol}" for symbol in found.unresolved]
+        newest = max(newest, found.stable_abi or newest)
+        count += len(one.elf.undefined)
+    files = len(surroundings.libraries)
+    detail = (
+        f"{count} symbols: by name in {files} libraries at hand, by version in the system's, by prefix in "
+        f"the driver and {len(surroundings.link_only)} others; stable ABI of Python {newest[0]}.{newest[1]}"
+    )
+    return judge(name, faults, detail)
+
+
+def _loaded_by(member: str) -> Python:
+    if member.endswith(".abi3.so"):
+        return "stable-abi"
+    return "one-version" if re.search(r"\.cpython-\d+-[\w-]+\.so$", member) else "none"
+
+
+def needed_libraries(subject: Subject, insides: Insides) -> Check:
+    """Every library that a binary needs comes with what the wheel depends on, and no path leads elsewhere."""
+    del subject
+    name = "needed-libraries"
+    surroundings = insides.expectation.surroundings
+    faults = [
+        f"{member} looks for libraries in {folder or 'the current folder'}"
+        for member, one in sorted(insides.found.items())
+        for folder in one.elf.run_paths
+        if folder != _ORIGIN and not folder.startswith(_ORIGIN + "/")
+    ]
+    if surroundings is not None:
+        faults += [
+            f"{member} needs {soname}, which nothing brings"
+            for member, one in sorted(insides.found.items())
+            for soname in unprovided(one.elf, surroundings)
+        ]
+    elif not faults:
+        return Check(name, "skipped", "torch's libraries are not at hand; no path leads elsewhere")
+    needed = {soname for one in insides.found.values() for soname in one.elf.needed}
+    return judge(name, faults, f"{len(needed)} libraries, all brought by torch, the driver or the system")
+
+
+def glibc_floor(subject: Subject, insides: Insides) -> Check:
+    """The wheel's platform tag promises all that its binaries ask of the system, and no more."""
+    platform = subject.name.platform
+    faults = [
+        f"{member} needs {', '.join(beyond)}, more than {platform} has"
+        for member, one in sorted(insides.found.items())
+        if (beyond := over_platform(platform, one.elf.versions))
+    ]
+    if subject.ours and not faults:
+        begin = subject.upstream.name.platform
+        honest = honest_platform(begin, [one.elf.versions for one in insides.found.values()])
+        if honest != platform:
+            faults.append(f"the tag says {platform}, and {honest} would do")
+    return judge("glibc-floor", faults, f"all that is asked of the system is in {platform}")
+
+
+def left_out_unused(subject: Subject, insides: Insides) -> Check:
+    """What was left out of upstream's wheel has no kernel for the card, and the wheel's Python copes."""
+    name = "left-out-unused"
+    record = subject.kernels()
+    if record is None or not record.left_out:
+        return Check(name, "pass", "nothing was left out")
+    python = {path: subject.archive.read(path) for path in subject.archive.members if path.endswith(".py")}
+    faults = [
+        f"{one.member} {because}"
+        for one in record.left_out
+        for because in _left_out_faults(subject, insides, one, record.arch, python)
+    ]
+    saved = sum(
+        subject.upstream.archive.members[one.member].compressed_size
+        for one in record.left_out
+        if one.member in subject.upstream.archive.members
+    )
+    names = ", ".join(module_of(one.member).rpartition(".")[2] for one in record.left_out)
+    return judge(name, faults, f"{names}: nothing of them runs on {record.arch}; {saved / 1e6:.1f} MB saved")
+
+
+def _left_out_faults(
+    subject: Subject, insides: Insides, one: LeftOut, arch: str, python: Mapping[str, bytes]
+) -> Iterator[str]:
+    upstream = subject.upstream
+    if one.member in subject.archive.members:
+        yield "is said to be left out, and is there"
+    if one.member not in upstream.binaries():
+        yield "is no binary of upstream's wheel"
+        return
+    sha256 = upstream.listed[one.member].sha256
+    inspection = look_into(upstream.archive, one.member, sha256, insides.expectation.inspector)
+    if not (tally := classify(inspection.device, arch)).useless:
+        yield f"has kernels that run on {arch}: {_shares(tally)}" if tally.total else "has no device code"
+    namespaces = namespaces_in(upstream.archive.read(one.member), python)
+    present = {module_of(member) for member in subject.binaries}
+    absence = prove_absence(module_of(one.member), python, namespaces=namespaces, present=present)
+    if not absence.proved:
+        yield f"is missed: {absence.because}"
+
+
+NATIVE_CHECKS: tuple[tuple[str, Callable[[Subject, Insides], Check]], ...] = (
+    ("binaries-machine", binaries_machine),
+    ("kernels-native", kernels_native),
+    ("symbols-resolve", symbols_resolve),
+    ("needed-libraries", needed_libraries),
+    ("glibc-floor", glibc_floor),
+    ("left-out-unused", left_out_unused),
+)
+
+
+def run_native_checks(subject: Subject) -> tuple[Check, ...]:
+    """All of `NATIVE_CHECKS`; skipped where nobody looked into the binaries."""
+    insides = subject.insides
+    if insides is None:
+        reason = "nothing to look into binaries with was given"
+        return tuple(Check(name, "skipped", reason) for name, _ in NATIVE_CHECKS)
+    found = []
+    for name, check in NATIVE_CHECKS:
+        try:
+            found.append(check(subject, insides))
+        except SparkwrightError as error:
+            found.append(Check(name, "fail", str(error)))
+    return tuple(found)

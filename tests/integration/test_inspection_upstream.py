@@ -1,0 +1,111 @@
+"""Looking into real device code with the real cuobjdump: a small fat binary, and upstream's own wheel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import elfkit
+import pytest
+
+from sparkwright.git import open_repository
+from sparkwright.lock import read_lock
+from sparkwright.native.inspection import Surroundings, Tally, classify, read_device_code
+from sparkwright.native.inspection.equipment import find_surroundings, inspector_of
+from sparkwright.native.packages import unpack_package
+from sparkwright.store import open_store
+from sparkwright.upstream import Access, fetch_artifact, read_settings
+from sparkwright.wheel import Expectation, NativeExpectation, audit, plan_slim, python_members
+from sparkwright.wheel.insides import look_into
+from sparkwright.wheel.source import open_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.lock import Lock
+
+pytestmark = [pytest.mark.upstream, pytest.mark.slow]
+PLATFORM = "aarch64"
+
+
+@pytest.fixture(scope="module")
+def lock() -> Lock:
+    return read_lock(Path(__file__).parents[2] / "upstream.lock")
+
+
+@pytest.fixture(scope="module")
+def access() -> Iterator[Access]:
+    store = open_store()
+    repository = open_repository(store.git)
+    yield Access(store, repository, read_settings())
+    repository.close()
+
+
+@pytest.fixture(scope="module")
+def stock(lock: Lock, access: Access) -> Path:
+    artifact = lock.wheel(PLATFORM)
+    fetch_artifact(access.store, artifact, access.settings)
+    return access.store.named_file(artifact.sha256, artifact.filename)
+
+
+def test_real_images_are_told_apart(lock: Lock, access: Access, tmp_path: Path) -> None:
+    assert lock.native is not None
+    program = inspector_of(lock.native, access).cuobjdump()
+    binary = elfkit.shared(tmp_path / "a.so", device=elfkit.FATBIN.read_bytes())
+    found = read_device_code(binary, program)
+    assert found.cubins == {"sm_120f": 1, "sm_121a": 1, "sm_80": 1}, "the family keeps its suffix"
+    assert found.ptx == {"compute_80": 1}
+    assert [(group.arches, group.count, group.examples) for group in found.kernels] == [
+        (("compute_80", "sm_120f", "sm_121a", "sm_80"), 2, ("_Z3onePf", "_Z3twoPf"))
+    ]
+    assert classify(found, "12.1a") == Tally(native=2)
+    assert classify(found, "12.0") == Tally(native=2)
+    assert classify(found, "10.0a") == Tally(ptx=2)
+    assert classify(found, "7.5") == Tally(none=2)
+
+
+def test_upstreams_wheel_holds_nothing_native(lock: Lock, access: Access, stock: Path) -> None:
+    assert lock.native is not None
+    native = NativeExpectation("12.1a", inspector_of(lock.native, access))
+    report = audit(stock, Expectation(stock, lock.wheel(PLATFORM), lock, native=native))
+    assert [check.name for check in report.failures] == []
+    assert report.kernels == Tally(native=0, family=5195, ptx=1762, none=1538)
+    by_name = {one.member.rpartition("/")[2].partition(".")[0]: one for one in report.binaries}
+    assert by_name["_vllm_fa2_C"].kernels == Tally(ptx=1472)
+    assert by_name["_moe_C_stable_libtorch"].cubins["sm_120f"] == 22
+
+
+def test_what_upstreams_python_copes_without(lock: Lock, access: Access, stock: Path) -> None:
+    assert lock.native is not None
+    inspector = inspector_of(lock.native, access)
+    with open_source(stock) as upstream:
+        digests = {member: upstream.listed[member].sha256 for member in upstream.binaries()}
+        looks = {
+            member: look_into(upstream.archive, member, digests[member], inspector) for member in digests
+        }
+        binaries = {member: classify(one.device, "12.1a") for member, one in looks.items()}
+        plan = plan_slim(python_members(upstream, {}), binaries, upstream.archive.read, "12.1a")
+    assert [one.member for one in plan.left_out] == [
+        "vllm/_flashmla_C.abi3.so", "vllm/_flashmla_extension_C.abi3.so", "vllm/_qutlass_C.abi3.so",
+        "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
+    ]  # fmt: skip
+    assert plan.kept == {}
+    assert all(one.evidence for one in plan.left_out)
+
+
+def test_upstreams_binaries_find_every_symbol(lock: Lock, access: Access, stock: Path) -> None:
+    assert lock.native is not None
+    for name in ("torch", "cuda-runtime"):
+        unpack_package(access, lock.native.toolkit.target[PLATFORM][name])
+    native = NativeExpectation(
+        "12.1a",
+        inspector_of(lock.native, access),
+        find_surroundings(lock.native, PLATFORM, access.store),
+    )
+    report = audit(stock, Expectation(stock, lock.wheel(PLATFORM), lock, native=native))
+    found = {check.name: check.verdict for check in report.checks}
+    assert (found["symbols-resolve"], found["needed-libraries"]) == ("pass", "pass")
+    nothing = replace(native, surroundings=Surroundings({}))
+    report = audit(stock, Expectation(stock, lock.wheel(PLATFORM), lock, native=nothing))
+    assert [check.name for check in report.failures] == ["symbols-resolve", "needed-libraries"]
