@@ -13,7 +13,7 @@ from unit_kit import COST, FILES, SOURCE, Project, make_toolchain
 
 from sparkwright.canonical import sha256_bytes
 from sparkwright.native.depfile import read_depfile
-from sparkwright.native.units import UnitFiles, missing_units, place_object
+from sparkwright.native.units import UnitFiles, missing_units, place_object, unit_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,6 +152,16 @@ def test_another_flag_or_toolchain_misses(
     assert other(tmp_path, toolchain, {}, flags=("-O2",)).find(store) is None
     assert built.find(store, "another toolchain") is None
     assert built.find(store) is not None
+
+
+def test_each_content_of_a_source_has_a_record_of_its_own(
+    tmp_path: Path, toolchain: Toolchain, built: Project
+) -> None:
+    """Else a source that is edited often would push out the states of its headers."""
+    edited = other(tmp_path, toolchain, {SOURCE: ""})
+    headers = other(tmp_path / "b", toolchain, {"source/csrc/ops.h": ""})
+    keys = [unit_key(project.unit, project.files, "toolchain") for project in (built, edited, headers)]
+    assert keys[0] == keys[2] != keys[1]
 
 
 # What cannot be cached ---------------------------------------------------------------------

@@ -161,6 +161,7 @@ def test_the_survey_tells_what_each_file_is(store: Store, tmp_path: Path) -> Non
     (store.toolchains / "made" / "key" / "more").write_bytes(b"12")
     (store.git / "objects").mkdir(parents=True)
     (store.git / "objects" / "x").write_bytes(b"object")
+    store.home.joinpath("git.lock").touch()
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "1.jsonl").write_bytes(b"{}")
     (tmp_path / "crash.txt").write_bytes(b"!")

@@ -105,7 +105,8 @@ def extension(path: Path, *flags: str | Path, images: Any = None, body: str = "v
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("native")
     fa3 = elfkit.shared(folder / "fa3.so", "int a;", device=elfkit.device([("sm_90a", ["hopper"])]))
-    old = elfkit.shared(folder / "old.so", "int a;", device=elfkit.device([("sm_120", ["gemm", "norm"])]))
+    code = "#include <stdlib.h>\nvoid f(void) { quick_exit(0); }"
+    old = elfkit.shared(folder / "old.so", code, device=elfkit.device([("sm_120", ["gemm", "norm"])]))
     host = elfkit.shared(folder / "host.so", "int a;")
     upstream = wheelkit.upstream_wheel(
         folder / "upstream", HERE,
@@ -256,14 +257,18 @@ def test_the_locks_table_is_held_against_what_was_asked_and_got(case: Case, tmp_
     assert found == {"kernels-native": f"1 kernels of {C} are for compute_80: old"}
 
 
-def test_another_architecture_is_not_held_against_the_locks_table(case: Case, tmp_path: Path) -> None:
-    images = [("sm_90a", ["gemm"])]
-    wheel = rebuilt(
-        case, tmp_path, extension(tmp_path / "x.so", images=images), asked={"sm_90a": 1}, arch="9.0a",
-        left_out=(),
-    )  # fmt: skip
-    found = failed(wheel, case.expectation)
-    assert set(found) == {"members-differ-exactly"}, "which misses what was left out"
+def test_another_architecture_is_held_against_what_was_asked_alone(case: Case, tmp_path: Path) -> None:
+    binary = extension(tmp_path / "x.so", images=[("sm_90a", ["gemm"])])
+
+    def found(**asked: int) -> dict[str, str]:
+        wheel = rebuilt(case, tmp_path, binary, asked=asked, arch="9.0a", left_out=())
+        return failed(wheel, case.expectation)
+
+    misses = {"members-differ-exactly"}  # what was left out
+    assert set(found(sm_90a=1)) == misses
+    assert (
+        set(found(sm_90a=2)) == set(found(sm_90a=1, sm_80=1)) == set(found()) == misses | {"kernels-native"}
+    )
 
 
 def test_a_binary_for_another_machine(case: Case, tmp_path: Path) -> None:
@@ -309,8 +314,14 @@ def test_a_tag_that_promises_too_little_or_too_much(case: Case, tmp_path: Path) 
     assert failed(modern, case.expectation) == {
         "glibc-floor": f"the tag says manylinux_2_41_{HERE}, and {honest} would do"
     }
-    ancient = relabelled(case, tmp_path, f"manylinux_2_12_{HERE}")
+    ancient = relabelled(case, tmp_path, f"manylinux_2_5_{HERE}")
     assert set(failed(ancient, case.expectation)) == {"glibc-floor"}
+    theirs = case.expectation.upstream_wheel
+    stock = tmp_path / theirs.name.replace("_2_28_", "_2_5_")
+    stock.write_bytes(theirs.read_bytes())
+    found = failed(stock, replace(case.expectation, version=None))
+    assert set(found) == {"glibc-floor"}
+    assert f"{C} needs GLIBC_" in found["glibc-floor"]
 
 
 def _kernels(change: Callable[[dict[str, Any]], object]) -> Callable[[Files], object]:

@@ -143,7 +143,7 @@ def test_what_cannot_be_read_proves_nothing() -> None:
 def test_op_namespaces_by_another_name() -> None:
     files = {"vllm/a.py": b"def f():\n    return torch.ops._ops_of_x.run()\n"}
     assert prove_absence("vllm._x", files).proved
-    assert not prove_absence("vllm._x", files, ["_ops_of_x"]).proved
+    assert not prove_absence("vllm._x", files, namespaces=["_ops_of_x"]).proved
     assert namespaces_in(b"\0_ops_of_x\0", files) == {"_ops_of_x"}
     assert namespaces_in(b"\0_ops_of_x_and_more\0", files) == frozenset()
 
@@ -205,3 +205,89 @@ def test_the_python_of_a_wheel_is_upstreams_and_the_merges(tmp_path: Path) -> No
     assert found["vllm/extra.py"] == b"x"
     assert found["vllm/config/__init__.py"] == b"CACHE = 'auto'\n"
     assert {"vllm/old.py", "tests/test_a.py", "vllm/_C.abi3.so"} & set(found) == set()
+
+
+# Modules that refuse ------------------------------------------------------------------------
+
+TWO = (
+    "try:\n    from . import _x\n    X = True\nexcept ImportError:\n    X = False\n"
+    "try:\n    from . import _z\n    Z = True\nexcept ImportError:\n    Z = False\n"
+)
+FLAGS = "from vllm.two import X, Z\n"
+EXPECTS = "try:\n    import vllm.user\nexcept ImportError:\n    pass"
+
+
+def holds(*, present: bool = True, **named: str) -> bool:
+    """Whether the code in *named* copes without ``vllm._x``, with ``vllm._z`` *present* or perhaps not."""
+    files = {f"vllm/{name}.py": source.encode() for name, source in named.items()}
+    return prove_absence("vllm._x", files, present={"vllm._z"} if present else ()).proved
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        FLAGS + "if not (X or Z):\n    raise ImportError",
+        FLAGS + "if not X and not Z:\n    raise ImportError",
+        "from .two import X, Z as other\nif not X:\n    if not other:\n        raise ImportError",
+        FLAGS + "assert X or Z",
+        FLAGS + "assert Z",
+        "from vllm.two import X\nif strict:\n    raise ImportError",
+        "from vllm.two import X\ntry:\n    if not X:\n        raise ImportError\nexcept Exception:\n    pass",
+        "from vllm.two import X\ntry:\n    check(X)\nexcept OSError:\n    raise",
+        "from vllm.two import X\ndef f():\n    if not X:\n        raise RuntimeError",
+        "from vllm.other import X\nif not X:\n    raise ImportError",
+    ],
+)
+def test_modules_that_do_not_refuse(user: str) -> None:
+    assert holds(two=TWO, user=user)
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        FLAGS + "if not X:\n    raise ImportError",
+        FLAGS + "if not (X and Z):\n    raise ImportError",
+        FLAGS + "assert X",
+        FLAGS + "assert X or unknown",
+        FLAGS + "X = False\nif not (X or Z):\n    raise ImportError\nZ = False",
+        "from vllm.two import X as fast\nif strict and not fast:\n    raise ImportError",
+        "import vllm.two as two\nif not two.X:\n    raise ImportError",
+        "from vllm.two import is_supported\nif not is_supported(3):\n    raise ImportError",
+    ],
+)
+def test_modules_that_refuse(user: str) -> None:
+    assert not holds(two=TWO, user=user)
+    assert holds(two=TWO, user=user, third=EXPECTS), "unless somebody expects that"
+
+
+def test_a_module_that_refuses_by_its_own_flags() -> None:
+    refuses = TWO + "if not X:\n    raise ImportError\n"
+    assert not holds(two=refuses)
+    assert holds(two=refuses, third="try:\n    import vllm.two\nexcept ImportError:\n    pass")
+    assert holds(two=TWO + "if not Z:\n    raise ImportError\n")
+    assert not holds(two=TWO + "if not Z:\n    raise ImportError\n", present=False)
+    assert not holds(two=TWO, user=FLAGS + "if not (X or Z):\n    raise ImportError", present=False)
+
+
+def test_flags_are_heard_of_from_those_who_pass_them_on() -> None:
+    passes = "from .two import X\n"
+    refuses = "from vllm.passes import X as fast\nif not fast:\n    raise ImportError\n"
+    assert not holds(two=TWO, passes=passes, user=refuses)
+    assert holds(two=TWO, passes=passes, user=refuses.replace("not fast", "fast"))
+    assert holds(two=TWO, passes=passes, user=refuses, third=EXPECTS)
+
+
+def test_two_that_stand_in_for_each_other_are_not_both_left_out() -> None:
+    python = {
+        "vllm/two.py": TWO.encode(),
+        "vllm/user.py": (FLAGS + "if not (X or Z):\n    raise ImportError").encode(),
+    }
+    x, z = "vllm/_x.abi3.so", "vllm/_z.abi3.so"
+
+    def left_out(**tallies: Tally) -> list[str]:
+        binaries = {x: tallies["x"], z: tallies["z"]}
+        return [one.member for one in plan_slim(python, binaries, lambda _: b"", "12.1a").left_out]
+
+    assert left_out(x=USELESS, z=MIXED) == [x]
+    assert left_out(x=MIXED, z=USELESS) == [z]
+    assert left_out(x=USELESS, z=USELESS) == []

@@ -161,7 +161,7 @@ def _rest(store: Store) -> Iterator[Entry]:
     """What cannot be removed one by one: the repository, scratch in use, whatever else there is."""
     known = {*_UNLISTED, *(place.partition("/")[0] for place in _FOLDERS), store.partial.name}
     for path in _children(store.home):
-        if path.name in known:
+        if path.name in known or path.suffix == ".lock":
             continue
         states = [state for _, state in _walk(path)]
         if states:

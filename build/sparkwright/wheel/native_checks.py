@@ -209,7 +209,8 @@ def _left_out_faults(
     if not (tally := classify(inspection.device, arch)).useless:
         yield f"has kernels that run on {arch}: {_shares(tally)}" if tally.total else "has no device code"
     namespaces = namespaces_in(upstream.archive.read(one.member), python)
-    absence = prove_absence(module_of(one.member), python, namespaces)
+    present = {module_of(member) for member in subject.binaries}
+    absence = prove_absence(module_of(one.member), python, namespaces=namespaces, present=present)
     if not absence.proved:
         yield f"is missed: {absence.because}"
 

@@ -11,9 +11,9 @@ import ast
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["Presence", "catches_import_error", "module_level"]
+__all__ = ["Presence", "Value", "catches_import_error", "module_level"]
 
 _CATCHING = frozenset({"ImportError", "Exception", "BaseException"})
 _CATCHING_SUBMODULE = _CATCHING | {"ModuleNotFoundError"}
@@ -63,28 +63,38 @@ def module_level(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 class Presence:
-    """Values in one module while the statements in *dead* never run.
+    """Values in one module while the statements in *dead* never run, as `flags` and by `value`.
 
     Args:
         tree: the module.
         dead: statements that a failing import skips.
         missing: op namespaces that nobody registers, so that ``hasattr`` on them is false.
+        known: values of names that it imports, where they are known.
     """
 
-    def __init__(self, tree: ast.Module, dead: Sequence[ast.stmt], missing: frozenset[str]) -> None:
+    def __init__(
+        self,
+        tree: ast.Module,
+        dead: Sequence[ast.stmt],
+        missing: frozenset[str],
+        known: Mapping[str, Value] | None = None,
+    ) -> None:
         self._missing = missing
         self._functions: dict[str, ast.FunctionDef] = {}
         skipped = {id(node) for statement in dead for node in ast.walk(statement)}
         assigned: dict[str, list[Value]] = {}
         for name, value in _bindings(node for node in module_level(tree) if id(node) not in skipped):
             assigned.setdefault(name, []).append(value)
+        for name, value in (known or {}).items():
+            if assigned.get(name) == [UNKNOWN]:  # bound once, by that import
+                assigned[name] = [value]
         for node in module_level(tree):
             if isinstance(node, ast.FunctionDef):
                 if node.name in self._functions or node.decorator_list:
                     assigned.setdefault(node.name, []).append(UNKNOWN)
                 self._functions[node.name] = node
         rebound = _bound_in_functions(tree)
-        self._flags = {
+        self.flags = {
             name: values[0]
             for name, values in assigned.items()
             if name not in rebound and all(_same(value, values[0]) for value in values)
@@ -98,7 +108,7 @@ class Presence:
             case ast.Constant(value=value):
                 found = value
             case ast.Name(id=name):
-                found = self._flags.get(name, UNKNOWN)
+                found = self.flags.get(name, UNKNOWN)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 truth = self.truth(operand, depth)
                 found = UNKNOWN if truth is None else not truth

@@ -43,15 +43,18 @@ def plan_slim(
 
     Args:
         python: every Python file that the wheel will have, by member; see `python_members`.
-        binaries: each binary's kernels, counted for the card, by member.
+        binaries: the kernels of every binary that the wheel may have, counted for the card, by member.
         content: gives the bytes of a binary; asked for candidates only.
         arch: the card.
     """
     left_out: list[LeftOut] = []
     kept: dict[str, str] = {}
-    for member in sorted(member for member, tally in binaries.items() if tally.useless):
+    useless = sorted(member for member, tally in binaries.items() if tally.useless)
+    # The others stay for sure; which of the useless ones do is not known yet, and not counted on.
+    present = {module_of(member) for member in set(binaries) - set(useless)}
+    for member in useless:
         namespaces = namespaces_in(content(member), python)
-        absence = prove_absence(module_of(member), python, namespaces)
+        absence = prove_absence(module_of(member), python, namespaces=namespaces, present=present)
         if absence.proved:
             because = f"none of its {binaries[member].total} kernels runs on {arch}"
             left_out.append(LeftOut(member=member, because=because, evidence=absence.evidence))

@@ -7,9 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from world import wait_until
 
 from sparkwright.store import remove_tree
 from sparkwright.store.survey import survey
+from sparkwright.store.usage import oldest_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,6 +138,7 @@ def test_pruning_again_and_again_never_hinders_a_build(world: World) -> None:
     stored = survey(world.store)
     age([entry.path for entry in stored if entry.kind not in {"environments", "git"}], 10)
     build = world.start("wheel")
+    wait_until(lambda: oldest_run(world.store.runs))
     removed, in_use = 0, set()
     while build.poll() is None:
         done = world.good("store", "prune", "--keep-size", "0", "--json").json
