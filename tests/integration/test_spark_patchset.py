@@ -33,7 +33,7 @@ RELEASES = re.findall(
 
 @pytest.fixture(scope="module")
 def job():
-    """Of native kernels, so that no carry is left out, with dependencies' sources as far as they can be had."""
+    """Of native kernels, so that no carry is left out; with those sources that can be had."""
     checkout = open_checkout(ROOT)
     store = open_store()
     repository = open_repository(store.git)

@@ -124,7 +124,7 @@ class Merge:
         job.repository.keep(f"refs/sparkwright/points/{job.point.digest}", report.commit)
         for source in report.sources:
             commit = job.repository.commit(source.tree, message=f"{source.name} with the point's carries")
-            job.repository.keep(f"refs/sparkwright/sources/{job.point.digest}/{source.name}", commit)
+            job.repository.keep(f"refs/sparkwright/merged-sources/{job.point.digest}/{source.name}", commit)
         job.store.put_record("merge", self.key(job, known) or "", to_builtins(report))
         known.report = report
 
