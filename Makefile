@@ -2,13 +2,17 @@
 PLATFORM ?= aarch64
 PATCHSET ?= spark
 SOURCE   ?= index
+# Where kernels come from: upstream, native (compiled for ARCH), or auto: native on the card itself.
+KERNELS  ?= auto
+ARCH     ?=
 PYTHON   ?= python3
 VENV     := .venv
 BIN      := $(VENV)/bin
 ARGS     ?=
-JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE)
+JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) \
+            --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan test lint format prove publish status doctor bench clean distclean
+.PHONY: help wheel plan test test-native lint format prove publish status doctor bench bench-native clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -55,10 +59,16 @@ format: $(VENV)/.ready-test ## Format and fix what can be fixed
 test: lint ## Lint, then every test: units, real sdists and wheels, every probe anew
 	$(BIN)/pytest $(ARGS)
 
+test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the wheel, and see what changes cost (an hour on two cores)
+	$(BIN)/pytest tests/native $(ARGS)
+
 bench: $(VENV)/.ready-test ## Time merging and assembling against the obvious alternatives
 	$(BIN)/python scripts/bench/merge.py
 	$(BIN)/python scripts/bench/assemble.py
 	$(BIN)/python scripts/bench/repeat.py
+
+bench-native: $(VENV)/.ready-test ## Time a native build, and what a change costs afterwards
+	$(BIN)/python scripts/bench/native.py --platform $(PLATFORM) $(if $(ARCH),--arch $(ARCH))
 
 clean: ## Remove what was built here; the store stays
 	rm -rf dist .sparkwright

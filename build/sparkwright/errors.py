@@ -14,15 +14,21 @@ __all__ = [
     "BinaryError",
     "BusyError",
     "CarryConflictError",
+    "CompileError",
     "ConfigError",
+    "DamagedStoreError",
     "DependencyOrderError",
     "DigestError",
     "EnvironmentSetupError",
     "FetchError",
     "LockMismatchError",
+    "LostFileError",
+    "MissingSourceError",
     "MovedHeadError",
+    "NativeBuildError",
     "NativeInputsError",
     "NewerFormatError",
+    "NotEnoughMemoryError",
     "NotInStoreError",
     "PatchError",
     "ProcessError",
@@ -179,6 +185,24 @@ class WheelError(SparkwrightError):
     exit_code = 51
 
 
+class NativeBuildError(SparkwrightError):
+    """The kernels could not be configured or linked."""
+
+    exit_code = 52
+
+
+class CompileError(SparkwrightError):
+    """A compiler refused a unit of native code, or gave no object for it."""
+
+    exit_code = 53
+
+
+class MissingSourceError(SparkwrightError):
+    """A source that kernels are compiled from cannot be had, and native kernels were required."""
+
+    exit_code = 54
+
+
 class BinaryError(SparkwrightError):
     """A compiled file is damaged, or is not of a kind that can be looked into."""
 
@@ -207,3 +231,21 @@ class BusyError(SparkwrightError):
     """Another run holds what this one needs."""
 
     exit_code = 71
+
+
+class DamagedStoreError(StorageError):
+    """Files or records in the store are not what they were."""
+
+    exit_code = 72
+
+
+class LostFileError(StorageError):
+    """A file went out of the store between being found and being used."""
+
+    exit_code = 73
+
+
+class NotEnoughMemoryError(SparkwrightError):
+    """This machine has too little memory for what was asked."""
+
+    exit_code = 74

@@ -75,13 +75,20 @@ class Task:
         self.name, self.total, self.unit, self.done = name, total, unit, 0
         self._last_emitted = 0.0
 
-    def advance(self, amount: int = 1) -> None:
-        """Record *amount* more units as done; subscribers hear of it ten times a second at most."""
+    def advance(self, amount: int = 1, **details: Any) -> None:
+        """Record *amount* more units as done; subscribers hear of it ten times a second at most.
+
+        Args:
+            amount: how many more.
+            details: what else is to be said of the work, JSON-ready: ``left`` is for how many seconds it
+                will yet go on, if that is known better than from the share that is done; ``running`` are
+                its parts under way, each with ``name``, ``elapsed``, ``expected`` (seconds) and ``mib``.
+        """
         self.done += amount
         now = time.monotonic()
         if now - self._last_emitted >= 0.1:  # noqa: PLR2004
             self._last_emitted = now
-            emit("task.progress", name=self.name, done=self.done, total=self.total, unit=self.unit)
+            emit("task.progress", name=self.name, done=self.done, total=self.total, unit=self.unit, **details)
 
 
 @contextlib.contextmanager

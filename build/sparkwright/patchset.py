@@ -1,12 +1,15 @@
 """Patchsets and points: which carries, in which order, on which pin.
 
 A point's digest names everything that is made from it. It covers what decides the result
-(the pin's digests, each carry's content, the order) and no prose.
+(the pin's digests, each carry's content, the order) and no prose. Where kernels are compiled, it
+covers what they are compiled for and from; where they come from upstream's wheel, carries that
+change how they are compiled decide nothing and are left out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
@@ -15,7 +18,7 @@ from sparkwright.canonical import digest_of
 from sparkwright.carry import Carry, load_carries
 from sparkwright.carry.folder import unknown_name
 from sparkwright.carry.model import Name
-from sparkwright.config import Model, load_toml
+from sparkwright.config import Model, load_toml, to_builtins
 from sparkwright.errors import ConfigError, DependencyOrderError
 
 if TYPE_CHECKING:
@@ -23,10 +26,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.lock import Lock
+    from sparkwright.lock.native import NativePin
 
 __all__ = ["PATCHSET_FORMAT", "Patchset", "Point", "check_order", "load_patchset", "make_point"]
 
 PATCHSET_FORMAT = 1
+_NOT_COMPILED = "it changes how kernels are compiled; kernels come from upstream's wheel"
 
 
 class Patchset(Model, frozen=True):
@@ -53,16 +58,34 @@ class Point:
         lock: the pin.
         patchset: the patchset's name.
         carries: its carries, in order.
+        arch: what kernels are compiled for, such as ``12.1a``; `None` where upstream's are taken.
     """
 
     lock: Lock
     patchset: str
     carries: tuple[Carry, ...]
+    arch: str | None = None
+
+    @cached_property
+    def left_out(self) -> dict[str, str]:
+        """Carries that decide nothing here, by name, and why."""
+        found: dict[str, str] = {}
+        for carry in self.carries if self.arch is None else ():
+            if carry.spec.scope == "build":
+                found[carry.name] = _NOT_COMPILED
+            elif missing := [name for name in carry.spec.requires if name in found]:
+                found[carry.name] = f"it requires {missing[0]}, which is left out"
+        return found
+
+    @property
+    def deciding(self) -> tuple[Carry, ...]:
+        """The carries that are not left out, in order."""
+        return tuple(carry for carry in self.carries if carry.name not in self.left_out)
 
     def describe(self) -> dict[str, Any]:
         """What the digest covers, JSON-ready."""
         release = self.lock.release
-        return {
+        described = {
             "format": 1,
             "pin": {
                 "version": release.version,
@@ -72,14 +95,26 @@ class Point:
             },
             "patchset": self.patchset,
             "carries": [
-                {"name": carry.name, "content": carry.content_id(release.version)} for carry in self.carries
+                {"name": carry.name, "content": carry.content_id(release.version)} for carry in self.deciding
             ],
         }
+        if self.arch is not None and self.lock.native is not None:
+            described["kernels"] = {"arch": self.arch, **_compiled_from(self.lock.native)}
+        return described
 
     @property
     def digest(self) -> str:
         """The point's name, 64 hex digits."""
         return digest_of(self.describe())
+
+
+def _compiled_from(native: NativePin) -> dict[str, Any]:
+    """What kernels are compiled with and from; not what is expected of them or how long it takes."""
+    return {
+        "toolkit": digest_of(to_builtins(native.toolkit)),
+        "sources": {name: source.tree or source.ref for name, source in native.sources.items()},
+        "extensions": digest_of(to_builtins(native.extensions)),
+    }
 
 
 def load_patchset(folder: Path, name: str) -> Patchset:
@@ -101,12 +136,19 @@ def load_patchset(folder: Path, name: str) -> Patchset:
     return patchset
 
 
-def make_point(root: Path, lock: Lock, patchset: str) -> Point:
+def make_point(root: Path, lock: Lock, patchset: str, *, arch: str | None = None) -> Point:
     """The point of *lock* and the patchset called *patchset*, from the checkout at *root*.
 
+    Args:
+        root: the checkout.
+        lock: the pin.
+        patchset: its name.
+        arch: what kernels are compiled for; `None` where upstream's are taken.
+
     Raises:
-        UnknownNameError: the patchset, or one of its carries, does not exist.
+        UnknownNameError: the patchset, one of its carries or a carry's source does not exist.
         DependencyOrderError: the carries' requirements do not hold.
+        ConfigError: kernels are to be compiled, and the lock does not say with what.
     """
     chosen = load_patchset(root / "patchsets", patchset)
     known = load_carries(root / "carries")
@@ -115,7 +157,17 @@ def make_point(root: Path, lock: Lock, patchset: str) -> Point:
             raise unknown_name("carry", name, sorted(known))
     carries = tuple(known[name] for name in chosen.carries)
     check_order(carries, known)
-    return Point(lock, chosen.name, carries)
+    sources = sorted({*lock.sources, *(lock.native.sources if lock.native else ())})
+    for carry in carries:
+        if carry.spec.source is not None and carry.spec.source not in sources:
+            raise unknown_name(f"source for carry {carry.name} in the lock", carry.spec.source, sources)
+    if arch is not None and lock.native is None:
+        raise ConfigError(
+            "kernels cannot be compiled for this pin",
+            because="upstream.lock has no [native], which says with what",
+            next_step="take upstream's: --kernels upstream",
+        )
+    return Point(lock, chosen.name, carries, arch)
 
 
 def check_order(carries: Sequence[Carry], known: dict[str, Carry]) -> None:

@@ -7,12 +7,16 @@ nothing and imports nothing of this project. Each run is a process and an engine
     python3 tests/gpu/serve_pair.py --version 0.24.0+spark.1a2b3c4d --out /tmp/proof \
         --carries tie-weights uma-clamp dflash-query-buffers cudagraph-align gdn-gate-align
     python3 tests/gpu/serve_pair.py --version 0.24.0 --out /tmp/stock --runs v1-graphs   # upstream's wheel
+    python3 tests/gpu/serve_pair.py --version 0.24.0+spark.5e6f7a8b --out /tmp/native \
+        --carries tie-weights native-sm121a --native _C_stable_libtorch _moe_C_stable_libtorch
     python3 tests/gpu/serve_pair.py --version 0.24.0 --out /tmp/stock --runs             # the files alone
 
 What is checked, and fails the script:
 
 - the installed files are the wheel's, by its ``RECORD``; its carries are those named; the engine's process
   imports exactly these files, and `vllm.__version__` is the wheel's;
+- the binaries that are not upstream's are those named, the engine's process has exactly these files mapped,
+  and what a few of their kernels compute is what torch computes;
 - the model runner, drafter and rejection sampler that ran are those asked for, and CUDA graphs are captured
   and replayed, or, eager, never;
 - at each level c: every request gives exactly the tokens asked for, ended by length; c requests ran at once;
@@ -20,8 +24,8 @@ What is checked, and fails the script:
   engine serves one more request afterwards;
 - the process comes to its end, and its log holds no sign of a GPU fault or a dead engine.
 
-``OUT`` receives ``lines.jsonl`` (one line a boot, level and end), ``report.json``, ``table.txt`` and each
-run's log. The exit status is 0 when everything passed, 1 otherwise.
+``OUT`` receives ``lines.jsonl`` (one line a boot, level and end), ``kernels.jsonl``, ``report.json``,
+``table.txt`` and each run's log. The exit status is 0 when everything passed, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -60,6 +64,7 @@ RUNNERS = {
     ),
 }
 RUNS = [f"{runner}-{mode}" for runner in RUNNERS for mode in ("eager", "graphs")]
+KERNEL_SECONDS = 300
 BAD_SIGNS = re.compile(
     r"illegal memory access|device-side assert|CUDA error|out of memory"
     r"|EngineDeadError|EngineCore encountered|block_table must have shape|batch_size must be equal",
@@ -101,6 +106,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--pruned", nargs="*", default=[], help="path prefixes left out when it was installed"
     )
+    parser.add_argument("--left-out", nargs="*", default=[], help="carries that the wheel names as left out")
+    parser.add_argument(
+        "--native", nargs="*", default=[], help="extensions, without suffix, that are not upstream's"
+    )
     parser.add_argument("--runs", nargs="*", choices=RUNS, default=RUNS)
     parser.add_argument("--levels", nargs="+", type=int, default=LEVELS)
     parser.add_argument(
@@ -128,7 +137,7 @@ def environment(run: Run, scratch: Path) -> dict[str, str]:
     }
 
 
-def execute(run: Run, args: argparse.Namespace, scratch: Path, carried: list[str]) -> int | None:
+def execute(run: Run, args: argparse.Namespace, scratch: Path, installed: install.Installed) -> int | None:
     """Run one engine to its end, passing its lines on; return its exit status, or None after a time-out."""
     spec = {
         "run": run.name,
@@ -138,7 +147,8 @@ def execute(run: Run, args: argparse.Namespace, scratch: Path, carried: list[str
         "levels": args.levels,
         "max_num_seqs": args.max_num_seqs,
         "gpu_memory_utilization": args.gpu_memory_utilization,
-        "carried": carried,
+        "carried": sorted(install.carried_files(installed)),
+        "native": sorted(install.native_binaries(installed)),
         "lines": str(args.out / "lines.jsonl"),
     }
     file = scratch / f"{run.name}.json"
@@ -188,6 +198,7 @@ def boot_checks(
             "imported from", view["vllm_file"] == str(installed.root / "vllm/__init__.py"), view["vllm_file"]
         ),
         Check("carried files imported", modules == expected, f"{len(modules)} of {len(expected)}"),
+        _mapped_check(line["binaries"], installed),
         Check(
             "graphs captured",
             (captured == 0) if run.eager else bool(sizes and captured),
@@ -209,6 +220,48 @@ def boot_checks(
             Check("drafter's rows", enough, f"{rows}; a full batch of {full} is padded to {padded}")
         )
     return checks
+
+
+def _mapped_check(binaries: dict[str, Any], installed: install.Installed) -> Check:
+    """The engine's process has each of our binaries from the installed file, and from nowhere else."""
+    files = {path: seen["files"] for path, seen in binaries.items()}
+    expected = {
+        path: [[str(installed.root / path), digest]]
+        for path, digest in install.native_binaries(installed).items()
+    }
+    served = sorted(Path(path).name.partition(".")[0] for path, seen in binaries.items() if seen["before"])
+    detail = f"{len(files)} of {len(expected)}; loaded by vLLM itself: {', '.join(served) or 'none'}"
+    return Check("native binaries mapped", files == expected and bool(served) == bool(expected), detail)
+
+
+def compute(out: Path, scratch: Path) -> int | None:
+    """Let kernels compute in a process of their own; return its exit status, or None after a time-out."""
+    file = out / "kernels.jsonl"
+    file.write_text("", encoding="utf-8")
+    with (out / "kernels.log").open("wb") as log:
+        command = [sys.executable, "-m", "pair.kernels", str(file)]
+        env = environment(Run("v1-eager"), scratch)
+        try:
+            done = subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, env=env, timeout=KERNEL_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return None
+    return done.returncode
+
+
+def kernel_checks(file: Path, status: int | None) -> list[Check]:
+    """Judge what kernels computed, by the lines in *file*."""
+    lines = [json.loads(text) for text in file.read_text(encoding="utf-8").splitlines()]
+    checks = [
+        Check(
+            line["kernel"],
+            line["error"] <= line["allowed"],  # not a number is no less than anything
+            line["fault"] or f"error {line['error']:.2e}, allowed {line['allowed']:.2e}",
+        )
+        for line in lines
+    ]
+    return [*checks, Check("came to its end", status == 0 and bool(lines), f"exit status {status}")]
 
 
 def run_checks(
@@ -261,12 +314,18 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "lines.jsonl").unlink(missing_ok=True)
     installed = install.find()
-    checks = {"install": install.inspect(installed, args.version, args.carries, args.pruned)}
+    checks = {
+        "install": install.inspect(
+            installed, args.version, args.carries, args.pruned, left_out=args.left_out, native=args.native
+        )
+    }
     with tempfile.TemporaryDirectory(prefix="serve-pair-") as folder:
         scratch = Path(folder)
         write_models(scratch)
+        if args.native:
+            checks["kernels"] = kernel_checks(args.out / "kernels.jsonl", compute(args.out, scratch))
         for run in map(Run, args.runs):
-            status = execute(run, args, scratch, sorted(install.carried_files(installed)))
+            status = execute(run, args, scratch, installed)
             checks[run.name] = run_checks(run, status, args, installed)
     lines = args.out / "lines.jsonl"
     records = (

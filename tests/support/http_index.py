@@ -131,18 +131,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault.status or data is None:
             self.reply(fault.status or 404, b"")
             return
-        start = 0
-        ranged = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start, end = 0, len(data)
+        ranged = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if ranged and not fault.ignore_range:
             start = int(ranged[1]) + fault.shift_range
+            end = min(end, int(ranged[2] or end) + 1)
             if start >= len(data):
                 self.reply(416, b"")
                 return
             self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
         else:
             self.send_response(200)
-        rest = bytes(255 - byte for byte in data[start:]) if fault.flip else data[start:]
+        rest = bytes(255 - byte for byte in data[start:end]) if fault.flip else data[start:end]
         if fault.longer:
             rest += b"x" * fault.longer
             self.send_header("Connection", "close")

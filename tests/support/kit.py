@@ -79,9 +79,18 @@ def revision(release: str = VERSION, **changes: Any) -> dict[str, Any]:
 
 
 def write_carry(
-    root: Path, name: str, *, patches: Mapping[str, bytes], probe: str = "", **changes: Any
+    root: Path,
+    name: str,
+    *,
+    patches: Mapping[str, bytes],
+    probe: str = "",
+    probing: Mapping[str, Any] | None = None,
+    **changes: Any,
 ) -> Path:
-    """A carry's folder below *root*, with *patches* by release; *changes* go to its TOML."""
+    """A carry's folder below *root*, with *patches* by release; *changes* go to its TOML.
+
+    *probing* goes to the table of its probe.
+    """
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     tables: dict[str, Any] = {"revision": [revision(release) for release in patches] or None}
@@ -89,7 +98,7 @@ def write_carry(
         (folder / f"{release}.patch").write_bytes(patch)
     if probe:
         (folder / "probe.py").write_text(probe)
-        tables["probe"] = {"file": "probe.py", "seconds": 20, "memory-mib": 2000}
+        tables["probe"] = {"file": "probe.py", "seconds": 20, "memory-mib": 2000, **(probing or {})}
     (folder / "carry.toml").write_text(tomlkit.dumps(spec(name, **{**tables, **changes})))
     return folder
 
@@ -209,11 +218,14 @@ class Recorder:
         return [data["message"] for data in self.of("warning")]
 
 
-def python(script: str, *arguments: object, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def python(
+    script: str, *arguments: object, prefix: tuple[str, ...] = (), stdin: bool = False
+) -> subprocess.Popen[str]:
     """Start *script* in a process of its own, with the package on its path."""
     return subprocess.Popen(
         [*prefix, sys.executable, "-c", script, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(Path(sparkwright.__file__).parents[1])},
+        stdin=subprocess.PIPE if stdin else None,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import kit
 import tomlkit
+from native_kit import lock_text
 from tiny_release import ALIGNED, CLAMPED, TinyRelease, make_tiny
 
 import sparkwright
 from sparkwright.cli.main import main
-from sparkwright.config import to_builtins
 from sparkwright.git import open_repository
 from sparkwright.probe.environment import requirements
 from sparkwright.store import Store, open_store
@@ -102,8 +102,7 @@ class World:
         """Offer *release* and write it into ``upstream.lock``."""
         self.release = release
         self.offer(release)
-        tables = tomlkit.dumps(to_builtins(release.lock))
-        (self.root / "upstream.lock").write_text(f"# The pin.\n{tables}")
+        (self.root / "upstream.lock").write_text(f"# The pin.\n{lock_text(release.lock)}")
 
     def carry(
         self,

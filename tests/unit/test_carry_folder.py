@@ -211,3 +211,47 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
     assert unknown_name("carry", "xyz", ["b", "a"]).next_step == "known: b, a"
     assert unknown_name("carry", "xyz", []).next_step == "known: none"
     assert unknown_name("carry", "xyz", []).exit_code == 12
+
+
+# A change to a dependency's source ---------------------------------------------------------
+
+SOURCE = {"scope": "build", "source": "vllm-flash-attn"}
+BASED = {"release": VERSION, "source-ref": "8030ab", "patch": f"{VERSION}.patch"}
+
+
+def test_a_change_to_another_source_is_read(tmp_path: Path) -> None:
+    carry = load(tmp_path, **SOURCE, revision=[BASED])
+    assert carry.spec.source == "vllm-flash-attn"
+    found = carry.revision_for("9.9")
+    assert found is not None
+    assert (found.source_ref, found.sdist_sha256) == ("8030ab", None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({**SOURCE}, "no source-ref"),
+        ({**SOURCE, "revision": [{**BASED, "sdist-sha256": DIGEST}]}, "changes vllm-flash-attn"),
+        ({"revision": [{**revision(), "source-ref": "8030ab"}]}, "changes vLLM's own tree"),
+        ({"revision": [BASED]}, "no sdist-sha256"),
+        ({**SOURCE, "revision": [BASED], "scope": "runtime"}, "scope = 'build'"),
+        ({**SOURCE, "revision": None, "kind": "pull", "pull": PULL}, "kind = 'own'"),
+        ({**SOURCE, "revision": [{**BASED, "source-ref": "--upload-pack=x"}]}, "source-ref"),
+        ({**SOURCE, "revision": [BASED], "source": "../deps"}, "source"),
+    ],
+)
+def test_a_base_in_the_wrong_tree_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, **changes)
+    assert says in caught.value.because
+
+
+def test_content_in_another_tree_is_other_content(tmp_path: Path) -> None:
+    plain = load_carry(own(tmp_path, "plain")).content_id(VERSION)
+    ids = {plain}
+    for name, ref in (("one", "8030ab"), ("two", "8030ac")):
+        tables = {**SOURCE, "revision": [{**BASED, "source-ref": ref}]}
+        ids.add(load_carry(own(tmp_path, name, tables)).content_id(VERSION))
+    other = {**SOURCE, "source": "qutlass", "revision": [BASED]}
+    ids.add(load_carry(own(tmp_path, "three", other)).content_id(VERSION))
+    assert len(ids) == 4

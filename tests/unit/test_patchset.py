@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace as replace_point
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import tomlkit
 from hypothesis import given
@@ -13,11 +16,11 @@ from kit import VERSION, write_carry
 
 from sparkwright.errors import ConfigError, DependencyOrderError, NewerFormatError, UnknownNameError
 from sparkwright.lock import Artifact, Lock, Release
+from sparkwright.lock.native import NativePin
 from sparkwright.patchset import Patchset, Point, check_order, load_patchset, make_point
+from sparkwright.plan import open_checkout
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+PACKAGE = {"filename": "cuda-13.whl", "sha256": "d" * 64, "size": 1}
 LOCK = Lock(
     format=1,
     release=Release(
@@ -195,3 +198,90 @@ def test_the_patchsets_name_is_part_of_the_point(tmp_path: Path) -> None:
     one = point(tmp_path, {"a": []}, ["a"])
     write(tmp_path, "other", carries=["a"])
     assert make_point(tmp_path, LOCK, "other").digest != one.digest
+
+
+# Where kernels come from -------------------------------------------------------------------
+
+NATIVE = msgspec.convert(
+    {
+        "release": "1.0.0",
+        "arch": "12.1a",
+        "toolkit": {"cuda": "13.0", "release": PACKAGE, "builder": {}, "target": {}},
+        "sources": {"flash": {"ref": "v1", "tree": "1" * 40}, "plain": {"ref": "v2"}},
+        "extensions": {"_C": {"member": "vllm/_C.so"}},
+        "binaries": {"vllm/_C.so": {"cubins": {"sm_121a": 3}}},
+        "costs": {"_C/a.cu": [1.5, 200]},
+    },
+    NativePin,
+)
+COMPILING = msgspec.structs.replace(LOCK, native=NATIVE)
+
+
+def test_the_digest_with_upstreams_kernels_is_what_it_always_was(tmp_path: Path) -> None:
+    golden = "ad4d338954d8e24c1c4583fde1a951c54215812e783445572c47c0708d5c6cf3"
+    assert point(tmp_path, {"a": [], "b": ["a"]}, ["a", "b"]).digest == golden
+    assert make_point(tmp_path, COMPILING, "spark").digest == golden
+    write_carry(tmp_path / "carries", "c", patches={VERSION: b"c"}, scope="build")
+    write_carry(tmp_path / "carries", "d", patches={VERSION: b"d"}, requires=["c"])
+    write(tmp_path, carries=["c", "a", "d", "b"])
+    with_build = make_point(tmp_path, LOCK, "spark")
+    assert with_build.digest == golden
+    assert [carry.name for carry in with_build.deciding] == ["a", "b"]
+    assert [carry.name for carry in with_build.carries] == ["c", "a", "d", "b"]
+    assert with_build.left_out["c"].startswith("it changes how kernels are compiled")
+    assert with_build.left_out["d"] == "it requires c, which is left out"
+
+
+def test_the_digest_with_native_kernels_covers_what_decides_them(tmp_path: Path) -> None:
+    replace = msgspec.structs.replace
+    write_carry(tmp_path / "carries", "a", patches={VERSION: b"a"}, scope="build")
+    write(tmp_path, carries=["a"])
+
+    def digest(lock: Lock = COMPILING, arch: str = "12.1a") -> str:
+        found = make_point(tmp_path, lock, "spark", arch=arch)
+        assert found.left_out == {}
+        return found.digest
+
+    plain = digest()
+    assert plain != make_point(tmp_path, COMPILING, "spark").digest
+    assert digest(arch="9.0a") != plain
+    moved = replace(NATIVE, sources={"flash": replace(NATIVE.sources["flash"], tree="2" * 40)})
+    newer = replace(NATIVE, toolkit=replace(NATIVE.toolkit, cuda="13.1"))
+    fewer = replace(NATIVE, extensions={})
+    assert len({digest(replace(LOCK, native=native)) for native in (moved, newer, fewer)} - {plain}) == 3
+    slower = replace(NATIVE, costs={"_C/a.cu": (9.0, 900)}, binaries={})
+    assert digest(replace(LOCK, native=slower)) == plain
+    write_carry(tmp_path / "carries", "a", patches={VERSION: b"a2"}, scope="build")
+    assert digest() != plain
+
+
+def test_native_kernels_want_a_lock_that_says_with_what(tmp_path: Path) -> None:
+    carries(tmp_path, {"a": []})
+    write(tmp_path, carries=["a"])
+    with pytest.raises(ConfigError, match="cannot be compiled") as caught:
+        make_point(tmp_path, LOCK, "spark", arch="12.1a")
+    assert "--kernels upstream" in caught.value.next_step
+
+
+def test_a_source_that_the_lock_does_not_have(tmp_path: Path) -> None:
+    based = {"release": VERSION, "source-ref": "v1", "patch": f"{VERSION}.patch"}
+    write_carry(
+        tmp_path / "carries", "a", patches={VERSION: b"a"}, scope="build", source="flesh", revision=[based]
+    )
+    write(tmp_path, carries=["a"])
+    with pytest.raises(UnknownNameError, match="'flesh'") as caught:
+        make_point(tmp_path, COMPILING, "spark")
+    assert "'flash'" in caught.value.next_step
+
+
+def test_the_carried_patchset_is_the_same_without_its_build_carries() -> None:
+    """What README and evidence call it by stays, whatever is added for those who compile."""
+    checkout = open_checkout(Path(__file__).parents[2])
+    found = checkout.point("spark")
+    built = [carry.name for carry in found.carries if carry.spec.scope == "build"]
+    assert built == list(found.left_out)
+    assert [carry.name for carry in found.carries][-len(built) :] == built, "prefixes of the rest stay stable"
+    rest = tuple(carry for carry in found.carries if carry.name not in built)
+    assert replace_point(found, carries=rest).digest == found.digest
+    readme = (checkout.root / "README.md").read_text(encoding="utf-8")
+    assert f"+spark.{found.digest[:8]}-" in readme

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import sys
@@ -20,6 +21,18 @@ from pair.load import Counters, Observed
 LEVEL = 17
 CARRIES = ["dflash-query-buffers", "tie-weights"]
 VERSION = "0.24.0+spark.0123abcd"
+NATIVE = ["_C_stable_libtorch", "spinloop"]
+BUILD_CARRY = {
+    "name": "native-sm121a",
+    "outcome": "applied",
+    "paths": ["CMakeLists.txt", "cmake/utils.cmake"],
+}
+SOURCE_CARRY = {
+    "name": "flash-attn-sm121a",
+    "outcome": "left-out",
+    "source": "vllm-flash-attn",
+    "paths": [],
+}
 
 
 def healthy(level: int = LEVEL) -> Observed:
@@ -131,8 +144,17 @@ def test_a_replayed_graph_is_a_fault_in_eager_mode() -> None:
 # --- what is installed
 
 
-def lay_out(root: Path, carries: list[str] = CARRIES, version: str = VERSION) -> install.Installed:
-    """An installation with a file for each carry, as `pip` or an unpacked wheel leaves it."""
+def lay_out(
+    root: Path,
+    carries: list[str] = CARRIES,
+    version: str = VERSION,
+    native: list[str] | None = None,
+    others: list[dict[str, Any]] | None = None,
+) -> install.Installed:
+    """An installation with a file for each carry, as `pip` or an unpacked wheel leaves it.
+
+    Its extensions are upstream's but for those in *native*; *others* are further entries of its carries.
+    """
     info = root / f"vllm-{version}.dist-info"
     (root / "vllm").mkdir(parents=True)
     (info / "sparkwright").mkdir(parents=True)
@@ -141,7 +163,16 @@ def lay_out(root: Path, carries: list[str] = CARRIES, version: str = VERSION) ->
     for name in carries:
         (root / "vllm" / f"{name}.py").write_text(f"carry = {name!r}\n")
     described = [{"name": name, "outcome": "applied", "paths": [f"vllm/{name}.py"]} for name in carries]
+    described += others or []
+    providers = []
+    for name in ("_C_stable_libtorch", "_vllm_fa2_C", "spinloop"):
+        file = root / "vllm" / f"{name}.abi3.so"
+        file.write_bytes(f"ELF {name}".encode())
+        by = "compiled" if name in (native or []) else "upstream-wheel"
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        providers.append({"member": f"vllm/{file.name}", "provider": by, "sha256": sha256})
     if carries:
+        (info / "sparkwright" / "providers.json").write_text(json.dumps(providers))
         (info / "sparkwright" / "carries.json").write_text(json.dumps({"carries": described}))
     rows = [
         f"{file.relative_to(root)},{install.digest(file)},{file.stat().st_size}\n"
@@ -195,6 +226,46 @@ def test_a_carry_that_was_not_applied_fails(tmp_path: Path) -> None:
     assert "carries" in failed(install.inspect(patched, VERSION, CARRIES, []))
 
 
+def inspect_native(installed: install.Installed, **given: list[str]) -> list[str]:
+    asked = {"carries": [*CARRIES, "native-sm121a"], "native": NATIVE, "left_out": ["flash-attn-sm121a"]}
+    asked |= given
+    return failed(install.inspect(installed, VERSION, pruned=[], **asked))
+
+
+def test_a_wheel_with_binaries_of_ours_passes_with_carries_that_ship_no_file(tmp_path: Path) -> None:
+    installed = lay_out(tmp_path, native=NATIVE, others=[BUILD_CARRY, SOURCE_CARRY])
+    assert inspect_native(installed) == []
+    assert sorted(install.carried_files(installed)) == [f"vllm/{name}.py" for name in CARRIES]
+    assert sorted(install.native_binaries(installed)) == [f"vllm/{name}.abi3.so" for name in NATIVE]
+
+
+def test_a_dependencys_paths_are_not_taken_for_the_wheels(tmp_path: Path) -> None:
+    applied = SOURCE_CARRY | {"outcome": "applied", "paths": ["vllm/__init__.py"]}
+    installed = lay_out(tmp_path, native=NATIVE, others=[applied])
+    wanted = [*CARRIES, "flash-attn-sm121a"]
+    assert inspect_native(installed, carries=wanted, left_out=[]) == []
+    assert "vllm/__init__.py" not in install.carried_files(installed)
+
+
+def test_faults_about_whose_binaries_they_are_are_found(tmp_path: Path) -> None:
+    installed = lay_out(tmp_path, native=NATIVE, others=[BUILD_CARRY, SOURCE_CARRY])
+    assert inspect_native(installed, native=[]) == ["native binaries"]
+    assert inspect_native(installed, native=NATIVE[:1]) == ["native binaries"]
+    assert inspect_native(installed, native=[*NATIVE, "_vllm_fa2_C"]) == ["native binaries"]
+    assert inspect_native(installed, left_out=[]) == ["carries"]
+    assert inspect_native(installed, carries=[*CARRIES, "native-sm121a", "flash-attn-sm121a"]) == ["carries"]
+    providers = installed.info / "sparkwright" / "providers.json"
+    stated = json.loads(providers.read_text())
+    stated[0]["sha256"] = "0" * 64
+    providers.write_text(json.dumps(stated))
+    assert inspect_native(installed) == ["files are the wheel's", "native binaries"]
+
+
+def test_a_carry_that_is_only_compiled_needs_binaries_of_ours(tmp_path: Path) -> None:
+    installed = lay_out(tmp_path, others=[BUILD_CARRY])
+    assert inspect_native(installed, native=[], left_out=[]) == ["carries"]
+
+
 def test_two_installations_at_once_are_refused(tmp_path: Path) -> None:
     lay_out(tmp_path)
     (tmp_path / "vllm-0.24.0.dist-info").mkdir()
@@ -223,12 +294,18 @@ def boot(installed: install.Installed, run: str = "v1-graphs", **view: Any) -> d
     }
     carried = install.carried_files(installed).items()
     modules = {path: [str(installed.root / path), digest] for path, digest in carried}
+    native = install.native_binaries(installed).items()
+    binaries = {
+        path: {"files": [[str(installed.root / path), digest]], "before": "_C" in path}
+        for path, digest in native
+    }
     return {
         "kind": "boot",
         "run": run,
         "seconds": 9.0,
         "view": seen | view,
         "modules": modules,
+        "binaries": binaries,
         "canary": True,
     }
 
@@ -282,6 +359,63 @@ def test_a_module_from_elsewhere_or_with_other_contents_is_found(tmp_path: Path)
         assert check_boot(installed, line) == ["carried files imported"]
 
 
+def test_a_binary_that_is_not_the_installed_one_or_is_not_used_is_found(tmp_path: Path) -> None:
+    installed = lay_out(tmp_path, native=NATIVE)
+    assert check_boot(installed, boot(installed)) == []
+    ours, ours_too = (f"vllm/{name}.abi3.so" for name in NATIVE)
+    file = boot(installed)["binaries"][ours]["files"][0]
+    for planted in (
+        {ours: {"files": [["/elsewhere/" + ours, file[1]]], "before": True}},
+        {ours: {"files": [[file[0], "sha256=other"]], "before": True}},
+        {ours: {"files": [file, ["/elsewhere/" + ours, file[1]]], "before": True}},
+        {ours: {"files": [], "before": True}},
+        {ours: {"files": [file], "before": False}},
+    ):
+        line = boot(installed)
+        line["binaries"] |= planted
+        assert check_boot(installed, line) == ["native binaries mapped"]
+    line = boot(installed)
+    del line["binaries"][ours_too]
+    assert check_boot(installed, line) == ["native binaries mapped"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "found"),
+    [
+        (0.01, 0, []),
+        (0.03, 0, ["rms_norm"]),
+        (math.nan, 0, ["rms_norm"]),
+        (math.inf, 0, ["rms_norm"]),
+        (0.01, 1, ["came to its end"]),
+        (0.01, None, ["came to its end"]),
+    ],
+)
+def test_what_kernels_compute_is_judged(
+    tmp_path: Path, error: float, status: int | None, found: list[str]
+) -> None:
+    line = {"kernel": "rms_norm", "error": error, "allowed": 0.02, "fault": ""}
+    (tmp_path / "kernels.jsonl").write_text(json.dumps(line) + "\n")
+    assert failed(serve_pair.kernel_checks(tmp_path / "kernels.jsonl", status)) == found
+
+
+def test_kernels_that_never_computed_fail(tmp_path: Path) -> None:
+    (tmp_path / "kernels.jsonl").write_text("")
+    assert failed(serve_pair.kernel_checks(tmp_path / "kernels.jsonl", 0)) == ["came to its end"]
+
+
+def test_kernels_compute_in_a_process_whose_status_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\necho "$2"; echo line >> "$3"; exit 5\n')
+    fake.chmod(0o755)
+    monkeypatch.setattr(serve_pair.sys, "executable", str(fake))
+    (tmp_path / "kernels.jsonl").write_text("of an earlier run\n")
+    assert serve_pair.compute(tmp_path, tmp_path) == 5
+    assert (tmp_path / "kernels.jsonl").read_text() == "line\n"
+    assert (tmp_path / "kernels.log").read_text() == "pair.kernels\n"
+
+
 def judge(tmp_path: Path, lines: list[dict[str, Any]], log: str = "", status: int | None = 0) -> list[str]:
     installed = lay_out(tmp_path / "site")
     (tmp_path / "lines.jsonl").write_text(
@@ -326,7 +460,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, seconds: 
     fake.chmod(0o755)
     monkeypatch.setattr(serve_pair.sys, "executable", str(fake))
     args = options(tmp_path, levels=[], boot_seconds=seconds, gpu_memory_utilization=0.5)
-    return serve_pair.execute(serve_pair.Run("v2-eager"), args, tmp_path, [])
+    return serve_pair.execute(serve_pair.Run("v2-eager"), args, tmp_path, lay_out(tmp_path / "site"))
 
 
 def test_an_engines_lines_are_passed_on_and_its_status_returned(

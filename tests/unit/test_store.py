@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -233,22 +234,61 @@ def test_scratch_is_gone_after_the_block_whatever_happens(store: Store) -> None:
     assert not folder.exists()
 
 
-def test_the_sweep_removes_dead_owners_scratch_only(tmp_path: Path) -> None:
+def test_the_sweep_removes_what_nobody_holds_whatever_its_name(tmp_path: Path) -> None:
     store = open_store(tmp_path / "home")
-    dead = store.scratch_root / f"{dead_process()}-abc"
+    # Process ids mean nothing: in another container that shares the store, this one may be anybody's.
+    dead = store.scratch_root / f"{os.getppid()}-abc"
     nobody = store.scratch_root / "left-over"
-    stray = store.scratch_root / "file"
-    alive = store.scratch_root / f"{os.getppid()}-abc"
+    stray, link = store.scratch_root / "file", store.scratch_root / "link"
+    alive = store.scratch_root / f"{dead_process()}-abc"
     for folder in (dead, nobody, alive):
         (folder / "sub").mkdir(parents=True)
     stray.touch()
-    with store.scratch() as mine:
+    link.symlink_to(tmp_path)
+    with store.scratch() as mine, (alive / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
         assert open_store(tmp_path / "home") == store
-        assert mine.is_dir()
-        assert alive.is_dir()
-        assert not dead.exists()
-        assert not nobody.exists()
-        assert not stray.exists()
+        assert sorted(store.scratch_root.iterdir()) == sorted([mine, alive])
+        assert (alive / "sub").is_dir()
+    open_store(tmp_path / "home")
+    assert list(store.scratch_root.iterdir()) == []
+    assert tmp_path.is_dir()
+
+
+def test_what_a_killed_write_left_is_swept_and_what_a_living_one_holds_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    dead, alive, other = tmp_path / ".file.dead", tmp_path / ".file.alive", tmp_path / ".other.dead"
+    for left in (dead, alive, other):
+        left.touch()
+    with alive.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        write_atomically(path, b"bytes")
+    assert sorted(tmp_path.iterdir()) == sorted([path, alive, other])
+
+
+def test_a_sweep_between_making_and_locking_costs_only_another_try(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one moment in which a sweep may take a living owner's file or folder."""
+    swept = []
+    lock = fcntl.flock
+
+    def sweep_first(handle: object, operation: int) -> None:
+        if len(swept) < 2:
+            path = Path(f"/proc/self/fd/{handle}").readlink()
+            swept.append(path)
+            remove_tree(path.parent if path.name == ".lock" else path)
+        lock(handle, operation)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
+    with store.scratch() as folder:
+        (folder / "file").touch()
+        assert len(swept) == 2
+    assert list(store.scratch_root.iterdir()) == []
+    swept.clear()
+    write_atomically(store.home / "file", b"bytes")
+    assert len(swept) == 2
+    assert (store.home / "file").read_bytes() == b"bytes"
 
 
 def test_runs_that_sweep_at_once_all_open_the_store(tmp_path: Path) -> None:

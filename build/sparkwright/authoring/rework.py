@@ -56,10 +56,19 @@ class Workshop:
         """What the next revision of *carry* is written against.
 
         Raises:
-            ConfigError: it is a pull request, which is edited upstream and not here.
+            ConfigError: it is a pull request, which is edited upstream and not here, or it changes
+                the tree of a dependency.
             PatchError: what it is stacked on does not merge onto the pin.
         """
         revision = carry.revision_for(self.version)
+        if carry.spec.source is not None:
+            raise ConfigError(
+                f"carry {carry.name} cannot be edited in vLLM's tree",
+                because=f"it changes {carry.spec.source}, as pinned at {revision and revision.source_ref}",
+                next_step=f"edit a checkout of {carry.spec.source}, write the patch with "
+                "'git diff -U0 --full-index --no-renames', and name its commit as source-ref in "
+                f"{carry.folder / 'carry.toml'}",
+            )
         if revision is None:
             raise ConfigError(
                 f"carry {carry.name} cannot be edited",

@@ -88,11 +88,17 @@ class Carry:
             raise ConfigError(f"carry {self.name} has no revision")
         return digest_of(
             {
-                "sdist": revision.sdist_sha256,
+                **self._base_of(revision),
                 "patch": sha256_bytes(self._patch_text(revision)),
                 "stacked-on": list(revision.stacked_on),
             }
         )
+
+    def _base_of(self, revision: Revision) -> dict[str, str | None]:
+        """What names the base of *revision*."""
+        if self.spec.source is None:
+            return {"sdist": revision.sdist_sha256}
+        return {"source": self.spec.source, "ref": revision.source_ref}
 
     @property
     def probe_path(self) -> Path | None:
@@ -123,6 +129,8 @@ def _problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
         yield "kind = 'own' needs at least one [[revision]], and no other kind has any"
     if spec.name in spec.requires:
         yield "it requires itself"
+    if spec.source is not None and (spec.scope != "build" or spec.kind != "own"):
+        yield "a change to a dependency's source has scope = 'build' and kind = 'own'"
     if spec.probe is not None and not (folder / spec.probe.file).is_file():
         yield f"its probe {spec.probe.file!r} does not exist"
     yield from _revision_problems(spec, folder)
@@ -138,10 +146,22 @@ def _revision_problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
     if len(set(releases)) != len(releases):
         yield "two revisions name the same release"
     for revision in spec.revision:
+        yield from _base_problems(spec, revision)
         for name in sorted(set(revision.stacked_on) - set(spec.requires)):
             yield f"revision {revision.release} is stacked on {name!r}, which it does not require"
         if not (folder / revision.patch).is_file():
             yield f"its patch {revision.patch!r} does not exist"
+
+
+def _base_problems(spec: CarrySpec, revision: Revision) -> Iterator[str]:
+    """What is wrong with how *revision* names its base."""
+    bases = {"sdist-sha256": revision.sdist_sha256, "source-ref": revision.source_ref}
+    wanted = "sdist-sha256" if spec.source is None else "source-ref"
+    if bases.pop(wanted) is None:
+        yield f"revision {revision.release} has no {wanted}, which names its base"
+    for name in (name for name, value in bases.items() if value is not None):
+        whose = "vLLM's own tree" if spec.source is None else spec.source
+        yield f"revision {revision.release} has {name}, but the carry changes {whose}"
 
 
 def load_carries(root: Path) -> dict[str, Carry]:

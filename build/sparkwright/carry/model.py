@@ -27,6 +27,8 @@ NAME_PATTERN = "^[a-z][a-z0-9]*(-[a-z0-9]+)*\\Z"
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w.+-]*\Z")]
 Commit = Annotated[str, Meta(pattern="^[0-9a-f]{40}\\Z")]
+SourceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w-]*\Z")]
+SourceRef = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w.-]*\Z")]
 Text = Annotated[str, Meta(min_length=1)]
 
 
@@ -79,16 +81,22 @@ class Evidence(Model, frozen=True):
 class Revision(Model, frozen=True):
     """A carry's content, written against one exact base.
 
+    The base is a tree of upstream's own, named by `sdist_sha256`, or, for a carry that has a
+    `source`, that source's tree at `source_ref`. One of the two is given. The patch names the
+    blobs themselves, so neither is taken on trust.
+
     Attributes:
-        release: the upstream release that it was written against.
-        sdist_sha256: digest of that release's sdist, where the base blobs come from.
+        release: the upstream release that it was written against; it puts revisions in order.
         patch: name of the patch file in the carry's folder.
+        sdist_sha256: digest of that release's sdist, where the base blobs come from.
+        source_ref: the commit or tag of the carry's source that the release's lock names.
         stacked_on: carries whose change is part of the base, in order.
     """
 
     release: Text
-    sdist_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
     patch: FileName
+    sdist_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")] | None = None
+    source_ref: SourceRef | None = None
     stacked_on: tuple[Name, ...] = ()
 
 
@@ -116,16 +124,25 @@ class ProbeSpec(Model, frozen=True):
         seconds: wall-clock limit of one run.
         memory_mib: limit of resident memory of one run, in MiB.
         triton: ``interpret`` runs Triton kernels on CPU tensors.
+        needs: what it wants from the outside, such as ``toolchain`` to run CMake with. Such a probe
+            runs without torch and may import ``buildkit``.
+        reads: patterns of files that its verdict hangs on besides those that the carry changes.
     """
 
     file: FileName
     seconds: int
     memory_mib: int
     triton: Literal["off", "interpret"] = "off"
+    needs: tuple[Literal["toolchain"], ...] = ()
+    reads: tuple[Text, ...] = ()
 
 
 class CarrySpec(Model, frozen=True):
-    """All of ``carry.toml``; ``docs/formats.md`` describes each key."""
+    """All of ``carry.toml``; ``docs/formats.md`` describes each key.
+
+    Attributes:
+        source: the lock's name of the dependency whose tree the carry changes; vLLM's own by default.
+    """
 
     format: int
     name: Name
@@ -138,6 +155,7 @@ class CarrySpec(Model, frozen=True):
     symptom: Text
     dies_when: Text
     evidence: Evidence
+    source: SourceName | None = None
     upstream: tuple[Upstream, ...] = ()
     superseded: tuple[Superseded, ...] = ()
     revision: tuple[Revision, ...] = ()

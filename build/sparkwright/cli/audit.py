@@ -8,27 +8,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparkwright.cli.session import (
-    DEFAULT_PATCHSET,
-    Session,
-    common_options,
-    print_json,
-    run_in_session,
-)
+from sparkwright.cli.options import DEFAULT_PATCHSET, Wanted
+from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_seconds, human_size
-from sparkwright.errors import AuditError, WheelError
+from sparkwright.errors import ArchiveError, AuditError, WheelError
 from sparkwright.merge import merge_patchset
 from sparkwright.native.inspection import KernelClass
-from sparkwright.native.inspection.equipment import find_surroundings, inspector_of
+from sparkwright.plan.binaries import native_version
+from sparkwright.plan.job import needed
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import audit
-from sparkwright.wheel.insides import NativeExpectation
+from sparkwright.wheel.kernels import kernels_of
 
 if TYPE_CHECKING:
     from sparkwright.native.inspection import Tally
     from sparkwright.plan import Job
-    from sparkwright.wheel.audit import AuditReport
+    from sparkwright.wheel.audit import AuditReport, Expectation
 
 __all__ = ["command"]
 
@@ -42,7 +38,7 @@ __all__ = ["command"]
 @click.option(
     "--allow-skipped", is_flag=True, help="Accept a wheel of another point, checked as far as it goes."
 )
-@click.option("--arch", help="Judge kernels for this card, such as 12.1a; the lock's by default.")
+@click.option("--arch", default="", help="Judge kernels for this card, such as 12.1a; the lock's by default.")
 @common_options
 @run_in_session
 def command(
@@ -52,7 +48,7 @@ def command(
     patchset: str,
     source: str,
     allow_skipped: bool,
-    arch: str | None,
+    arch: str,
 ) -> None:
     """Check WHEELS against upstream's own and against what was merged.
 
@@ -61,10 +57,8 @@ def command(
     """
     reports = []
     for wheel in wheels:
-        platform = _platform(session, wheel)
-        job = session.job(patchset=patchset, platform=platform, source=source)
-        expectation = replace(job.expectation(_changes(job, wheel)), native=_native(session, wheel, arch))
-        report = audit(wheel.absolute(), expectation)
+        wanted = Wanted(patchset=patchset, platform=_platform(session, wheel), source=source, arch=arch)
+        report = audit(wheel.absolute(), _expectation(session, wanted, wheel))
         reports.append(report)
         if not session.as_json:
             _show(report)
@@ -94,26 +88,38 @@ def _platform(session: Session, wheel: Path) -> str:
     )
 
 
-def _native(session: Session, wheel: Path, arch: str | None) -> NativeExpectation | None:
-    """What to look into the binaries of *wheel* with; `None` where the lock names nothing for that."""
-    native = session.checkout.lock.native
-    if native is None:
-        return None
-    machine = parse_name(wheel.name).machine
-    return NativeExpectation(
-        arch=arch or native.arch,
-        inspector=inspector_of(native, session.access()),
-        surroundings=find_surroundings(native, machine, session.store),
-    )
+def _job(session: Session, wanted: Wanted, wheel: Path) -> tuple[Job, str]:
+    """The job that *wheel* may have come of, and the version that it has if it did.
+
+    What the wheel says of its kernels chooses between jobs of this checkout, and decides no check.
+    """
+    try:
+        record = kernels_of(wheel)
+    except (ArchiveError, WheelError):
+        record = None  # the audit tells what is wrong with it
+    if record is None:
+        job = session.job(replace(wanted, kernels="upstream", arch=""))
+        return job, job.version
+    full = parse_name(wheel.name).version.endswith(".full")
+    job = session.job(replace(wanted, kernels="native", arch=wanted.arch or record.arch), full=full)
+    extensions = needed(job.native).extensions
+    stock = {name for name, spec in extensions.items() if spec.member in record.reasons}
+    return job, native_version(job, stock)
 
 
-def _changes(job: Job, wheel: Path) -> dict[str, bytes | None] | None:
-    """What the merge changed, if *wheel* is of the point that the checkout describes."""
-    if parse_name(wheel.name).version != job.version:
-        return None
+def _changes(job: Job) -> dict[str, bytes | None]:
+    """What the merge changes."""
     return job.changes(
         merge_patchset(job.repository, job.merge_request(job.pristine, job.point.lock.release.version))
     )
+
+
+def _expectation(session: Session, wanted: Wanted, wheel: Path) -> Expectation:
+    """What *wheel* is held against: the merge too, if it is of the point that the checkout describes."""
+    job, version = _job(session, wanted, wheel)
+    if parse_name(wheel.name).version == version:
+        return job.expectation(_changes(job), version, arch=wanted.arch)
+    return job.expectation(None, arch=wanted.arch)
 
 
 def _show(report: AuditReport) -> None:

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparkwright.cli.session import Session, common_options, job_options, print_json, run_in_session
+from sparkwright.cli.options import Wanted, job_options, tree_options
+from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.config import to_builtins
-from sparkwright.errors import ConfigError, PatchError, ProofError, UnprovedError
+from sparkwright.errors import ConfigError, NotInStoreError, PatchError, ProofError, UnprovedError
 
 if TYPE_CHECKING:
     from sparkwright.authoring import Workshop
     from sparkwright.carry import Carry, PullRequest
+    from sparkwright.merge.absorb import Change
     from sparkwright.plan import Job
     from sparkwright.probe import Proof
 
@@ -47,7 +49,7 @@ def _find(session: Session, name: str) -> Carry:
 @click.option("--repository", help="The pull request's repository; upstream's by default.")
 @click.option("--title", default="", help="One line: what the change does.")
 @click.option("--why", default="", help="What is wrong without it.")
-@job_options
+@tree_options
 @common_options
 @run_in_session
 def new(
@@ -59,9 +61,7 @@ def new(
     repository: str | None,
     title: str,
     why: str,
-    patchset: str,
-    platform: str,
-    source: str,
+    wanted: Wanted,
 ) -> None:
     """Make a carry, from an upstream pull request or from a folder with an edited tree.
 
@@ -72,10 +72,10 @@ def new(
     if (pull is None) == (folder is None):
         raise click.UsageError("name either --pull NUMBER or --from FOLDER")
     if pull is not None:
-        wanted = parse_pull(pull)
-        session.require_network(f"pull request {wanted.number}")
-        address = _repository(session, repository or wanted.repository)
-        found = resolve_pull(session.store, address, wanted.number)
+        named = parse_pull(pull)
+        session.require_network(f"pull request {named.number}")
+        address = _repository(session, repository or named.repository)
+        found = resolve_pull(session.store, address, named.number)
         draft = Draft(
             name=name or f"pull-{found.pin.number}",
             title=title or found.subjects[0] or f"Pull request {found.pin.number}",
@@ -86,7 +86,7 @@ def new(
     else:
         if name is None or not title or not why or folder is None:
             raise click.UsageError("a carry of our own needs a NAME, --title and --why")
-        job = session.job(patchset=patchset, platform=platform, source=source)
+        job = session.job(wanted)
         patch = diff_folder(job.repository, job.pristine.tree, folder)
         if not patch:
             raise PatchError(f"{folder} holds no change", because="every file is as in the pinned tree")
@@ -96,7 +96,7 @@ def new(
         return
     click.echo(f"made     {carry.folder}")
     click.echo(f"next     say more in {carry.folder / 'carry.toml'}, write {carry.folder / 'probe.py'},")
-    click.echo(f"         and add {carry.name!r} to patchsets/{patchset}.toml")
+    click.echo(f"         and add {carry.name!r} to patchsets/{wanted.patchset}.toml")
 
 
 def _repository(session: Session, named: str) -> str:
@@ -109,32 +109,54 @@ def _repository(session: Session, named: str) -> str:
 @command.command("show")
 @click.argument("name")
 @click.option("--context", "-U", default=3, show_default=True, help="Lines of context around each change.")
-@job_options
+@tree_options
 @common_options
 @run_in_session
-def show(session: Session, *, name: str, context: int, patchset: str, platform: str, source: str) -> None:
+def show(session: Session, *, name: str, context: int, wanted: Wanted) -> None:
     """Show a carry: why it is there, what is known of it, and its change with context."""
-    from sparkwright.merge.prepare import prepare
-
     carry = _find(session, name)
-    job = session.job(patchset=patchset, platform=platform, source=source)
-    (ready,) = prepare(
-        job.repository,
-        [carry],
-        version=job.point.lock.release.version,
-        find_base=job.find_base,
-        offline=session.offline,
-        below=job.point.carries,
-    )
-    if ready.change is None:
-        raise PatchError(f"the change of {name} cannot be shown", because=ready.refusal)
-    diff = job.repository.diff(ready.change.base, ready.change.theirs, context=context)
+    job = session.job(wanted)
+    change = _change(job, carry)
+    diff = job.repository.diff(change.base, change.theirs, context=context)
     text = diff.decode(errors="replace")
     if session.as_json:
         print_json({**to_builtins(carry.spec), "diff": text})
     else:
         _show_spec(carry)
         click.echo(f"\n{text}")
+
+
+def _change(job: Job, carry: Carry) -> Change:
+    """What *carry* changes, on its own base.
+
+    Raises:
+        PatchError: its base cannot be had, or the patch does not fit it.
+        NotInStoreError: the dependency's source that it changes is not at hand.
+    """
+    from sparkwright.merge.prepare import prepare
+    from sparkwright.merge.sources import source_change
+
+    lock = job.point.lock
+    if carry.spec.source is not None:
+        pin = None if lock.native is None else lock.native.sources.get(carry.spec.source)
+        if pin is None or pin.tree is None or not job.repository.has(pin.tree):
+            raise NotInStoreError(
+                f"the change of {carry.name} cannot be shown with context",
+                because=f"the source of {carry.spec.source} is not in the store",
+                next_step=f"read the patches in {carry.folder}; building native kernels fetches the source",
+            )
+        return source_change(job.repository, carry, pin.tree, version=lock.release.version)
+    (ready,) = prepare(
+        job.repository,
+        [carry],
+        version=lock.release.version,
+        find_base=job.find_base,
+        offline=job.options.offline,
+        below=job.point.carries,
+    )
+    if ready.change is None:
+        raise PatchError(f"the change of {carry.name} cannot be shown", because=ready.refusal)
+    return ready.change
 
 
 def _show_spec(carry: Carry) -> None:
@@ -154,16 +176,14 @@ def _show_spec(carry: Carry) -> None:
 @command.command("edit")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--carry", "name", help="Start from the pinned tree with this carry's change in it.")
-@job_options
+@tree_options
 @common_options
 @run_in_session
-def edit(
-    session: Session, *, folder: Path, name: str | None, patchset: str, platform: str, source: str
-) -> None:
+def edit(session: Session, *, folder: Path, name: str | None, wanted: Wanted) -> None:
     """Write the pinned tree into FOLDER, to edit it there."""
     from sparkwright.authoring import write_tree
 
-    job = session.job(patchset=patchset, platform=platform, source=source)
+    job = session.job(wanted)
     tree = job.pristine.tree
     if name is not None:
         carry = _find(session, name)
@@ -202,12 +222,10 @@ def _workshop(job: Job) -> Workshop:
 @click.option(
     "--from", "folder", type=click.Path(path_type=Path), help="Take the change from this edited folder."
 )
-@job_options
+@tree_options
 @common_options
 @run_in_session
-def refresh(
-    session: Session, *, name: str, folder: Path | None, patchset: str, platform: str, source: str
-) -> None:
+def refresh(session: Session, *, name: str, folder: Path | None, wanted: Wanted) -> None:
     """Bring a carry up to date: a pull request to its present head, one of ours onto the pin."""
     carry = _find(session, name)
     if carry.spec.pull is not None:
@@ -217,7 +235,7 @@ def refresh(
             )
         _refresh_pull(session, carry, carry.spec.pull)
     else:
-        _refresh_own(session, session.job(patchset=patchset, platform=platform, source=source), carry, folder)
+        _refresh_own(session, session.job(wanted), carry, folder)
 
 
 def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> None:
@@ -274,13 +292,13 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
 @job_options
 @common_options
 @run_in_session
-def prove(session: Session, *, names: tuple[str, ...], patchset: str, platform: str, source: str) -> None:
+def prove(session: Session, *, names: tuple[str, ...], wanted: Wanted) -> None:
     """Run the probes of all carries, or of NAMES, on the pristine and the merged tree.
 
     Each proof is recorded beside its carry. A carry that is not proved is an error, but for one of which
     nothing is in the merged tree because upstream has it or an answer of its own.
     """
-    job = session.job(patchset=patchset, platform=platform, source=source)
+    job = session.job(wanted)
     proofs, needless, unproved = _prove(job, names)
     if session.as_json:
         described = [to_builtins(proof) for proof in proofs]

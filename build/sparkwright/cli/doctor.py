@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
@@ -15,11 +16,11 @@ from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
 from sparkwright.errors import SparkwrightError, ToolError
 from sparkwright.git import require_git
-from sparkwright.process import run
 
 __all__ = ["command"]
 
 _NEEDED_BYTES = 3 << 30
+_INDEX_REMEDY = "check pip's index-url and extra-index-url"
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,9 @@ class Finding:
     """One thing that was looked at."""
 
     what: str
-    verdict: Literal["pass", "fail", "skipped"]
+    verdict: Literal["pass", "fail", "to do", "skipped"]
     detail: str
+    remedy: str = ""
 
 
 @click.command("doctor")
@@ -41,33 +43,36 @@ def command(session: Session) -> None:
         _git(),
         _disk(session),
         _index(session),
-        _gpu(),
         Finding("machine", "pass", f"{platform.machine()}, {platform.system()} {platform.release()}"),
+        *_native(session),
     ]
     if session.as_json:
         print_json([asdict(finding) for finding in findings])
     else:
         show_table(
-            ("what", "verdict", "found"),
-            [(finding.what, finding.verdict, finding.detail) for finding in findings],
+            ("what", "verdict", "found", "remedy"),
+            [(finding.what, finding.verdict, finding.detail, finding.remedy) for finding in findings],
         )
     if failed := [finding for finding in findings if finding.verdict == "fail"]:
         raise ToolError(
             f"{len(failed)} of {len(findings)} checks failed",
             because="; ".join(f"{finding.what}: {finding.detail}" for finding in failed),
+            next_step="; ".join(finding.remedy for finding in failed if finding.remedy),
         )
 
 
 def _python() -> Finding:
     good = sys.version_info >= (3, 11, 4)
-    return Finding("python", "pass" if good else "fail", f"{platform.python_version()} (3.11.4 or newer)")
+    remedy = "" if good else "install Python 3.11.4 or newer, and make the environment anew"
+    verdict: Literal["pass", "fail"] = "pass" if good else "fail"
+    return Finding("python", verdict, f"{platform.python_version()} (3.11.4 or newer)", remedy)
 
 
 def _git() -> Finding:
     try:
         return Finding("git", "pass", require_git())
     except ToolError as error:
-        return Finding("git", "fail", f"{error}; 2.38 or newer is needed")
+        return Finding("git", "fail", f"{error}; 2.38 or newer is needed", error.next_step)
 
 
 def _disk(session: Session) -> Finding:
@@ -77,6 +82,7 @@ def _disk(session: Session) -> Finding:
         "disk",
         verdict,
         f"{human_size(free)} free in {session.store.home} ({human_size(_NEEDED_BYTES)} wanted)",
+        "" if verdict == "pass" else "free some space, or point SPARKWRIGHT_HOME to a larger disk",
     )
 
 
@@ -90,19 +96,25 @@ def _index(session: Session) -> Finding:
     try:
         files = find("vllm", lock.release.version, read_settings())
     except SparkwrightError as error:
-        return Finding("package index", "fail", str(error))
+        return Finding("package index", "fail", str(error), error.next_step)
     names = {file.filename for file in files}
     missing = {lock.sdist.filename, *(wheel.filename for wheel in lock.wheels.values())} - names
     if missing:
-        return Finding("package index", "fail", f"it does not list {', '.join(sorted(missing))}")
+        return Finding(
+            "package index", "fail", f"it does not list {', '.join(sorted(missing))}", _INDEX_REMEDY
+        )
     return Finding(
         "package index", "pass", f"it lists vllm {lock.release.version} and the wheels of the lock"
     )
 
 
-def _gpu() -> Finding:
-    if shutil.which("nvidia-smi") is None:
-        return Finding("gpu", "skipped", "no nvidia-smi; building needs no GPU")
-    query = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
-    done = run(query, accept=range(256), timeout=20)
-    return Finding("gpu", "pass" if done.status == 0 else "skipped", done.text or done.stderr.strip())
+def _native(session: Session) -> list[Finding]:
+    """What compiling kernels here wants; nothing of it is needed for a wheel with upstream's."""
+    from sparkwright.native.doctor import check_gpu, find_gpu, native_checks
+
+    native = session.checkout.lock.native
+    if native is None:
+        checks = [check_gpu(find_gpu())]
+    else:
+        checks = native_checks(native, session.store.home, os.environ)
+    return [Finding(check.what, check.verdict, check.detail, check.remedy) for check in checks]

@@ -8,7 +8,7 @@ from sparkwright.cli.session import Session, common_options, print_json, run_in_
 from sparkwright.cli.tables import show_table
 from sparkwright.plan.checkout import LOCK_NAME
 from sparkwright.store import write_atomically
-from sparkwright.upstream import Access, gather, propose, read_settings
+from sparkwright.upstream import Access, gather, gather_cuda, propose, read_settings
 
 __all__ = ["command"]
 
@@ -26,16 +26,19 @@ def _access(session: Session) -> Access:
 @common_options
 @run_in_session
 def check_command(session: Session) -> None:
-    """Hold every value of upstream.lock against the sdist, the wheels and the tree."""
+    """Hold every value of upstream.lock against the sdist, the wheels, the tree, and torch."""
     from sparkwright.lock.check import check, flatten, require_agreement
+    from sparkwright.lock.coherence import check_native
 
-    lock = session.checkout.lock
-    findings = check(lock, gather(_access(session), lock))
+    lock, access = session.checkout.lock, _access(session)
+    findings = [*check(lock, gather(access, lock)), *check_native(lock, gather_cuda(access, lock))]
     values = flatten(lock)
     if session.as_json:
         print_json({"values": len(values), "findings": [finding._asdict() for finding in findings]})
     elif not findings:
-        click.echo(f"upstream.lock says what vllm {lock.release.version} says: {len(values)} values checked")
+        native = "; the [native] tables fit it, torch and each other" if lock.native else ""
+        said = f"upstream.lock says what vllm {lock.release.version} says: {len(values)} values checked"
+        click.echo(said + native)
     else:
         rows = [(item.key, item.locked or "-", item.released or "-", item.witness) for item in findings]
         show_table(("key", "the lock", "the release", "says"), rows)

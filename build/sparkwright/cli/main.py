@@ -28,6 +28,7 @@ COMMANDS = {
     "status": "Show the pin, the carries with their outcomes and proofs, and what is in dist/.",
     "carry": "Make, show, edit, refresh and prove carries.",
     "lock": "Check upstream.lock against the release itself, or move it to another release.",
+    "store": "Show what the store holds, verify it, make room in it.",
     "doctor": "Check that this machine has what is needed.",
 }
 

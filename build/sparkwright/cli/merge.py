@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparkwright.cli.session import Session, common_options, job_options, print_json, run_in_session
+from sparkwright.cli.options import Wanted, job_options
+from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.config import to_builtins
 from sparkwright.errors import CarryConflictError
@@ -27,15 +28,13 @@ __all__ = ["command"]
 @job_options
 @common_options
 @run_in_session
-def command(
-    session: Session, *, onto: str | None, check_out: Path | None, patchset: str, platform: str, source: str
-) -> None:
+def command(session: Session, *, onto: str | None, check_out: Path | None, wanted: Wanted) -> None:
     """Merge the patchset onto the pin, or onto another release, and report each carry.
 
     Onto the pin, a carry that does not merge is an error. Onto another release the report
     itself is the answer, and the exit status is 0 whatever the outcomes are.
     """
-    job = session.job(patchset=patchset, platform=platform, source=source)
+    job = session.job(wanted)
     if onto is None:
         version, pristine = job.point.lock.release.version, job.pristine
     else:
@@ -59,7 +58,7 @@ def command(
 
 def _show(report: MergeReport) -> None:
     rows = [
-        (outcome.carry, str(outcome.kind), ", ".join(outcome.paths) or outcome.detail)
+        (outcome.carry, str(outcome.kind), ", ".join(outcome.named_paths) or outcome.detail)
         for outcome in report.outcomes
     ]
     show_table(("carry", "outcome", "files, or why"), rows, title=f"onto vllm {report.version}")
@@ -67,3 +66,5 @@ def _show(report: MergeReport) -> None:
         for hazard in outcome.hazards:
             click.echo(f"look at {hazard.path}: both sides changed {hazard.name} ({outcome.carry})")
     click.echo(f"merged tree {report.tree}")
+    for source in report.sources:
+        click.echo(f"source tree {source.tree} of {source.name}")

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 import click
 
-from sparkwright.cli.session import Session, common_options, job_options, print_json, run_looking_only
+from sparkwright.cli.options import Wanted, job_options
+from sparkwright.cli.session import Session, common_options, print_json, run_looking_only
 from sparkwright.cli.tables import show_table
 from sparkwright.plan import plan
 
@@ -17,24 +18,30 @@ __all__ = ["command"]
 @job_options
 @common_options
 @run_looking_only
-def command(session: Session, *, patchset: str, platform: str, source: str) -> None:
+def command(session: Session, *, wanted: Wanted) -> None:
     """Show the steps to a wheel, and which results the store already holds.
 
     Nothing is fetched, made or written. A step that waits gets its key when the steps
     before it have run.
     """
-    job = session.job(patchset=patchset, platform=platform, source=source)
+    job = session.job(wanted)
     steps = plan(job)
     if session.as_json:
         print_json(
             {
                 "point": job.point.digest,
                 "version": job.version,
-                "platform": platform,
+                "platform": wanted.platform,
+                "kernels": job.kernels,
+                "arch": job.point.arch,
+                "left-out": job.point.left_out,
                 "steps": [asdict(step) for step in steps],
             }
         )
         return
-    click.echo(f"point {job.point.digest[:16]}  →  vllm {job.version} for {platform}")
+    kernels = "upstream's kernels" if job.point.arch is None else f"kernels for {job.point.arch}"
+    click.echo(f"point {job.point.digest[:16]}  →  vllm {job.version} for {wanted.platform}, {kernels}")
     rows = [(step.name, step.state, (step.key or "")[:16]) for step in steps]
     show_table(("step", "state", "key"), rows)
+    for name, why in job.point.left_out.items():
+        click.echo(f"left out {name}: {why}")

@@ -19,17 +19,21 @@ from sparkwright.errors import NotInStoreError, SparkwrightError
 from sparkwright.events import JsonlSink, emit, subscribe
 from sparkwright.git import Repository, open_repository
 from sparkwright.plan.checkout import Checkout, open_checkout
-from sparkwright.plan.job import Job, Options
-from sparkwright.store import Store, open_store, storing
+from sparkwright.plan.choose import choose_arch
+from sparkwright.plan.facility import ToolchainFacility
+from sparkwright.plan.job import Compiling, Job, Options
+from sparkwright.store import Run, Store, open_store, storing
+from sparkwright.store.prune import prune_logs
 from sparkwright.upstream import Access, Source, open_source, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sparkwright.cli.options import Wanted
+
 __all__ = [
     "Session",
     "common_options",
-    "job_options",
     "print_json",
     "run_in_session",
     "run_looking_only",
@@ -38,8 +42,8 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-DEFAULT_PATCHSET = "spark"
-DEFAULT_PLATFORM = "aarch64"
+WORK = ".sparkwright"
+_LOGS_KEPT_DAYS = 30.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Session:
         repository: the store's git repository.
         offline: whether the network is off.
         as_json: whether results are printed for machines.
+        run: this run, as other runs see it in the store.
     """
 
     checkout: Checkout
@@ -59,14 +64,21 @@ class Session:
     repository: Repository
     offline: bool
     as_json: bool
+    run: Run
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """Where runs in this checkout left event logs, compilers' output and tracebacks."""
+        return _logs(self.checkout.root / WORK)
+
+    @property
+    def access(self) -> Access:
+        """How things are fetched, and where they are kept."""
+        return Access(self.store, self.repository, read_settings(offline=self.offline))
 
     def source(self, spec: str) -> Source:
         """Where pristine trees come from: ``index``, ``git``, an address or a folder."""
-        return open_source(spec, self.access())
-
-    def access(self) -> Access:
-        """Where files are fetched from and kept."""
-        return Access(self.store, self.repository, read_settings(offline=self.offline))
+        return open_source(spec, self.access)
 
     def require_network(self, what: str) -> None:
         """Do nothing where the network may be used.
@@ -83,30 +95,39 @@ class Session:
 
     def job(
         self,
+        wanted: Wanted,
         *,
-        patchset: str,
-        platform: str,
-        source: str,
         out: Path | None = None,
         allow_unproved: tuple[str, ...] = (),
+        require_native: bool = False,
+        full: bool = False,
+        compiling: Compiling | None = None,
     ) -> Job:
-        """The job of making the point of *patchset* into a wheel for *platform*."""
+        """The job of making the wheel that is *wanted*."""
         options = Options(
-            platform=platform,
-            source=source,
+            platform=wanted.platform,
+            source=wanted.source,
             out=(out or self.checkout.root / "dist").absolute(),
             allow_unproved=frozenset(allow_unproved),
             offline=self.offline,
+            require_native=require_native,
+            full=full,
+            compiling=compiling or Compiling(),
         )
+        lock = self.checkout.lock
+        _ = lock.wheel(wanted.platform)  # an unknown platform is said before any work
+        arch = choose_arch(lock, wanted.platform, kernels=wanted.kernels, arch=wanted.arch)
+        system = options.compiling.cuda
+        facility = ToolchainFacility(lock, wanted.platform, self.access, system)
         job = Job(
             checkout=self.checkout,
-            point=self.checkout.point(patchset),
+            point=self.checkout.point(wanted.patchset, arch=arch),
             options=options,
             store=self.store,
             repository=self.repository,
-            source=self.source(source),
+            source=self.source(wanted.source),
+            facilities={"toolchain": facility} if arch else {},
         )
-        _ = job.stock_wheel  # an unknown platform is said before any work
         names = [carry.name for carry in job.point.carries]
         for name in allow_unproved:
             if name not in names:
@@ -119,19 +140,23 @@ def _open_session(
     root: Path, *, offline: bool, as_json: bool, quiet: bool, read_only: bool
 ) -> Iterator[Session]:
     checkout = open_checkout(root)
-    work = checkout.root / ".sparkwright"
+    work = checkout.root / WORK
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     # The last net: what a room says of a full or forbidden disk is clearer, and comes first.
     with _crashes_kept(work), storing(f"'{click.get_current_context().command_path}'"):
         log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
         with contextlib.closing(log), subscribe(log), showing_events(quiet=quiet or as_json):
+            prune_logs(_logs(work), _LOGS_KEPT_DAYS)
             store = open_store()
             emit("session.started", root=str(checkout.root), store=str(store.home), offline=offline)
-            repository = Repository(store.git) if read_only else open_repository(store.git)
-            try:
-                yield Session(checkout, store, repository, offline, as_json)
-            finally:
-                repository.close()
+            with store.running() as run:
+                repository = Repository(store.git) if read_only else open_repository(store.git)
+                with contextlib.closing(repository):
+                    yield Session(checkout, store, repository, offline, as_json, run)
+
+
+def _logs(work: Path) -> tuple[Path, ...]:
+    return work / "events", work / "compile", *sorted(work.glob("crash-*.txt"))
 
 
 @contextlib.contextmanager
@@ -157,23 +182,6 @@ def common_options(function: Callable[P, R]) -> Callable[P, R]:
         click.option("--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Use no network."),
         click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only."),
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def job_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Add ``--patchset``, ``--platform`` and ``--source``."""
-    options = (
-        click.option("--patchset", default=DEFAULT_PATCHSET, show_default=True, help="Which patchset."),
-        click.option("--platform", default=DEFAULT_PLATFORM, show_default=True, help="Which machine."),
-        click.option(
-            "--source",
-            default="index",
-            show_default=True,
-            help="Where upstream's tree comes from: index, git, a repository's address, or a folder.",
-        ),
     )
     for option in reversed(options):
         function = option(function)

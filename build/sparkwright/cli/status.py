@@ -6,16 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.cli.session import (
-    DEFAULT_PLATFORM,
-    Session,
-    common_options,
-    job_options,
-    print_json,
-    run_looking_only,
-)
+from sparkwright.cli.options import Wanted, job_options
+from sparkwright.cli.session import Session, common_options, print_json, run_looking_only
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
+from sparkwright.merge import OutcomeKind
 from sparkwright.plan.job import Known
 from sparkwright.plan.steps import Merge, PristineTree, Prove
 
@@ -29,12 +24,12 @@ __all__ = ["command"]
 @job_options
 @common_options
 @run_looking_only
-def command(session: Session, *, patchset: str, platform: str, source: str) -> None:
+def command(session: Session, *, wanted: Wanted) -> None:
     """Show the pin, the carries with their outcomes and proofs, and what is in dist/.
 
     Only what is known without work is shown; 'sparkwright merge' finds the rest out.
     """
-    job = session.job(patchset=patchset, platform=platform or DEFAULT_PLATFORM, source=source)
+    job = session.job(wanted)
     carries = _carries(job)
     wheels = sorted(job.options.out.glob("*.whl"))
     release = job.point.lock.release
@@ -44,7 +39,9 @@ def command(session: Session, *, patchset: str, platform: str, source: str) -> N
                 "release": release.version,
                 "commit": release.commit,
                 "torch": release.torch,
-                "patchset": patchset,
+                "patchset": wanted.patchset,
+                "kernels": job.kernels,
+                "arch": job.point.arch,
                 "point": job.point.digest,
                 "version": job.version,
                 "carries": carries,
@@ -55,6 +52,8 @@ def command(session: Session, *, patchset: str, platform: str, source: str) -> N
         return
     click.echo(f"pin      vllm {release.version}, commit {release.commit[:12]}, torch {release.torch}")
     click.echo(f"point    {job.point.digest[:16]}  →  {job.version}")
+    told = "upstream's own" if job.point.arch is None else f"native, compiled for {job.point.arch}"
+    click.echo(f"kernels  {told}")
     rows = [
         (entry["name"], entry["outcome"], entry["proof"], entry["evidence"], entry["title"])
         for entry in carries
@@ -72,7 +71,9 @@ def _carries(job: Job) -> list[dict[str, Any]]:
     for carry in job.point.carries:
         outcome = str(known.report.outcome(carry.name).kind) if merged and known.report else "not merged yet"
         proof = "unknown"
-        if merged:
+        if carry.name in job.point.left_out:
+            outcome, proof = str(OutcomeKind.LEFT_OUT), "no proof needed"
+        elif merged:
             proof = "holds" if Prove(carry).find(job, known) else "none"
         described.append(
             {

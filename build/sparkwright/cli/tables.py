@@ -20,6 +20,7 @@ COLOURS = {
     "not needed here": "cyan",
     "no proof needed": "cyan",
     "skipped": "cyan",
+    "left-out": "cyan",
     "conflict-in-texts": "yellow",
     "to do": "yellow",
     "waits": "yellow",

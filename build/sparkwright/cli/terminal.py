@@ -12,14 +12,20 @@ import click
 from sparkwright.events import Event, subscribe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 __all__ = ["human_seconds", "human_size", "seconds_left", "showing_events"]
 
 _QUIET_S = 2.0
 _EVERY_S = 5.0
+
+# Work that goes on for so long is told of less often.
+_LONG_S = 60.0
+_EVERY_LATER_S = 15.0
+
+_NAME_WIDTH = 40
 
 # Before this much of a task is done, what is left of it is anybody's guess.
 _GUESS_AFTER_S = 2.0
@@ -91,11 +97,18 @@ class _PlainLines:
             self._started[name] = time.monotonic(), event.data["done"]
             self._told[name] = time.monotonic() - _EVERY_S + _QUIET_S
             click.echo(f"… {name}", err=True)
-        elif event.kind == "task.progress" and time.monotonic() - self._told.get(name, 0) >= _EVERY_S:
+        elif event.kind == "task.progress" and self._is_due(name):
             self._told[name] = time.monotonic()
-            click.echo(f"… {name}: {self._share(event.data, name)}", err=True)
+            said = ", ".join([self._share(event.data, name), *_particulars(event.data)])
+            click.echo(f"… {name}: {said}", err=True)
         elif event.kind == "task.finished" and event.data["seconds"] >= _QUIET_S:
             click.echo(f"  {name}: {human_seconds(event.data['seconds'])}", err=True)
+
+    def _is_due(self, name: str) -> bool:
+        now = time.monotonic()
+        started, _ = self._started.get(name, (now, 0))
+        every = _EVERY_S if now - started < _LONG_S else _EVERY_LATER_S
+        return now - self._told.get(name, 0) >= every
 
     def _share(self, data: dict[str, Any], name: str) -> str:
         done, total = data["done"], data["total"]
@@ -103,9 +116,36 @@ class _PlainLines:
         if not total:
             return f"{shown(done)} {'' if data['unit'] == 'B' else data['unit']}".strip()
         started, had = self._started[name]
-        left = seconds_left(time.monotonic() - started, done - had, total - done, total)
+        left = data.get("left")
+        if left is None:
+            left = seconds_left(time.monotonic() - started, done - had, total - done, total)
         amount = f"{shown(done)} of {shown(total)} ({done / total:.0%})"
         return amount if left is None else f"{amount}, {human_seconds(left)} left"
+
+
+def _amount(data: dict[str, Any]) -> str:
+    """How much of a task is done: bytes in themselves, parts out of how many."""
+    if data["unit"] == "B":
+        return human_size(data["done"])
+    share = f"{data['done']} of {data['total']}" if data["total"] else data["done"]
+    return f"{share} {data['unit']}"
+
+
+def _particulars(data: dict[str, Any]) -> list[str]:
+    """What a task says of its parts under way, each as a clause; most say nothing."""
+    said = []
+    if running := data.get("running"):
+        longest = max(running, key=lambda part: part["elapsed"])
+        memory = human_size(sum(part["mib"] for part in running) << 20)
+        said.append(f"{len(running)} running with {memory}")
+        said.append(f"longest {longest['name']} ({human_seconds(longest['elapsed'])})")
+    if peak := data.get("peak_mib"):
+        said.append(f"peak {human_size(peak << 20)}")
+    if failed := data.get("failed"):
+        said.append(f"{failed} failed")
+    if held := data.get("held"):
+        said.append(f"held back by {held}")
+    return said
 
 
 def seconds_left(elapsed: float, made: float, missing: float, total: float) -> float | None:
@@ -131,7 +171,6 @@ def _live() -> Iterator[Any]:
         SpinnerColumn,
         TextColumn,
         TimeElapsedColumn,
-        TimeRemainingColumn,
     )
 
     console = Console(stderr=True)
@@ -141,18 +180,32 @@ def _live() -> Iterator[Any]:
         BarColumn(),
         TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        _time_left_column(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
         yield _LiveDisplay(progress)
 
 
+def _time_left_column() -> ProgressColumn:
+    """What the task itself says of the time left; where it says nothing, what its speed lets expect."""
+    from rich.progress import Task, TimeRemainingColumn
+    from rich.text import Text
+
+    class TimeLeft(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            left = task.fields.get("left")
+            return super().render(task) if left is None else Text(human_seconds(left), "progress.remaining")
+
+    return TimeLeft()
+
+
 class _LiveDisplay:
-    """Keeps one bar for each task under way."""
+    """Keeps one bar for each task under way, and one below it for each of its parts."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._bars: dict[str, TaskID] = {}
+        self._parts: dict[str, dict[str, TaskID]] = {}
 
     def __call__(self, event: Event) -> None:
         data = event.data
@@ -164,7 +217,33 @@ class _LiveDisplay:
                 name, total=data["total"], completed=data["done"], amount=""
             )
         elif event.kind == "task.progress" and name in self._bars:
-            amount = human_size(data["done"]) if data["unit"] == "B" else f"{data['done']} {data['unit']}"
-            self._progress.update(self._bars[name], completed=data["done"], amount=amount)
+            said = ", ".join([_amount(data), *_particulars({**data, "running": ()})])
+            self._progress.update(
+                self._bars[name], completed=data["done"], amount=said, left=data.get("left")
+            )
+            self._show_parts(name, data.get("running", ()))
         elif event.kind in {"task.finished", "task.failed"} and name in self._bars:
+            self._show_parts(name, ())
             self._progress.remove_task(self._bars.pop(name))
+
+    def _show_parts(self, name: str, running: Sequence[dict[str, Any]]) -> None:
+        """A bar for each part that runs: how far it has come of what was expected, and its memory."""
+        bars = self._parts.setdefault(name, {})
+        for gone in bars.keys() - {part["name"] for part in running}:
+            self._progress.remove_task(bars.pop(gone))
+        for part in running:
+            if part["name"] not in bars:
+                bars[part["name"]] = self._progress.add_task("", total=None, amount="", left=None)
+            self._progress.update(
+                bars[part["name"]],
+                description=f"  {_shortened(part['name'])}",
+                total=max(part["expected"], part["elapsed"]),
+                completed=part["elapsed"],
+                amount=human_size(part["mib"] << 20),
+                left=max(0.0, part["expected"] - part["elapsed"]),
+            )
+
+
+def _shortened(name: str) -> str:
+    """The end of a long name, which tells more than its beginning."""
+    return name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.cli.session import Session, common_options, job_options, print_json, run_in_session
+from sparkwright.cli.options import Wanted, compile_options, job_options
+from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
 from sparkwright.plan import apply
+from sparkwright.plan.binaries import version_of
 from sparkwright.plan.job import needed
 
 if TYPE_CHECKING:
     from sparkwright.plan import Job
-    from sparkwright.plan.job import Known
+    from sparkwright.plan.job import Compiling, Known
 
 __all__ = ["command"]
 
@@ -29,6 +31,15 @@ __all__ = ["command"]
     metavar="NAME",
     help="Take this carry without a proof; the wheel says so.",
 )
+@click.option(
+    "--require-native",
+    is_flag=True,
+    help="With native kernels: an extension that cannot be compiled is an error, not upstream's.",
+)
+@click.option(
+    "--full", is_flag=True, help="With native kernels: keep binaries that are of no use on the card."
+)
+@compile_options
 @job_options
 @common_options
 @run_in_session
@@ -37,16 +48,22 @@ def command(
     *,
     out: Path | None,
     allow_unproved: tuple[str, ...],
-    patchset: str,
-    platform: str,
-    source: str,
+    require_native: bool,
+    full: bool,
+    compiling: Compiling,
+    wanted: Wanted,
 ) -> None:
     """Build the wheel: fetch, merge, prove, assemble, audit, publish.
 
     What the store holds is not done again, and a run that was stopped goes on where it was.
     """
     job = session.job(
-        patchset=patchset, platform=platform, source=source, out=out, allow_unproved=allow_unproved
+        wanted,
+        out=out,
+        allow_unproved=allow_unproved,
+        require_native=require_native,
+        full=full,
+        compiling=compiling,
     )
     known = apply(job)
     if session.as_json:
@@ -61,10 +78,11 @@ def _summary(job: Job, known: Known) -> dict[str, Any]:
         "path": str(needed(known.placed)),
         "size": wheel.size,
         "sha256": wheel.sha256,
-        "version": job.version,
+        "version": version_of(job, known),
         "platform": job.options.platform,
         "point": job.point.digest,
-        "kernels": "upstream",
+        "kernels": job.kernels,
+        **_kernels(job, known),
         "carries": [
             {
                 "name": outcome.carry,
@@ -100,6 +118,30 @@ def _show(job: Job, known: Known) -> None:
     click.echo(f"wheel    {needed(known.placed)}")
     click.echo(f"size     {human_size(wheel.size)} ({wheel.size} bytes)")
     click.echo(f"sha256   {wheel.sha256}")
-    click.echo(f"kernels  upstream's own, from {job.stock_wheel.filename} (no native input changed)")
+    if job.point.arch is None:
+        click.echo(f"kernels  upstream's own, from {job.stock_wheel.filename} (no native input changed)")
+        click.echo("         'make wheel KERNELS=native' compiles them for the card instead")
+    else:
+        _show_kernels(job, known)
     click.echo(f"index    {job.options.out / 'simple'}")
     click.echo(f"next     {_install_command(known)}")
+
+
+def _kernels(job: Job, known: Known) -> dict[str, Any]:
+    """What the summary says of native kernels; nothing where they are upstream's."""
+    if known.binaries is None:
+        return {}
+    return {
+        "arch": job.point.arch,
+        "compiled": {name: one.key for name, one in known.extensions.items()},
+        "from-upstream": known.stock_extensions,
+        "left-out": known.binaries.left_out,
+    }
+
+
+def _show_kernels(job: Job, known: Known) -> None:
+    click.echo(f"kernels  compiled for {job.point.arch}: {', '.join(known.extensions) or 'none'}")
+    for name, why in known.stock_extensions.items():
+        click.echo(f"         {name} is upstream's own: {why}")
+    for member in needed(known.binaries).left_out:
+        click.echo(f"         {member} left out: nothing in it runs on {job.point.arch}")

@@ -1,12 +1,13 @@
 """``upstream.lock``: the exact vLLM that we build on, and every other input by digest.
 
-`model` is what the file may say. `statements` reads what a release says about itself (with `cmake`
-for the sources that its build downloads), `check` holds the two against each other, and `bump`
-writes the lock for another release.
+`model` and `native` are what the file may say. `statements` reads what a release says about itself
+(with `cmake` for the sources that its build downloads), `check` holds the two against each other and
+`coherence` the ``[native]`` tables against the rest, and `bump` writes the lock for another release.
 """
 
 from sparkwright.lock.bump import Bumped, Change
 from sparkwright.lock.check import Finding, check, require_agreement
+from sparkwright.lock.coherence import CudaEvidence, check_native, require_native
 from sparkwright.lock.model import LOCK_FORMAT, Artifact, Dependency, Lock, Release, read_lock
 from sparkwright.lock.statements import Evidence, WheelEvidence
 
@@ -15,6 +16,7 @@ __all__ = [
     "Artifact",
     "Bumped",
     "Change",
+    "CudaEvidence",
     "Dependency",
     "Evidence",
     "Finding",
@@ -22,6 +24,8 @@ __all__ = [
     "Release",
     "WheelEvidence",
     "check",
+    "check_native",
     "read_lock",
     "require_agreement",
+    "require_native",
 ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparkwright.config import parse_toml, to_builtins
 from sparkwright.errors import LockMismatchError
 from sparkwright.lock.check import agrees, flatten
+from sparkwright.lock.coherence import check_native
 from sparkwright.lock.model import LOCK_FORMAT, Dependency, Lock, Release
 from sparkwright.lock.statements import Evidence, Statement, statements
 
@@ -73,6 +74,7 @@ def successor(old: Lock, evidence: Evidence, wheels: Mapping[str, Artifact]) -> 
             name: Dependency(**{f.replace("-", "_"): said[f"sources.{name}.{f}"] for f in fields})
             for name in named
         },
+        native=old.native,
     )
 
 
@@ -113,7 +115,8 @@ def rewrite(text: str, new: Lock) -> Bumped:
 
     old = parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="upstream.lock")
     document = tomlkit.parse(text)
-    _merge(document, to_builtins(new))
+    # What a release says nothing about stays as people wrote it; the notes say what is out of date.
+    _merge(document, {**to_builtins(new), **{key: document[key] for key in ("native",) if key in document}})
     result = tomlkit.dumps(document)
     written = parse_toml(result.encode(), Lock, newest_format=LOCK_FORMAT, name="the new upstream.lock")
     if written != new:
@@ -165,4 +168,17 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
             if old.release.torch != new.release.torch
             else []
         ),
+        *_native_notes(new),
+    )
+
+
+def _native_notes(new: Lock) -> tuple[str, ...]:
+    """What of the ``[native]`` tables does not fit the *new* release, or was measured on an older one."""
+    if new.native is None or not (findings := check_native(new)):
+        return ()
+    measured = [name for name in ("binaries", "costs") if getattr(new.native, name)]
+    return (
+        f"[native] was left as it is, for {new.native.release}: nothing is compiled until it is made anew",
+        *(str(finding) for finding in findings if finding.key != "native.release"),
+        *(f"native.{name} was measured on {new.native.release}" for name in measured),
     )

@@ -74,8 +74,12 @@ def require_agreement(findings: Sequence[Finding]) -> None:
 
 
 def flatten(lock: Lock) -> dict[str, str]:
-    """The lock's values by dotted key, without ``format``."""
-    return {key: value for key, value in _walk("", to_builtins(lock)) if key != "format"}
+    """The lock's values by dotted key, without ``format`` and the ``[native]`` tables.
+
+    Of the latter a release says nothing; see `sparkwright.lock.coherence`.
+    """
+    tables = {key: value for key, value in to_builtins(lock).items() if key not in {"format", "native"}}
+    return dict(_walk("", tables))
 
 
 def _walk(prefix: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -1,14 +1,16 @@
 """Applying a patchset to a pristine tree: one named outcome for every carry.
 
 `engine` is the whole of it read top to bottom; `prepare` finds each carry's base and change,
-`absorb` asks whether upstream has it already, `hazards` looks for merges that are clean and
-wrong, `report` holds the outcomes.
+`landing` merges one of them, `sources` does the same to a dependency's tree, `absorb` asks whether
+upstream has it already, `hazards` looks for merges that are clean and wrong, `report` holds the
+outcomes.
 """
 
 from sparkwright.merge.absorb import History
 from sparkwright.merge.engine import MergeRequest, merge_patchset
 from sparkwright.merge.prepare import BaseFinder
-from sparkwright.merge.report import Hazard, MergeReport, Outcome, OutcomeKind
+from sparkwright.merge.report import Hazard, MergedSource, MergeReport, Outcome, OutcomeKind
+from sparkwright.merge.sources import apply_to_source
 
 __all__ = [
     "BaseFinder",
@@ -16,7 +18,9 @@ __all__ = [
     "History",
     "MergeReport",
     "MergeRequest",
+    "MergedSource",
     "Outcome",
     "OutcomeKind",
+    "apply_to_source",
     "merge_patchset",
 ]

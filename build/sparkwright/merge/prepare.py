@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkwright.carry import Revision
@@ -29,10 +30,10 @@ from sparkwright.merge.absorb import Change
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.carry import Carry, PullRequest
+    from sparkwright.carry import Carry, Patch, PullRequest
     from sparkwright.git import Repository
 
-__all__ = ["BaseFinder", "Preparation", "prepare", "refuse_moved_head"]
+__all__ = ["BaseFinder", "Preparation", "attempt", "patched", "prepare", "refuse_moved_head"]
 
 BaseFinder = Callable[[Revision], str]
 """Gives the id of the pristine tree that a revision was written against."""
@@ -72,18 +73,22 @@ def prepare(
     known = {carry.name: carry for carry in (*below, *carries)}
     ready: list[Preparation] = []
     for carry in carries:
-        try:
-            if carry.spec.pull is not None:
-                change = _pull_change(repository, carry.spec.pull, offline=offline)
-            else:
-                change = _own_change(repository, carry, known, version=version, find_base=find_base)
-        except _FATAL:
-            raise
-        except SparkwrightError as error:
-            ready.append(Preparation(carry, None, refusal=f"{error}. {error.next_step}".rstrip(". ")))
+        if carry.spec.pull is not None:
+            change = partial(_pull_change, repository, carry.spec.pull, offline=offline)
         else:
-            ready.append(Preparation(carry, change))
+            change = partial(_own_change, repository, carry, known, version=version, find_base=find_base)
+        ready.append(attempt(carry, change))
     return ready
+
+
+def attempt(carry: Carry, change: Callable[[], Change]) -> Preparation:
+    """What *change* gives; what is wrong with *carry* becomes its refusal, anything else is raised."""
+    try:
+        return Preparation(carry, change())
+    except _FATAL:
+        raise
+    except SparkwrightError as error:
+        return Preparation(carry, None, refusal=f"{error}. {error.next_step}".rstrip(". "))
 
 
 def _own_change(
@@ -112,15 +117,22 @@ def _own_change(
                 because=f"{name}, on which it is stacked, conflicts there",
             )
         base = stacked.tree
-    patch = carry.patch(revision)
+    return patched(repository, base, carry.patch(revision))
+
+
+def patched(repository: Repository, base: str, patch: Patch) -> Change:
+    """The change that *patch* makes to the tree *base*.
+
+    Raises:
+        PatchError: it was written for other blobs.
+    """
     entries = repository.files(base, patch.paths)
 
     def read(path: str) -> bytes | None:
         return repository.blob(entries[path].blob) if path in entries else None
 
-    patched = patch.apply(read)
     base_commit = repository.commit(base, message="base")
-    files = {path: None if new is None else FileEntry(*new) for path, new in patched.items()}
+    files = {path: None if new is None else FileEntry(*new) for path, new in patch.apply(read).items()}
     return Change(base_commit, base, patch_tree(repository, base, files))
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from sparkwright.config import Model
 
-__all__ = ["Hazard", "MergeReport", "Outcome", "OutcomeKind"]
+__all__ = ["Hazard", "MergeReport", "MergedSource", "Outcome", "OutcomeKind"]
 
 
 class OutcomeKind(StrEnum):
@@ -30,6 +30,9 @@ class OutcomeKind(StrEnum):
 
     REFUSED = "refused"
     """The carry could not be tried, or merged cleanly into something that is plainly broken."""
+
+    LEFT_OUT = "left-out"
+    """Nothing that is made here depends on it: what it would change is not compiled."""
 
     @property
     def harmless(self) -> bool:
@@ -63,21 +66,42 @@ class Outcome(Model, frozen=True):
         carry: its name.
         kind: the outcome.
         detail: the reason, in words.
+        source: the dependency whose tree it changes; empty for vLLM's own.
         paths: files that it changed in the merged tree.
         conflicts: files that conflict.
         signals: for an absorbed carry, the signals that fired.
         hazards: functions to look at.
-        tree: id of the tree after this carry.
+        tree: id of the tree after this carry, of its source's where it has one.
     """
 
     carry: str
     kind: OutcomeKind
     tree: str
     detail: str = ""
+    source: str = ""
     paths: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     signals: tuple[str, ...] = ()
     hazards: tuple[Hazard, ...] = ()
+
+    @property
+    def named_paths(self) -> tuple[str, ...]:
+        """`paths` for people: one in a dependency's tree is named as git would, ``source:path``."""
+        return tuple(f"{self.source}:{path}" if self.source else path for path in self.paths)
+
+
+class MergedSource(Model, frozen=True):
+    """A dependency's source to which carries were to be applied.
+
+    Attributes:
+        name: the lock's name for it.
+        pristine: id of its pinned tree.
+        tree: id of its tree with the carries in it.
+    """
+
+    name: str
+    pristine: str
+    tree: str
 
 
 class MergeReport(Model, frozen=True):
@@ -89,6 +113,7 @@ class MergeReport(Model, frozen=True):
         tree: id of the merged tree.
         commit: id of a commit of the merged tree, on top of one commit for each applied carry.
         outcomes: one for each carry, in order.
+        sources: dependencies' sources that carries change, where they were at hand.
     """
 
     version: str
@@ -96,6 +121,7 @@ class MergeReport(Model, frozen=True):
     tree: str
     commit: str
     outcomes: tuple[Outcome, ...]
+    sources: tuple[MergedSource, ...] = ()
 
     @property
     def failed(self) -> tuple[Outcome, ...]:
@@ -105,3 +131,7 @@ class MergeReport(Model, frozen=True):
     def outcome(self, carry: str) -> Outcome:
         """The outcome of the carry called *carry*."""
         return next(outcome for outcome in self.outcomes if outcome.carry == carry)
+
+    def source(self, name: str) -> MergedSource | None:
+        """The dependency's source called *name*, if carries were applied to it."""
+        return next((source for source in self.sources if source.name == name), None)

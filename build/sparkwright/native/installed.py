@@ -94,7 +94,7 @@ def find_toolkit(folder: Path, target: Target, toolkit: Toolkit) -> InstalledToo
         raise ToolError(
             f"{folder} is no whole CUDA toolkit for {target.machine}",
             because=f"it lacks {', '.join(lacking)}",
-            next_step=f"install CUDA {toolkit.cuda} whole, or leave it out: the lock's packages are taken then",
+            next_step=f"install all of CUDA {toolkit.cuda}, or leave it out: packages are taken then",
         )
     said = run([folder / "bin" / "nvcc", "--version"], timeout=_TIMEOUT_S).text
     found = re.search(r"\bV(\d+\.\d+\.\d+)", said)

@@ -7,13 +7,14 @@ import hashlib
 import stat
 import zipfile
 import zlib
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparkwright.canonical import digest_of
 from sparkwright.errors import ArchiveError, DigestError
 from sparkwright.events import task
 from sparkwright.git import Entry, tree_id
 from sparkwright.lock import Artifact
+from sparkwright.store import note_use
 from sparkwright.upstream import fetch_artifact, fetch_members
 from sparkwright.upstream.archive import EXECUTABLE, MAX_MEMBERS, REGULAR, bad_component
 
@@ -43,7 +44,10 @@ def package_key(package: Package) -> str:
 def find_package(store: Store, package: Package) -> Path | None:
     """The folder that *package* is unpacked in, or `None`."""
     folder = _folder(store, package)
-    return folder if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    note_use(folder)
+    return folder
 
 
 def unpack_package(access: Access, package: Package) -> Path:
@@ -79,33 +83,42 @@ def open_package(access: Access, package: Package) -> contextlib.AbstractContext
 
 
 class Member(NamedTuple):
-    """One file of a wheel: its path, its git mode, its size in bytes, and its bytes as a stream."""
+    """One file of a wheel: its path, its git mode, its size in bytes, and its bytes piece by piece."""
 
     path: str
     mode: str
     size: int
-    stream: IO[bytes]
+    chunks: Iterator[bytes]
 
 
 def read_members(wheel: Path, wanted: Callable[[str], bool]) -> Iterator[Member]:
-    """Each *wanted* member of *wheel*, in its order; a stream lasts until the next is asked for.
+    """Each *wanted* member of *wheel*, in its order; its bytes have to be read before the next is asked for.
 
     Raises:
         ArchiveError: it is damaged or absurdly large, or a member has no path that is safe everywhere.
     """
+    with _damage_reported(wheel.name), zipfile.ZipFile(wheel) as archive:
+        infos = [info for info in archive.infolist() if not info.is_dir() and wanted(info.filename)]
+        _require_sane(infos, wheel.name)
+        for info in infos:
+            mode = EXECUTABLE if info.external_attr >> 16 & stat.S_IXUSR else REGULAR
+            yield Member(info.filename, mode, info.file_size, _chunks(archive, info, wheel.name))
+
+
+def _chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> Iterator[bytes]:
+    with _damage_reported(name), archive.open(info) as stream:
+        while chunk := stream.read(_CHUNK):
+            yield chunk
+
+
+@contextlib.contextmanager
+def _damage_reported(name: str) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            infos = [info for info in archive.infolist() if not info.is_dir() and wanted(info.filename)]
-            _require_sane(infos, wheel.name)
-            for info in infos:
-                mode = EXECUTABLE if info.external_attr >> 16 & stat.S_IXUSR else REGULAR
-                with archive.open(info) as stream:
-                    yield Member(info.filename, mode, info.file_size, stream)
+        yield
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise ArchiveError(
-            f"{wheel.name} is damaged", because=str(error) or type(error).__name__,
-            next_step="fetch it again",
-        ) from error  # fmt: skip
+            f"{name} is damaged", because=str(error) or type(error).__name__, next_step="fetch it again"
+        ) from error
 
 
 def _folder(store: Store, package: Package) -> Path:
@@ -166,7 +179,7 @@ def _write(wheel: Path, package: Package, folder: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha1(b"blob %d\0" % member.size)  # noqa: S324 - git's object ids are SHA-1
         with target.open("wb") as sink:
-            while chunk := member.stream.read(_CHUNK):
+            for chunk in member.chunks:
                 sink.write(chunk)
                 digest.update(chunk)
         target.chmod(0o555 if member.mode == EXECUTABLE else 0o444)

@@ -23,6 +23,7 @@ from sparkwright.errors import (
 )
 from sparkwright.events import emit, task
 from sparkwright.git import FileEntry, fetch, import_files, list_remote, open_repository
+from sparkwright.lock import require_native
 from sparkwright.lock.native import named
 from sparkwright.native.model import SourceTree
 from sparkwright.native.packages import open_package, read_members
@@ -134,9 +135,7 @@ _NOT_COMPILED = "nothing is compiled from it"
 
 
 def _wanted(lock: Lock, names: Iterable[str] | None) -> Iterator[_Wanted]:
-    native = lock.native
-    if native is None:
-        raise ConfigError("kernels cannot be compiled", because="upstream.lock has no [native] tables")
+    native = require_native(lock)
     for name in native.sources if names is None else names:
         yield _described(lock, native, name)
 
@@ -208,7 +207,7 @@ def _from_folder(access: Access, source: _Wanted, choices: Choices) -> SourceTre
         raise DigestError(
             f"{folder}, which {source.override} names, is not the source that the lock pins",
             because=f"the tree of {', '.join(source.pin.paths)} there is {tree}, not {source.pin.tree}",
-            next_step=f"check out {source.pin.ref} there, unset {source.override}, or ask to take it as it is",
+            next_step=f"check out {source.pin.ref} there, unset {source.override}, or take it as it is",
         )
     return _kept(access, source, tree, f"the folder {folder}")
 
@@ -240,7 +239,7 @@ def _from_package(access: Access, source: _Wanted, choices: Choices) -> SourceTr
     wanted = _below(source.pin.paths, prefix)
     with open_package(access, package) as wheel:
         files = {
-            member.path.removeprefix(prefix): FileEntry(member.mode, member.stream.read())
+            member.path.removeprefix(prefix): FileEntry(member.mode, b"".join(member.chunks))
             for member in read_members(wheel, wanted)
         }
     tree = _import(access.repository, files)

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.canonical import digest_of
-from sparkwright.errors import ConfigError, ToolError
+from sparkwright.errors import ToolError
 from sparkwright.events import task
+from sparkwright.lock import require_native
 from sparkwright.lock.native import named
 from sparkwright.native.farm import TORCH_VARIABLE, make_farm, make_stand_in
 from sparkwright.native.host import find_compiler, find_python_headers, this_machine
 from sparkwright.native.installed import find_tool, find_toolkit, find_torch
 from sparkwright.native.model import Toolchain
 from sparkwright.native.packages import find_package, unpack_package
+from sparkwright.store import note_use
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -166,12 +168,7 @@ def find_toolchain(
 
 
 def _recipe(lock: Lock, target: Target, system: Path | None, python: Path | None) -> _Recipe:
-    native = lock.native
-    if native is None:
-        raise ConfigError(
-            "kernels cannot be compiled", because="upstream.lock has no [native] tables",
-            next_step="take upstream's kernels, or write those tables: see docs/formats.md",
-        )  # fmt: skip
+    native = require_native(lock)
     python = python or Path(sys.executable)
     recipe = _Recipe(native, target, python, find_compiler(target), find_python_headers(python))
     if system is None:
@@ -229,6 +226,7 @@ def _torch(recipe: _Recipe, folders: Mapping[str, Path]) -> Path:
 
 
 def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Toolchain:
+    note_use(place)
     cuda = recipe.toolkit.folder if recipe.toolkit else place / "cuda"
     return Toolchain(
         cuda=cuda,

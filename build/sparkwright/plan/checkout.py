@@ -29,9 +29,9 @@ class Checkout:
         """The folder of the carries."""
         return self.root / "carries"
 
-    def point(self, patchset: str) -> Point:
-        """The point of the lock and the patchset called *patchset*."""
-        return make_point(self.root, self.lock, patchset)
+    def point(self, patchset: str, *, arch: str | None = None) -> Point:
+        """The point of the lock and the patchset called *patchset*; see `make_point`."""
+        return make_point(self.root, self.lock, patchset, arch=arch)
 
 
 def open_checkout(start: Path) -> Checkout:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from sparkwright.merge import History, MergeRequest
+from sparkwright.native.model import Target
 from sparkwright.probe import Proof, Prover
+from sparkwright.upstream import Access, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,16 +18,37 @@ if TYPE_CHECKING:
     from sparkwright.carry import Revision
     from sparkwright.git import Repository
     from sparkwright.lock import Artifact
+    from sparkwright.lock.native import NativePin
     from sparkwright.merge import MergeReport
+    from sparkwright.native.model import Extension, SourceTree, Toolchain
     from sparkwright.patchset import Point
+    from sparkwright.plan.binaries import Binaries
     from sparkwright.plan.checkout import Checkout
+    from sparkwright.probe import Facility
     from sparkwright.store import Store
     from sparkwright.upstream import Pristine, Source
     from sparkwright.wheel.audit import Expectation
 
-__all__ = ["FoundWheel", "Job", "Known", "Options", "needed"]
+__all__ = ["Compiling", "FoundWheel", "Job", "Known", "Options", "needed"]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """How kernels are compiled, where they are; nothing of it decides what comes out.
+
+    Attributes:
+        jobs: most compilers at once; by default what cores and memory allow.
+        keep_going: go on with the other units when one fails.
+        isolate: take the network away from every tool of the build.
+        cuda: folder of an installed CUDA toolkit, taken instead of the lock's packages.
+    """
+
+    jobs: int | None = None
+    keep_going: bool = False
+    isolate: bool = False
+    cuda: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,10 @@ class Options:
         allow_unproved: carries that may go in without a proof.
         out: folder for the wheel and its index.
         offline: use no network.
+        require_native: whether an extension that cannot be compiled is an error, where kernels are
+            compiled at all; otherwise it comes from upstream's wheel.
+        full: keep binaries that are of no use on the card that is compiled for.
+        compiling: how they are compiled.
     """
 
     platform: str
@@ -45,11 +72,24 @@ class Options:
     out: Path
     allow_unproved: frozenset[str] = frozenset()
     offline: bool = False
+    require_native: bool = False
+    full: bool = False
+    compiling: Compiling = field(default_factory=Compiling)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A point to be made into a wheel, and the rooms' tools to do it with."""
+    """A point to be made into a wheel, and the rooms' tools to do it with.
+
+    Attributes:
+        checkout: the clone of the project.
+        point: what is made.
+        options: choices besides it.
+        store: where results are kept.
+        repository: the store's repository.
+        source: where upstream's tree comes from.
+        facilities: what probes may need from the outside, by name.
+    """
 
     checkout: Checkout
     point: Point
@@ -57,6 +97,27 @@ class Job:
     store: Store
     repository: Repository
     source: Source
+    facilities: Mapping[str, Facility] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> Literal["upstream", "native"]:
+        """Where compiled code comes from."""
+        return "upstream" if self.point.arch is None else "native"
+
+    @property
+    def native(self) -> NativePin | None:
+        """What kernels are compiled with and from; `None` where upstream's are taken."""
+        return None if self.point.arch is None else self.point.lock.native
+
+    @property
+    def target(self) -> Target:
+        """What kernels are compiled for, where they are."""
+        return Target(self.options.platform, needed(self.point.arch))
+
+    @cached_property
+    def access(self) -> Access:
+        """Where packages and dependencies' sources come from, and go to."""
+        return Access(self.store, self.repository, read_settings(offline=self.options.offline))
 
     @cached_property
     def pristine(self) -> Pristine:
@@ -94,7 +155,20 @@ class Job:
             find_base=self.find_base,
             history=history,
             offline=self.options.offline,
+            left_out=self.point.left_out,
+            sources=self.sources_at_hand if version == self.point.lock.release.version else {},
         )
+
+    @property
+    def sources_at_hand(self) -> dict[str, str]:
+        """Ids of the pinned trees that carries change and that are in the store, by the sources' names."""
+        pins = {} if self.native is None else self.native.sources
+        wanted = {carry.spec.source for carry in self.point.deciding}
+        return {
+            name: pin.tree
+            for name, pin in pins.items()
+            if name in wanted and pin.tree is not None and self.repository.has(pin.tree)
+        }
 
     def prover(self, report: MergeReport) -> Prover:
         """What finds or makes proofs on the trees of *report*."""
@@ -105,6 +179,8 @@ class Job:
             report.tree,
             report.version,
             offline=self.options.offline,
+            sources=report.sources,
+            facilities=self.facilities,
         )
 
     def changes(self, report: MergeReport) -> dict[str, bytes | None]:
@@ -120,8 +196,17 @@ class Job:
         self.source.wheel(self.point.lock, self.options.platform)
         return self.store.named_file(self.stock_wheel.sha256, self.stock_wheel.filename)
 
-    def expectation(self, changes: Mapping[str, bytes | None] | None) -> Expectation:
-        """What a wheel of this point is held against; *changes* is `None` for one of another point."""
+    def expectation(
+        self, changes: Mapping[str, bytes | None] | None, version: str | None = None, *, arch: str = ""
+    ) -> Expectation:
+        """What a wheel of this point is held against.
+
+        Args:
+            changes: what the merge changed; `None` for a wheel of another point.
+            version: the version that it should have; any of the release by default.
+            arch: the card that kernels are judged for; by default that of the point, or of the lock.
+        """
+        from sparkwright.plan.binaries import native_expectation
         from sparkwright.wheel.audit import Expectation
 
         return Expectation(
@@ -129,7 +214,8 @@ class Job:
             artifact=self.stock_wheel,
             lock=self.point.lock,
             changes=changes,
-            version=self.version if changes is not None else None,
+            version=version,
+            native=native_expectation(self, arch),
         )
 
 
@@ -144,10 +230,19 @@ class FoundWheel:
 
 @dataclass
 class Known:
-    """Results of the steps so far; a step fills in its own and reads earlier ones."""
+    """Results of the steps so far; a step fills in its own and reads earlier ones.
+
+    Of the compiled `extensions` each is there once its step is done; `stock_extensions` are those that
+    are taken from upstream's wheel instead, with the reason.
+    """
 
     pristine: Pristine | None = None
+    sources: dict[str, SourceTree] | None = None
+    toolchain: Toolchain | None = None
+    extensions: dict[str, Extension] = field(default_factory=dict)
+    stock_extensions: dict[str, str] = field(default_factory=dict)
     stock_wheel: bool = False
+    binaries: Binaries | None = None
     report: MergeReport | None = None
     proofs: dict[str, Proof] = field(default_factory=dict)
     wheel: FoundWheel | None = None

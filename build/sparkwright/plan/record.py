@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright import __version__
 from sparkwright.config import to_builtins
+from sparkwright.plan.binaries import version_of
 from sparkwright.plan.job import needed
+from sparkwright.wheel.kernels import KERNELS
 
 if TYPE_CHECKING:
     from sparkwright.carry import Carry
@@ -26,9 +28,9 @@ def wheel_record(job: Job, known: Known) -> dict[str, Any]:
     point = {
         "format": RECORD_FORMAT,
         "digest": job.point.digest,
-        "version": job.version,
+        "version": version_of(job, known),
         "platform": job.options.platform,
-        "kernels": "upstream",
+        "kernels": job.kernels,
         "made-by": f"sparkwright {__version__}",
         "point": job.point.describe(),
         "merge": {
@@ -37,8 +39,10 @@ def wheel_record(job: Job, known: Known) -> dict[str, Any]:
             "commit": report.commit,
         },
     }
-    carries = [_carry(job, known, carry) for carry in job.point.carries]
-    return {"point.json": point, "carries.json": {"format": RECORD_FORMAT, "carries": carries}}
+    # Those that decide nothing are not named: the same point gives the same wheel.
+    carries = [_carry(job, known, carry) for carry in job.point.deciding]
+    files = {"point.json": point, "carries.json": {"format": RECORD_FORMAT, "carries": carries}}
+    return files if known.binaries is None else {**files, KERNELS: known.binaries.record}
 
 
 def _carry(job: Job, known: Known, carry: Carry) -> dict[str, Any]:
@@ -52,6 +56,7 @@ def _carry(job: Job, known: Known, carry: Carry) -> dict[str, Any]:
         "evidence": to_builtins(carry.spec.evidence),
         "outcome": str(outcome.kind),
         "detail": outcome.detail,
+        **({"source": outcome.source} if outcome.source else {}),
         "paths": list(outcome.paths),
         "hazards": to_builtins(outcome.hazards),
     }

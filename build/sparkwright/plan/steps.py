@@ -17,7 +17,9 @@ from sparkwright.canonical import digest_of, sha256_file
 from sparkwright.config import to_builtins
 from sparkwright.errors import CarryConflictError, ProofError, UnprovedError
 from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.plan.binaries import binary_arguments, binary_steps, version_of
 from sparkwright.plan.job import FoundWheel, needed
+from sparkwright.plan.kernels import compile_steps, source_steps
 from sparkwright.plan.record import wheel_record
 from sparkwright.probe import Proof, Verdict
 
@@ -87,24 +89,25 @@ class Merge:
                 "history": known.pristine.commit if known.pristine.history else None,
                 "point": job.point.describe(),
                 "carries": [_merge_inputs(carry.spec) for carry in job.point.carries],
+                **_left_out_and_sources(job),
             }
         )
 
     def find(self, job: Job, known: Known) -> bool:
-        if any(carry.spec.pull is not None for carry in job.point.carries):
+        if any(carry.spec.pull is not None for carry in job.point.deciding):
             return False  # a pull request's head is asked for every time; the merge itself is quick
         record = job.store.find_record("merge", self.key(job, known) or "")
         if record is None:
             return False
         report = msgspec.convert(record, MergeReport)
-        if not job.repository.has(report.commit):
+        if not all(map(job.repository.has, [report.commit, *(source.tree for source in report.sources)])):
             return False
         known.report = report
         return True
 
     def make(self, job: Job, known: Known) -> None:
         version = job.point.lock.release.version
-        for carry in job.point.carries:
+        for carry in job.point.deciding:
             if (revision := carry.revision_for(version)) is not None:
                 carry.patch(revision)  # a malformed patch is a fault of ours, and no outcome of a merge
         report = merge_patchset(job.repository, job.merge_request(needed(known.pristine), version))
@@ -119,8 +122,17 @@ class Merge:
                 next_step=f"'sparkwright merge' shows all outcomes, 'carry refresh' reworks {names}",
             )
         job.repository.keep(f"refs/sparkwright/points/{job.point.digest}", report.commit)
+        for source in report.sources:
+            commit = job.repository.commit(source.tree, message=f"{source.name} with the point's carries")
+            job.repository.keep(f"refs/sparkwright/sources/{job.point.digest}/{source.name}", commit)
         job.store.put_record("merge", self.key(job, known) or "", to_builtins(report))
         known.report = report
+
+
+def _left_out_and_sources(job: Job) -> dict[str, object]:
+    """What a merge depends on besides, and nothing where upstream's kernels are taken and no carry minds."""
+    found = {"left-out": sorted(job.point.left_out), "sources": job.sources_at_hand}
+    return {name: value for name, value in found.items() if value}
 
 
 def _merge_inputs(spec: CarrySpec) -> dict[str, object]:
@@ -227,11 +239,13 @@ class Assemble:
     def key(self, job: Job, known: Known) -> str | None:
         if known.report is None or not self._proofs_known(job, known):
             return None
+        if job.native is not None and known.binaries is None:
+            return None
         return digest_of(
             {
                 "rules": _ASSEMBLY_RULES,
                 "tool": __version__,
-                "version": job.version,
+                "version": version_of(job, known),
                 "stock-wheel": job.stock_wheel.sha256,
                 "record": wheel_record(job, known),
             }
@@ -260,9 +274,10 @@ class Assemble:
         plan = AssemblyPlan(
             upstream_wheel=job.fetch_stock_wheel(),
             upstream_sha256=job.stock_wheel.sha256,
-            version=job.version,
+            version=version_of(job, known),
             changes=job.changes(needed(known.report)),
             record=wheel_record(job, known),
+            **binary_arguments(job, known),
         )
         with job.store.scratch() as scratch:
             built = assemble(plan, scratch)
@@ -299,7 +314,8 @@ class Audit:
 
         wheel = needed(known.wheel)
         path = job.store.named_file(wheel.sha256, wheel.filename)
-        report = audit(path, job.expectation(job.changes(needed(known.report))))
+        changes = job.changes(needed(known.report))
+        report = audit(path, job.expectation(changes, version_of(job, known)))
         report.require()
         job.store.put_record("audit", self.key(job, known) or "", report.to_json())
         known.audited = True
@@ -396,4 +412,16 @@ def _listing(folder: Path) -> list[list[str | int]]:
 def steps_for(job: Job) -> list[Step]:
     """All steps of *job*, in order."""
     proofs = [Prove(carry) for carry in job.point.carries]
-    return [PristineTree(), Merge(), *proofs, StockWheel(), Assemble(), Audit(), Place(), Publish()]
+    return [
+        PristineTree(),
+        *source_steps(job),
+        Merge(),
+        *proofs,
+        *compile_steps(job),
+        StockWheel(),
+        *binary_steps(job),
+        Assemble(),
+        Audit(),
+        Place(),
+        Publish(),
+    ]

@@ -16,7 +16,7 @@ from sparkwright.canonical import digest_of
 from sparkwright.errors import EnvironmentSetupError, NotInStoreError, ProcessError
 from sparkwright.events import task
 from sparkwright.process import run
-from sparkwright.store import remove_tree
+from sparkwright.store import note_use, remove_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +46,7 @@ def prepare_environment(store: Store, *, offline: bool = False) -> Path:
     folder = store.environments / key
     python = folder / "bin" / "python"
     if (folder / _READY).is_file():
+        note_use(folder)
         return python
     if offline:
         raise NotInStoreError(

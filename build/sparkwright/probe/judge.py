@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkwright.config import to_builtins
-from sparkwright.errors import ConfigError
+from sparkwright.errors import BusyError, ConfigError, SparkwrightError, StorageError
 from sparkwright.events import emit, task
-from sparkwright.probe.environment import describe_environment, prepare_environment
+from sparkwright.probe.bench import PACKAGE, Trees, facilities_of
 from sparkwright.probe.proof import (
     PROOF_FORMAT,
     Proof,
@@ -24,19 +25,20 @@ from sparkwright.probe.proof import (
     read_proof,
 )
 from sparkwright.probe.runner import Report, harness_sources, run_probe
-from sparkwright.probe.trees import tree_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from sparkwright.carry import Carry
+    from sparkwright.carry import Carry, ProbeSpec
     from sparkwright.git import Repository
+    from sparkwright.merge import MergedSource
+    from sparkwright.probe.bench import Bench
+    from sparkwright.probe.facility import Facility
     from sparkwright.store import Store
 
 __all__ = ["Prover", "judge"]
 
-_PACKAGE = "vllm"
 _KIND = "proof"
 
 
@@ -60,6 +62,8 @@ class Prover:
         merged: id of the merged tree.
         version: the upstream version that both are of.
         offline: whether the environment may not be made.
+        sources: dependencies' sources that carries change, with the carries in them.
+        facilities: what probes may need from the outside, by name.
     """
 
     store: Store
@@ -68,6 +72,8 @@ class Prover:
     merged: str
     version: str
     offline: bool = False
+    sources: Sequence[MergedSource] = ()
+    facilities: Mapping[str, Facility] = field(default_factory=dict)
 
     def key(self, carry: Carry, paths: Sequence[str]) -> str:
         """The key of the proof of *carry*, which changes *paths* in the merged tree."""
@@ -94,6 +100,8 @@ class Prover:
     def prove(self, carry: Carry, paths: Sequence[str]) -> Proof:
         """Run the probe of *carry* on both trees, whatever is recorded.
 
+        Where something that the probe needs from the outside cannot be had, the proof is broken.
+
         Raises:
             ConfigError: the carry has no probe.
         """
@@ -104,17 +112,15 @@ class Prover:
                 because="it has no probe",
                 next_step="write one: docs/adding-a-carry.md shows how",
             )
-        python = prepare_environment(self.store, offline=self.offline)
-        folders = [
-            tree_folder(self.store, self.repository, tree, under=_PACKAGE, like=like)
-            for tree, like in ((self.pristine, None), (self.merged, self.pristine))
-        ]
-        pristine, merged = self._run_both(
-            carry.name, partial(run_probe, self.store, python, probe, spec), folders
-        )
-        # A file that the carry deletes cannot be imported any more.
-        left = self.repository.files(self.merged)
-        merged = _insist_on_loading(merged, [path for path in paths if path in left])
+        bench = self._bench(carry, spec)
+        if isinstance(bench, str):
+            pristine = merged = Report(Run(verdict="error", message=bench), frozenset(), 0.0)
+        else:
+            pristine, merged = self._run_both(carry.name, spec, probe, bench)
+        if not spec.needs:
+            # A file that the carry deletes cannot be imported any more.
+            left = self.repository.files(self.merged)
+            merged = _insist_on_loading(merged, [path for path in paths if path in left])
         touched = self._touched(carry, paths)
         proof = Proof(
             format=PROOF_FORMAT,
@@ -124,7 +130,7 @@ class Prover:
             pristine=pristine.run,
             merged=merged.run,
             touched=touched,
-            environment=describe_environment(python),
+            environment={} if isinstance(bench, str) else dict(bench.versions),
         )
         emit(
             "probe.judged",
@@ -136,17 +142,34 @@ class Prover:
             self.store.put_record(_KIND, proof.key, to_builtins(proof))
         return proof
 
-    def _run_both(self, name: str, run: Callable[..., Report], folders: Sequence[Path]) -> list[Report]:
-        """One run in each of *folders* at the same time; an interrupt ends them instead of waiting."""
+    def _bench(self, carry: Carry, spec: ProbeSpec) -> Bench | str:
+        """What the runs are made with, or why what the probe needs from the outside cannot be had."""
+        trees = Trees(self.store, self.repository, self.pristine, self.merged)
+        if not spec.needs:
+            return trees.importing(offline=self.offline)
+        try:
+            return trees.configuring(carry, self._source(carry), facilities_of(spec, self.facilities))
+        except (BusyError, StorageError):
+            raise  # they say nothing about the probe
+        except SparkwrightError as error:
+            return str(error)
+
+    def _source(self, carry: Carry) -> MergedSource | None:
+        """The dependency's source that *carry* changes, where it is at hand."""
+        return next((source for source in self.sources if source.name == carry.spec.source), None)
+
+    def _run_both(self, name: str, spec: ProbeSpec, probe: Path, bench: Bench) -> tuple[Report, Report]:
+        """Both runs at the same time; an interrupt ends them instead of waiting."""
         stop = threading.Event()
+        run = partial(run_probe, self.store, bench.python, probe, spec, version=self.version, stop=stop)
         with task(f"prove {name}"), ThreadPoolExecutor(max_workers=2) as pool:
-            started = [
+            without, with_it = (
                 # A thread starts without our context, and so without those who listen to events.
-                pool.submit(copy_context().run, partial(run, folder, version=self.version, stop=stop))
-                for folder in folders
-            ]
+                pool.submit(copy_context().run, partial(run, stand.tree, subject=stand.subject))
+                for stand in bench.stands
+            )
             try:
-                return [one.result() for one in started]
+                return without.result(), with_it.result()
             except BaseException:
                 stop.set()
                 raise
@@ -155,26 +178,44 @@ class Prover:
         spec, probe = carry.spec.probe, carry.probe_path
         if spec is None or probe is None:
             raise ConfigError(f"carry {carry.name} has no probe")
-        return proof_key(probe.read_bytes(), harness_sources(), {"triton": spec.triton}, touched)
+        settings: dict[str, Any] = {"triton": spec.triton}
+        if spec.needs:
+            known = self.facilities
+            settings["needs"] = {name: known[name].key if name in known else None for name in spec.needs}
+        return proof_key(probe.read_bytes(), harness_sources(spec), settings, touched)
 
     def _touched(self, carry: Carry, paths: Sequence[str]) -> tuple[Touched, ...]:
-        pristine, merged = self.repository.files(self.pristine), self.repository.files(self.merged)
-        named: set[str] = set()
+        """The files that the proof of *carry*, which changes *paths*, hangs on."""
+        if carry.spec.source is None:
+            return self._of(carry, paths, self.pristine, self.merged)
+        found = self._of(carry, (), self.merged, self.merged)
+        if (source := self._source(carry)) is not None:
+            found += self._of(carry, paths, source.pristine, source.tree, prefix=f"{source.name}:")
+        return found
+
+    def _of(
+        self, carry: Carry, paths: Sequence[str], pristine: str, merged: str, *, prefix: str = ""
+    ) -> tuple[Touched, ...]:
+        """Those in one pair of trees: *paths*, what the probe imports, and what it says that it reads."""
+        before, after = self.repository.files(pristine), self.repository.files(merged)
+        wanted = set(paths)
         if carry.probe_path is not None:
-            named = named_modules(carry.probe_path.read_bytes(), _PACKAGE, {*pristine, *merged})
+            wanted |= named_modules(carry.probe_path.read_bytes(), PACKAGE, {*before, *after})
+        for pattern in carry.spec.probe.reads if carry.spec.probe is not None else ():
+            wanted.update(fnmatch.filter({*before, *after}, pattern))
         return tuple(
             Touched(
-                path=path,
-                pristine=pristine[path].blob if path in pristine else None,
-                merged=merged[path].blob if path in merged else None,
+                path=f"{prefix}{path}",
+                pristine=before[path].blob if path in before else None,
+                merged=after[path].blob if path in after else None,
             )
-            for path in sorted(named | set(paths))
+            for path in sorted(wanted)
         )
 
 
 def _insist_on_loading(report: Report, paths: Sequence[str]) -> Report:
     """Turn a pass into an error when a changed module was never imported: it proves nothing about it."""
-    modules = {path for path in paths if path.startswith(f"{_PACKAGE}/") and path.endswith(".py")}
+    modules = {path for path in paths if path.startswith(f"{PACKAGE}/") and path.endswith(".py")}
     missing = sorted(modules - report.loaded)
     if report.run.verdict == "passes" and missing:
         message = f"the probe never imported {missing[0]}, which the carry changes"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from sparkwright.config import Model
+from sparkwright.probe.facility import ENVIRONMENT_NAME
 from sparkwright.probe.proof import Run
 from sparkwright.probe.trees import bytecode_folder, fingerprint
 from sparkwright.process import Limits, LimitsExceeded, run_limited
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     import threading
 
     from sparkwright.carry import ProbeSpec
+    from sparkwright.probe.facility import Subject
     from sparkwright.store import Store
 
 __all__ = ["Report", "harness_sources", "run_probe"]
 
 _CHILD = ("harness.py", "probekit.py")
+_BUILDKIT = "buildkit.py"
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,10 @@ class _Found(Model, frozen=True):
     peak_mib: int
 
 
-def harness_sources() -> list[bytes]:
-    """The sources of what runs inside the child; a proof hangs on them."""
-    return [(_child_folder() / name).read_bytes() for name in _CHILD]
+def harness_sources(spec: ProbeSpec) -> list[bytes]:
+    """The sources of what runs inside the child beside a probe as *spec* says; a proof hangs on them."""
+    names = (*_CHILD, _BUILDKIT) if spec.needs else _CHILD
+    return [(_child_folder() / name).read_bytes() for name in names]
 
 
 def _child_folder() -> Path:
@@ -63,6 +67,7 @@ def run_probe(
     *,
     version: str,
     stop: threading.Event | None = None,
+    subject: Subject | None = None,
 ) -> Report:
     """Run *probe* on *tree*; whatever the probe does becomes a run, never an exception.
 
@@ -75,6 +80,7 @@ def run_probe(
         version: what the package's metadata says that it is; a bare tree has none, and vLLM switches
             Triton off when it cannot find its own version.
         stop: ends the run when it is set.
+        subject: what the probe is told where it needs something from the outside.
 
     Raises:
         ToolError: the environment's interpreter cannot be started.
@@ -103,10 +109,13 @@ def run_probe(
         ]
         limits = Limits(spec.seconds, spec.memory_mib)
         log = scratch / "log"
+        env = _environment(scratch)
+        if subject is not None:
+            told = scratch / "facilities.json"
+            told.write_bytes(subject.to_json())
+            env[ENVIRONMENT_NAME] = str(told)
         try:
-            done = run_limited(
-                command, limits=limits, cwd=scratch, env=_environment(scratch), log=log, stop=stop
-            )
+            done = run_limited(command, limits=limits, cwd=scratch, env=env, log=log, stop=stop)
         except LimitsExceeded as error:
             return _error(f"it was stopped: {error}")
         if not report.is_file():

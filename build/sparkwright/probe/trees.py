@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 from sparkwright.canonical import digest_of
 from sparkwright.events import task, warn
 from sparkwright.git import check_out, make_read_only
-from sparkwright.store import remove_tree
+from sparkwright.store import note_use, remove_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from sparkwright.git import Repository
     from sparkwright.store import Store
 
-__all__ = ["bytecode_folder", "fingerprint", "tree_folder"]
+__all__ = ["bytecode_folder", "fingerprint", "part_of", "tree_folder"]
 
 _KIND = "tree-fingerprint"
 _MOMENT_NS = 946_684_800 * 10**9
@@ -37,15 +38,16 @@ def tree_folder(
         store: where it is kept.
         repository: where the tree is.
         tree: its id.
-        under: the folder of the tree that is wanted.
+        under: the folder of the tree that is wanted; the whole tree if empty.
         like: id of another tree, whose bytecode is taken over for files that are the same.
     """
-    folder = store.trees / f"{tree}-{under}"
+    folder = store.trees / (f"{tree}-{under}" if under else tree)
     key = folder.name
     with store.lock(f"tree-{key}", f"the checked-out tree {tree[:12]}"):
         recorded = store.find_record(_KIND, key)
         if folder.is_dir():
             if recorded is not None and recorded.get("fingerprint") == fingerprint(folder):
+                note_use(folder)
                 return folder
             warn(f"the checked-out tree {tree[:12]} was changed; making it anew")
             remove_tree(folder)
@@ -56,7 +58,7 @@ def tree_folder(
             make_read_only(fresh)
             # Recorded first: killed in between, the folder is missing and not under suspicion.
             store.put_record(_KIND, key, {"fingerprint": fingerprint(fresh)})
-            remove_tree(_bytecode_of(store, folder))
+            remove_tree(store.bytecode_of(folder))
             if like is not None:
                 differing = set(repository.changed(like, tree))
                 _take_over_bytecode(store, store.trees / f"{like}-{under}", folder, differing)
@@ -64,6 +66,13 @@ def tree_folder(
             store.publish_folder(fresh, folder)
             folder.chmod(0o555)
     return folder
+
+
+def part_of(repository: Repository, tree: str, names: Sequence[str]) -> str:
+    """Id of the tree that has only those of *names* at its top that *tree* has there."""
+    top = repository.objects.node(tree)
+    entries = {name: top[name] for name in names if name in top}
+    return repository.objects.edit(None, entries) or repository.objects.write("tree", b"")
 
 
 def _fix_times(folder: Path) -> None:
@@ -75,17 +84,12 @@ def _fix_times(folder: Path) -> None:
 
 def bytecode_folder(store: Store) -> Path:
     """Where Python keeps bytecode of what probes import (``-X pycache_prefix``)."""
-    return store.home / "bytecode"
-
-
-def _bytecode_of(store: Store, folder: Path) -> Path:
-    """Where the bytecode of the tree in *folder* is: Python mirrors the whole path."""
-    return bytecode_folder(store) / folder.resolve().relative_to("/")
+    return store.bytecode
 
 
 def _take_over_bytecode(store: Store, old: Path, new: Path, differing: set[str]) -> None:
     """Link the bytecode of files that both trees have; one that differs is compiled when imported."""
-    source, target = _bytecode_of(store, old), _bytecode_of(store, new)
+    source, target = store.bytecode_of(old), store.bytecode_of(new)
     for path in source.rglob("*.pyc"):
         module = path.relative_to(source)
         if module.with_name(f"{module.name.split('.')[0]}.py").as_posix() not in differing:

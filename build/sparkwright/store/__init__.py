@@ -2,6 +2,8 @@
 
 Nothing appears under its final name before it is complete and verified, so a run that is
 killed leaves at worst a scratch entry that the next run sweeps away.
+
+`survey`, `verify` and `prune` are for looking after it.
 """
 
 from sparkwright.store.locks import hold
@@ -9,9 +11,20 @@ from sparkwright.store.paths import (
     Store,
     default_home,
     open_store,
-    remove_tree,
     storing,
     write_atomically,
 )
+from sparkwright.store.removal import remove_tree
+from sparkwright.store.usage import Run, note_use
 
-__all__ = ["Store", "default_home", "hold", "open_store", "remove_tree", "storing", "write_atomically"]
+__all__ = [
+    "Run",
+    "Store",
+    "default_home",
+    "hold",
+    "note_use",
+    "open_store",
+    "remove_tree",
+    "storing",
+    "write_atomically",
+]

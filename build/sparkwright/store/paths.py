@@ -7,19 +7,26 @@ import errno
 import json
 import os
 import shutil
-import tempfile
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkwright.canonical import sha256_file
-from sparkwright.errors import DigestError, StorageError
+from sparkwright.errors import DigestError, LostFileError, StorageError
 from sparkwright.store.locks import hold
+from sparkwright.store.owned import owned_file, owned_folder, shared, sweep_file, sweep_folder
+from sparkwright.store.removal import remove_tree
+from sparkwright.store.usage import note_use, running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-__all__ = ["Store", "default_home", "open_store", "remove_tree", "storing", "write_atomically"]
+    from sparkwright.store.usage import Run
+
+__all__ = ["Store", "default_home", "open_store", "storing", "write_atomically"]
+
+T = TypeVar("T")
 
 
 def default_home() -> Path:
@@ -101,7 +108,7 @@ class Store:
 
     @property
     def scratch_root(self) -> Path:
-        """Scratch folders, each named after the process that owns it."""
+        """Scratch folders, each with a lock that its owner holds."""
         return self.home / "scratch"
 
     @property
@@ -119,6 +126,29 @@ class Store:
         """Unpacked compilers, headers and libraries, and what was made of them."""
         return self.home / "toolchains"
 
+    @property
+    def named(self) -> Path:
+        """Files under names that tell what they are: links into `files`."""
+        return self.home / "named"
+
+    @property
+    def bytecode(self) -> Path:
+        """Bytecode of checked-out trees, which Python keeps by their whole path."""
+        return self.home / "bytecode"
+
+    @property
+    def runs(self) -> Path:
+        """One locked file for each run under way."""
+        return self.home / "runs"
+
+    def bytecode_of(self, folder: Path) -> Path:
+        """Where the bytecode of the tree in *folder* is."""
+        return self.bytecode / folder.resolve().relative_to("/")
+
+    def running(self) -> contextlib.AbstractContextManager[Run]:
+        """Be seen as a run for the length of the block: what it finds in the store is not pruned."""
+        return running(self.runs)
+
     def lock(self, name: str, what: str) -> contextlib.AbstractContextManager[None]:
         """Hold the store's lock called *name*; *what* it protects is told to those who wait."""
         return hold(self.home / "locks" / f"{name}.lock", what)
@@ -129,10 +159,23 @@ class Store:
         """Where the file with that digest is, or would be."""
         return self.files / sha256[:2] / sha256
 
-    def find_file(self, sha256: str) -> Path | None:
-        """The file with that digest, or `None`. Its bytes were verified when it came in."""
+    def find_file(self, sha256: str, *, size: int | None = None) -> Path | None:
+        """The file with that digest, or `None`. Its bytes were verified when it came in.
+
+        Args:
+            sha256: the digest.
+            size: where given, a file of another size counts as none: a machine that lost power may
+                have kept a file's name and not its bytes.
+        """
         path = self.file_path(sha256)
-        return path if path.is_file() else None
+        try:
+            state = path.stat()
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(state.st_mode) or size not in {None, state.st_size}:
+            return None
+        note_use(path, state)
+        return path
 
     def adopt_file(self, source: Path, sha256: str, *, verified: bool = False) -> Path:
         """Move *source* into the store under *sha256*, once that digest is verified.
@@ -156,70 +199,108 @@ class Store:
         target = self.file_path(sha256)
         with storing(f"storing {sha256[:12]}"):
             target.parent.mkdir(parents=True, exist_ok=True)
+            note_use(source)
             # Killed in between, a download can still be resumed; a read-only one could not.
             source.replace(target)
             target.chmod(0o444)
         return target
 
     def link(self, sha256: str, target: Path) -> Path:
-        """Put the file with that digest at *target* too, inside the store."""
+        """Put the file with that digest at *target* too, inside the store.
 
-        def link_or_copy(source: Path, temporary: Path) -> None:
+        Raises:
+            LostFileError: the store holds it no longer.
+            StorageError: the disk is full or cannot be written.
+        """
+        source = self.file_path(sha256)
+        with self._placing(sha256, target), shared(source):
+            temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
             try:
                 temporary.hardlink_to(source)
+                temporary.replace(target)
             except OSError as error:
                 if error.errno not in {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}:
                     raise
-                shutil.copy2(source, temporary)  # a file system without hard links
-
-        return self._appear(sha256, target, link_or_copy)
+                _copy(source, target, mode=0o444)  # a file system without hard links
+            finally:
+                # Also where it was renamed: renaming one link of a file to another does nothing.
+                temporary.unlink(missing_ok=True)
+        return target
 
     def copy_out(self, sha256: str, target: Path) -> Path:
-        """Copy the file with that digest out of the store: what is done to *target* stays there."""
+        """Copy the file with that digest out of the store: what is done to *target* stays there.
 
-        def copy(source: Path, temporary: Path) -> None:
-            shutil.copy2(source, temporary)
-            temporary.chmod(0o644)
+        Raises:
+            LostFileError: the store holds it no longer.
+            StorageError: the disk is full or cannot be written.
+        """
+        with self._placing(sha256, target):
+            _copy(self.file_path(sha256), target, mode=0o644)
+        return target
 
-        return self._appear(sha256, target, copy)
-
-    def _appear(self, sha256: str, target: Path, make: Callable[[Path, Path], None]) -> Path:
+    @contextlib.contextmanager
+    def _placing(self, sha256: str, target: Path) -> Iterator[None]:
         with storing(f"placing {target.name}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             _sweep_beside(target)
-            temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}")
             try:
-                make(self.file_path(sha256), temporary)
-                temporary.replace(target)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-        return target
+                yield
+            except FileNotFoundError as error:
+                if self.file_path(sha256).exists():
+                    raise
+                raise LostFileError(
+                    f"{target.name} cannot be taken from the store",
+                    because=f"another run pruned {sha256[:12]}, or somebody removed it by hand",
+                    next_step="run the same command again: what is missing is fetched or made again",
+                ) from error
 
     def named_file(self, sha256: str, filename: str) -> Path:
         """The file with that digest under a *filename* that tells what it is; it must be here."""
-        target = self.home / "named" / sha256[:16] / filename
-        return target if target.is_file() else self.link(sha256, target)
+        target = self.named / sha256[:16] / filename
+        if not target.is_file():
+            return self.link(sha256, target)
+        note_use(target)
+        return target
 
     # Records ---------------------------------------------------------------------------
 
     def find_record(self, kind: str, key: str) -> dict[str, Any] | None:
         """The JSON object recorded under *kind* and *key*, or `None`; a damaged one counts as none."""
-        path = self._record_path(kind, key)
+        data = self._read_record(kind, key)
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # the latter: neither JSON nor even text
+            found = None if data is None else json.loads(data)
+        except ValueError:  # neither JSON nor even text
             return None
         return found if isinstance(found, dict) else None
 
+    def find_record_as(self, model: type[T], kind: str, key: str) -> T | None:
+        """The same, read as a *model*; one that does not fit it counts as none."""
+        import msgspec
+
+        data = self._read_record(kind, key)
+        try:
+            return None if data is None else msgspec.json.decode(data, type=model)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def _read_record(self, kind: str, key: str) -> bytes | None:
+        path = self.record_path(kind, key)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        note_use(path)
+        return data
+
     def put_record(self, kind: str, key: str, value: dict[str, Any]) -> None:
         """Record *value* under *kind* and *key*, atomically."""
-        path = self._record_path(kind, key)
+        path = self.record_path(kind, key)
         with storing(f"recording {kind} {key[:12]}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
 
-    def _record_path(self, kind: str, key: str) -> Path:
+    def record_path(self, kind: str, key: str) -> Path:
+        """Where what is recorded under *kind* and *key* is, or would be."""
         return self.records / kind / key[:2] / f"{key}.json"
 
     # Scratch and folders ---------------------------------------------------------------
@@ -227,20 +308,17 @@ class Store:
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A folder on the store's own disk that is gone after the block."""
-        with storing("making a scratch folder"):
-            self.scratch_root.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self.scratch_root))
-        try:
+        with contextlib.ExitStack() as stack:
+            with storing("making a scratch folder"):
+                self.scratch_root.mkdir(parents=True, exist_ok=True)
+                folder = stack.enter_context(owned_folder(self.scratch_root))
             with storing("writing to the store's disk"):
                 yield folder
-        finally:
-            remove_tree(folder)
 
     def sweep(self) -> None:
-        """Remove scratch folders whose process is dead."""
+        """Remove what belongs to processes that are dead."""
         for folder in self.scratch_root.iterdir():
-            if not _is_owned(folder.name):
-                remove_tree(folder)
+            sweep_folder(folder)
 
     def publish_folder(self, folder: Path, target: Path) -> Path:
         """Rename the finished *folder* to *target*; if another run was first, theirs stays."""
@@ -257,57 +335,25 @@ class Store:
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace *path* by *data*: readers see the old bytes or the new ones, never a mixture."""
     _sweep_beside(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.{os.getpid()}-", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as stream:
+    with owned_file(path.parent, f".{path.name}.") as (handle, temporary):
+        with os.fdopen(os.dup(handle), "wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.chmod(0o644)
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _sweep_beside(path: Path) -> None:
     """Remove what runs that were killed while they wrote *path* left beside it."""
     prefix = f".{path.name}."
     for name in os.listdir(path.parent):  # noqa: PTH208 - names are all that is wanted
-        if name.startswith(prefix) and not _is_owned(name.removeprefix(prefix)):
-            path.with_name(name).unlink(missing_ok=True)
+        if name.startswith(prefix):
+            sweep_file(path.with_name(name))
 
 
-def _is_owned(name: str) -> bool:
-    """Whether the process whose id *name* begins with is alive."""
-    owner = name.split("-", 1)[0]
-    return owner.isdigit() and Path("/proc", owner).exists()
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove *folder* and all in it, read-only folders included.
-
-    A missing one is fine, also when another process removes it at the same time. A file or link of
-    that name is removed too; nothing is ever reached through a link.
-    """
-    if folder.is_symlink() or folder.is_file():
-        folder.unlink(missing_ok=True)
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        _make_folders_writable(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)  # says why it cannot be removed
-
-
-def _make_folders_writable(folder: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        folder.chmod(0o700)
-        for parent, names, _ in os.walk(folder):
-            for name in names:
-                path = Path(parent, name)
-                if not path.is_symlink():
-                    path.chmod(0o700)
+def _copy(source: Path, target: Path, *, mode: int) -> None:
+    with owned_file(target.parent, f".{target.name}.") as (_, temporary):
+        shutil.copy2(source, temporary)
+        temporary.chmod(mode)
+        temporary.replace(target)

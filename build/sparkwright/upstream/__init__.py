@@ -6,7 +6,7 @@ Open `source` first. `settings`, `network`, `index`, `download` and `members` ta
 """
 
 from sparkwright.upstream.download import fetch_artifact
-from sparkwright.upstream.evidence import gather, propose
+from sparkwright.upstream.evidence import gather, gather_cuda, propose
 from sparkwright.upstream.members import fetch_members
 from sparkwright.upstream.releases import Access, Pristine, other_release
 from sparkwright.upstream.settings import IndexSettings, read_settings
@@ -22,6 +22,7 @@ __all__ = [
     "fetch_artifact",
     "fetch_members",
     "gather",
+    "gather_cuda",
     "open_source",
     "other_release",
     "propose",

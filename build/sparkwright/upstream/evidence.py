@@ -14,6 +14,7 @@ from sparkwright.events import emit
 from sparkwright.git import list_remote
 from sparkwright.lock import LOCK_FORMAT, Artifact, Lock
 from sparkwright.lock.bump import Bumped, rewrite, successor
+from sparkwright.lock.coherence import CudaEvidence
 from sparkwright.lock.statements import VERSION_FILE, Evidence, WheelEvidence, is_evidence, machine_of
 from sparkwright.upstream.archive import read_sdist
 from sparkwright.upstream.download import fetch_artifact
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from sparkwright.lock.native import Package
     from sparkwright.upstream.index import IndexFile
     from sparkwright.upstream.releases import Access, Pristine
 
-__all__ = ["gather", "propose", "read_wheel"]
+__all__ = ["gather", "gather_cuda", "propose", "read_wheel"]
 
 _MAX_TEXT_BYTES = 16 << 20
 _PATIENCE_S = 20.0
@@ -60,6 +62,32 @@ def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> E
         tree=None if pristine is None else _tree_texts(access, pristine.tree),
         tag_commit=_tag_commit(access, lock.release.git, lock.release.version),
     )
+
+
+def gather_cuda(access: Access, lock: Lock) -> CudaEvidence | None:
+    """What the pinned torch and CUDA's release package say about versions; `None` without ``[native]``.
+
+    Raises:
+        FetchError, DigestError, NotInStoreError: one of the two could not be had.
+        WheelError: one of them is no wheel.
+    """
+    if lock.native is None:
+        return None
+    toolkit = lock.native.toolkit
+    torch = next((packages["torch"] for packages in toolkit.target.values() if "torch" in packages), None)
+    if torch is None:  # which `check_native` will say
+        return None
+    return CudaEvidence(torch=_metadata(access, torch), release=_metadata(access, toolkit.release))
+
+
+def _metadata(access: Access, package: Package) -> bytes:
+    artifact = Artifact(filename=package.filename, sha256=package.sha256, size=package.size)
+    path = fetch_artifact(access.store, artifact, access.settings)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _member(archive, f"{package.project}-{package.version}.dist-info/METADATA")
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise WheelError(f"{package.filename} could not be read", because=str(error).strip("'\"")) from error
 
 
 def propose(access: Access, text: str, version: str) -> Bumped:

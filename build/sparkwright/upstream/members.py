@@ -14,7 +14,7 @@ import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ArchiveError, NotInStoreError, SparkwrightError
+from sparkwright.errors import ArchiveError, DigestError, NotInStoreError, SparkwrightError
 from sparkwright.events import emit, task
 from sparkwright.store import storing
 from sparkwright.upstream.download import fetch_artifact
@@ -132,15 +132,16 @@ class _Source:
     def _require_range(self, response: requests.Response, start: int) -> None:
         response.raise_for_status()
         stated = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
-        wanted = (start, self.artifact.size)
         if response.status_code != 206 or stated is None:  # noqa: PLR2004 - Partial Content
             raise _NoRangesError
-        if (int(stated[1]), int(stated[2])) != wanted:
-            raise ArchiveError(
+        if int(stated[2]) != self.artifact.size:
+            raise DigestError(
                 f"{self.artifact.filename} is not the file that the lock names",
-                because=f"its server has {stated[2]} bytes of it, not {self.artifact.size}",
+                because=f"it has {stated[2]} bytes, not {self.artifact.size}",
                 next_step="do not use it; look at the package index and at upstream.lock",
             )
+        if int(stated[1]) != start:
+            raise InterruptedFetch("the server sent another range than was asked for")
 
 
 def _is_transfer(error: OSError) -> bool:

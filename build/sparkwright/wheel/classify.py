@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal
 
+from sparkwright.lock.native_paths import CMAKE_PATHS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -20,9 +22,7 @@ Kind = Literal["native", "metadata", "shipped", "not-shipped"]
 
 # The first pattern that matches the whole path decides.
 _TABLE: tuple[tuple[str, Kind], ...] = (
-    (r"csrc/.*", "native"),
-    (r"cmake/.*", "native"),
-    (r"CMakeLists\.txt", "native"),
+    *((pattern, "native") for pattern in CMAKE_PATHS),
     (r"setup\.py", "native"),
     (r"rust/.*", "native"),
     (r"build_rust\.sh", "native"),

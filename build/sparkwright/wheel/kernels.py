@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from sparkwright.config import Model, to_builtins
 from sparkwright.errors import WheelError
+from sparkwright.wheel.archive import open_archive
+from sparkwright.wheel.names import parse_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from sparkwright.native.model import Extension, Target
 
-__all__ = ["KERNELS", "BinaryKernels", "KernelsRecord", "LeftOut", "kernels_record", "read_kernels_record"]
+__all__ = [
+    "KERNELS",
+    "BinaryKernels",
+    "KernelsRecord",
+    "LeftOut",
+    "kernels_of",
+    "kernels_record",
+    "read_kernels_record",
+]
 
 KERNELS = "kernels.json"
 KERNELS_FORMAT = 1
@@ -135,3 +147,21 @@ def read_kernels_record(value: Any) -> KernelsRecord:
     if twice := sorted({member for member in members if members.count(member) > 1}):
         raise WheelError(f"{KERNELS} is malformed", because=f"it names {twice[0]} twice")
     return record
+
+
+def kernels_of(wheel: Path) -> KernelsRecord | None:
+    """What the wheel at that path says of its kernels; `None` for one with upstream's only.
+
+    Raises:
+        ArchiveError: it is no archive that we would look into.
+        WheelError: its record is malformed.
+    """
+    with open_archive(wheel) as archive:
+        member = f"{parse_name(wheel.name).dist_info}/sparkwright/{KERNELS}"
+        if member not in archive.members:
+            return None
+        try:
+            value = json.loads(archive.read(member))
+        except ValueError as error:
+            raise WheelError(f"{wheel.name} is malformed", because=f"{KERNELS} is not JSON") from error
+        return read_kernels_record(value)

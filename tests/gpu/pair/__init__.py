@@ -2,5 +2,6 @@
 
 `models` writes the two model folders, `load` says what is asked of the server and what must
 come of it, `install` checks the installed wheel, `engine` is the process that serves, and
-`worker` looks into vLLM's worker. Only `engine` and `worker` import vLLM.
+`worker` looks into vLLM's worker. `kernels` is a process that lets compiled kernels compute. Only these
+three import vLLM.
 """

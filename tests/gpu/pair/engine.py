@@ -241,10 +241,12 @@ async def run(spec: dict[str, Any]) -> None:
         async with asyncio.timeout(LEVEL_SECONDS):  # a worker whose answer cannot be sent never answers
             view = (await engine.collective_rpc("pair_boot"))[0]
             modules = (await engine.collective_rpc("pair_modules", args=(spec["carried"],)))[0]
+            binaries = (await engine.collective_rpc("pair_binaries", args=(spec["native"],)))[0]
         alive = await answers(engine, FIRST_SECONDS)
         gc.collect()
         gc.freeze()  # as vLLM's own server does: a full collection would stall the streams
-        write("boot", seconds=round(time.monotonic() - started, 1), view=view, modules=modules, canary=alive)
+        seconds = round(time.monotonic() - started, 1)
+        write("boot", seconds=seconds, view=view, modules=modules, binaries=binaries, canary=alive)
         for level in spec["levels"]:
             seen = await serve(engine, level)
             found = faults(seen, graphs=not spec["eager"])

@@ -14,8 +14,11 @@ import json
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Check", "Installed", "carried_files", "digest", "find", "inspect"]
+__all__ = ["Check", "Installed", "carried_files", "digest", "find", "inspect", "native_binaries"]
+
+_UPSTREAM = "upstream-wheel"  # who provides a binary that was taken from upstream's own wheel
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,15 @@ def find(path: list[str] | None = None) -> Installed:
     return Installed(root, info, found[0].version, record)
 
 
-def inspect(installed: Installed, version: str, carries: list[str], pruned: list[str]) -> list[Check]:
+def inspect(
+    installed: Installed,
+    version: str,
+    carries: list[str],
+    pruned: list[str],
+    *,
+    left_out: list[str] | None = None,
+    native: list[str] | None = None,
+) -> list[Check]:
     """Check an installation.
 
     Args:
@@ -77,19 +88,28 @@ def inspect(installed: Installed, version: str, carries: list[str], pruned: list
         version: the version that it must have, local part included.
         carries: names of the carries that it must hold, no more and no fewer; none for a stock wheel.
         pruned: path prefixes that may have been left out of the installation.
+        left_out: carries that the wheel must name as left out.
+        native: extensions, without suffix, that must be compiled by us; all others must be upstream's.
     """
     return [
         Check("version", installed.version == version, f"{installed.version}, asked for {version}"),
         _record_check(installed, pruned),
         _stray_check(installed),
-        _carries_check(installed, carries),
+        _carries_check(installed, carries, left_out or []),
+        _native_check(installed, native or []),
     ]
 
 
 def carried_files(installed: Installed) -> dict[str, str]:
-    """Digest by path of the files that carries changed; empty for a stock wheel."""
-    paths = sorted({path for carry in _carries(installed) for path in carry["paths"]})
+    """Digest by path of the wheel's files that carries changed; empty for a stock wheel."""
+    paths = sorted({path for carry in _carries(installed) for path in _shipped(carry)})
     return {path: installed.record.get(path, "not in RECORD") for path in paths}
+
+
+def native_binaries(installed: Installed) -> dict[str, str]:
+    """Digest by path of the binaries that are not upstream's; empty for a stock wheel."""
+    ours = [entry["member"] for entry in _providers(installed) if entry["provider"] != _UPSTREAM]
+    return {path: installed.record.get(path, "not in RECORD") for path in sorted(ours)}
 
 
 def _record_check(installed: Installed, pruned: list[str]) -> Check:
@@ -118,21 +138,56 @@ def _stray_check(installed: Installed) -> Check:
     )
 
 
-def _carries(installed: Installed) -> list[dict[str, list[str]]]:
-    file = installed.info / "sparkwright" / "carries.json"
-    if not file.is_file():
-        return []
-    carries: list[dict[str, list[str]]] = json.loads(file.read_text(encoding="utf-8"))["carries"]
+def _stated(installed: Installed, name: str) -> Any:
+    """What the wheel says of itself in the file called *name*; `None` where it says nothing."""
+    file = installed.info / "sparkwright" / name
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def _carries(installed: Installed) -> list[dict[str, Any]]:
+    carries: list[dict[str, Any]] = (_stated(installed, "carries.json") or {"carries": []})["carries"]
     return carries
 
 
-def _carries_check(installed: Installed, wanted: list[str]) -> Check:
-    outcomes = {str(carry["name"]): str(carry["outcome"]) for carry in _carries(installed)}
+def _providers(installed: Installed) -> list[dict[str, Any]]:
+    providers: list[dict[str, Any]] = _stated(installed, "providers.json") or []
+    return providers
+
+
+def _shipped(carry: dict[str, Any]) -> list[str]:
+    """The carry's paths that a wheel has: none in a dependency's source, and none that is only compiled."""
+    own = [] if carry.get("source") else carry["paths"]
+    return [path for path in own if path.startswith("vllm/")]
+
+
+def _carries_check(installed: Installed, wanted: list[str], left_out: list[str]) -> Check:
+    carries = {str(carry["name"]): carry for carry in _carries(installed)}
+    outcomes = {name: str(carry["outcome"]) for name, carry in carries.items()}
     files = carried_files(installed)
+    compiled = [name for name in wanted if name in carries and not _shipped(carries[name])]
     ok = (
-        sorted(outcomes) == sorted(wanted)
-        and all(outcome == "applied" for outcome in outcomes.values())
+        outcomes == dict.fromkeys(wanted, "applied") | dict.fromkeys(left_out, "left-out")
+        and all(carries[name]["paths"] for name in wanted)
         and all(path in installed.record for path in files)
-        and bool(files) == bool(wanted)
+        and (not compiled or bool(native_binaries(installed)))
     )
-    return Check("carries", ok, f"{outcomes or 'none'} in {len(files)} files; asked for {wanted or 'none'}")
+    asked = f"asked for {wanted or 'none'}" + (f" without {left_out}" if left_out else "")
+    return Check("carries", ok, f"{outcomes or 'none'} in {len(files)} files; {asked}")
+
+
+def _native_check(installed: Installed, wanted: list[str]) -> Check:
+    """The binaries that the wheel calls ours are those asked for, with the digests that it states."""
+    ours = native_binaries(installed)
+    stated = {entry["member"]: str(entry["sha256"]) for entry in _providers(installed)}
+    names = sorted(Path(path).name.partition(".")[0] for path in ours)
+    odd = [path for path, listed in ours.items() if _hexadecimal(listed) != stated[path]]
+    detail = f"{names or 'none'} compiled by us, {len(stated) - len(ours)} from upstream's wheel"
+    if odd:
+        detail += f"; RECORD has another digest for {odd}"
+    return Check("native binaries", names == sorted(wanted) and not odd, detail)
+
+
+def _hexadecimal(listed: str) -> str:
+    """A digest of ``RECORD`` as hexadecimal digits."""
+    encoded = listed.removeprefix("sha256=")
+    return base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).hex()

@@ -60,6 +60,24 @@ class PairView:
             found[path] = [str(file), digest(file)]
         return found
 
+    def pair_binaries(self, paths: list[str]) -> dict[str, dict[str, Any]]:
+        """Where this process has each extension from, by its path in the wheel.
+
+        ``files``: file and digest of all that is mapped under that path, wherever it lies; ``before``:
+        whether vLLM had loaded it by itself before it was asked for here.
+        """
+        before = _mapped()
+        for path in paths:
+            importlib.import_module(path.partition(".")[0].replace("/", "."))
+        mapped = _mapped()
+        return {
+            path: {
+                "files": [[str(file), digest(file)] for file in mapped if str(file).endswith(f"/{path}")],
+                "before": any(str(file).endswith(f"/{path}") for file in before),
+            }
+            for path in paths
+        }
+
     def pair_take_replays(self) -> int:
         """CUDA graphs replayed since the last call."""
         global _replays
@@ -76,6 +94,12 @@ def _count_replays() -> None:
         replay(graph)
 
     torch.cuda.CUDAGraph.replay = counting  # type: ignore[method-assign]
+
+
+def _mapped() -> list[Path]:
+    """The files that are mapped into this process (proc(5)), each once."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return sorted({Path(line.split(maxsplit=5)[5]) for line in lines if len(line.split()) > 5})
 
 
 def _name(thing: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import wheelkit
 from kit import UpstreamRepository
+from native_kit import native_tables, offer_toolkit, with_native
 from tiny_release import make_tiny
 
 from sparkwright.cli import doctor
@@ -148,6 +150,13 @@ class TestDoctor:
         assert "package index" in world.good("doctor").out
         assert self.verdicts(world, "--offline")["package index"] == "skipped"
 
+    def test_native_kernels_are_looked_at_where_the_lock_has_them(self, world: World) -> None:
+        native = native_tables(offer_toolkit(world.index))
+        world.pin(dataclasses.replace(world.release, lock=with_native(world.release.lock, native)))
+        found = {finding["what"]: finding for finding in world.good("doctor", "--json").json}
+        assert {"compiler for aarch64", "cuda toolkit", "disk for kernels", "gpu processes"} <= set(found)
+        assert all(finding["remedy"] for finding in found.values() if finding["verdict"] == "to do")
+
     def test_an_index_without_the_release(self, world: World) -> None:
         name = world.release.lock.wheels["x86_64"].filename
         del world.index.files[name]
@@ -220,6 +229,25 @@ class TestLock:
         ran = pinned.call("lock", "check", "--json")
         assert ran.status == 24
         assert {finding["key"] for finding in ran.json["findings"]} == {"release.torch"}
+
+    def compiling(self, world: World, **changes: object) -> None:
+        """Give the lock tables to compile kernels by."""
+        native = native_tables(offer_toolkit(world.index), **changes)
+        world.pin(dataclasses.replace(world.release, lock=with_native(world.release.lock, native)))
+
+    def test_check_of_the_native_tables(self, pinned: World) -> None:
+        self.compiling(pinned)
+        assert "the [native] tables fit it, torch and each other" in pinned.good("lock", "check").out
+        self.compiling(pinned, release="1.1.0")
+        ran = pinned.call("lock", "check", "--json")
+        assert ran.status == 24
+        assert [finding["key"] for finding in ran.json["findings"]] == ["native.release"]
+
+    def test_bump_says_which_native_tables_are_out_of_date(self, pinned: World) -> None:
+        self.compiling(pinned)
+        notes = pinned.good("lock", "bump", "1.3.0", "--json").json["notes"]
+        assert any("[native] was left as it is, for 1.2.0" in note for note in notes)
+        assert pinned.call("lock", "check").status == 24
 
     def test_bump(self, pinned: World) -> None:
         path = pinned.root / "upstream.lock"

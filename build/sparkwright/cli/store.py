@@ -1,0 +1,131 @@
+"""``sparkwright store``: look at the store, verify it, make room in it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from sparkwright.cli.session import Session, common_options, print_json, run_looking_only
+from sparkwright.cli.tables import show_table
+from sparkwright.cli.terminal import human_size
+
+if TYPE_CHECKING:
+    from sparkwright.store.survey import KindTotal
+
+__all__ = ["command"]
+
+
+@click.group("store")
+def command() -> None:
+    """Show what the store holds, verify it, make room in it."""
+
+
+@command.command("list")
+@common_options
+@run_looking_only
+def list_command(session: Session) -> None:
+    """Show what takes how much, by kind."""
+    from sparkwright.store.survey import survey, totals
+
+    found = totals(survey(session.store, session.logs))
+    if session.as_json:
+        print_json({"store": str(session.store.home), "kinds": _described(found)})
+        return
+    rows = [(total.kind, str(total.count), human_size(total.size), _day(total.used)) for total in found]
+    rows.append(("all", str(sum(t.count for t in found)), human_size(sum(t.size for t in found)), ""))
+    show_table(("kind", "count", "size", "last used"), rows)
+    click.echo(f"store    {session.store.home}")
+
+
+@command.command("verify")
+@click.option("--remove", is_flag=True, help="Drop what is damaged; it is fetched or made again when needed.")
+@common_options
+@run_looking_only
+def verify_command(session: Session, *, remove: bool) -> None:
+    """Hash every file anew, and read every record and every name."""
+    from sparkwright.store.verify import remove_faults, require_sound, verify
+
+    faults = verify(session.store)
+    if remove:
+        remove_faults(faults)
+    if session.as_json:
+        told = [{"path": str(fault.path), "why": fault.why} for fault in faults]
+        print_json({"store": str(session.store.home), "damaged": told, "removed": remove})
+    elif faults:
+        places = [(str(fault.path.relative_to(session.store.home)), fault.why) for fault in faults]
+        show_table(("damaged", "why"), places)
+        if remove:
+            click.echo(f"removed  {len(faults)}; what is needed is fetched or made again")
+    else:
+        click.echo("the store is sound")
+    if not remove:
+        require_sound(faults)
+
+
+@command.command("prune")
+@click.option(
+    "--older-than",
+    type=click.FloatRange(min=0),
+    metavar="DAYS",
+    help="Remove what was not used for so many days, event logs too.",
+)
+@click.option(
+    "--keep-size",
+    type=click.FloatRange(min=0),
+    metavar="GB",
+    help="Remove what was not used for the longest until the store has so many GiB.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@common_options
+@run_looking_only
+def prune_command(
+    session: Session, *, older_than: float | None, keep_size: float | None, dry_run: bool
+) -> None:
+    """Remove what was not used for the longest.
+
+    What a run that is under way has used stays. What is removed and needed again is fetched or made
+    again. Git's objects are not removed.
+    """
+    from sparkwright.store.prune import Limits, prune
+    from sparkwright.store.survey import survey, totals
+
+    if older_than is None and keep_size is None:
+        raise click.UsageError("Give --older-than, --keep-size, or both.")
+    limits = Limits(older_than, None if keep_size is None else int(keep_size * (1 << 30)))
+    entries = survey(session.store, session.logs)
+    done = prune(session.store, entries, limits, run=session.run, dry=dry_run)
+    removed, in_use = totals(done.removed), totals(done.in_use)
+    if session.as_json:
+        print_json(
+            {
+                "dry-run": dry_run,
+                "removed": _described(removed),
+                "in-use": _described(in_use),
+                "kept": done.kept,
+            }
+        )
+        return
+    if removed:
+        rows = [(total.kind, str(total.count), human_size(total.size), _day(total.used)) for total in removed]
+        show_table(("would remove" if dry_run else "removed", "count", "size", "last used"), rows)
+    else:
+        click.echo("nothing to remove")
+    if in_use:
+        kept = ", ".join(f"{total.count} {total.kind} ({human_size(total.size)})" for total in in_use)
+        click.echo(f"in use   {kept}: kept for the runs that are under way")
+    click.echo(f"kept     {human_size(done.kept)} in {session.store.home}")
+
+
+def _described(found: list[KindTotal]) -> list[dict[str, object]]:
+    return [{**asdict(total), "used": _moment(total.used).isoformat()} for total in found]
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=0)
+
+
+def _day(seconds: float) -> str:
+    return _moment(seconds).strftime("%Y-%m-%d %H:%M")

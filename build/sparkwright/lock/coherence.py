@@ -1,0 +1,143 @@
+"""Do the lock's ``[native]`` tables fit the release that is pinned, and each other?
+
+No file of the release repeats what they say, so they are held against the rest of the lock, and the
+versions of the CUDA packages against what torch and CUDA's own release package ask for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from email.parser import BytesHeaderParser
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import ConfigError, LockMismatchError
+from sparkwright.lock.check import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.lock.model import Lock
+    from sparkwright.lock.native import NativePin, Package
+
+__all__ = ["CudaEvidence", "check_native", "require_native"]
+
+_RELEASE = "cuda-toolkit"
+
+
+@dataclass(frozen=True)
+class CudaEvidence:
+    """What packages say about CUDA's version.
+
+    Attributes:
+        torch: METADATA of the pinned torch.
+        release: METADATA of the package that ``native.toolkit.release`` names.
+    """
+
+    torch: bytes
+    release: bytes
+
+
+def require_native(lock: Lock) -> NativePin:
+    """The ``[native]`` tables, if they are for the pinned release.
+
+    Raises:
+        ConfigError: there are none.
+        LockMismatchError: they are for another release.
+    """
+    if lock.native is None:
+        raise ConfigError(
+            "kernels cannot be compiled", because="upstream.lock has no [native] tables",
+            next_step="take upstream's kernels, or write those tables: see docs/formats.md",
+        )  # fmt: skip
+    if lock.native.release != lock.release.version:
+        raise LockMismatchError(
+            "the [native] tables of upstream.lock are for another release",
+            because=f"they were made for {lock.native.release}, and {lock.release.version} is pinned",
+            next_step="take upstream's kernels, or make them anew: sparkwright lock check names each",
+        )
+    return lock.native
+
+
+def check_native(lock: Lock, evidence: CudaEvidence | None = None) -> list[Finding]:
+    """Every place where the ``[native]`` tables contradict the rest of the lock, themselves or *evidence*."""
+    native = lock.native
+    if native is None:
+        return []
+    findings = [
+        *_release(lock, native),
+        *_packages(lock, native),
+        *_sources(lock, native),
+        *_extensions(native),
+    ]
+    return findings + (list(_cuda(native, evidence)) if evidence else [])
+
+
+def _release(lock: Lock, native: NativePin) -> Iterator[Finding]:
+    if native.release != lock.release.version:
+        yield Finding("native.release", native.release, lock.release.version, "release.version")
+
+
+def _tables(native: NativePin) -> Iterator[tuple[str, str, str, Package]]:
+    """Each package: its key in the lock, its machine, its name there, and itself."""
+    for kind, tables in (("builder", native.toolkit.builder), ("target", native.toolkit.target)):
+        for machine, packages in tables.items():
+            for name, package in packages.items():
+                yield f"native.toolkit.{kind}.{machine}.{name}", machine, name, package
+
+
+def _packages(lock: Lock, native: NativePin) -> Iterator[Finding]:
+    for machine in [machine for machine, table in native.toolkit.target.items() if "torch" not in table]:
+        yield Finding(f"native.toolkit.target.{machine}.torch", None, lock.release.torch, "release.torch")
+    for key, machine, name, package in _tables(native):
+        platform = package.filename.removesuffix(".whl").rpartition("-")[2]
+        if platform != "any" and not all(tag.endswith(machine) for tag in platform.split(".")):
+            yield Finding(f"{key}.filename", package.filename, machine, "the table that it is in")
+        if name == "torch" and package.version != lock.release.torch:
+            yield Finding(f"{key}.filename", package.version, lock.release.torch, "release.torch")
+
+
+def _sources(lock: Lock, native: NativePin) -> Iterator[Finding]:
+    for name in sorted(lock.sources.keys() - native.sources.keys()):
+        yield Finding(f"native.sources.{name}", None, name, "[sources]: CMake would download it")
+    for name, pin in native.sources.items():
+        key, declared = f"native.sources.{name}", lock.sources.get(name)
+        if declared is not None and pin.ref != declared.ref:
+            yield Finding(f"{key}.ref", pin.ref, declared.ref, f"sources.{name}.ref")
+        if declared is None and not (pin.repository and pin.mount):
+            yield Finding(key, name, None, "[sources], and it has no repository and mount of its own")
+        host = pin.mount.partition(":")[0]
+        if host and host not in native.sources:
+            yield Finding(f"{key}.mount", pin.mount, None, "[native.sources]")
+        elif host in lock.sources and lock.sources[host].ref != native.sources[host].ref:
+            yield Finding(f"{key}.ref", pin.ref, None, f"sources.{host}, which has moved and it is a part of")
+
+
+def _extensions(native: NativePin) -> Iterator[Finding]:
+    compiled = {name for name, pin in native.sources.items() if pin.tree is not None}
+    for name, spec in native.extensions.items():
+        for source in sorted(set(spec.sources) - compiled):
+            yield Finding(f"native.extensions.{name}.sources", source, None, "[native.sources] with a tree")
+
+
+def _cuda(native: NativePin, evidence: CudaEvidence) -> Iterator[Finding]:
+    wanted = _exact_pins(evidence.torch).get(_RELEASE)
+    toolkit = native.toolkit
+    if wanted != toolkit.release.version:
+        yield Finding("native.toolkit.release.filename", toolkit.release.version, wanted, "torch's METADATA")
+    if wanted is None or not wanted.startswith(f"{toolkit.cuda}."):
+        yield Finding("native.toolkit.cuda", toolkit.cuda, wanted, "torch's METADATA")
+    pins = _exact_pins(evidence.release)
+    for key, _, _, package in _tables(native):
+        pin = pins.get(package.project.replace("_", "-"))
+        if pin is not None and not f"{package.version}.".startswith(f"{pin.removesuffix('.*')}."):
+            yield Finding(
+                f"{key}.filename", package.version, pin, f"the METADATA of {toolkit.release.filename}"
+            )
+
+
+def _exact_pins(metadata: bytes) -> dict[str, str]:
+    """Project to version, for each ``Requires-Dist`` with ``==`` in *metadata* (PEP 566)."""
+    headers = BytesHeaderParser().parsebytes(metadata).get_all("Requires-Dist", [])
+    found = (re.match(r"([\w.-]+)\s*(?:\[[^\]]*\])?\s*\(?==\s*([^;,)\s]+)", header) for header in headers)
+    return {match[1].lower(): match[2] for match in found if match}

@@ -1,0 +1,132 @@
+"""One carry's change merged into one tree, and the name of what came of it."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import TYPE_CHECKING
+
+from sparkwright.git import FileEntry, merge_trees, patch_tree
+from sparkwright.merge.absorb import reverse_applies
+from sparkwright.merge.hazards import Sides, examine
+from sparkwright.merge.report import Outcome, OutcomeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.carry import Carry
+    from sparkwright.git import MergeResult, Repository
+    from sparkwright.merge.absorb import Change
+
+__all__ = ["absorbed", "is_text", "land"]
+
+# What never reaches a wheel and decides nothing in one: a conflict there is worth a note, no more.
+_TEXTS = (
+    "tests/*",
+    "*/tests/*",
+    "docs/*",
+    "examples/*",
+    "benchmarks/*",
+    ".github/*",
+    ".buildkite/*",
+    "*.md",
+    "*.rst",
+)
+_SHOWN = 3
+
+
+def is_text(path: str) -> bool:
+    """Whether *path* is a test or a document, and so neither shipped nor compiled."""
+    return any(fnmatch.fnmatchcase(path, pattern) for pattern in _TEXTS)
+
+
+def land(repository: Repository, carry: Carry, change: Change, ours: str) -> Outcome:
+    """Merge the *change* of *carry* into the tree *ours*."""
+    result = merge_trees(repository, base=change.base_commit, ours=ours, theirs=change.theirs)
+    if result.clean and result.tree == ours:
+        return absorbed(carry, ours, ("equal-tree",))
+    if not result.clean:
+        return _conflicted(repository, carry, change, ours, result)
+    return _applied(repository, carry, change, ours, result.tree)
+
+
+def absorbed(
+    carry: Carry, ours: str, signals: tuple[str, ...], *, conflicts: tuple[str, ...] = ()
+) -> Outcome:
+    """The outcome of a carry that upstream has already, as *signals* tell."""
+    detail = f"upstream has it ({', '.join(signals)})"
+    if conflicts:
+        detail += f", and its own form of {', '.join(conflicts)}"
+    return Outcome(
+        carry=carry.name,
+        kind=OutcomeKind.ABSORBED,
+        tree=ours,
+        detail=detail,
+        signals=signals,
+        conflicts=conflicts,
+    )
+
+
+def _conflicted(
+    repository: Repository, carry: Carry, change: Change, ours: str, result: MergeResult
+) -> Outcome:
+    if reverse_applies(repository, change, ours):
+        return absorbed(carry, ours, ("reverse-apply",))
+    code = [path for path in result.conflicts if not is_text(path)]
+    if code:
+        detail = _shortened(code)
+        return Outcome(
+            carry=carry.name, kind=OutcomeKind.CONFLICT, tree=ours, detail=detail, conflicts=result.conflicts
+        )
+    tree = _with_ours(repository, result, ours)
+    if tree == ours and not all(map(is_text, repository.changed(change.base, change.theirs))):
+        # Its code changed nothing, so upstream has all of that; only its tests or documents differ.
+        return absorbed(carry, ours, ("equal-tree",), conflicts=result.conflicts)
+    if tree == ours:
+        detail = "nothing is left of it but conflicts in tests or documents"
+        return Outcome(
+            carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=detail, conflicts=result.conflicts
+        )
+    return _applied(repository, carry, change, ours, tree, conflicts=result.conflicts)
+
+
+def _shortened(paths: Sequence[str]) -> str:
+    """The first few of *paths*, and how many there are."""
+    shown = ", ".join(paths[:_SHOWN])
+    return f"{shown} and {len(paths) - _SHOWN} more files" if len(paths) > _SHOWN else shown
+
+
+def _with_ours(repository: Repository, result: MergeResult, ours: str) -> str:
+    """The merged tree with our form of every conflicted file."""
+    entries = repository.files(ours, result.conflicts)
+    files = {
+        path: FileEntry(entries[path].mode, repository.blob(entries[path].blob)) if path in entries else None
+        for path in result.conflicts
+    }
+    return patch_tree(repository, result.tree, files)
+
+
+def _applied(
+    repository: Repository,
+    carry: Carry,
+    change: Change,
+    ours: str,
+    merged: str,
+    *,
+    conflicts: tuple[str, ...] = (),
+) -> Outcome:
+    flaws, hazards = examine(repository, Sides(change.base, ours, change.theirs, merged))
+    if flaws:
+        return Outcome(
+            carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail="; ".join(flaws), hazards=hazards
+        )
+    kind = OutcomeKind.CONFLICT_IN_TEXTS if conflicts else OutcomeKind.APPLIED
+    detail = f"upstream's form was kept of {', '.join(conflicts)}" if conflicts else ""
+    return Outcome(
+        carry=carry.name,
+        kind=kind,
+        tree=merged,
+        detail=detail,
+        hazards=hazards,
+        conflicts=conflicts,
+        paths=tuple(sorted(repository.changed(ours, merged))),
+    )

@@ -1,0 +1,329 @@
+"""From sources to one extension in the store: configure, compile what is missing, link.
+
+Start reading at `build_extension`. Every result on the way is kept: the configuration, each
+object, the linked file. So a build that is killed has lost the units that were running, and a
+changed file costs the units that include it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.canonical import sha256_file
+from sparkwright.errors import LostFileError, NativeBuildError, ProcessError
+from sparkwright.events import emit, task
+from sparkwright.native.compile import CompileJob, run_jobs
+from sparkwright.native.configure import (
+    RULES,
+    configuration_key,
+    configure,
+    find_configuration,
+    with_generated,
+)
+from sparkwright.native.costs import Costs
+from sparkwright.native.covered import Reader
+from sparkwright.native.extensions import (
+    extension_key,
+    find_extension,
+    find_link,
+    link_key,
+    record_extension,
+    record_link,
+)
+from sparkwright.native.machine import look
+from sparkwright.native.model import Extension
+from sparkwright.native.schedule import Waiting, plan_jobs
+from sparkwright.native.toolchain import configure_environment
+from sparkwright.native.units import UnitFiles, find_object, missing_units, place_object, record_object
+from sparkwright.native.workspace import native_tree, open_workspace
+from sparkwright.process import run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from sparkwright.git import Repository
+    from sparkwright.lock import Lock
+    from sparkwright.lock.native import NativePin
+    from sparkwright.native.compile import Finished
+    from sparkwright.native.model import Configuration, Cost, Inputs, Link, Unit
+    from sparkwright.native.workspace import Workspace
+    from sparkwright.store import Store
+
+_LINK = "120000"
+
+__all__ = ["Builder", "Configured", "Forecast", "build_extension", "compile_units", "configured", "forecast"]
+
+
+@dataclass(frozen=True)
+class Builder:
+    """What builds, apart from the inputs that decide the result.
+
+    Attributes:
+        store: where results are looked for and kept.
+        repository: where the sources' trees are.
+        lock: the pin.
+        native: its ``[native]`` tables.
+        logs: folder for one log a unit.
+        jobs: most compilers at once; by default what cores and memory allow.
+        keep_going: whether the other units go on when one fails.
+        isolation: what every tool is started through, such as a program that takes the network away.
+        launcher: a compiler cache that every compiler is started through; part of no key.
+    """
+
+    store: Store
+    repository: Repository
+    lock: Lock
+    native: NativePin
+    logs: Path
+    jobs: int | None = None
+    keep_going: bool = False
+    isolation: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()
+
+    def tree(self, inputs: Inputs) -> str:
+        """Git id of the tree that is compiled; see `native_tree`."""
+        return native_tree(self.repository, inputs, self.native.sources)
+
+    def key(self, inputs: Inputs, name: str) -> str:
+        """The native key of the extension called *name*."""
+        entries = self.repository.files(inputs.tree)
+        blobs = {path: entry.blob for path, entry in entries.items()}
+        spec, pins = self.native.extensions[name], self.native.sources
+        return extension_key(inputs, name, spec, blobs, RULES, pins=pins)
+
+
+@dataclass(frozen=True)
+class Configured:
+    """A configuration, and the tree that its commands work on.
+
+    Attributes:
+        configuration: every command.
+        tree: git id of the compiled tree, generated files included.
+        files: that tree's files, for the unit cache.
+    """
+
+    configuration: Configuration
+    tree: str
+    files: UnitFiles
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What building an extension will take, as far as earlier builds can tell.
+
+    Attributes:
+        units: how many it has.
+        missing: how many of them the store has no object of.
+        seconds: CPU time that these are expected to take.
+    """
+
+    units: int
+    missing: int
+    seconds: float
+
+
+def configured(builder: Builder, inputs: Inputs) -> Configured:
+    """Configure *inputs*, or find that it was done before; see `configure` for what can go wrong."""
+    tree = builder.tree(inputs)
+    configuration = configure(
+        builder.store, builder.repository, tree, inputs, builder.lock, prefix=builder.isolation
+    )
+    return _configured(builder, tree, configuration)
+
+
+def _configured(builder: Builder, tree: str, configuration: Configuration) -> Configured:
+    whole = with_generated(builder.repository, tree, configuration)
+    entries = builder.repository.files(whole)
+    blobs = {path: entry.blob for path, entry in entries.items() if entry.mode != _LINK}
+    return Configured(configuration, whole, UnitFiles(blobs))
+
+
+def forecast(builder: Builder, inputs: Inputs, name: str) -> Forecast | None:
+    """What `build_extension` would compile; `None` before the first configuring. Nothing is run."""
+    tree = builder.tree(inputs)
+    key = configuration_key(builder.repository, tree, inputs)
+    configuration = find_configuration(builder.store, builder.repository, key)
+    if configuration is None:
+        return None
+    known = _configured(builder, tree, configuration)
+    units = configuration.units_of(name)
+    missing = missing_units(builder.store, units, known.files, inputs.toolchain.key)
+    expected = _costs(builder, inputs).expected(configuration.units)
+    return Forecast(len(units), len(missing), sum(expected[unit.name].seconds for unit in missing))
+
+
+def build_extension(builder: Builder, inputs: Inputs, name: str) -> Extension:
+    """The extension called *name*, from the store or compiled and linked.
+
+    Raises:
+        NativeBuildError: CMake or the linker fails.
+        CompileError: a compiler refuses a unit.
+        NotEnoughMemoryError: a unit needs more memory than there is.
+        StorageError: a disk is full.
+        ToolError: a program is missing.
+    """
+    key = builder.key(inputs, name)
+    with builder.store.lock(f"extension-{key[:32]}", f"the extension {name}"):
+        found = find_extension(builder.store, key)
+        if found is not None:
+            return found
+        known = configured(builder, inputs)
+        units = known.configuration.units_of(name)
+        if not units:
+            raise NativeBuildError(
+                f"{name} cannot be built",
+                because=f"upstream's project has no such extension for {inputs.target.arch}",
+                next_step="take it out of the lock's [native.extensions], or choose another architecture",
+            )
+        objects = compile_units(builder, inputs, known, units)
+        sha256, size = _linked(builder, inputs, known, known.configuration.link(name), objects)
+        arches = dict(sorted(Counter(arch for unit in units for arch in unit.arches).items()))
+        built = Extension(target=name, key=key, sha256=sha256, size=size, arches=arches)
+        record_extension(builder.store, built)
+    emit("native.built", extension=name, key=key, sha256=sha256, size=size)
+    return built
+
+
+def compile_units(
+    builder: Builder, inputs: Inputs, known: Configured, units: Sequence[Unit]
+) -> dict[str, str]:
+    """Objects of *units*: output path to SHA-256 in the store. What is there is not compiled again.
+
+    Raises:
+        CompileError, NotEnoughMemoryError, StorageError, ToolError: see `run_jobs`.
+    """
+    chain = inputs.toolchain.key
+    found = {unit.output: find_object(builder.store, unit, known.files, chain) for unit in units}
+    objects = {output: sha256 for output, sha256 in found.items() if sha256 is not None}
+    missing = [unit for unit in units if unit.output not in objects]
+    emit("native.units", total=len(units), missing=len(missing))
+    if missing:
+        with open_workspace(builder.store, builder.repository, known.tree, inputs.toolchain) as work:
+            objects |= _compile(builder, inputs, known, work, missing)
+    return objects
+
+
+def _compile(
+    builder: Builder, inputs: Inputs, known: Configured, work: Workspace, units: Sequence[Unit]
+) -> dict[str, str]:
+    costs = _costs(builder, inputs)
+    reader = Reader(work.root, inputs.toolchain)
+    by_name = {unit.name: unit for unit in units}
+    objects: dict[str, str] = {}
+
+    def keep(finished: Finished) -> None:
+        """Store the object as soon as it is whole: what is stored survives whatever comes."""
+        unit = by_name[finished.job.name]
+        output = work.root / unit.output
+        sha256 = record_object(
+            builder.store,
+            unit,
+            known.files,
+            inputs.toolchain.key,
+            reader=reader,
+            depfile=_depfile(work, unit),
+            object_path=output,
+            cost=finished.cost,
+        )
+        if sha256 is None:  # not to be found again; this build needs it all the same
+            sha256 = sha256_file(output)
+            builder.store.adopt_file(output, sha256, verified=True)
+        objects[unit.output] = sha256
+        costs.learn(unit.name, finished.cost)
+
+    expected = costs.expected(known.configuration.units, _sizes(work, units))
+    waiting = [Waiting(unit.name, expected[unit.name]) for unit in units]
+    plan = plan_jobs(waiting, look(), jobs=builder.jobs)
+    emit("native.plan", units=len(units), jobs=plan.jobs, reason=plan.reason, seconds=round(plan.seconds))
+    jobs = _jobs(builder, inputs, work, units, expected)
+    done = run_jobs(jobs, on_done=keep, limits=plan.limits, keep_going=builder.keep_going)
+    emit(
+        "native.compiled",
+        units=len(done.finished),
+        seconds=round(done.seconds, 1),
+        cpu_seconds=round(done.cpu_seconds, 1),
+        peak_mib=done.peak_mib,
+        jobs=done.most_jobs,
+        stopped=done.stopped,
+        retried=done.retried,
+    )
+    return objects
+
+
+def _costs(builder: Builder, inputs: Inputs) -> Costs:
+    return Costs(builder.store, inputs.target, builder.native.costs)
+
+
+def _sizes(work: Workspace, units: Sequence[Unit]) -> dict[str, int]:
+    return {unit.source: (work.root / unit.source).stat().st_size for unit in units}
+
+
+def _depfile(work: Workspace, unit: Unit) -> Path:
+    return work.root / f"{unit.output}.d"
+
+
+def _jobs(
+    builder: Builder, inputs: Inputs, work: Workspace, units: Sequence[Unit], expected: Mapping[str, Cost]
+) -> list[CompileJob]:
+    env = configure_environment(inputs.toolchain, inputs.target, work.root, builder.lock)
+    jobs = []
+    for unit in units:
+        output = work.root / unit.output
+        output.parent.mkdir(parents=True, exist_ok=True)
+        dependencies = ["-MD", "-MF", str(_depfile(work, unit)), "-MT", "object"]
+        jobs.append(
+            CompileJob(
+                name=unit.name,
+                argv=(*builder.isolation, *builder.launcher, *work.expand(unit.argv), *dependencies),
+                cwd=work.build,
+                env=env,
+                output=output,
+                log=builder.logs / f"{unit.name.replace('/', '.')}.log",
+                expected=expected[unit.name],
+            )
+        )
+    return jobs
+
+
+def _linked(
+    builder: Builder, inputs: Inputs, known: Configured, link: Link, objects: Mapping[str, str]
+) -> tuple[str, int]:
+    """SHA-256 and size of the extension that *link* makes of *objects*, in the store."""
+    store = builder.store
+    key = link_key(link, inputs.toolchain.key, [objects[path] for path in link.objects], known.files)
+    if key is not None and (found := find_link(store, key)) is not None:
+        return found, store.file_path(found).stat().st_size
+    with (
+        task(f"linking {link.target}"),
+        open_workspace(store, builder.repository, known.tree, inputs.toolchain) as work,
+    ):
+        _place(builder, work, link, objects)
+        env = configure_environment(inputs.toolchain, inputs.target, work.root, builder.lock)
+        try:
+            run([*builder.isolation, *work.expand(link.argv)], cwd=work.build, env=env)
+        except ProcessError as error:
+            raise NativeBuildError(
+                f"linking {link.target} failed",
+                because=error.because,
+                next_step="a carry that adds a source or a symbol may be at fault",
+            ) from error
+        output = work.root / link.output
+        sha256, size = sha256_file(output), output.stat().st_size
+        store.adopt_file(output, sha256, verified=True)
+    if key is not None:
+        record_link(store, key, sha256, size)
+    return sha256, size
+
+
+def _place(builder: Builder, work: Workspace, link: Link, objects: Mapping[str, str]) -> None:
+    for path in link.objects:
+        (work.root / path).parent.mkdir(parents=True, exist_ok=True)
+        if not place_object(builder.store, objects[path], work.root / path):
+            raise LostFileError(
+                f"an object of {link.target} is gone",
+                because="another run took it out of the store meanwhile",
+                next_step="run again: it is compiled anew, the others are there",
+            )

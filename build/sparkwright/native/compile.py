@@ -1,0 +1,420 @@
+"""Compile units: as many at once as cores and memory allow, longest first, and keep what is done.
+
+One loop in one thread starts compilers, looks after them and hands each object on as soon as it is whole.
+Compilers die with us, however we die, so a build that is killed loses the units under way and no other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import ToolError
+from sparkwright.events import Task, emit, task, warn
+from sparkwright.native.diagnose import Diagnosis, diagnose
+from sparkwright.native.failures import Failure, error_of
+from sparkwright.native.machine import Pressure, Snapshot, look
+from sparkwright.native.model import Cost
+from sparkwright.native.schedule import (
+    Active,
+    Decision,
+    Limits,
+    Waiting,
+    decide,
+    in_order,
+    pace,
+    plan_jobs,
+    time_left,
+    too_large,
+)
+from sparkwright.process import Ended, Running, resident_mib, start
+from sparkwright.store import storing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["CompileJob", "Finished", "Report", "run_jobs"]
+
+_TICK_S = 0.05
+_LOOK_S = 0.5
+_SETTLE_S = 15.0
+"""Pressure is a mean over ten seconds: what stopping a unit has helped shows after that."""
+_PATIENCE_S = 120.0
+_NICE = 10
+_OOM_SCORE_ADJ = 1000
+"""When memory runs out, the kernel takes a compiler before anything else of the user's."""
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """A compiler call.
+
+    Attributes:
+        name: the unit's name, of which there is one.
+        argv: program and arguments.
+        cwd: the folder that it works in.
+        env: its whole environment.
+        output: the object that it makes; only a whole one stays.
+        log: file for its command and output.
+        expected: what it is expected to take.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    cwd: Path
+    env: Mapping[str, str]
+    output: Path
+    log: Path
+    expected: Cost
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A unit that compiled.
+
+    Attributes:
+        job: the compiler call.
+        cost: what it took.
+        seconds: wall-clock time.
+        attempts: how often it was started.
+    """
+
+    job: CompileJob
+    cost: Cost
+    seconds: float
+    attempts: int = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run of the driver was.
+
+    Attributes:
+        finished: units that compiled, in the order of their ends.
+        seconds: wall-clock time.
+        cpu_seconds: CPU time of all compilers that ended by themselves.
+        peak_mib: most resident memory of all compilers together.
+        most_jobs: most units at once.
+        stopped: units that were stopped because memory was short, and done again.
+        retried: units that ran out of memory and were tried again alone.
+    """
+
+    finished: tuple[Finished, ...]
+    seconds: float
+    cpu_seconds: float
+    peak_mib: int
+    most_jobs: int
+    stopped: tuple[str, ...] = ()
+    retried: tuple[str, ...] = ()
+
+
+def run_jobs(
+    jobs: Sequence[CompileJob],
+    *,
+    on_done: Callable[[Finished], None],
+    limits: Limits | None = None,
+    keep_going: bool = False,
+    machine: Callable[[], Snapshot] = look,
+    nice: int = _NICE,
+    patience_s: float = _PATIENCE_S,
+    settle_s: float = _SETTLE_S,
+) -> Report:
+    """Compile *jobs*.
+
+    The first unit that fails keeps further ones from being started; those under way end and are kept.
+
+    Args:
+        jobs: what to compile, in any order.
+        on_done: told of each unit as soon as its object is whole, in this thread; here the caller stores it.
+        limits: what may be used; by default what `plan_jobs` says of this machine.
+        keep_going: compile what can be compiled, whatever fails.
+        machine: looks at the machine.
+        nice: by how much compilers are nicer than we are.
+        patience_s: how long to wait for memory while nothing runs.
+        settle_s: least time between two units being stopped under memory pressure.
+
+    Raises:
+        CompileError: a compiler refused a unit, or made no object.
+        NotEnoughMemoryError: a unit runs out of memory even with nothing beside it, or cannot be started.
+        StorageError: a disk is full.
+        ToolError: a compiler does not exist.
+    """
+    if doubled := [name for name, count in Counter(job.name for job in jobs).items() if count > 1]:
+        raise ValueError(f"units of the same name: {doubled}")
+    now = machine()
+    if limits is None:
+        limits = plan_jobs([Waiting(job.name, job.expected) for job in jobs], now).limits
+    if now.pressure is None and jobs:
+        warn("this kernel does not measure memory pressure: available memory alone decides what is started")
+    build = _Build(on_done, limits, machine, keep_going, nice, patience_s, settle_s)
+    return build.run(jobs)
+
+
+@dataclass
+class _Work:
+    """A unit that is not compiled yet."""
+
+    job: CompileJob
+    expected: Cost
+    alone: bool = False
+    attempts: int = 0
+
+    @property
+    def waiting(self) -> Waiting:
+        return Waiting(self.job.name, self.expected, self.alone)
+
+
+@dataclass
+class _Compiler:
+    """A unit under way."""
+
+    work: _Work
+    process: Running
+    before: Snapshot
+    resident_mib: int = 0
+    peak_mib: int = 0
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.process.started
+
+    @property
+    def active(self) -> Active:
+        work = self.work
+        return Active(work.job.name, work.expected, self.elapsed, self.resident_mib, work.alone)
+
+
+@dataclass
+class _Build:
+    """The state of one run."""
+
+    on_done: Callable[[Finished], None]
+    limits: Limits
+    machine: Callable[[], Snapshot]
+    keep_going: bool
+    nice: int
+    patience_s: float
+    settle_s: float
+    waiting: dict[str, _Work] = field(default_factory=dict)
+    running: dict[str, _Compiler] = field(default_factory=dict)
+    finished: list[Finished] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    retried: list[str] = field(default_factory=list)
+    ending: bool = False
+    cap: int = 0
+    peak_mib: int = 0
+    most_jobs: int = 0
+    stopped_at: float = float("-inf")
+    starved_at: float | None = None
+    decision: Decision = field(default_factory=Decision)
+
+    def run(self, jobs: Sequence[CompileJob]) -> Report:
+        started = time.monotonic()
+        self.waiting = {job.name: _Work(job, job.expected) for job in jobs}
+        self.cap = self.limits.jobs
+        with task("compile", total=len(jobs), unit="units") as shown:
+            try:
+                self._loop(shown)
+            finally:
+                for compiler in list(self.running.values()):
+                    self._kill(compiler)
+            if self.failures:
+                raise error_of(self.failures)
+        return Report(
+            finished=tuple(self.finished),
+            seconds=time.monotonic() - started,
+            cpu_seconds=sum(one.cost.seconds for one in self.finished),
+            peak_mib=self.peak_mib,
+            most_jobs=self.most_jobs,
+            stopped=tuple(self.stopped),
+            retried=tuple(self.retried),
+        )
+
+    def _loop(self, shown: Task) -> None:
+        looked = float("-inf")
+        while self.running or (self.waiting and not self.ending):
+            ended = self._collect(shown)
+            if ended or time.monotonic() - looked >= _LOOK_S:
+                looked = time.monotonic()
+                self._measure()
+                self._admit()
+                shown.advance(0, **self._progress())
+            time.sleep(_TICK_S)
+
+    # Looking after what runs ---------------------------------------------------------------
+
+    def _collect(self, shown: Task) -> bool:
+        """Take in every compiler that has ended; returns whether any had."""
+        ended = [(one, how) for one in self.running.values() if (how := one.process.poll()) is not None]
+        for compiler, how in ended:
+            del self.running[compiler.work.job.name]
+            job = compiler.work.job
+            if (found := diagnose(how.status, job.log, job.output)) is not None:
+                self._failed(compiler, found)
+            else:
+                self._done(compiler, how)
+                shown.advance(1, **self._progress())
+        return bool(ended)
+
+    def _done(self, compiler: _Compiler, how: Ended) -> None:
+        work = compiler.work
+        # What was sampled misses peaks between two samples, and the kernel's own count knows one process.
+        cost = Cost(seconds=how.cpu_seconds, mib=max(compiler.peak_mib, how.peak_mib))
+        finished = Finished(work.job, cost, how.seconds, work.attempts)
+        with storing(f"keeping the object of {work.job.name}"):
+            self.on_done(finished)
+        self.finished.append(finished)
+        self.cap = min(self.limits.jobs, self.cap + 1)
+        emit(
+            "compile.finished",
+            unit=work.job.name,
+            seconds=round(how.seconds, 3),
+            cpu_seconds=round(cost.seconds, 3),
+            mib=cost.mib,
+            expected_seconds=round(work.job.expected.seconds, 3),
+            expected_mib=work.job.expected.mib,
+            attempts=work.attempts,
+        )
+
+    def _failed(self, compiler: _Compiler, found: Diagnosis) -> None:
+        work = compiler.work
+        work.job.output.unlink(missing_ok=True)
+        if found.cause == "memory" and not work.alone:
+            warn(
+                f"{work.job.name} ran out of memory: {found.detail}; "
+                "it will be tried once more with nothing beside it",
+            )
+            self.retried.append(work.job.name)
+            work.alone = True
+            self.waiting[work.job.name] = work
+            return
+        after = self.machine() if found.cause == "memory" else None
+        self._give_up(Failure(work.job.name, work.job.log, found, compiler.peak_mib, compiler.before, after))
+
+    def _give_up(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        # A full disk or a missing compiler fails whatever comes next.
+        self.ending |= not self.keep_going or failure.diagnosis is None or failure.diagnosis.cause == "disk"
+        emit("compile.failed", unit=failure.unit, log=str(failure.log), because=failure.detail)
+
+    def _kill(self, compiler: _Compiler) -> None:
+        self.running.pop(compiler.work.job.name, None)
+        compiler.process.kill()
+        compiler.work.job.output.unlink(missing_ok=True)
+
+    def _measure(self) -> None:
+        used = resident_mib([one.process.pid for one in self.running.values()])
+        for compiler in self.running.values():
+            compiler.resident_mib = used[compiler.process.pid]
+            compiler.peak_mib = max(compiler.peak_mib, compiler.resident_mib)
+        self.peak_mib = max(self.peak_mib, sum(used.values()))
+
+    # Starting and stopping -----------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Do what the schedule says, until it has nothing more to start."""
+        now = self.machine()
+        while not self.ending:
+            self.decision = decide(
+                [work.waiting for work in self.waiting.values()],
+                [compiler.active for compiler in self.running.values()],
+                now,
+                replace(self.limits, jobs=self.cap),
+                may_stop=time.monotonic() - self.stopped_at >= self.settle_s,
+            )
+            if not self.decision.start:
+                break
+            self._start(self.waiting.pop(self.decision.start), now)
+        if self.decision.stop:
+            self._stop(self.running[self.decision.stop], now)
+        self._wait_for_memory(now)
+
+    def _start(self, work: _Work, now: Snapshot) -> None:
+        job = work.job
+        with storing(f"starting the compiler for {job.name}"):
+            for path in (job.output, job.log):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            job.output.unlink(missing_ok=True)  # an older one is no proof of success
+            work.attempts += 1
+            try:
+                process = start(
+                    job.argv,
+                    cwd=job.cwd,
+                    env=job.env,
+                    log=job.log,
+                    nice=self.nice,
+                    oom_score_adj=_OOM_SCORE_ADJ,
+                )
+            except ToolError as error:
+                self._give_up(Failure(job.name, job.log, error=error))
+                return
+        self.running[job.name] = _Compiler(work, process, now)
+        self.most_jobs = max(self.most_jobs, len(self.running))
+        emit("compile.started", unit=job.name, log=str(job.log), pid=process.pid, attempt=work.attempts)
+
+    def _stop(self, compiler: _Compiler, now: Snapshot) -> None:
+        """Stop a unit whose memory others need; it is done again when there is more, with fewer beside it."""
+        work = compiler.work
+        self._kill(compiler)
+        work.expected = replace_mib(work.expected, max(work.expected.mib, compiler.peak_mib))
+        self.waiting[work.job.name] = work
+        self.stopped.append(work.job.name)
+        self.stopped_at = time.monotonic()
+        self.cap = max(1, len(self.running))
+        pressure = now.pressure or Pressure()
+        warn(f"{work.job.name} was stopped and will be done again: memory pressure is high ({pressure})")
+
+    def _wait_for_memory(self, now: Snapshot) -> None:
+        """Give others time to free memory while none of our units fits.
+
+        Raises:
+            NotEnoughMemoryError: they did not.
+        """
+        if self.running or self.ending or self.decision.hold != "memory":
+            self.starved_at = None
+            return
+        first = in_order(work.waiting for work in self.waiting.values())[0]
+        if self.starved_at is None:
+            self.starved_at = time.monotonic()
+            warn(f"nothing can be compiled for now: {self.decision.reason}")
+        if time.monotonic() - self.starved_at >= self.patience_s:
+            raise too_large(first, now, self.limits)
+
+    # Telling -------------------------------------------------------------------------------
+
+    def _progress(self) -> dict[str, object]:
+        """What a display may want to show: see the fields."""
+        active = [compiler.active for compiler in self.running.values()]
+        waiting = [] if self.ending else [work.waiting for work in self.waiting.values()]
+        held = self.decision.hold in {"memory", "pressure"}
+        jobs = max(1, len(active)) if held else self.cap
+        overdue = [one for one in active if one.elapsed > one.expected.seconds]
+        rate = pace(
+            [(one.seconds, one.job.expected.seconds) for one in self.finished]
+            + [(one.elapsed, one.expected.seconds) for one in overdue]
+        )
+        return {
+            "left": time_left(waiting, active, jobs, rate),
+            "running": [
+                {
+                    "name": one.name,
+                    "elapsed": round(one.elapsed, 1),
+                    "expected": round(one.expected.seconds * rate, 1),
+                    "mib": one.resident_mib,
+                }
+                for one in active
+            ],
+            "jobs": jobs,
+            "peak_mib": self.peak_mib,
+            "held": self.decision.reason if held and not self.ending else "",
+            "failed": len(self.failures),
+        }
+
+
+def replace_mib(cost: Cost, mib: int) -> Cost:
+    """*cost* with another peak."""
+    return Cost(seconds=cost.seconds, mib=mib)

@@ -1,0 +1,271 @@
+"""Run CMake once, and keep what it found out as data.
+
+Configuring takes ten seconds and depends on little: the CMake files, the scripts that generate
+kernels, and which sources there are. So its result is a record, and an edit of a kernel goes
+straight to the compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkwright.canonical import digest_of
+from sparkwright.config import to_builtins
+from sparkwright.errors import NativeBuildError, ProcessError
+from sparkwright.events import task
+from sparkwright.git import Entry, FileEntry, patch_tree
+from sparkwright.native.model import Configuration, Link, Unit
+from sparkwright.native.toolchain import configure_environment, toolchain_file
+from sparkwright.native.workspace import open_workspace
+from sparkwright.process import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from sparkwright.git import Repository
+    from sparkwright.lock import Lock
+    from sparkwright.native.model import Inputs, Toolchain
+    from sparkwright.native.workspace import Workspace
+    from sparkwright.store import Store
+
+__all__ = [
+    "RULES",
+    "TOOLCHAIN_FILE",
+    "configuration_key",
+    "configure",
+    "configure_command",
+    "find_configuration",
+    "with_generated",
+]
+
+RULES = 2
+"""Part of every key of what was configured: raised when CMake's arguments, or what we read of it, change."""
+
+_COMPILED = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".inl"})
+_SECONDS = 600
+TOOLCHAIN_FILE = "toolchain.cmake"
+_CODE = re.compile(r"code=\[?([\w,]+)\]?")
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one run of CMake gave, before the generated files are told apart."""
+
+    commands: list[dict[str, Any]]
+    links: dict[str, str]
+
+
+def configuration_key(repository: Repository, tree: str, inputs: Inputs) -> str:
+    """Digest of what configuring *tree* depends on.
+
+    Of what the compiler reads, only the names count: CMake lists them and looks into none of them.
+    """
+    files = [
+        [path, "" if PurePosixPath(path).suffix in _COMPILED else entry.blob]
+        for path, entry in sorted(repository.files(tree).items())
+    ]
+    target = [inputs.target.machine, inputs.target.arch]
+    return digest_of({"rules": RULES, "files": files, "toolchain": inputs.toolchain.key, "target": target})
+
+
+def find_configuration(store: Store, repository: Repository, key: str) -> Configuration | None:
+    """The recorded configuration of that key, or `None`."""
+    record = store.find_record("configuration", key)
+    if record is None:
+        return None
+    try:
+        found = msgspec.convert(record, Configuration)
+    except msgspec.ValidationError:
+        return None
+    return found if not found.generated or repository.has(_generated_ref(key)) else None
+
+
+def with_generated(repository: Repository, tree: str, configuration: Configuration) -> str:
+    """*tree* together with the files that configuring wrote into it."""
+    entries: dict[str, Entry | None] = {
+        path: Entry("100644", blob) for path, blob in configuration.generated.items()
+    }
+    return repository.objects.edit(tree, entries) or tree
+
+
+def configure(
+    store: Store, repository: Repository, tree: str, inputs: Inputs, lock: Lock, *, prefix: Sequence[str] = ()
+) -> Configuration:
+    """The configuration of *tree*, from the store or by running CMake.
+
+    Args:
+        store: where records are.
+        repository: where *tree* is.
+        tree: as from `native_tree`.
+        inputs: what it was made of, and the toolchain.
+        lock: what the extensions are, and which variables name the dependencies' folders.
+        prefix: what CMake is started through, such as a program that takes the network away.
+
+    Raises:
+        NativeBuildError: CMake fails; the end of what it said is in the error.
+    """
+    key = configuration_key(repository, tree, inputs)
+    found = find_configuration(store, repository, key)
+    if found is not None:
+        return found
+    with task("configuring"), open_workspace(store, repository, tree, inputs.toolchain) as work:
+        before = _states(work)
+        _run_cmake(work, inputs, lock, prefix)
+        outcome = _read_outcome(work, lock)
+        made = _collect(work, before)
+        whole = patch_tree(repository, tree, made)
+        blobs = repository.files(whole, made)
+        made_configuration = Configuration(
+            units=tuple(_units(work, outcome, lock)),
+            links=tuple(_links(work, outcome)),
+            generated={path: entry.blob for path, entry in sorted(blobs.items())},
+        )
+    if made:
+        repository.keep(_generated_ref(key), repository.commit(whole, message="generated sources"))
+    store.put_record("configuration", key, to_builtins(made_configuration))
+    return made_configuration
+
+
+def _generated_ref(key: str) -> str:
+    return f"refs/sparkwright/configurations/{key[:40]}"
+
+
+def _run_cmake(work: Workspace, inputs: Inputs, lock: Lock, prefix: Sequence[str]) -> None:
+    chain, target = inputs.toolchain, inputs.target
+    (work.build / TOOLCHAIN_FILE).write_text(toolchain_file(chain, target, work.root), encoding="utf-8")
+    try:
+        run(
+            [*prefix, *configure_command(chain, work.root)],
+            cwd=work.build,
+            env=configure_environment(chain, target, work.root, lock),
+            timeout=_SECONDS,
+        )
+    except ProcessError as error:
+        raise NativeBuildError(
+            "configuring the kernels failed",
+            because=error.because,
+            next_step="'sparkwright doctor' looks at the compilers; a carry of scope build may be at fault",
+        ) from error
+
+
+def configure_command(chain: Toolchain, root: Path | str) -> list[str]:
+    """How CMake is run for the work folder *root*, with `TOOLCHAIN_FILE` in its ``build/``.
+
+    Release, as upstream's own wheels are built; no path of this machine in objects or extensions;
+    nothing is downloaded.
+    """
+    mapped = f"-ffile-prefix-map={root}=/sparkwright"
+    cache = {
+        "CMAKE_TOOLCHAIN_FILE": f"{root}/build/{TOOLCHAIN_FILE}",
+        "CMAKE_MAKE_PROGRAM": chain.ninja,
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
+        "CMAKE_SKIP_RPATH": "ON",
+        "CMAKE_CXX_FLAGS": mapped,
+        "CMAKE_CUDA_FLAGS": f"-Xcompiler={mapped}",
+        # Debian's linkers leave out a library that defines nothing that is asked for, as our stand-in for
+        # the driver's does; and without its name in the extension, nothing loads it before it is called.
+        "CMAKE_MODULE_LINKER_FLAGS": "-Wl,--strip-all -Wl,--no-as-needed",
+        "CUDAToolkit_ROOT": f"{root}/cuda",
+        # CUTLASS's own project would set it: Machete's kernels are generated by what is under its python/.
+        "CUTLASS_DIR": f"{root}/deps/cutlass",
+        "CUTLASS_INCLUDE_DIR": f"{root}/deps/cutlass/include",
+        "CUTLASS_TOOLS_UTIL_INCLUDE_DIR": f"{root}/deps/cutlass/tools/util/include",
+        "Caffe2_DIR": f"{root}/torch/share/cmake/Caffe2",
+        "FETCHCONTENT_BASE_DIR": f"{root}/build/fetched",
+        "FETCHCONTENT_FULLY_DISCONNECTED": "ON",
+        "Python_EXECUTABLE": chain.python,
+        "Python_INCLUDE_DIR": f"{root}/python",
+        "Torch_DIR": f"{root}/torch/share/cmake/Torch",
+        "VLLM_PYTHON_EXECUTABLE": chain.python,
+        "VLLM_TARGET_DEVICE": "cuda",
+    }
+    command = [str(chain.cmake), "-G", "Ninja", "-S", f"{root}/source", "-B", f"{root}/build"]
+    return command + [f"-D{name}={value}" for name, value in cache.items()]
+
+
+def _read_outcome(work: Workspace, lock: Lock) -> _Outcome:
+    commands = json.loads((work.build / "compile_commands.json").read_text(encoding="utf-8"))
+    known = {_target_of(command["output"]) for command in commands}
+    links = {}
+    for name in sorted(known & set(_extensions(lock))):
+        told = run([work.toolchain.ninja, "-t", "commands", name], cwd=work.build).text
+        links[name] = told.splitlines()[-1]
+    return _Outcome(commands, links)
+
+
+def _extensions(lock: Lock) -> Iterable[str]:
+    return lock.native.extensions if lock.native is not None else ()
+
+
+def _target_of(output: str) -> str:
+    """The extension that an object belongs to, by CMake's folder for it."""
+    return next(part[:-4] for part in PurePosixPath(output).parts if part.endswith(".dir"))
+
+
+def _units(work: Workspace, outcome: _Outcome, lock: Lock) -> Iterable[Unit]:
+    wanted = set(_extensions(lock))
+    for command in outcome.commands:
+        target = _target_of(command["output"])
+        if target not in wanted:
+            continue
+        argv = tuple(work.abstract(part) for part in shlex.split(command["command"]))
+        yield Unit(
+            target=target,
+            source=_relative(work, work.build / command["file"]),
+            output=_relative(work, work.build / command["output"]),
+            language="CUDA" if _is_cuda(command["file"]) else "CXX",
+            argv=argv,
+            arches=_arches(argv),
+        )
+
+
+def _is_cuda(source: str) -> bool:
+    return PurePosixPath(source).suffix == ".cu"
+
+
+def _relative(work: Workspace, path: Path) -> str:
+    return path.relative_to(work.root).as_posix()
+
+
+def _arches(argv: Sequence[str]) -> tuple[str, ...]:
+    """The device code that nvcc is asked for, each once, in the command's order."""
+    codes = [code for part in argv if (found := _CODE.search(part)) for code in found[1].split(",")]
+    return tuple(dict.fromkeys(codes))
+
+
+def _links(work: Workspace, outcome: _Outcome) -> Iterable[Link]:
+    for target, line in outcome.links.items():
+        words = [work.abstract(word) for word in shlex.split(line)]
+        # CMake wraps a link as ``: && command && :`` to leave room for steps before and after it.
+        argv = tuple(word for word in words if word not in {":", "&&"})
+        output = argv[argv.index("-o") + 1]
+        objects = tuple(f"build/{word}" for word in argv if word.endswith(".o"))
+        yield Link(target=target, output=f"build/{output}", objects=objects, argv=argv)
+
+
+def _states(work: Workspace) -> dict[str, tuple[int, int]]:
+    """Size and time of change of every file in ``source/``."""
+    found = {}
+    for path in work.source.rglob("*"):
+        if path.is_file():
+            state = path.stat()
+            found[_relative(work, path)] = (state.st_size, state.st_mtime_ns)
+    return found
+
+
+def _collect(work: Workspace, before: dict[str, tuple[int, int]]) -> dict[str, FileEntry]:
+    """The files in ``source/`` that configuring wrote, with their content."""
+    return {
+        path: FileEntry("100644", (work.root / path).read_bytes())
+        for path, state in _states(work).items()
+        if before.get(path) != state
+    }

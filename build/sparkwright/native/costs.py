@@ -1,0 +1,141 @@
+"""What a unit is expected to take: learned on this machine, seeded from the lock, or guessed.
+
+Every unit that compiles teaches at once, so a build that is killed has taught too. What one learns stays on
+its machine: the store is the machine's own, and seconds on another mean something else.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from statistics import median
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkwright.canonical import digest_of
+from sparkwright.config import to_builtins
+from sparkwright.native.model import Cost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sparkwright.native.model import Target, Unit
+    from sparkwright.store import Store
+
+__all__ = ["Costs"]
+
+_KIND = "unit-cost"
+_NEW = 0.4
+"""Weight of the newest build in the mean."""
+
+# Nothing is known of a unit or of any like it: by size of its source, between what nvcc and g++ took for
+# the units of vLLM 0.24.0. Only the order and a first guess hang on it.
+_GUESS = {".cu": (20.0, 1200), ".cpp": (5.0, 600)}
+_GUESS_OTHER = (5.0, 600)
+_GUESS_SECONDS_A_KIB = 0.5
+_GUESS_LARGEST_KIB = 200.0
+
+
+@dataclass
+class Costs:
+    """Expected costs of units, and what teaches them.
+
+    Attributes:
+        store: where they are kept.
+        target: what is compiled for.
+        seeds: the lock's: seconds and MiB by unit name.
+        host: machine that compiles, such as ``x86_64``.
+    """
+
+    store: Store
+    target: Target
+    seeds: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    host: str = field(default_factory=platform.machine)
+
+    def learned(self, name: str) -> Cost | None:
+        """What the unit called *name* took here in earlier builds; `None` if it was never compiled."""
+        record = self.store.find_record(_KIND, self._key(name))
+        try:
+            cost = msgspec.convert((record or {}).get("cost"), Cost)
+        except msgspec.ValidationError:  # among them: there is none
+            return None
+        return cost if cost.seconds >= 0 and cost.mib >= 0 else None
+
+    def learn(self, name: str, cost: Cost) -> None:
+        """Take in that the unit called *name* just took *cost*.
+
+        Seconds become the exponentially weighted mean of all builds. So does memory, but it rises at once:
+        to expect too little may cost the build, to expect too much costs time.
+        """
+        mean = cost
+        if (before := self.learned(name)) is not None:
+            mean = Cost(
+                seconds=before.seconds + _NEW * (cost.seconds - before.seconds),
+                mib=max(cost.mib, round(before.mib + _NEW * (cost.mib - before.mib))),
+            )
+        self.store.put_record(_KIND, self._key(name), {"unit": name, "cost": to_builtins(mean)})
+
+    def expected(self, units: Iterable[Unit], sizes: Mapping[str, int] | None = None) -> dict[str, Cost]:
+        """What each of *units* is expected to take, by unit name.
+
+        In this order: what was learned; the lock's seed, at this machine's pace; the median of known units
+        in the same folder, then of those in the same language; a guess by the size of the source.
+
+        Args:
+            units: all units of a build: what is known of some says something of the others.
+            sizes: bytes of the source files, by `Unit.source`, as far as known.
+        """
+        units = list(units)
+        learned = {unit.name: cost for unit in units if (cost := self.learned(unit.name))}
+        known = learned | {
+            unit.name: seed
+            for unit in units
+            if unit.name not in learned and (seed := self._seed(unit.name, self._pace(learned)))
+        }
+        like: dict[tuple[str, str], list[Cost]] = {}
+        for unit in units:
+            if unit.name in known:
+                for group in _groups(unit):
+                    like.setdefault(group, []).append(known[unit.name])
+        return {
+            unit.name: known.get(unit.name)
+            or _by_others(unit, like)
+            or _guess(unit, (sizes or {}).get(unit.source, 0))
+            for unit in units
+        }
+
+    def _seed(self, name: str, pace: float) -> Cost | None:
+        found = self.seeds.get(name)
+        return None if found is None else Cost(seconds=found[0] * pace, mib=found[1])
+
+    def _pace(self, learned: Mapping[str, Cost]) -> float:
+        """How much longer units take here than the lock says."""
+        ratios = (
+            cost.seconds / self.seeds[n][0] for n, cost in learned.items() if self.seeds.get(n, (0, 0))[0] > 0
+        )
+        return median([*ratios] or [1.0]) or 1.0
+
+    def _key(self, name: str) -> str:
+        return digest_of([self.host, self.target.machine, self.target.arch, name])
+
+
+def _groups(unit: Unit) -> tuple[tuple[str, str], tuple[str, str]]:
+    """What units are like *unit*: those of its folder and language, then those of its language."""
+    path = PurePosixPath(unit.source)
+    return (str(path.parent), path.suffix), ("", path.suffix)
+
+
+def _by_others(unit: Unit, like: Mapping[tuple[str, str], list[Cost]]) -> Cost | None:
+    for group in _groups(unit):
+        if found := like.get(group):
+            return Cost(
+                seconds=median(cost.seconds for cost in found), mib=round(median(cost.mib for cost in found))
+            )
+    return None
+
+
+def _guess(unit: Unit, size: int) -> Cost:
+    seconds, mib = _GUESS.get(PurePosixPath(unit.source).suffix, _GUESS_OTHER)
+    return Cost(seconds=seconds + _GUESS_SECONDS_A_KIB * min(size / 1024, _GUESS_LARGEST_KIB), mib=mib)

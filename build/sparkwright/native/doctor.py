@@ -1,0 +1,259 @@
+"""What this machine can do for native kernels and what is missing, each with its remedy.
+
+Every check is a pure function of what it judges; `native_checks` looks and asks them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sparkwright.errors import SparkwrightError
+from sparkwright.native.host import find_compiler, find_python_headers, this_machine, version_of
+from sparkwright.native.model import Target
+from sparkwright.process import run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkwright.lock.native import NativePin
+
+__all__ = [
+    "Check",
+    "Gpu",
+    "check_disk",
+    "check_gpu",
+    "check_isolation",
+    "check_memory",
+    "check_packages",
+    "check_page_cache",
+    "check_processes",
+    "check_ptxas",
+    "find_gpu",
+    "native_checks",
+    "parse_gpu",
+    "parse_meminfo",
+]
+
+Verdict = Literal["pass", "to do", "skipped"]
+
+_GIB = 1 << 30
+# The toolchain unpacked takes 3 GB and the wheels that it came from 0.6; objects and extensions 1 to 2.
+_NEEDED_DISK = 10 * _GIB
+# The hungriest units take 3 to 4 GiB of memory; more of it lets more compilers run at once.
+_NEEDED_MEMORY = 4 * _GIB
+_MUCH_CACHE = 16 * _GIB
+_SPARK = "12.1"
+_OLDEST_DRIVER = (580,)
+_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        what: its name.
+        verdict: ``to do`` is missing for native kernels, and for nothing else.
+        detail: what was found.
+        remedy: what to do about it.
+    """
+
+    what: str
+    verdict: Verdict
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A card as ``nvidia-smi`` names it: name, compute capability and driver version."""
+
+    name: str
+    capability: str
+    driver: str
+
+    @property
+    def is_spark(self) -> bool:
+        """Whether it is a GB10, which has no memory of its own."""
+        return self.capability == _SPARK
+
+
+def native_checks(native: NativePin, store: Path, environment: Mapping[str, str]) -> list[Check]:
+    """Look at everything that a native build of the lock's tables wants, in the order of its steps.
+
+    Args:
+        native: the tables.
+        store: the store's folder.
+        environment: where variables are looked up.
+    """
+    gpu = find_gpu()
+    query = "--query-compute-apps=pid,process_name,used_memory"
+    memory = parse_meminfo(Path("/proc/meminfo").read_text(encoding="utf-8"))
+    return [
+        *(_compiler(Target(machine, native.arch)) for machine in native.toolkit.target),
+        _headers(Path(sys.executable)),
+        check_packages(native, this_machine()),
+        check_disk(shutil.disk_usage(store).free),
+        check_memory(memory),
+        check_isolation(_ask("unshare", "--map-root-user", "--net", "echo", "isolated")),
+        check_gpu(gpu),
+        check_page_cache(gpu, memory),
+        check_ptxas(gpu, environment.get("TRITON_PTXAS_PATH", "")),
+        check_processes(_ask("nvidia-smi", query, "--format=csv,noheader")),
+    ]
+
+
+def find_gpu() -> Gpu | None:
+    """The first card that ``nvidia-smi`` names, or `None`."""
+    query = "--query-gpu=name,compute_cap,driver_version"
+    return parse_gpu(_ask("nvidia-smi", query, "--format=csv,noheader"))
+
+
+def _ask(program: str, *arguments: str) -> str | None:
+    """What *program* says, or `None` where it is absent or fails."""
+    if shutil.which(program) is None:
+        return None
+    try:
+        done = run([program, *arguments], accept=range(256), timeout=_TIMEOUT_S)
+    except SparkwrightError:
+        return None
+    return None if done.status else done.text
+
+
+def _compiler(target: Target) -> Check:
+    what = f"compiler for {target.machine}"
+    try:
+        found = find_compiler(target)
+    except SparkwrightError as error:
+        return Check(what, "to do", error.because or error.what, error.next_step)
+    return Check(what, "pass", f"{found.cxx.name} {'.'.join(map(str, found.version))}")
+
+
+def _headers(python: Path) -> Check:
+    try:
+        found = find_python_headers(python)
+    except SparkwrightError as error:
+        return Check("python headers", "to do", error.because or error.what, error.next_step)
+    return Check("python headers", "pass", str(found.folder))
+
+
+def check_packages(native: NativePin, machine: str) -> Check:
+    """Whether the lock has a CUDA toolkit, cmake and ninja that run on *machine*."""
+    table = native.toolkit.builder
+    if machine not in table:
+        return Check(
+            "cuda toolkit", "to do", f"upstream.lock names none that runs on {machine}",
+            f"name an installed CUDA {native.toolkit.cuda}, or build on {' or '.join(table)}",
+        )  # fmt: skip
+    parts = table[machine]
+    shown = [f"{name} {parts[name].version}" for name in ("nvcc", "cmake", "ninja") if name in parts]
+    return Check("cuda toolkit", "pass", f"{', '.join(shown)} as pinned packages; nothing to install")
+
+
+def check_disk(free: int) -> Check:
+    """Whether *free* bytes are enough for a toolchain, and what is built with it."""
+    detail = f"{free / _GIB:.0f} GiB free, {_NEEDED_DISK / _GIB:.0f} wanted"
+    if free >= _NEEDED_DISK:
+        return Check("disk for kernels", "pass", detail)
+    return Check("disk for kernels", "to do", detail, "free some, or point SPARKWRIGHT_HOME to a larger disk")
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """The values of ``/proc/meminfo`` in bytes (proc_meminfo(5) gives kB)."""
+    rows = (line.partition(":") for line in text.splitlines())
+    return {name: int(value.split()[0]) << 10 for name, _, value in rows if value.split()[1:] == ["kB"]}
+
+
+def check_memory(memory: Mapping[str, int]) -> Check:
+    """Whether the largest unit can be compiled, and how many compilers fit."""
+    available = memory.get("MemAvailable", 0)
+    detail = f"{available / _GIB:.0f} of {memory.get('MemTotal', 0) / _GIB:.0f} GiB available"
+    if available >= _NEEDED_MEMORY:
+        return Check(
+            "memory", "pass", f"{detail}: {available // _NEEDED_MEMORY} of the largest units at once"
+        )
+    return Check(
+        "memory", "to do", f"{detail}; the largest units take {_NEEDED_MEMORY >> 30}",
+        "stop what holds memory, such as a server, or build on another machine",
+    )  # fmt: skip
+
+
+def check_isolation(said: str | None) -> Check:
+    """Whether compilers can be kept off the network: *said* is what a program said without one."""
+    if said == "isolated":
+        return Check("network isolation", "pass", "compilers can be run without a network (unshare)")
+    return Check(
+        "network isolation", "to do", "unshare is absent, or may not make namespaces here",
+        "install util-linux; on Ubuntu also: sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+    )  # fmt: skip
+
+
+def parse_gpu(said: str | None) -> Gpu | None:
+    """The first card in ``nvidia-smi``'s list of name, capability and driver, or `None`."""
+    fields = [field.strip() for field in (said or "").split("\n", 1)[0].split(",")]
+    return Gpu(*fields) if len(fields) == 3 and all(fields) else None  # noqa: PLR2004 - as asked for
+
+
+def check_gpu(gpu: Gpu | None) -> Check:
+    """Whether the card's driver runs what we compile; building needs neither."""
+    if gpu is None:
+        return Check("gpu", "skipped", "none that nvidia-smi names; building needs no GPU")
+    detail = f"{gpu.name}, compute capability {gpu.capability}, driver {gpu.driver}"
+    if version_of(gpu.driver) >= _OLDEST_DRIVER:
+        return Check("gpu", "pass", detail)
+    return Check(
+        "gpu", "to do", f"{detail}; CUDA 13 wants driver 580 or newer",
+        "install a newer driver: on a Spark with the system's update, on Ubuntu nvidia-driver-580-open",
+    )  # fmt: skip
+
+
+def check_page_cache(gpu: Gpu | None, memory: Mapping[str, int]) -> Check:
+    """Whether files that the kernel keeps in memory leave a card without memory of its own too little.
+
+    Such a card's driver counts them as used, although they would give way.
+    """
+    if gpu is None or not gpu.is_spark:
+        return Check("unified memory", "skipped", "not a Spark: the card has memory of its own")
+    cached = memory.get("Cached", 0)
+    detail = f"the page cache holds {cached / _GIB:.0f} GiB of the memory that CPU and GPU share"
+    if cached < _MUCH_CACHE:
+        return Check("unified memory", "pass", detail)
+    return Check(
+        "unified memory", "to do", f"{detail}, and CUDA counts that as used",
+        "before serving: sync; echo 3 | sudo tee /proc/sys/vm/drop_caches",
+    )  # fmt: skip
+
+
+def check_ptxas(gpu: Gpu | None, path: str) -> Check:
+    """Whether Triton is told of a ptxas that exists; *path* is ``TRITON_PTXAS_PATH``."""
+    if path and not os.access(path, os.X_OK):
+        return Check(
+            "TRITON_PTXAS_PATH", "to do", f"{path} is no program", "unset it, or name CUDA 13's ptxas"
+        )
+    if path:
+        return Check("TRITON_PTXAS_PATH", "pass", path)
+    if gpu is None or not gpu.is_spark:
+        return Check("TRITON_PTXAS_PATH", "skipped", "not set; only a Spark may want it")
+    return Check(
+        "TRITON_PTXAS_PATH", "pass", "not set: Triton takes the ptxas that it brings",
+        "if it says that sm_121a is not defined: export TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas",
+    )  # fmt: skip
+
+
+def check_processes(said: str | None) -> Check:
+    """Whether something else uses the card; *said* lists process id, name and memory of each."""
+    if said is None:
+        return Check("gpu processes", "skipped", "no nvidia-smi")
+    rows = [[field.strip() for field in line.split(",")] for line in said.splitlines() if line.strip()]
+    if not rows:
+        return Check("gpu processes", "pass", "nothing holds the card's memory")
+    shown = "; ".join(f"{Path(row[1]).name} ({row[0]}) {row[-1]}" for row in rows if len(row) > 1)
+    return Check(
+        "gpu processes", "to do", shown,
+        "a server leaves less memory to compilers and to verification: stop it, or expect fewer jobs",
+    )  # fmt: skip

@@ -1,0 +1,143 @@
+"""Finished extensions, found again by what decides them, and links that need not be made again.
+
+An extension's *native key* is known before anything is configured: where the store has that key, no CMake
+is started. Where it has not, every object may still be there, and then a link of the same objects.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING
+
+from sparkwright.canonical import digest_of
+from sparkwright.config import Model, to_builtins
+from sparkwright.lock.native_paths import read_by_cmake
+from sparkwright.native.model import WORK, Extension
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from sparkwright.lock.native import ExtensionSpec, SourcePin
+    from sparkwright.native.model import Inputs, Link
+    from sparkwright.native.units import UnitFiles
+    from sparkwright.store import Store
+
+__all__ = [
+    "extension_key",
+    "find_extension",
+    "find_link",
+    "link_key",
+    "record_extension",
+    "record_link",
+]
+
+_EXTENSION = "extension"
+_LINK = "link"
+# Part of a link's key: raised when the meaning of its record changes.
+_LINK_RULES = 1
+_HASHED = re.compile(re.escape(WORK) + r"/((?:source|deps)\b[^,:;\s\"']*)")
+_LINKABLE = (".a", ".o", ".so")
+
+
+def extension_key(
+    inputs: Inputs,
+    name: str,
+    spec: ExtensionSpec,
+    native_blobs: Mapping[str, str],
+    rules: object,
+    *,
+    pins: Mapping[str, SourcePin],
+) -> str:
+    """The native key: two machines on which it is the same make interchangeable binaries.
+
+    Args:
+        inputs: the dependencies' sources, the toolchain and the target.
+        name: CMake's name for the extension.
+        spec: which sources it is compiled from.
+        native_blobs: blob ids of the merged tree's files by path; those that CMake does not read do
+            not count.
+        rules: whatever else decides how the command lines come out: the rules' numbers, flags, options.
+        pins: the lock's pins of the sources, which say what is mounted in what.
+    """
+    return Extension.key_of(
+        name=name,
+        rules=rules,
+        files=sorted((path, blob) for path, blob in native_blobs.items() if read_by_cmake(path)),
+        sources=sorted((source, inputs.sources[source].tree) for source in _sources(spec.sources, pins)),
+        toolchain=inputs.toolchain.key,
+        target=[inputs.target.machine, inputs.target.arch],
+    )
+
+
+def _sources(names: Iterable[str], pins: Mapping[str, SourcePin]) -> set[str]:
+    """*names* and what is mounted in them, and in those."""
+    found, new = set[str](), set(names)
+    while new:
+        found |= new
+        new = {name for name, pin in pins.items() if pin.mount.partition(":")[0] in new} - found
+    return found
+
+
+def find_extension(store: Store, key: str) -> Extension | None:
+    """The extension of that native key, if the store has its file."""
+    found = store.find_record_as(Extension, _EXTENSION, key)
+    if found is None or found.key != key or not store.find_file(found.sha256, size=found.size):
+        return None
+    return found
+
+
+def record_extension(store: Store, extension: Extension) -> None:
+    """Record *extension*, whose file is in the store, under its native key."""
+    store.put_record(_EXTENSION, extension.key, to_builtins(extension))
+
+
+class _Linked(Model, frozen=True):
+    """A shared object that came of a link."""
+
+    sha256: str
+    size: int
+
+
+def link_key(link: Link, toolchain_key: str, objects: Sequence[str], files: UnitFiles) -> str | None:
+    """The key of what *link*'s command makes of its objects; `None` where it takes in more than these.
+
+    Args:
+        link: the command.
+        toolchain_key: what links, and the libraries that it links against.
+        objects: SHA-256 of its objects, in the order of ``link.objects``.
+        files: the files of the trees: a command may name some, such as a version script.
+
+    Raises:
+        ValueError: there are more or fewer digests than objects.
+    """
+    if len(objects) != len(link.objects):
+        raise ValueError(f"{link.target} has {len(link.objects)} objects, not {len(objects)}")
+    if set(_made_here(link)) - {link.output, *link.objects}:
+        return None
+    named = sorted({place.rstrip("/") for word in link.argv for place in _HASHED.findall(word)})
+    read = [
+        [path, blob]
+        for path, blob in sorted(files.blobs.items())
+        if any(path == place or path.startswith(f"{place}/") for place in named)
+    ]
+    return digest_of([_LINK_RULES, link.argv, toolchain_key, list(objects), read])
+
+
+def _made_here(link: Link) -> Iterator[str]:
+    """What *link*'s command names below ``build/``, where it runs, relative to the work folder."""
+    for word in link.argv:
+        place = word.removeprefix(f"{WORK}/build/")
+        if place.endswith(_LINKABLE) and not place.startswith(("/", "-", WORK)):
+            yield posixpath.normpath(f"build/{place}")
+
+
+def find_link(store: Store, key: str) -> str | None:
+    """SHA-256 of the shared object that was linked under *key*, if the store has it."""
+    found = store.find_record_as(_Linked, _LINK, key)
+    return found.sha256 if found is not None and store.find_file(found.sha256, size=found.size) else None
+
+
+def record_link(store: Store, key: str, sha256: str, size: int) -> None:
+    """Record the shared object with that digest, which is in the store, as what *key* gives."""
+    store.put_record(_LINK, key, to_builtins(_Linked(sha256=sha256, size=size)))

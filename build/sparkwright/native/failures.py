@@ -1,0 +1,95 @@
+"""Failed units as one error that people can use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import CompileError, NotEnoughMemoryError, SparkwrightError, StorageError
+from sparkwright.native.schedule import gib
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sparkwright.errors import ToolError
+    from sparkwright.native.diagnose import Diagnosis
+    from sparkwright.native.machine import Snapshot
+
+__all__ = ["Failure", "error_of"]
+
+_KEPT = "what compiled is kept, and the next run goes on from there"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A unit that has no object.
+
+    Attributes:
+        unit: its name.
+        log: its log.
+        diagnosis: why; `None` if its compiler could not be started.
+        peak_mib: most memory that it was seen to use.
+        before: the machine when it was started.
+        after: the machine when it had failed, if it failed for want of memory.
+        error: what kept its compiler from being started.
+    """
+
+    unit: str
+    log: Path
+    diagnosis: Diagnosis | None = None
+    peak_mib: int = 0
+    before: Snapshot | None = None
+    after: Snapshot | None = None
+    error: ToolError | None = None
+
+    @property
+    def detail(self) -> str:
+        """Why it has none, as a clause."""
+        return self.diagnosis.detail if self.diagnosis else str(self.error)
+
+
+def error_of(failures: Sequence[Failure]) -> SparkwrightError:
+    """One error for *failures*, of which there is at least one: the first in full, the others by name."""
+    first = failures[0]
+    if first.diagnosis is None:
+        return first.error or CompileError(f"{first.unit} was not compiled")
+    others = [failure.unit for failure in failures[1:]]
+    lines = [first.diagnosis.detail, *first.diagnosis.lines, f"log: {first.log}"]
+    if others:
+        lines.append(f"also failed: {', '.join(others)}")
+    match first.diagnosis.cause:
+        case "disk":
+            return StorageError(
+                f"{first.unit} was not compiled",
+                because="\n".join(lines),
+                next_step=f"free some space on the disks of the build and of the temporary folder; {_KEPT}",
+            )
+        case "memory":
+            lines[0] = f"{first.diagnosis.detail}; {_memory(first)}"
+            return NotEnoughMemoryError(
+                f"{first.unit} was not compiled: memory ran out, also with nothing beside it",
+                because="\n".join(lines),
+                next_step="end what holds memory, such as a server with a model loaded, or add swap, "
+                f"then run again with fewer jobs; {_KEPT}",
+            )
+        case "refused" | "no-output":
+            return CompileError(
+                f"{first.unit} was not compiled", because="\n".join(lines), next_step=f"read its log; {_KEPT}"
+            )
+
+
+def _memory(failure: Failure) -> str:
+    """The numbers of a unit that ran out of memory."""
+    parts = [f"it was seen to use {gib(failure.peak_mib)} GiB"]
+    if (before := failure.before) is not None:
+        parts.append(f"{gib(before.available_mib)} of {gib(before.total_mib)} GiB were available before")
+        after = failure.after
+        if after is not None and None not in {before.oom_kills, after.oom_kills}:
+            kills = (after.oom_kills or 0) - (before.oom_kills or 0)
+            parts.append(
+                f"the kernel killed {kills} processes for want of memory meanwhile"
+                if kills
+                else "the kernel itself killed nothing for want of memory meanwhile: a daemon or a person did"
+            )
+    return "; ".join(parts)

@@ -1,0 +1,148 @@
+"""What this machine can do now: cores, memory, and how hard it is pressed for memory.
+
+Control groups count as far as they are version 2 (cgroups(7)); every limit from our own group up to the
+root holds. Readers take the root folder, so that tests can feed them files.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Pressure", "Snapshot", "look"]
+
+_ROOT = Path("/")
+_CGROUPS = "sys/fs/cgroup"
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """Memory pressure over the last ten seconds (PSI, ``Documentation/accounting/psi.rst`` of the kernel).
+
+    Attributes:
+        some: percent of the time in which at least one task waited for memory.
+        full: percent of the time in which all did.
+    """
+
+    some: float = 0.0
+    full: float = 0.0
+
+    def reaches(self, other: Pressure) -> bool:
+        """Whether it is at least *other* in either respect."""
+        return self.some >= other.some or self.full >= other.full
+
+    def __str__(self) -> str:
+        return f"some {self.some:.0f} %, full {self.full:.0f} %"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the machine can do at one moment.
+
+    Attributes:
+        cores: how many we may use.
+        total_mib: memory that there is for us.
+        available_mib: memory that can be had without swapping.
+        pressure: memory pressure; `None` where the kernel does not measure it.
+        oom_kills: processes that the kernel killed for want of memory since it started, if it counts them.
+    """
+
+    cores: int
+    total_mib: int
+    available_mib: int
+    pressure: Pressure | None = None
+    oom_kills: int | None = None
+
+
+def look(root: Path = _ROOT, *, affinity: int | None = None) -> Snapshot:
+    """Look at the machine.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+        affinity: how many cores the scheduler gives us; asked of the kernel by default.
+    """
+    groups = _groups(root)
+    allowed = len(os.sched_getaffinity(0)) if affinity is None else affinity
+    total, available = _memory(root)
+    for group in groups:
+        if (limit := _limit_mib(group)) is not None:
+            total = min(total, limit)
+            available = min(available, max(0, limit - _used_mib(group)))
+    measured = [_pressure(root / "proc/pressure/memory"), *(_pressure(g / "memory.pressure") for g in groups)]
+    pressures = [one for one in measured if one is not None]
+    return Snapshot(
+        cores=max(1, min([allowed, *(_quota(group) for group in groups if _quota(group))])),
+        total_mib=total,
+        available_mib=available,
+        pressure=Pressure(max(p.some for p in pressures), max(p.full for p in pressures))
+        if pressures
+        else None,
+        oom_kills=_counter(root / "proc/vmstat", "oom_kill"),
+    )
+
+
+def _read(path: Path) -> str:
+    """The text of a file of the kernel's; nothing where it has none, or forbids to read it."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:  # among them EOPNOTSUPP: the kernel could, but was started with psi=0
+        return ""
+
+
+def _groups(root: Path) -> list[Path]:
+    """Our control group's folder and those above it, as far as version 2 has them."""
+    own = next(
+        (line[3:] for line in _read(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), ""
+    )
+    top = root / _CGROUPS
+    # Without a cgroup namespace the path may name folders that are not mounted here.
+    folder = top / own.strip("/")
+    return [group for group in (folder, *folder.parents) if group.is_relative_to(top) and group.is_dir()]
+
+
+def _quota(group: Path) -> int:
+    """Whole cores that ``cpu.max`` allows; 0 for no limit."""
+    match _read(group / "cpu.max").split():
+        case [quota, period] if quota.isdigit() and int(period) > 0:
+            return max(1, int(quota) // int(period))
+    return 0
+
+
+def _limit_mib(group: Path) -> int | None:
+    """What ``memory.max`` allows, or ``memory.high``, above which the kernel slows a group down."""
+    texts = (_read(group / name).strip() for name in ("memory.max", "memory.high"))
+    limits = [int(text) >> 20 for text in texts if text.isdigit()]
+    return min(limits, default=None)
+
+
+def _used_mib(group: Path) -> int:
+    """What a group holds and cannot give back at once: without files that nobody has used lately."""
+    current = _read(group / "memory.current").strip()
+    reclaimable = _counter(group / "memory.stat", "inactive_file") or 0
+    return max(0, int(current or 0) - reclaimable) >> 20
+
+
+def _memory(root: Path) -> tuple[int, int]:
+    """Total and available memory in MiB (``MemTotal``, ``MemAvailable`` of proc(5))."""
+    found = [_counter(root / "proc/meminfo", name) or 0 for name in ("MemTotal:", "MemAvailable:")]
+    return found[0] >> 10, found[1] >> 10
+
+
+def _counter(path: Path, name: str) -> int | None:
+    """The number after *name* at the beginning of a line."""
+    for line in _read(path).splitlines():
+        match line.split():
+            case [found, number, *_] if found == name:
+                return int(number)
+    return None
+
+
+def _pressure(path: Path) -> Pressure | None:
+    """The ten-second averages of a file of pressure-stall information."""
+    found: dict[str, float] = {}
+    for line in _read(path).splitlines():
+        kind, _, average = line.partition(" avg10=")
+        if average:
+            found[kind] = float(average.split()[0])
+    return Pressure(found.get("some", 0.0), found.get("full", 0.0)) if found else None

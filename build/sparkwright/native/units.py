@@ -1,0 +1,269 @@
+"""The unit cache: an object that was compiled from the same command and the same files is not compiled again.
+
+The manner is that of ccache's direct mode, with git's blob ids in place of file hashes: the trees to be
+compiled name every file's content already, so a look-up opens one record and no source at all.
+
+What one command makes of one source is kept under one key, as a list of *manifests*: which files the
+compiler read, and for each state in which those files were seen, the object that came of it. A state
+holds
+
+- the blob ids of all files read below ``source/`` and ``deps/``;
+- for the base name of every file read, the toolchain's included, which paths of that name there are
+  below these folders: a header that appears earlier on the include path takes another's place, and
+  must have one of these names;
+- the same for every name that a file below these folders asks for with ``__has_include``: a compiler does
+  not report the files that were asked for and not there.
+
+What remains: a name given to ``__has_include`` by a macro, or asked for by a header of the toolchain; a
+header that appears in a folder which is no part of the trees, such as ``/usr/local/include``. A unit that
+*reads* such a file is left out of the cache.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from sparkwright.canonical import digest_of, sha256_bytes, sha256_file
+from sparkwright.config import Model, to_builtins
+from sparkwright.errors import LostFileError
+from sparkwright.events import emit, warn
+from sparkwright.git import blob_id
+from sparkwright.native.depfile import read_depfile
+from sparkwright.native.model import Cost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from sparkwright.native.covered import Reader
+    from sparkwright.native.model import Unit
+    from sparkwright.store import Store
+
+__all__ = ["UnitFiles", "find_object", "missing_units", "place_object", "record_object", "unit_key"]
+
+# Part of the key: raised when the meaning of the records below changes.
+_RULES = 1
+_KIND = "unit"
+_MOST_MANIFESTS = 4
+_MOST_STATES = 16
+
+_ASKED = re.compile(rb"has_include\w*\s*\(\s*[<\"]([^>\"\n]+)[>\"]", re.IGNORECASE)
+_EMBEDS = (b".incbin", b"#embed")
+
+
+@dataclass(frozen=True)
+class UnitFiles:
+    """The files of the trees that are compiled.
+
+    Attributes:
+        blobs: git blob id by path relative to the work folder, such as ``source/csrc/ops.h``; generated
+            files included, links left out.
+    """
+
+    blobs: Mapping[str, str]
+
+    @cached_property
+    def _places(self) -> Mapping[str, str]:
+        """Digest of the paths of each base name."""
+        places: dict[str, list[str]] = {}
+        for path in sorted(self.blobs):
+            places.setdefault(posixpath.basename(path), []).append(path)
+        return {name: sha256_bytes(os.fsencode("\n".join(paths))) for name, paths in places.items()}
+
+    @cached_property
+    def _marks(self) -> Mapping[str, str]:
+        """Each path's blob id, and where else its base name is."""
+        return {path: blob + self._places[posixpath.basename(path)] for path, blob in self.blobs.items()}
+
+    def state(self, paths: Iterable[str], names: Iterable[str]) -> str | None:
+        """Digest of the content of *paths*, and of where their base names and *names* are.
+
+        `None` where one of *paths* is gone.
+        """
+        try:
+            marks = "".join(map(self._marks.__getitem__, paths))
+        except KeyError:
+            return None
+        places = "\0".join(map(self._places.get, names, repeat("")))
+        return sha256_bytes(f"{marks}\0{places}".encode())
+
+
+class _State(Model, frozen=True):
+    """One state of the files that a manifest names, and what was compiled from it."""
+
+    state: str
+    sha256: str
+    size: int
+    cost: Cost
+
+
+class _Manifest(Model, frozen=True):
+    """Which files were read, which base names count besides theirs, and the states, newest first."""
+
+    paths: tuple[str, ...]
+    names: tuple[str, ...]
+    states: tuple[_State, ...]
+
+
+class _Record(Model, frozen=True):
+    """All manifests of one key, newest first."""
+
+    manifests: tuple[_Manifest, ...] = ()
+
+
+def unit_key(unit: Unit, files: UnitFiles, toolchain_key: str) -> str:
+    """The key of what *unit*'s command makes of its source, whatever headers that includes."""
+    return digest_of([_RULES, unit.argv, toolchain_key, unit.source, files.blobs.get(unit.source)])
+
+
+def find_object(store: Store, unit: Unit, files: UnitFiles, toolchain_key: str) -> str | None:
+    """SHA-256 of an object in the store that compiling *unit* would give, or `None`."""
+    record = store.find_record_as(_Record, _KIND, unit_key(unit, files, toolchain_key))
+    for manifest in record.manifests if record is not None else ():
+        now = files.state(manifest.paths, manifest.names)
+        for known in manifest.states:
+            if known.state == now and store.find_file(known.sha256, size=known.size):
+                return known.sha256
+    return None
+
+
+def missing_units(store: Store, units: Iterable[Unit], files: UnitFiles, toolchain_key: str) -> list[Unit]:
+    """Those of *units* that have to be compiled, in their order."""
+    return [unit for unit in units if find_object(store, unit, files, toolchain_key) is None]
+
+
+def place_object(store: Store, sha256: str, target: Path) -> bool:
+    """Copy an object that was found to *target*; `False` if another run pruned it meanwhile.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    try:
+        store.copy_out(sha256, target)
+    except LostFileError:
+        return False
+    return True
+
+
+def record_object(
+    store: Store,
+    unit: Unit,
+    files: UnitFiles,
+    toolchain_key: str,
+    *,
+    reader: Reader,
+    depfile: Path,
+    object_path: Path,
+    cost: Cost,
+) -> str | None:
+    """Keep an object that was just compiled, for every later build that would compile the same.
+
+    Args:
+        store: where it goes.
+        unit: what was compiled.
+        files: the files that it was compiled from.
+        toolchain_key: what compiled it.
+        reader: tells files of the toolchain from files of the trees.
+        depfile: the dependency file that the compiler wrote.
+        object_path: the object; it stays where it is.
+        cost: what compiling it took.
+
+    Returns:
+        its SHA-256, or `None` where the unit cannot be cached: it read a file that neither the trees
+        nor the toolchain's key stand for. The first unit that does so causes a warning.
+    """
+    try:
+        paths, names = _understand(unit, files, reader, read_depfile(depfile))
+    except (_NotCoveredError, OSError) as error:
+        _tell(unit, str(error), reader)
+        return None
+    state = files.state(paths, names)
+    if state is None:  # _understand has seen to it that every path is known
+        raise RuntimeError(f"{unit.name} was compiled from files that are in no tree")
+    sha256, size = _keep(store, object_path)
+    key = unit_key(unit, files, toolchain_key)
+    made = _State(state=state, sha256=sha256, size=size, cost=cost)
+    with store.lock(f"units-{key[:2]}", "the cache of objects"):
+        record = store.find_record_as(_Record, _KIND, key) or _Record()
+        store.put_record(_KIND, key, to_builtins(_with(record, paths, names, made)))
+    return sha256
+
+
+class _NotCoveredError(Exception):
+    """A unit read something that no key stands for."""
+
+
+def _understand(
+    unit: Unit, files: UnitFiles, reader: Reader, read: Iterable[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The paths below the hashed folders that *unit* read, and the other base names that count.
+
+    Raises:
+        _NotCoveredError: it read something else.
+    """
+    paths, names = set(), set()
+    for spelled in read:
+        path = reader.absolute(spelled)
+        hashed = reader.hashed(path)
+        if hashed is not None and hashed in files.blobs:
+            paths.add(hashed)
+        elif hashed is not None or not reader.covered(path):
+            raise _NotCoveredError(f"it reads {spelled}, which is no part of the sources or the toolchain")
+        names.add(posixpath.basename(path))
+    if unit.source not in paths:
+        raise _NotCoveredError("its dependency file does not name its source")
+    for path in paths:
+        names |= _asked_for((reader.work / path).read_bytes(), path, files.blobs[path])
+    names -= {posixpath.basename(path) for path in paths}  # these count in any case
+    return tuple(sorted(paths)), tuple(sorted(names))
+
+
+def _asked_for(data: bytes, path: str, blob: str) -> set[str]:
+    """Base names of the files that the file at *path* asks for and may do without.
+
+    Raises:
+        _NotCoveredError: it is not the file of that blob id, or takes in others in a way that no
+            dependency file shows.
+    """
+    if blob_id(data) != blob:
+        raise _NotCoveredError(f"{path} is not what the tree says")
+    for directive in _EMBEDS:
+        if directive in data:
+            raise _NotCoveredError(f"{path} takes in a file by {directive.decode()}")
+    return {posixpath.basename(os.fsdecode(name)) for name in _ASKED.findall(data)}
+
+
+def _keep(store: Store, object_path: Path) -> tuple[str, int]:
+    """Copy an object into the store; returns its digest and size."""
+    with store.scratch() as scratch:
+        copy = scratch / object_path.name
+        shutil.copyfile(object_path, copy)
+        # The record that will name it is synced, so it has to be there whenever that is.
+        with copy.open("rb") as stream:
+            os.fsync(stream.fileno())
+        sha256, size = sha256_file(copy), copy.stat().st_size
+        store.adopt_file(copy, sha256, verified=True)
+    return sha256, size
+
+
+def _with(record: _Record, paths: tuple[str, ...], names: tuple[str, ...], made: _State) -> _Record:
+    """*record* with one more state, in front, and without what is too much."""
+    same = [entry for entry in record.manifests if (entry.paths, entry.names) == (paths, names)]
+    others = [entry for entry in record.manifests if entry not in same]
+    older = [known for entry in same for known in entry.states if known.state != made.state]
+    manifest = _Manifest(paths=paths, names=names, states=(made, *older)[:_MOST_STATES])
+    return _Record(manifests=(manifest, *others)[:_MOST_MANIFESTS])
+
+
+def _tell(unit: Unit, why: str, reader: Reader) -> None:
+    emit("unit.not-cached", unit=unit.name, because=why)
+    if not reader.told:
+        reader.told.append(unit.name)
+        warn(f"{unit.name} will be compiled every time: {why}", unit=unit.name)

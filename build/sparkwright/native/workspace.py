@@ -1,0 +1,118 @@
+"""The tree that a build works on, and the folder that it is laid out in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.git import Entry, check_out
+from sparkwright.native.model import WORK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from sparkwright.git import Repository
+    from sparkwright.lock.native import SourcePin
+    from sparkwright.native.model import Inputs, Toolchain
+    from sparkwright.store import Store
+
+__all__ = ["CMAKE_INPUTS", "Workspace", "native_tree", "open_workspace"]
+
+CMAKE_INPUTS = ("CMakeLists.txt", "cmake", "csrc")
+"""What upstream's CMake project consists of. ``setup.py`` and ``rust`` decide other parts of the wheel."""
+
+_FOLDER = "40000"
+
+
+def native_tree(repository: Repository, inputs: Inputs, pins: Mapping[str, SourcePin]) -> str:
+    """Git id of the tree that is compiled: ``source/`` and one folder for each dependency in ``deps/``.
+
+    It names every byte of the sources that a build sees, whoever brought them.
+
+    Args:
+        repository: the store's repository.
+        inputs: the merged tree and the dependencies' sources.
+        pins: the lock's pins of those, which say where a source is mounted in another.
+    """
+    top = repository.objects.node(inputs.tree)
+    entries = {f"source/{name}": top[name] for name in CMAKE_INPUTS if name in top}
+    # A mounted source goes into the folder of another one, so that one has to be there first.
+    for name in sorted(inputs.sources, key=lambda name: (bool(pins[name].mount), name)):
+        source, mount = inputs.sources[name], pins[name].mount
+        place = mount.replace(":", "/", 1) if mount else name
+        entries[f"deps/{place}"] = Entry(_FOLDER, source.tree)
+    tree: str | None = None
+    for path, entry in entries.items():
+        tree = repository.objects.edit(tree, {path: entry})
+    return tree or repository.objects.write("tree", b"")
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder laid out for a build; see `sparkwright.native`.
+
+    Attributes:
+        root: the folder.
+        toolchain: what its links lead to.
+    """
+
+    root: Path
+    toolchain: Toolchain
+
+    @property
+    def source(self) -> Path:
+        """The native inputs of the merged tree."""
+        return self.root / "source"
+
+    @property
+    def build(self) -> Path:
+        """Objects and extensions; every command runs here."""
+        return self.root / "build"
+
+    def expand(self, argv: tuple[str, ...]) -> list[str]:
+        """A recorded command with this folder in place of its placeholder."""
+        return [part.replace(WORK, str(self.root)) for part in argv]
+
+    def abstract(self, text: str) -> str:
+        """*text* with the placeholder for this folder, and for what its links lead to."""
+        for place, name in self._places():
+            text = text.replace(place, f"{WORK}/{name}" if name else WORK)
+        return text
+
+    def _places(self) -> list[tuple[str, str]]:
+        """What stands for this folder's parts in a tool's output, longest first."""
+        links = [(os.path.realpath(path), name) for name, path in _links(self.toolchain).items()]
+        return sorted([(str(self.root), ""), *links], key=lambda place: -len(place[0]))
+
+
+def _links(toolchain: Toolchain) -> dict[str, Path]:
+    return {"cuda": toolchain.cuda, "torch": toolchain.torch, "python": toolchain.python_include}
+
+
+@contextlib.contextmanager
+def open_workspace(
+    store: Store, repository: Repository, tree: str, toolchain: Toolchain
+) -> Iterator[Workspace]:
+    """A scratch folder with *tree*'s files and links to *toolchain*, gone after the block.
+
+    Args:
+        store: where scratch space is.
+        repository: where *tree* is.
+        tree: as from `native_tree`, generated files included where there are any.
+        toolchain: what the links lead to.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    with store.scratch() as scratch:
+        # Tools resolve links in paths that they print; without any there is only one name for a file.
+        root = scratch.resolve() / "work"
+        check_out(repository, tree, root)
+        for name, path in _links(toolchain).items():
+            (root / name).symlink_to(path.resolve())
+        (root / "deps").mkdir(exist_ok=True)
+        (root / "build").mkdir()
+        yield Workspace(root, toolchain)

@@ -1,0 +1,139 @@
+"""What the two runs of a probe are made with: an interpreter, two folders, and what the child is told."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import ToolError
+from sparkwright.probe.environment import describe_environment, prepare_environment
+from sparkwright.probe.facility import Subject
+from sparkwright.probe.trees import part_of, tree_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkwright.carry import Carry, ProbeSpec
+    from sparkwright.git import Repository
+    from sparkwright.merge import MergedSource
+    from sparkwright.probe.facility import Facility
+    from sparkwright.store import Store
+
+__all__ = ["Bench", "Stand", "Trees", "facilities_of"]
+
+PACKAGE = "vllm"
+_OWN = "source"  # where vLLM's tree lies in a build's folder
+
+
+@dataclass(frozen=True)
+class Stand:
+    """One run's place.
+
+    Attributes:
+        tree: the folder under test.
+        subject: what the child is told, where the probe needs something from the outside.
+    """
+
+    tree: Path
+    subject: Subject | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What both runs are made with.
+
+    Attributes:
+        python: the interpreter.
+        stands: the run without the carry, and the one with it.
+        versions: what matters to a verdict, for the record.
+    """
+
+    python: Path
+    stands: tuple[Stand, Stand]
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Makes benches for one pair of trees.
+
+    Attributes:
+        store: where folders and environments are.
+        repository: where the trees are.
+        pristine: id of the pristine tree.
+        merged: id of the merged tree.
+    """
+
+    store: Store
+    repository: Repository
+    pristine: str
+    merged: str
+
+    def importing(self, *, offline: bool) -> Bench:
+        """For a probe that imports vLLM.
+
+        Raises:
+            EnvironmentSetupError: the environment could not be made.
+            NotInStoreError: it is not there and the network is off.
+        """
+        python = prepare_environment(self.store, offline=offline)
+        folders = [
+            tree_folder(self.store, self.repository, tree, under=PACKAGE, like=like)
+            for tree, like in ((self.pristine, None), (self.merged, self.pristine))
+        ]
+        return Bench(python, (Stand(folders[0]), Stand(folders[1])), describe_environment(python))
+
+    def configuring(
+        self, carry: Carry, source: MergedSource | None, facilities: Mapping[str, Facility]
+    ) -> Bench:
+        """For a probe that runs tools on the tree, which needs no torch: our own interpreter does.
+
+        A change to a dependency's source is tried where it will be used: in the merged tree of vLLM,
+        with that source as it is pinned and as it is with the carries.
+
+        Raises:
+            SparkwrightError: something that the probe needs cannot be had.
+        """
+        inputs = tuple(dict.fromkeys(name for entry in facilities.values() for name in entry.inputs))
+        own = [self._part(tree, inputs) for tree in (self.pristine, self.merged)]
+        place = _OWN
+        others: dict[str, dict[str, Path]] = {}
+        if carry.spec.source is not None:
+            if source is None:
+                raise ToolError(f"the source of {carry.spec.source} is not at hand")
+            place, others = f"deps/{source.name}", {_OWN: {"here": own[1], "pristine": own[1]}}
+            own = [
+                tree_folder(self.store, self.repository, tree, under="")
+                for tree in (source.pristine, source.tree)
+            ]
+        described = {name: entry.describe() for name, entry in facilities.items()}
+        versions = {"python": platform.python_version()}
+        for entry in facilities.values():
+            versions |= entry.versions()
+        without, with_it = (
+            Stand(here, Subject(described, {place: {"here": here, "pristine": own[0]}, **others}))
+            for here in own
+        )
+        return Bench(Path(sys.executable), (without, with_it), versions)
+
+    def _part(self, tree: str, inputs: Sequence[str]) -> Path:
+        return tree_folder(self.store, self.repository, part_of(self.repository, tree, inputs), under="")
+
+
+def facilities_of(spec: ProbeSpec, known: Mapping[str, Facility]) -> dict[str, Facility]:
+    """What a probe needs, by name.
+
+    Raises:
+        ToolError: there is no such thing here.
+    """
+    for name in spec.needs:
+        if name not in known:
+            raise ToolError(
+                f"the probe needs {name!r}",
+                because="nothing provides it here",
+                next_step="prove it where kernels are compiled: --kernels native",
+            )
+    return {name: known[name] for name in spec.needs}

@@ -1,0 +1,101 @@
+"""When something in the store was last used, and which runs are using it.
+
+A use is noted in the times of the thing itself: a file's or record's time of access (its time of
+change is left alone, it tells copies from originals), a folder's time of change (listing a folder
+may alter its time of access). It is noted once an hour at most, so a hit costs one ``stat``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.events import emit
+from sparkwright.store.owned import is_owned, owned_file, sweep_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["NOTED_EVERY_S", "Run", "last_used", "no_new_runs", "note_use", "oldest_run", "running"]
+
+NOTED_EVERY_S = 3600.0
+
+
+def last_used(state: os.stat_result) -> float:
+    """When the file or folder of that *state* was last used, in seconds since the epoch."""
+    if stat.S_ISDIR(state.st_mode):
+        return state.st_mtime
+    return max(state.st_atime, state.st_mtime)
+
+
+def note_use(path: Path, state: os.stat_result | None = None) -> None:
+    """Note that *path* is used now; where that cannot be written, nothing happens."""
+    with contextlib.suppress(OSError):
+        state = state or path.stat()
+        now = time.time_ns()
+        if now - int(last_used(state) * 1e9) < NOTED_EVERY_S * 1e9:
+            return
+        os.utime(path, ns=(now, now if stat.S_ISDIR(state.st_mode) else state.st_mtime_ns))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of ours, for others to see.
+
+    Attributes:
+        path: a file that is locked while it lasts.
+        started: when it began, in seconds since the epoch.
+    """
+
+    path: Path
+    started: float
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[Run]:
+    """Be seen in *folder* as a run for the length of the block."""
+    with contextlib.ExitStack() as stack:
+        with _locked(folder, fcntl.LOCK_SH):
+            _, path = stack.enter_context(owned_file(folder, f"{os.getpid()}-"))
+        yield Run(path, path.stat().st_mtime)
+
+
+def no_new_runs(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Let no run begin in *folder* for the length of the block; those under way go on."""
+    return _locked(folder, fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, kind: int) -> Iterator[None]:
+    """Hold a lock on *folder* itself, so that one who only looks leaves no file behind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            emit("lock.waiting", what="the store, to prune it", path=str(folder))
+            fcntl.flock(handle, kind)
+        yield
+    finally:
+        os.close(handle)
+
+
+def oldest_run(folder: Path, *, but: Run | None = None) -> float | None:
+    """When the oldest run seen in *folder*, other than *but*, began; `None` where there is none."""
+    started = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if but is not None and path == but.path:
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if is_owned(path):
+                started.append(path.stat().st_mtime)
+            else:
+                sweep_file(path)
+    return min(started, default=None)

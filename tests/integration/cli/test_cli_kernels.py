@@ -1,0 +1,220 @@
+"""Where kernels come from, on the command line: what is chosen, what is left out for it, and who is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from kit import Content, make_tree, write_diff
+from native_kit import native_tables, offer_toolkit, with_native
+from wheelkit import unpack
+
+from sparkwright.git import open_repository
+from sparkwright.lock.native import SourcePin
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from world import World
+
+KERNEL = {"csrc/kernel.cu": "// a kernel for the card\n"}
+LISTS = "CMakeLists.txt"
+QUACK: dict[str, Content] = {LISTS: "set(ARCHS 8.0)\n", "duck.cu": "// a duck\n"}
+FED: dict[str, Content] = {**QUACK, LISTS: "set(ARCHS 8.0 12.1a)\n"}
+REF = "89abcdef0123456789abcdef0123456789abcdef"
+NOT_COMPILED = "it changes how kernels are compiled; kernels come from upstream's wheel"
+
+
+def outcomes(world: World, *words: str) -> dict[str, tuple[str, str]]:
+    told = world.good("merge", "--json", *words).json["outcomes"]
+    return {outcome["carry"]: (outcome["kind"], outcome["detail"]) for outcome in told}
+
+
+def bring(world: World) -> str:
+    """Put the source that `feed` changes into the store, as fetching it would; returns its tree."""
+    repository = open_repository(world.store.git)
+    try:
+        return make_tree(repository, QUACK)
+    finally:
+        repository.close()
+
+
+@pytest.fixture
+def taking(world: World) -> World:
+    """A patchset with a carry for those who compile, and a lock that does not say with what."""
+    world.carry("card", KERNEL, scope="build")
+    return world
+
+
+@pytest.fixture
+def compiling(world: World, tmp_path: Path) -> World:
+    """A lock that says what kernels are compiled with, and two carries for those who do."""
+    scratch = open_repository(tmp_path / "elsewhere")
+    try:
+        pin = SourcePin(ref=REF, tree=make_tree(scratch, QUACK), paths=(LISTS, "duck.cu"))
+        patch = write_diff(scratch, QUACK, FED)
+    finally:
+        scratch.close()
+    native = native_tables(offer_toolkit(world.index))
+    native = msgspec.structs.replace(native, sources={**native.sources, "quack": pin})
+    world.pin(dataclasses.replace(world.release, lock=with_native(world.release.lock, native)))
+    world.carry("card", KERNEL, scope="build")
+    based = {"release": world.release.version, "source-ref": REF, "patch": "quack.patch"}
+    folder = world.carry("feed", {}, scope="build", source="quack", requires=["card"], revision=[based])
+    (folder / "quack.patch").write_bytes(patch)
+    return world
+
+
+class TestUpstream:
+    def test_they_are_left_out_and_said_to_be(self, compiling: World) -> None:
+        found = outcomes(compiling)
+        assert found["card"] == found["feed"] == ("left-out", NOT_COMPILED)
+        assert found["clamp"][0] == "applied"
+        assert NOT_COMPILED in compiling.good("merge").out
+        planned = compiling.good("plan")
+        assert f"left out card: {NOT_COMPILED}" in planned.out
+        assert "upstream's kernels" in planned.out.splitlines()[0]
+        rows = {row["name"]: row for row in compiling.good("status", "--json").json["carries"]}
+        assert (rows["card"]["outcome"], rows["card"]["proof"]) == ("left-out", "no proof needed")
+
+    def test_the_wheel_is_the_one_without_them(self, taking: World) -> None:
+        ran = taking.good("wheel")
+        (wheel,) = taking.wheels
+        made = wheel.read_bytes()
+        assert "left-out" in ran.out
+        assert "KERNELS=native" in ran.out
+        (point,) = (data for path, data in unpack(wheel).items() if path.endswith("/point.json"))
+        assert json.loads(point)["kernels"] == "upstream"
+        taking.list_carries(["clamp", "align"])
+        taking.new_store("another")
+        wheel.unlink()
+        taking.good("wheel")
+        assert taking.wheels == [wheel]
+        assert wheel.read_bytes() == made
+
+    def test_nothing_of_them_can_stand_in_the_way(self, taking: World) -> None:
+        (taking.root / "carries" / "card" / "1.2.0.patch").write_text("no patch at all")
+        taking.good("wheel")
+        assert "left-out" in taking.good("merge").out
+
+    def test_they_need_no_proof(self, compiling: World) -> None:
+        told = compiling.good("carry", "prove", "--json").json
+        assert told["needless"] == dict.fromkeys(["card", "feed"], f"left-out: {NOT_COMPILED}")
+        assert [proof["carry"] for proof in told["proofs"]] == ["clamp", "align"]
+
+
+class TestNative:
+    def test_a_source_that_is_not_at_hand(self, compiling: World) -> None:
+        found = outcomes(compiling, "--kernels", "native")
+        assert found["card"] == ("applied", "")
+        assert found["feed"] == ("left-out", "the source of quack is not at hand")
+
+    def test_a_source_that_is(self, compiling: World) -> None:
+        tree = bring(compiling)
+        told = compiling.good("merge", "--kernels", "native", "--json").json
+        (source,) = told["sources"]
+        assert (source["name"], source["pristine"]) == ("quack", tree)
+        (feed,) = [outcome for outcome in told["outcomes"] if outcome["carry"] == "feed"]
+        assert (feed["kind"], feed["source"], feed["paths"]) == ("applied", "quack", [LISTS])
+        out = compiling.good("merge", "--kernels", "native").out
+        assert f"quack:{LISTS}" in out
+        assert source["tree"] in out
+
+    def test_on_another_release_nobody_knows_the_sources(self, compiling: World) -> None:
+        from tiny_release import make_tiny
+
+        bring(compiling)
+        compiling.offer(make_tiny("1.3.0"))
+        found = outcomes(compiling, "--kernels", "native", "--onto", "1.3.0")
+        assert found["card"][0] == "applied"
+        assert found["feed"][0] == "left-out"
+
+    def test_another_point(self, compiling: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        def planned(*words: str) -> dict[str, object]:
+            found: dict[str, object] = compiling.good("plan", "--json", *words).json
+            return found
+
+        upstream, native = planned("--kernels", "upstream"), planned("--kernels", "native")
+        hopper = planned("--arch", "9.0a")
+        assert len({found["point"] for found in (upstream, native, hopper)}) == 3
+        assert [found["arch"] for found in (upstream, native, hopper)] == [None, "12.1a", "9.0a"]
+        assert (native["kernels"], native["left-out"]) == ("native", {})
+        assert set(upstream["left-out"]) == {"card", "feed"}
+        monkeypatch.setitem(compiling.environment, "SPARKWRIGHT_KERNELS", "native")
+        assert planned()["point"] == native["point"]
+        assert planned("--kernels", "upstream")["point"] == upstream["point"]
+
+    def test_on_the_card_itself_it_is_the_default(self, compiling: World, tmp_path: Path) -> None:
+        program = tmp_path / "bin" / "nvidia-smi"
+        program.parent.mkdir()
+        program.write_text("#!/bin/sh\necho 12.1\n")
+        program.chmod(0o755)
+        compiling.environment["PATH"] = f"{program.parent}:/usr/bin:/bin"
+        here = ("--platform", platform.machine())
+        assert compiling.good("plan", "--json", *here).json["kernels"] == "native"
+        other = "x86_64" if platform.machine() == "aarch64" else "aarch64"
+        assert compiling.good("plan", "--json", "--platform", other).json["kernels"] == "upstream"
+        program.write_text("#!/bin/sh\necho 12.0\n")
+        assert compiling.good("plan", "--json", *here).json["kernels"] == "upstream"
+
+    def test_a_toolchain_that_cannot_be_had_breaks_the_proof_and_says_why(self, compiling: World) -> None:
+        probe = "def probe():\n    raise SystemExit\n"
+        folder = compiling.root / "carries" / "card"
+        (folder / "probe.py").write_text(probe)
+        with (folder / "carry.toml").open("a") as stream:
+            stream.write(
+                '\n[probe]\nfile = "probe.py"\nseconds = 60\nmemory-mib = 500\nneeds = ["toolchain"]\n'
+            )
+        compiling.good("merge", "--kernels", "native")
+        ran = compiling.call("carry", "prove", "card", "--kernels", "native", "--offline")
+        assert ran.status == 41, ran.said
+        assert "card: its probe could not run" in ran.err
+        assert not (folder / "proof.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (("--kernels", "upstream", "--arch", "12.1a"), 10, "upstream's are as upstream compiled them"),
+        (("--kernels", "native", "--arch", "sm_121a"), 12, "no architecture"),
+        (("--kernels", "own"), 2, "own"),
+    ],
+)
+def test_what_cannot_be_chosen(compiling: World, words: tuple[str, ...], status: int, says: str) -> None:
+    ran = compiling.call("plan", *words)
+    assert ran.status == status, ran.said
+    assert says in ran.said
+
+
+def test_a_lock_that_does_not_say_with_what(world: World) -> None:
+    for words in (("--kernels", "native"), ("--arch", "12.1a")):
+        ran = world.call("plan", *words)
+        assert ran.status == 10, ran.said
+        assert "no [native]" in ran.said
+        assert "--kernels upstream" in ran.said
+
+
+class TestAuthoring:
+    def test_show(self, compiling: World) -> None:
+        ran = compiling.call("carry", "show", "feed")
+        assert ran.status == 22, ran.said
+        assert "the source of quack is not in the store" in ran.said
+        bring(compiling)
+        assert "+set(ARCHS 8.0 12.1a)" in compiling.good("carry", "show", "feed").out
+        assert "+// a kernel for the card" in compiling.good("carry", "show", "card").out
+
+    @pytest.mark.parametrize("words", [("refresh", "feed"), ("edit", "TREE", "--carry", "feed")])
+    def test_it_is_not_edited_in_vllms_tree(self, compiling: World, words: tuple[str, ...]) -> None:
+        ran = compiling.call("carry", *words)
+        assert ran.status == 10, ran.said
+        assert f"it changes quack, as pinned at {REF}" in ran.said
+        assert "source-ref" in ran.said
+        assert not (compiling.root / "TREE").exists()
+
+    def test_one_that_compiles_is_edited_as_any_other(self, compiling: World) -> None:
+        compiling.good("carry", "edit", "TREE", "--carry", "card")
+        assert (compiling.root / "TREE" / "csrc" / "kernel.cu").read_text() == KERNEL["csrc/kernel.cu"]

@@ -1,0 +1,148 @@
+"""``store list``, ``verify`` and ``prune`` through the command line, and builds that go on meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkwright.store import remove_tree
+from sparkwright.store.survey import survey
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from world import World
+
+DAY = 86400.0
+
+
+def age(paths: list[Path], days: float) -> None:
+    moment = time.time() - days * DAY
+    for path in paths:
+        os.utime(path, (moment, moment))
+
+
+class TestList:
+    def test_every_kind_with_what_it_takes(self, world: World) -> None:
+        world.good("wheel")
+        report = world.good("store", "list", "--json").json
+        kinds = {kind["kind"]: kind for kind in report["kinds"]}
+        assert {"downloads", "wheels", "trees", "environments", "records", "git", "logs"} <= kinds.keys()
+        assert kinds["wheels"]["count"] == 1
+        assert kinds["wheels"]["size"] == world.wheels[0].stat().st_size
+        assert kinds["wheels"]["used"].startswith("20")
+        ran = world.good("store", "list")
+        for name, kind in kinds.items():
+            if name not in {"logs", "records"}:  # which every command adds to
+                assert f"{name} " in ran.out
+                assert f" {kind['count']} " in ran.out
+        assert str(world.store.home) in ran.out
+
+    def test_of_an_empty_store(self, world: World) -> None:
+        world.new_store("empty", probes=False)
+        kinds = world.good("store", "list", "--json").json["kinds"]
+        assert [kind["kind"] for kind in kinds] == ["logs"]
+
+
+class TestVerify:
+    def test_a_sound_store(self, world: World) -> None:
+        world.good("wheel")
+        assert "the store is sound" in world.good("store", "verify").out
+        assert world.good("store", "verify", "--json").json["damaged"] == []
+
+    def test_a_damaged_one_and_what_becomes_of_it(self, world: World) -> None:
+        world.good("wheel")
+        digest = world.release.lock.sdist.sha256
+        path = world.store.file_path(digest)
+        path.chmod(0o644)
+        path.write_bytes(b"half")
+        ran = world.call("store", "verify")
+        assert ran.status == 72
+        assert f"files/{digest[:2]}/{digest}" in ran.out
+        assert "--remove" in ran.err
+        ran = world.call("store", "verify", "--json")
+        assert ran.status == 72
+        assert [fault["path"] for fault in ran.json["damaged"]] == [str(path)]
+        assert path.exists()
+        ran = world.good("store", "verify", "--remove")
+        assert "removed  1" in ran.out
+        assert not path.exists()
+        assert "the store is sound" in world.good("store", "verify").out
+        world.good("wheel")
+
+
+class TestPrune:
+    def test_it_wants_to_be_told_what(self, world: World) -> None:
+        ran = world.call("store", "prune")
+        assert ran.status == 2
+        assert "--older-than" in ran.err
+        assert world.call("store", "prune", "--older-than", "-1").status == 2
+
+    def test_what_went_comes_back_when_it_is_needed(self, world: World) -> None:
+        world.good("wheel")
+        before = world.wheels[0].read_bytes()
+        dry = world.good("store", "prune", "--keep-size", "0", "--dry-run", "--json").json
+        assert dry["dry-run"]
+        assert {"downloads", "wheels", "trees"} <= {kind["kind"] for kind in dry["removed"]}
+        ran = world.good("store", "prune", "--keep-size", "0")
+        assert "kept" in ran.out
+        assert "wheels" in ran.out
+        left = {entry.kind for entry in survey(world.store)}
+        assert left <= {"git", "records", "scratch"}
+        world.new_store("with an environment")
+        world.good("wheel")
+        assert world.wheels[0].read_bytes() == before
+
+    def test_only_what_is_old_goes(self, world: World) -> None:
+        world.good("wheel")
+        old = world.store.file_path(world.release.lock.sdist.sha256)
+        log = next((world.root / ".sparkwright" / "events").iterdir())
+        age([old, log], 10)
+        removed = world.good("store", "prune", "--older-than", "9", "--json").json["removed"]
+        assert {kind["kind"]: kind["count"] for kind in removed} == {"downloads": 1, "logs": 1}
+        assert not old.exists()
+        assert not log.exists()
+        assert "nothing to remove" in world.good("store", "prune", "--older-than", "9").out
+
+    def test_its_own_log_stays(self, world: World) -> None:
+        world.good("store", "prune", "--older-than", "0")
+        assert len(list((world.root / ".sparkwright" / "events").iterdir())) == 1
+
+
+def test_old_logs_go_when_a_command_starts(world: World) -> None:
+    world.good("status")
+    work = world.root / ".sparkwright"
+    (log,) = (work / "events").iterdir()
+    crash, young = work / "crash-1.txt", work / "crash-2.txt"
+    crash.touch()
+    young.touch()
+    age([log, crash], 31)
+    age([young], 29)
+    world.good("status")
+    assert not log.exists()
+    assert not crash.exists()
+    assert young.exists()
+
+
+@pytest.mark.slow
+def test_pruning_again_and_again_never_hinders_a_build(world: World) -> None:
+    """All but the environment for probes is old: what the build has not found yet may go at any time."""
+    world.good("wheel")
+    before = world.wheels[0].read_bytes()
+    remove_tree(world.dist)
+    stored = survey(world.store)
+    age([entry.path for entry in stored if entry.kind not in {"environments", "git"}], 10)
+    build = world.start("wheel")
+    removed, in_use = 0, set()
+    while build.poll() is None:
+        done = world.good("store", "prune", "--keep-size", "0", "--json").json
+        removed += sum(kind["count"] for kind in done["removed"])
+        in_use |= {kind["kind"] for kind in done["in-use"]}
+    out, err = build.communicate()
+    assert build.returncode == 0, (out, err)
+    assert world.wheels[0].read_bytes() == before
+    assert removed
+    assert "environments" in in_use

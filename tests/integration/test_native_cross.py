@@ -1,0 +1,178 @@
+"""Real kernels of vLLM compiled for the Spark: two extensions and one CUDA unit, and what came of them."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkwright.errors import CompileError, ToolError
+from sparkwright.events import subscribe
+from sparkwright.git import FileEntry, open_repository, patch_tree
+from sparkwright.merge import merge_patchset
+from sparkwright.native.build import Builder, build_extension, compile_units, configured, forecast
+from sparkwright.native.host import find_compiler
+from sparkwright.native.inspection import Surroundings, find_surroundings, inspect, resolve
+from sparkwright.native.model import Target
+from sparkwright.native.sources import gather_sources
+from sparkwright.native.toolchain import prepare_toolchain
+from sparkwright.plan import Job, Options, open_checkout
+from sparkwright.plan.job import Known
+from sparkwright.plan.kernels import inputs_of
+from sparkwright.store import open_store
+from sparkwright.upstream import Access, open_source, read_settings
+
+ROOT = Path(__file__).parents[2]
+KERNEL = "csrc/libtorch_stable/permute_cols.cu"
+TARGET = Target("aarch64", "12.1a")
+
+
+def lacking() -> str:
+    """Why nothing can be compiled for the Spark here; empty if it can."""
+    try:
+        find_compiler(TARGET)
+    except ToolError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = [
+    pytest.mark.upstream,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=lacking()),
+]
+
+
+@pytest.fixture(scope="module")
+def job():
+    checkout, store = open_checkout(ROOT), open_store()
+    repository = open_repository(store.git)
+    access = Access(store, repository, read_settings())
+    options = Options(platform=TARGET.machine, source="index", out=ROOT / "dist")
+    point = checkout.point("spark", arch=TARGET.arch)
+    yield Job(checkout, point, options, store, repository, open_source("index", access))
+    repository.close()
+
+
+@pytest.fixture(scope="module")
+def inputs(job):
+    """What a build of the patchset compiles: the merged tree, sources as far as they can be had."""
+    lock = job.point.lock
+    known = Known(sources=gather_sources(lock, job.access))
+    known.report = merge_patchset(job.repository, job.merge_request(job.pristine, lock.release.version))
+    known.toolchain = prepare_toolchain(lock, job.target, job.access)
+    return inputs_of(job, known)
+
+
+@pytest.fixture(scope="module")
+def builder(job, tmp_path_factory):
+    """Builds into a store of its own, so that compilers run here whatever the machine has built before."""
+    home = tmp_path_factory.mktemp("native")
+    lock = job.point.lock
+    return Builder(open_store(home / "store"), job.repository, lock, lock.native, home / "logs")
+
+
+@pytest.fixture(scope="module")
+def extensions(builder, inputs):
+    return {name: build_extension(builder, inputs, name) for name in ("cumem_allocator", "spinloop")}
+
+
+@pytest.fixture(scope="module")
+def unit(builder, inputs):
+    known = configured(builder, inputs)
+    return next(one for one in known.configuration.units if one.source.endswith(KERNEL))
+
+
+def started(action):
+    """The units that compilers were started for while *action* ran, and what it returned."""
+    events = []
+    with subscribe(events.append):
+        result = action()
+    return [event.data["unit"] for event in events if event.kind == "compile.started"], result
+
+
+def test_every_unit_of_ours_asks_for_the_cards_own_code(builder, inputs):
+    units = configured(builder, inputs).configuration.units
+    own = {"_C_stable_libtorch", "_moe_C_stable_libtorch"}
+    cuda = [one for one in units if one.target in own and one.language == "CUDA"]
+    others = {Path(one.source).name: one.arches for one in cuda if one.arches != (TARGET.sm,)}
+    assert len(cuda) > 90
+    assert others == {"scaled_mm_c2x.cu": ("sm_89", "compute_89")}
+
+
+@pytest.mark.parametrize("name", ["cumem_allocator", "spinloop"])
+def test_an_extension_is_for_the_spark_and_wants_nothing_that_is_not_there(
+    job, builder, inputs, extensions, name
+):
+    path = builder.store.file_path(extensions[name].sha256)
+    found = inspect(path, inputs.toolchain.cuobjdump)
+    surroundings = find_surroundings(builder.native, TARGET.machine, job.store)
+    assert isinstance(surroundings, Surroundings)
+    assert found.elf.machine == "aarch64"
+    assert not found.elf.run_paths
+    assert ("libcuda.so.1" in found.elf.needed) == (name == "cumem_allocator")
+    assert not found.device.cubins
+    assert not resolve(found.elf, surroundings, python="stable-abi").unresolved
+
+
+def test_no_place_of_this_machine_is_in_an_extension(builder, extensions):
+    data = builder.store.file_path(extensions["cumem_allocator"].sha256).read_bytes()
+    assert str(builder.store.home).encode() not in data
+    assert os.fsencode(Path.home() / ".cache") not in data
+
+
+def test_a_kernel_becomes_code_for_the_card_and_for_nothing_else(builder, inputs, unit):
+    known = configured(builder, inputs)
+    ran, objects = started(lambda: compile_units(builder, inputs, known, [unit]))
+    assert ran == [unit.name]
+    found = inspect(builder.store.file_path(objects[unit.output]), inputs.toolchain.cuobjdump)
+    assert found.elf.machine == "aarch64"
+    assert found.device.cubins == {TARGET.sm: 1}
+    assert not found.device.ptx
+
+
+def test_what_was_compiled_is_not_compiled_again(builder, inputs, extensions, unit):
+    known = configured(builder, inputs)
+    compile_units(builder, inputs, known, [unit])
+    ran, again = started(lambda: build_extension(builder, inputs, "spinloop"))
+    assert (ran, again) == ([], extensions["spinloop"])
+    assert started(lambda: compile_units(builder, inputs, known, [unit]))[0] == []
+    assert forecast(builder, inputs, "spinloop").missing == 0
+
+
+def edited(job, inputs, path, data):
+    tree = patch_tree(job.repository, inputs.tree, {path: FileEntry("100644", data)})
+    return replace(inputs, tree=tree)
+
+
+def test_an_edit_compiles_the_unit_that_reads_the_file_and_no_other(job, builder, inputs, extensions, unit):
+    compile_units(builder, inputs, configured(builder, inputs), [unit])
+    path = "csrc/spinloop.cpp"
+    data = job.repository.blob(job.repository.files(inputs.tree, [path])[path].blob)
+    changed = edited(job, inputs, path, data + b"\n// edited\n")
+    ran, _ = started(lambda: [build_extension(builder, changed, name) for name in extensions])
+    assert ran == ["spinloop/csrc/spinloop.cpp"]
+    assert started(lambda: compile_units(builder, changed, configured(builder, changed), [unit]))[0] == []
+
+
+def test_a_kernel_that_does_not_compile_says_where(job, builder, inputs):
+    broken = edited(job, inputs, "csrc/spinloop.cpp", b"#error planted\n")
+    with pytest.raises(CompileError, match=r"spinloop\.cpp.*planted"):
+        build_extension(builder, broken, "spinloop")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for the other machine")
+def test_the_other_machine_gets_other_keys(job, builder, inputs):
+    lock = job.point.lock
+    target = Target("x86_64", "9.0a")
+    chain = prepare_toolchain(lock, target, job.access)
+    other = replace(inputs, toolchain=chain, target=target)
+    assert chain.key != inputs.toolchain.key
+    assert not chain.cross
+    built = build_extension(builder, other, "spinloop")
+    found = inspect(builder.store.file_path(built.sha256), chain.cuobjdump)
+    assert found.elf.machine == "x86_64"
+    assert built.key != builder.key(inputs, "spinloop")

@@ -1,0 +1,52 @@
+"""Compilers that compile nothing: small real programs that take time and memory, fail, or are killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from sparkwright.native.compile import CompileJob
+from sparkwright.native.machine import Pressure, Snapshot
+from sparkwright.native.model import Cost
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WRITE = "import os, sys, time\nopen(sys.argv[1], 'w').write('object')\n"
+"""A compiler that works."""
+
+KILLED = (
+    "import os, signal, subprocess, sys\n"
+    "child = subprocess.run([sys.executable, '-c', 'import os; os.kill(os.getpid(), 9)'])\n"
+    "print(\"nvcc error   : 'cicc' died due to signal 9 (Kill signal)\")\nsys.exit(9)\n"
+)
+"""What nvcc does when a compiler that it started is killed."""
+
+ROOMY = Snapshot(cores=4, total_mib=65536, available_mib=60000, pressure=Pressure())
+
+
+def until(path: Path, then: str = "") -> str:
+    """A compiler that writes a partial object, then waits for *path* to appear; it fails if it never does."""
+    return (
+        "import os, sys, time\nopen(sys.argv[1], 'w').write('part')\n"
+        f"end = time.monotonic() + 60\nwhile not os.path.exists({str(path)!r}):\n"
+        f" time.sleep(0.01)\n if time.monotonic() > end: sys.exit('it never came')\n{then}"
+    )
+
+
+def make_job(
+    folder: Path, name: str, script: str = WRITE, *, seconds: float = 1.0, mib: int = 100, **changes: object
+) -> CompileJob:
+    """A job in *folder* that runs *script*, whose first argument is the object to make."""
+    output = folder / "objects" / f"{name}.o"
+    return CompileJob(
+        name=name,
+        argv=(sys.executable, "-c", script, str(output)),
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(folder)},
+        output=output,
+        log=folder / "logs" / f"{name}.log",
+        expected=Cost(seconds=seconds, mib=mib),
+        **changes,
+    )

@@ -1,0 +1,126 @@
+"""A small native project, compiled by the real gcc, for tests of the unit cache."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.git import blob_id
+from sparkwright.native.covered import Reader
+from sparkwright.native.model import WORK, Cost, Toolchain, Unit
+from sparkwright.native.units import UnitFiles, find_object, record_object
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkwright.store import Store
+
+SOURCE = "source/csrc/ops.c"
+FILES = {
+    SOURCE: '#include "ops.h"\n#include <lib.h>\n#include <tool.h>\n#include <stddef.h>\n'
+    "int ops(void) { return OPS + LIB + TOOL; }\n",
+    "source/csrc/ops.h": '#if __has_include("extra.h")\n#include "extra.h"\n#endif\n#define OPS 1\n',
+    "source/csrc/unrelated.h": "#define UNRELATED 1\n",
+    "deps/lib/include/lib.h": '#include "../detail/deep.h"\n#define LIB DEEP\n',
+    "deps/lib/detail/deep.h": "#define DEEP 2\n",
+}
+COST = Cost(seconds=1.5, mib=20)
+
+
+def make_toolchain(root: Path) -> Toolchain:
+    """A toolchain whose CUDA folder is put together from links into an unpacked package."""
+    package = root / "package" / "include"
+    package.mkdir(parents=True)
+    (package / "tool.h").write_text('#include "inner/more.h"\n#define TOOL MORE\n')
+    (package / "inner").mkdir()
+    (package / "inner" / "more.h").write_text("#define MORE 3\n")
+    cuda = root / "toolchain" / "cuda"
+    (cuda / "include").mkdir(parents=True)
+    (cuda / "bin").mkdir()
+    (cuda / "include" / "tool.h").symlink_to(package / "tool.h")
+    (cuda / "include" / "inner").symlink_to(package / "inner")
+    for name in ("torch", "python"):
+        (root / "toolchain" / name).mkdir()
+    nothing = root / "toolchain" / "nothing"
+    return Toolchain(
+        cuda=cuda,
+        torch=root / "toolchain" / "torch",
+        stand_in=nothing,
+        cc=Path("/usr/bin/gcc"),
+        cxx=nothing,
+        cmake=nothing,
+        ninja=nothing,
+        cuobjdump=nothing,
+        python=nothing,
+        python_include=root / "toolchain" / "python",
+        cross=False,
+        key="toolchain",
+    )
+
+
+@dataclass
+class Project:
+    """One work folder, its files, and the one unit in it."""
+
+    root: Path
+    toolchain: Toolchain
+    texts: Mapping[str, str] = field(default_factory=lambda: FILES)
+    flags: tuple[str, ...] = ("-O1",)
+
+    def __post_init__(self) -> None:
+        self.work = self.root.resolve() / "work"
+        for path, text in self.texts.items():
+            (self.work / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.work / path).write_text(text)
+        (self.work / "build").mkdir()
+        chain = self.toolchain
+        for name, target in (("cuda", chain.cuda), ("torch", chain.torch), ("python", chain.python_include)):
+            (self.work / name).symlink_to(target)
+        self.reader = Reader(self.work, chain)
+
+    @property
+    def files(self) -> UnitFiles:
+        return UnitFiles({path: blob_id(text.encode()) for path, text in self.texts.items()})
+
+    @property
+    def unit(self) -> Unit:
+        folders = ("source/csrc", "deps/lib/include", "cuda/bin/../include")
+        argv = ("gcc", *self.flags, *(f"-I{WORK}/{folder}" for folder in folders), "-I.")
+        return Unit(
+            target="_C",
+            source=SOURCE,
+            output="build/ops.o",
+            language="CXX",
+            argv=(*argv, "-c", f"{WORK}/{SOURCE}", "-o", "ops.o"),
+        )
+
+    @property
+    def object(self) -> Path:
+        return self.work / "build" / "ops.o"
+
+    @property
+    def depfile(self) -> Path:
+        return self.work / "build" / "ops.o.d"
+
+    def compile(self) -> bytes:
+        """Start the compiler; returns the object's bytes."""
+        argv = [word.replace(WORK, str(self.work)) for word in self.unit.argv]
+        subprocess.run([*argv, "-MD", "-MF", self.depfile], cwd=self.work / "build", check=True)
+        return self.object.read_bytes()
+
+    def record(self, store: Store, toolchain_key: str = "toolchain") -> str | None:
+        return record_object(
+            store,
+            self.unit,
+            self.files,
+            toolchain_key,
+            reader=self.reader,
+            depfile=self.depfile,
+            object_path=self.object,
+            cost=COST,
+        )
+
+    def find(self, store: Store, toolchain_key: str = "toolchain") -> str | None:
+        return find_object(store, self.unit, self.files, toolchain_key)

@@ -1,0 +1,410 @@
+"""The compile driver, with real programs in the place of compilers."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import shlex
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pytest
+from fake_compiler import KILLED, ROOMY, WRITE, make_job, until
+
+from sparkwright.errors import (
+    CompileError,
+    NotEnoughMemoryError,
+    SparkwrightError,
+    StorageError,
+    ToolError,
+)
+from sparkwright.native.compile import CompileJob, Finished, Report, run_jobs
+from sparkwright.native.machine import Pressure, Snapshot
+from sparkwright.native.schedule import CRITICAL, HIGH, Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kit import Recorder
+
+NO_OUTPUT = "raise SystemExit(0)"
+REFUSE = (
+    "import sys\nopen(sys.argv[1], 'w').write('part')\nprint('a.cu(1): error: no such thing')\nsys.exit(2)"
+)
+FULL = "import sys\nprint('fatal error: a.o: No space left on device')\nsys.exit(1)"
+
+
+@dataclass
+class Driver:
+    """Runs jobs and remembers whose objects were handed on."""
+
+    folder: Path
+    done: list[Finished] = field(default_factory=list)
+    on_done: Callable[[Finished], None] = lambda _: None
+
+    def __call__(self, *jobs: CompileJob, count: int = 2, reserve: int = 0, **options: object) -> Report:
+        def kept(finished: Finished) -> None:
+            assert finished.job.output.read_text() == "object"
+            self.done.append(finished)
+            self.on_done(finished)
+
+        limits = Limits(jobs=count, reserve_mib=reserve)
+        settings = {"machine": lambda: ROOMY, "nice": 0, **options}
+        return run_jobs(jobs, on_done=kept, limits=limits, **settings)
+
+    @property
+    def names(self) -> list[str]:
+        return [one.job.name for one in self.done]
+
+    def job(self, name: str, script: str = WRITE, **options: object) -> CompileJob:
+        return make_job(self.folder, name, script, **options)
+
+    def objects(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "objects").iterdir())
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Driver:
+    return Driver(tmp_path)
+
+
+def order(heard: Recorder) -> list[str]:
+    return [event["unit"] for event in heard.of("compile.started")]
+
+
+# In good weather -----------------------------------------------------------------------------
+
+
+def test_units_start_longest_first_and_are_handed_on(driver: Driver, heard: Recorder) -> None:
+    jobs = [driver.job(name, seconds=seconds) for name, seconds in (("b", 2), ("c", 9), ("a", 5))]
+    report = driver(*jobs, count=1)
+    assert order(heard) == driver.names == ["c", "a", "b"]
+    assert report.finished == tuple(driver.done)
+    assert (report.most_jobs, report.stopped, report.retried) == (1, (), ())
+    assert driver.objects() == ["a.o", "b.o", "c.o"]
+
+
+def test_no_jobs_are_no_work(driver: Driver) -> None:
+    assert driver().finished == ()
+
+
+def test_units_run_at_the_same_time(driver: Driver, tmp_path: Path) -> None:
+    """Each waits for the other: they end only if both run."""
+    both = [
+        driver.job(mine, f"open({str(tmp_path / mine)!r}, 'w')\n" + until(tmp_path / other, WRITE))
+        for mine, other in (("a", "b"), ("b", "a"))
+    ]
+    assert driver(*both).most_jobs == 2
+
+
+def test_what_a_unit_took_is_measured_over_all_its_processes(driver: Driver) -> None:
+    burn = "import time\nhog = b'x' * (80 << 20)\nwhile time.process_time() < 0.7: pass"
+    script = (
+        "import subprocess, sys\nboth = [subprocess.Popen([sys.executable, '-c', "
+        f"{burn!r}]) for _ in range(2)]\n[one.wait() for one in both]\n{WRITE}"
+    )
+    report = driver(driver.job("a", script))
+    (one,) = driver.done
+    assert one.cost.seconds >= 1.4
+    assert 160 <= one.cost.mib < 300, "two at once, where the kernel's own count knows one"
+    assert report.cpu_seconds == one.cost.seconds
+    assert report.peak_mib >= 160
+    assert one.attempts == 1
+
+
+def test_a_short_peak_counts_as_the_kernel_saw_it(driver: Driver) -> None:
+    driver(driver.job("a", "hog = b'x' * (90 << 20)\ndel hog\n" + WRITE))
+    assert driver.done[0].cost.mib >= 90
+
+
+def test_the_log_has_the_command_and_what_it_said(driver: Driver) -> None:
+    job = driver.job("a", "import sys\nprint('out', flush=True)\nprint('err', file=sys.stderr)\n" + WRITE)
+    driver(job)
+    command, _, said = job.log.read_text().partition("\n\n")
+    assert shlex.split(command) == list(job.argv)
+    assert said == "out\nerr\n"
+
+
+def test_an_older_object_is_no_success(driver: Driver) -> None:
+    job = driver.job("a", NO_OUTPUT)
+    job.output.parent.mkdir()
+    job.output.write_text("old")
+    with pytest.raises(CompileError, match="a was not compiled") as caught:
+        driver(job)
+    assert "no object" in caught.value.because
+    assert driver.objects() == []
+
+
+def test_an_empty_object_is_no_success(driver: Driver) -> None:
+    with pytest.raises(CompileError):
+        driver(driver.job("a", "import sys; open(sys.argv[1], 'w')"))
+    assert driver.objects() == []
+
+
+def test_units_have_names_of_their_own(driver: Driver) -> None:
+    with pytest.raises(ValueError, match="same name"):
+        driver(driver.job("a"), driver.job("a"))
+
+
+def test_progress_says_what_runs_and_how_long_yet(driver: Driver, heard: Recorder, tmp_path: Path) -> None:
+    waiting = driver.job("a", until(tmp_path / "go", WRITE), seconds=1000)
+    steps = itertools.count()
+
+    def machine() -> Snapshot:
+        if next(steps) == 3:
+            (tmp_path / "go").touch()
+        return ROOMY
+
+    driver(waiting, driver.job("b", seconds=100), count=1, machine=machine)
+    first = next(data for data in heard.of("task.progress") if data["running"])
+    assert (first["done"], first["total"], first["unit"], first["jobs"]) == (0, 2, "units", 1)
+    assert (first["running"][0]["name"], first["running"][0]["expected"]) == ("a", 1000)
+    assert 1090 < first["left"] <= 1100
+    (finished, _) = heard.of("compile.finished")
+    assert (finished["unit"], finished["expected_seconds"]) == ("a", 1000)
+    later = heard.of("task.progress")[-1]
+    assert later["left"] < 50, "it goes much faster than was expected"
+
+
+# Failures ------------------------------------------------------------------------------------
+
+
+def test_the_first_failure_starts_nothing_new_and_keeps_what_runs(
+    driver: Driver, tmp_path: Path, heard: Recorder
+) -> None:
+    failed = tmp_path / "failed"
+    long = driver.job("long", until(failed, WRITE), seconds=9)
+    bad = driver.job("bad", REFUSE, seconds=5)
+
+    def machine() -> Snapshot:
+        if heard.of("compile.failed"):
+            failed.touch()
+        return ROOMY
+
+    with pytest.raises(CompileError) as caught:
+        driver(long, bad, driver.job("later", seconds=1), machine=machine)
+    assert order(heard) == ["long", "bad"]
+    assert driver.names == ["long"]
+    assert driver.objects() == ["long.o"], "nothing half-made stays"
+    error = caught.value
+    assert error.what == "bad was not compiled"
+    assert "a.cu(1): error: no such thing" in error.because
+    assert f"log: {bad.log}" in error.because
+    assert "kept" in error.next_step
+    (told,) = heard.of("compile.failed")
+    assert told["unit"] == "bad"
+
+
+def test_keep_going_compiles_what_can_be_compiled(driver: Driver) -> None:
+    jobs = [driver.job("x", REFUSE, seconds=9), driver.job("y", NO_OUTPUT, seconds=8), driver.job("z")]
+    with pytest.raises(CompileError, match="x was not compiled") as caught:
+        driver(*jobs, count=1, keep_going=True)
+    assert driver.names == ["z"]
+    assert "also failed: y" in caught.value.because
+
+
+def test_a_missing_compiler_is_a_tool_error_and_ends_even_keep_going(driver: Driver, heard: Recorder) -> None:
+    gone = replace(driver.job("gone", seconds=9), argv=("no-such-nvcc", "-c"))
+    with pytest.raises(ToolError, match="no-such-nvcc"):
+        driver(gone, driver.job("b"), count=1, keep_going=True)
+    assert order(heard) == []
+
+
+def test_a_compiler_that_says_that_the_disk_is_full_is_believed(driver: Driver, heard: Recorder) -> None:
+    with pytest.raises(StorageError, match="x was not compiled") as caught:
+        driver(driver.job("x", FULL, seconds=9), driver.job("y"), count=1, keep_going=True)
+    assert "no space left on device" in caught.value.because.lower()
+    assert order(heard) == ["x"]
+
+
+def test_a_full_disk_where_objects_are_kept_is_said_and_ends_all(driver: Driver, tmp_path: Path) -> None:
+    def no_space(_: Finished) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/store/file")
+
+    driver.on_done = no_space
+    never = driver.job("never", until(tmp_path / "never"), seconds=9)
+    with pytest.raises(StorageError, match="keeping the object of a failed") as caught:
+        driver(never, driver.job("a"))
+    assert "/store/file" in caught.value.because
+    assert driver.objects() == ["a.o"], "the one that ran was stopped, and its part removed"
+
+
+def test_what_the_caller_raises_comes_through_and_stops_all(driver: Driver, tmp_path: Path) -> None:
+    def refuse(_: Finished) -> None:
+        raise SparkwrightError("I do not want it")
+
+    driver.on_done = refuse
+    with pytest.raises(SparkwrightError, match="I do not want it"):
+        driver(driver.job("never", until(tmp_path / "never"), seconds=9), driver.job("a"))
+    assert driver.objects() == ["a.o"]
+
+
+# Memory --------------------------------------------------------------------------------------
+
+
+def once(mark: Path, then: str) -> str:
+    """Does *then* at its first start, and compiles well at its second."""
+    first = f"if not os.path.exists({str(mark)!r}):\n open({str(mark)!r}, 'w')\n exec({then!r})\n"
+    return f"import os\n{first}{WRITE}"
+
+
+@pytest.mark.parametrize("then", [KILLED, "import os; os.kill(os.getpid(), 9)"], ids=["a child", "itself"])
+def test_a_unit_that_is_killed_is_tried_again_alone(
+    driver: Driver, tmp_path: Path, heard: Recorder, then: str
+) -> None:
+    alone = "import os, sys\nif os.path.exists('other'): sys.exit('not alone')\n"
+    big = driver.job("big", once(tmp_path / "mark", then).replace(WRITE, alone + WRITE), seconds=99)
+    here = "import os, time\nopen('other', 'w')\ntime.sleep(0.3)\nos.unlink('other')\n"
+    report = driver(big, driver.job("b", here + WRITE, mib=50000), driver.job("c", here + WRITE, mib=50000))
+    assert order(heard)[0] == "big"
+    assert order(heard)[-1] == "big", "when nothing else is left"
+    assert report.retried == ("big",)
+    assert driver.names[-1] == "big"
+    assert driver.done[-1].attempts == 2
+    (warning,) = heard.warnings
+    assert "big ran out of memory" in warning
+
+
+def test_killed_alone_too_is_an_error_with_the_numbers(driver: Driver, heard: Recorder) -> None:
+    kills = itertools.count(5)
+
+    def machine() -> Snapshot:
+        return replace(ROOMY, oom_kills=next(kills))
+
+    with pytest.raises(NotEnoughMemoryError, match="big was not compiled: memory ran out") as caught:
+        driver(driver.job("big", KILLED), machine=machine)
+    assert order(heard) == ["big", "big"]
+    because = caught.value.because
+    assert "died due to signal 9" in because
+    assert "58.6 of 64.0 GiB were available before" in because
+    assert "the kernel killed" in because
+    assert "fewer jobs" in caught.value.next_step
+
+
+def test_where_the_kernel_killed_nothing_that_is_said(driver: Driver) -> None:
+    with pytest.raises(NotEnoughMemoryError) as caught:
+        driver(driver.job("big", KILLED), machine=lambda: replace(ROOMY, oom_kills=5))
+    assert "a daemon or a person did" in caught.value.because
+
+
+def test_a_unit_starts_only_where_it_fits(driver: Driver, heard: Recorder) -> None:
+    """Room for either, for both together never."""
+    report = driver(*(driver.job(name, mib=40000) for name in "abc"), count=3)
+    assert report.most_jobs == 1
+    assert driver(*(driver.job(name, mib=25000) for name in "abc"), count=3).most_jobs == 2
+
+
+def test_memory_that_comes_back_is_waited_for(driver: Driver, heard: Recorder) -> None:
+    looks = itertools.count()
+
+    def machine() -> Snapshot:
+        return replace(ROOMY, available_mib=100 if next(looks) < 3 else 60000)
+
+    assert len(driver(driver.job("a", mib=2048), machine=machine).finished) == 1
+    (warning,) = heard.warnings
+    assert (
+        warning == "nothing can be compiled for now: memory: 0.1 GiB free, the unit is expected to take 2.0"
+    )
+
+
+def test_memory_that_does_not_come_back_is_an_error(driver: Driver) -> None:
+    with pytest.raises(NotEnoughMemoryError, match="a cannot be compiled"):
+        driver(driver.job("a", mib=70000), patience_s=0)
+    assert driver.names == []
+
+
+def test_without_limits_the_machine_gives_them(tmp_path: Path) -> None:
+    machine = replace(ROOMY, available_mib=1000)
+    with pytest.raises(NotEnoughMemoryError, match="a cannot be compiled"):
+        run_jobs([make_job(tmp_path, "a", mib=70000)], on_done=lambda _: None, machine=lambda: machine)
+    assert not (tmp_path / "logs").exists(), "nothing was begun"
+    report = run_jobs([make_job(tmp_path, "a")], on_done=lambda _: None, machine=lambda: ROOMY)
+    assert len(report.finished) == 1
+
+
+def test_a_kernel_without_pressure_is_told_of_once(driver: Driver, heard: Recorder) -> None:
+    driver(driver.job("a"), driver.job("b"), machine=lambda: replace(ROOMY, pressure=None))
+    assert len([text for text in heard.warnings if "memory pressure" in text]) == 1
+    assert driver.names
+
+
+# Pressure ------------------------------------------------------------------------------------
+
+
+def test_under_pressure_one_unit_runs_at_a_time(driver: Driver) -> None:
+    report = driver(*(driver.job(name) for name in "abc"), machine=lambda: replace(ROOMY, pressure=HIGH))
+    assert report.most_jobs == 1
+    assert len(driver.names) == 3
+
+
+def test_under_great_pressure_the_youngest_is_stopped_and_done_again(
+    driver: Driver, tmp_path: Path, heard: Recorder
+) -> None:
+    """`old` ends only after `young` was begun twice: that is, after it was stopped."""
+    begun = tmp_path / "begun"
+    old = driver.job("old", until(tmp_path / "stopped", WRITE), seconds=9)
+    young = driver.job(
+        "young", f"open({str(begun)!r}, 'a').write('x')\n" + until(tmp_path / "stopped", WRITE)
+    )
+
+    def machine() -> Snapshot:
+        if heard.warnings:
+            (tmp_path / "stopped").touch()
+        pressed = begun.exists() and not heard.warnings
+        return replace(ROOMY, pressure=CRITICAL if pressed else Pressure())
+
+    report = driver(old, young, machine=machine)
+    assert report.stopped == ("young",)
+    steps = [
+        (e.kind, e.data["unit"]) for e in heard.events if e.kind in {"compile.started", "compile.finished"}
+    ]
+    assert [unit for _, unit in steps] == ["old", "young", "old", "young", "young"], "with fewer at once"
+    assert steps[2][0] == "compile.finished"
+    assert begun.read_text() == "xx"
+    assert {one.job.name: one.attempts for one in driver.done} == {"old": 1, "young": 2}
+    (warning,) = heard.warnings
+    assert "young was stopped and will be done again" in warning
+
+
+def test_after_a_stop_more_run_again_as_units_end_well(
+    driver: Driver, tmp_path: Path, heard: Recorder
+) -> None:
+    """At its second start `young` ends only if `x` runs beside it."""
+    begun, calm, young, x = (tmp_path / name for name in ("begun", "calm", "young", "x"))
+
+    def machine() -> Snapshot:
+        if heard.warnings:
+            calm.touch()
+        pressed = begun.exists() and not heard.warnings
+        return replace(ROOMY, pressure=CRITICAL if pressed else Pressure())
+
+    second = f"open({str(young)!r}, 'w')\n" + until(x, WRITE)
+    report = driver(
+        driver.job("old", until(calm, WRITE), seconds=9),
+        driver.job("young", once(begun, until(tmp_path / "never")).replace(WRITE, second), seconds=5),
+        driver.job("x", f"open({str(x)!r}, 'w')\n" + until(young, WRITE)),
+        machine=machine,
+    )
+    assert report.stopped == ("young",)
+    assert driver.names[0] == "old"
+
+
+@pytest.mark.parametrize(("settle_s", "stopped"), [(1000, 1), (0, 2)], ids=["not yet", "again"])
+def test_one_stop_is_given_time_to_help(
+    driver: Driver, tmp_path: Path, heard: Recorder, settle_s: float, stopped: int
+) -> None:
+    """Three run under unending pressure; even then one goes on."""
+    go = tmp_path / "go"
+    looks = itertools.count()
+
+    def machine() -> Snapshot:
+        if heard.warnings and next(looks) > 2:
+            go.touch()
+        pressed = len(heard.of("compile.started")) >= 3 and not go.exists()
+        return replace(ROOMY, pressure=CRITICAL if pressed else Pressure())
+
+    jobs = [driver.job(name, until(go, WRITE)) for name in "abc"]
+    report = driver(*jobs, count=3, machine=machine, settle_s=settle_s)
+    assert len(report.stopped) == stopped
+    assert sorted(driver.names) == ["a", "b", "c"]

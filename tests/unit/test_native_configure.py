@@ -1,0 +1,45 @@
+"""How CMake is asked to configure upstream's project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparkwright.native.configure import configure_command
+from sparkwright.native.model import Toolchain
+
+PLACE = Path("/somewhere")
+CHAIN = Toolchain(
+    cuda=PLACE / "cuda",
+    torch=PLACE / "torch",
+    stand_in=PLACE / "stand-in",
+    cc=PLACE / "gcc",
+    cxx=PLACE / "g++",
+    cmake=PLACE / "cmake",
+    ninja=PLACE / "ninja",
+    cuobjdump=PLACE / "cuobjdump",
+    python=PLACE / "python",
+    python_include=PLACE / "include",
+    cross=False,
+    key="0" * 64,
+)
+
+
+def settings(root: str) -> dict[str, str]:
+    words = configure_command(CHAIN, root)
+    return dict(word.removeprefix("-D").split("=", 1) for word in words if word.startswith("-D"))
+
+
+def test_cmake_finds_all_of_cutlass_in_the_work_folder() -> None:
+    """For sm_90 upstream's project runs CUTLASS's Python package, which it looks for below CUTLASS_DIR."""
+    found = settings("/work")
+    assert found["CUTLASS_DIR"] == "/work/deps/cutlass"
+    assert found["CUTLASS_INCLUDE_DIR"] == f"{found['CUTLASS_DIR']}/include"
+    assert found["CUTLASS_TOOLS_UTIL_INCLUDE_DIR"] == f"{found['CUTLASS_DIR']}/tools/util/include"
+
+
+def test_nothing_is_downloaded_and_no_path_of_the_machine_stays_in_what_is_built() -> None:
+    found = settings("/work")
+    assert found["FETCHCONTENT_FULLY_DISCONNECTED"] == "ON"
+    for flags in ("CMAKE_CXX_FLAGS", "CMAKE_CUDA_FLAGS"):
+        assert "-ffile-prefix-map=/work=/sparkwright" in found[flags]
+    assert found["CMAKE_SKIP_RPATH"] == "ON"

@@ -1,0 +1,136 @@
+"""Each check of the machine fires on what is missing, says what to do, and is silent on a healthy one."""
+
+from __future__ import annotations
+
+import pytest
+from http_index import Index
+from native_kit import HERE, OTHER, Machine, native_tables, offer_toolkit
+
+from sparkwright.native import doctor
+from sparkwright.native.doctor import Gpu, native_checks, parse_gpu, parse_meminfo
+
+GIB = 1 << 30
+SPARK = Gpu("NVIDIA GB10", "12.1", "580.95.05")
+HOPPER = Gpu("NVIDIA H200", "9.0", "580.95.05")
+NATIVE = native_tables(offer_toolkit(Index()))
+
+
+def verdict(check):
+    """The verdict of a check, which must have a remedy if there is something to do."""
+    assert check.verdict != "to do" or check.remedy
+    assert check.detail
+    return check.verdict
+
+
+@pytest.mark.parametrize(("free", "expected"), [(50 * GIB, "pass"), (10 * GIB, "pass"), (9 * GIB, "to do")])
+def test_disk(free, expected):
+    assert verdict(doctor.check_disk(free)) == expected
+
+
+def test_memory():
+    text = "MemTotal:  125829120 kB\nMemAvailable:   20971520 kB\nCached: 1024 kB\nHugePages_Total:   0\n"
+    memory = parse_meminfo(text)
+    assert memory == {"MemTotal": 120 * GIB, "MemAvailable": 20 * GIB, "Cached": 1 << 20}
+    healthy = doctor.check_memory(memory)
+    assert (verdict(healthy), "5 of the largest units" in healthy.detail) == ("pass", True)
+    assert verdict(doctor.check_memory({**memory, "MemAvailable": 2 * GIB})) == "to do"
+
+
+def test_isolation():
+    assert verdict(doctor.check_isolation("isolated")) == "pass"
+    for said in (None, "", "unshare: Operation not permitted"):
+        assert verdict(doctor.check_isolation(said)) == "to do"
+
+
+def test_the_card_is_read():
+    assert parse_gpu("NVIDIA GB10, 12.1, 580.95.05\nNVIDIA H200, 9.0, 580.95.05") == SPARK
+    for said in (None, "", "No devices were found", "a, b", "a, , c"):
+        assert parse_gpu(said) is None
+
+
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [("580.95.05", "pass"), ("610.1.1", "pass"), ("575.57.08", "to do"), ("?", "to do")],
+)
+def test_the_driver(driver, expected):
+    assert verdict(doctor.check_gpu(Gpu("NVIDIA GB10", "12.1", driver))) == expected
+
+
+def test_no_card_is_no_fault():
+    assert verdict(doctor.check_gpu(None)) == "skipped"
+    for check in (
+        doctor.check_page_cache(None, {}),
+        doctor.check_ptxas(None, ""),
+        doctor.check_processes(None),
+    ):
+        assert verdict(check) == "skipped"
+
+
+def test_the_page_cache_counts_where_memory_is_shared():
+    full, empty = {"Cached": 40 * GIB}, {"Cached": 2 * GIB}
+    assert verdict(doctor.check_page_cache(SPARK, full)) == "to do"
+    assert "drop_caches" in doctor.check_page_cache(SPARK, full).remedy
+    assert verdict(doctor.check_page_cache(SPARK, empty)) == "pass"
+    assert verdict(doctor.check_page_cache(HOPPER, full)) == "skipped"
+
+
+def test_tritons_ptxas(tmp_path):
+    ptxas = tmp_path / "ptxas"
+    assert verdict(doctor.check_ptxas(SPARK, str(ptxas))) == "to do"
+    ptxas.touch(0o755)
+    assert verdict(doctor.check_ptxas(SPARK, str(ptxas))) == "pass"
+    assert verdict(doctor.check_ptxas(HOPPER, "")) == "skipped"
+    unset = doctor.check_ptxas(SPARK, "")
+    assert (verdict(unset), "TRITON_PTXAS_PATH=" in unset.remedy) == ("pass", True)
+
+
+def test_what_holds_the_card():
+    assert verdict(doctor.check_processes("")) == "pass"
+    busy = doctor.check_processes("1234, /usr/bin/python3, 91234 MiB\n99, VLLM::EngineCore, [N/A]")
+    assert verdict(busy) == "to do"
+    assert busy.detail == "python3 (1234) 91234 MiB; VLLM::EngineCore (99) [N/A]"
+
+
+def test_packages_for_this_machine():
+    healthy = doctor.check_packages(NATIVE, HERE)
+    assert (verdict(healthy), "nvcc 13.0.88" in healthy.detail) == ("pass", True)
+    assert verdict(doctor.check_packages(NATIVE, "riscv64")) == "to do"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    made = Machine(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(made.folder))
+    return made
+
+
+def looked_at(tmp_path):
+    return {check.what: check for check in native_checks(NATIVE, tmp_path, {})}
+
+
+def test_a_machine_with_everything(machine, tmp_path):
+    machine.add("g++")
+    machine.add(f"{OTHER}-linux-gnu-g++", OTHER)
+    machine.script("unshare", 'while [ "$1" != echo ]; do shift; done; "$@"')
+    machine.script(
+        "nvidia-smi",
+        'case "$1" in --query-gpu*) echo "NVIDIA GB10, 12.1, 580.95.05";; *) echo "7, vllm, 9 MiB";; esac',
+    )
+    found = looked_at(tmp_path)
+    assert found["gpu"].detail == "NVIDIA GB10, compute capability 12.1, driver 580.95.05"
+    assert found["gpu processes"].detail == "vllm (7) 9 MiB"
+    for what in (f"compiler for {HERE}", f"compiler for {OTHER}", "network isolation", "python headers"):
+        assert verdict(found[what]) == "pass"
+
+
+def test_a_machine_with_nothing(machine, tmp_path):
+    found = looked_at(tmp_path)
+    for what in (f"compiler for {HERE}", f"compiler for {OTHER}", "network isolation"):
+        assert verdict(found[what]) == "to do"
+    assert "apt install" in found[f"compiler for {OTHER}"].remedy
+    assert {found[what].verdict for what in ("gpu", "gpu processes", "unified memory")} == {"skipped"}
+
+
+def test_a_driver_that_does_not_answer(machine, tmp_path):
+    machine.script("nvidia-smi", "echo failed; exit 9")
+    assert {looked_at(tmp_path)[what].verdict for what in ("gpu", "gpu processes")} == {"skipped"}

@@ -1,0 +1,207 @@
+"""Extensions and links are found again by all that decides them, and by nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from unit_kit import make_toolchain
+
+from sparkwright.canonical import sha256_bytes
+from sparkwright.lock.native import ExtensionSpec, SourcePin
+from sparkwright.lock.native_paths import read_by_cmake
+from sparkwright.native.extensions import (
+    extension_key,
+    find_extension,
+    find_link,
+    link_key,
+    record_extension,
+    record_link,
+)
+from sparkwright.native.model import Extension, Inputs, Link, SourceTree, Target
+from sparkwright.native.units import UnitFiles
+
+if TYPE_CHECKING:
+    from sparkwright.store import Store
+
+SOURCES = {"cutlass": "1", "flash": "2", "flash-cutlass": "3", "inner": "4", "other": "5"}
+PINS = {
+    name: SourcePin(ref="v1", tree=tree * 40, paths=("include",), mount=mount)
+    for (name, tree), mount in zip(
+        SOURCES.items(), ("", "", "flash:csrc/cutlass", "flash-cutlass:tools", ""), strict=True
+    )
+}
+BLOBS = {
+    "csrc/ops.cu": "a",
+    "cmake/utils.cmake": "b",
+    "CMakeLists.txt": "c",
+    "tools/build_deepgemm_C.py": "d",
+}
+SPEC = ExtensionSpec(member="vllm/_fa.so", sources=("flash",))
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Inputs:
+    trees = {name: SourceTree(name=name, tree=tree * 40, origin="x") for name, tree in SOURCES.items()}
+    return Inputs("tree", trees, make_toolchain(tmp_path), Target("aarch64", "12.1a"))
+
+
+def key(inputs: Inputs, **changes: Any) -> str:
+    given: dict[str, Any] = {"name": "_fa", "spec": SPEC, "blobs": BLOBS, "rules": 1, **changes}
+    return extension_key(
+        inputs, given["name"], given["spec"], given["blobs"], given["rules"], pins=given.get("pins", PINS)
+    )
+
+
+def with_tree(inputs: Inputs, name: str) -> Inputs:
+    changed = SourceTree(name=name, tree="f" * 40, origin="x")
+    return replace(inputs, sources={**inputs.sources, name: changed})
+
+
+@pytest.mark.parametrize("path", BLOBS)
+def test_every_file_that_cmake_reads_counts(inputs: Inputs, path: str) -> None:
+    without = {other: blob for other, blob in BLOBS.items() if other != path}
+    assert len({key(inputs), key(inputs, blobs={**BLOBS, path: "z"}), key(inputs, blobs=without)}) == 3
+
+
+@pytest.mark.parametrize(
+    "path", ["setup.py", "rust/src/lib.rs", "vllm/envs.py", "docs/csrc/x.cu", "tools/x.py"]
+)
+def test_what_cmake_does_not_read_does_not_count(inputs: Inputs, path: str) -> None:
+    assert not read_by_cmake(path)
+    assert key(inputs, blobs={**BLOBS, path: "z"}) == key(inputs)
+
+
+@pytest.mark.parametrize("name", ["flash", "flash-cutlass", "inner"])
+def test_a_source_and_what_is_mounted_in_it_count(inputs: Inputs, name: str) -> None:
+    assert key(with_tree(inputs, name)) != key(inputs)
+
+
+@pytest.mark.parametrize("name", ["cutlass", "other"])
+def test_another_extensions_source_does_not_count(inputs: Inputs, name: str) -> None:
+    assert key(with_tree(inputs, name)) == key(inputs)
+
+
+def test_toolchain_target_rules_and_name_count_and_places_do_not(inputs: Inputs) -> None:
+    chain, target = inputs.toolchain, inputs.target
+    keys = [
+        key(inputs),
+        key(replace(inputs, toolchain=replace(chain, key="other"))),
+        key(replace(inputs, target=replace(target, machine="x86_64"))),
+        key(replace(inputs, target=replace(target, arch="12.0a"))),
+        key(inputs, rules=2),
+        key(inputs, rules=[1, "-O2"]),
+        key(inputs, name="_C"),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert key(replace(inputs, toolchain=replace(chain, cuda=Path("/elsewhere")))) == key(inputs)
+    assert key(inputs, blobs=dict(reversed(BLOBS.items()))) == key(inputs)
+    assert key(replace(inputs, tree="another")) == key(inputs)
+
+
+def adopted(store: Store, data: bytes) -> str:
+    with store.scratch() as scratch:
+        (scratch / "x").write_bytes(data)
+        store.adopt_file(scratch / "x", sha256_bytes(data))
+    return sha256_bytes(data)
+
+
+def test_an_extension_comes_back_while_its_file_is_whole(store: Store) -> None:
+    sha256 = adopted(store, b"shared object")
+    made = Extension(target="_C", key="k" * 64, sha256=sha256, size=13, arches={"sm_121a": 3})
+    assert find_extension(store, made.key) is None
+    record_extension(store, made)
+    assert find_extension(store, made.key) == made
+    assert find_extension(store, "other") is None
+    store.put_record("extension", "moved", {"target": "_C", "key": made.key})
+    assert find_extension(store, "moved") is None
+    path = store.file_path(sha256)
+    path.chmod(0o644)
+    path.write_bytes(b"shared")
+    assert find_extension(store, made.key) is None
+    path.unlink()
+    assert find_extension(store, made.key) is None
+    adopted(store, b"shared object")
+    assert find_extension(store, made.key) == made
+    store.record_path("extension", made.key).write_text('{"target": ')
+    assert find_extension(store, made.key) is None
+
+
+def test_a_record_under_anothers_key_is_not_believed(store: Store) -> None:
+    sha256 = adopted(store, b"x")
+    record_extension(store, Extension(target="_C", key="one", sha256=sha256, size=1, arches={}))
+    store.record_path("extension", "two").parent.mkdir(parents=True, exist_ok=True)
+    store.record_path("extension", "one").rename(store.record_path("extension", "two"))
+    assert find_extension(store, "two") is None
+
+
+# Links -------------------------------------------------------------------------------------
+
+FILES = UnitFiles(
+    {"source/csrc/exports.map": "a", "source/csrc/x/y": "b", "deps/lib/z": "c", "source/w": "d"}
+)
+
+
+def linked(*words: str) -> Link:
+    return Link(
+        target="_C",
+        output="build/_C.so",
+        objects=("build/a.o", "build/sub/b.o"),
+        argv=("g++", "-o", "_C.so", "a.o", "{work}/build/sub/b.o", "{work}/torch/lib/libc10.so", *words),
+    )
+
+
+def test_a_link_is_named_by_its_command_its_objects_in_order_and_its_toolchain() -> None:
+    keys = [
+        link_key(linked(), "chain", ["1", "2"], FILES),
+        link_key(linked(), "chain", ["2", "1"], FILES),
+        link_key(linked(), "chain", ["1", "3"], FILES),
+        link_key(linked(), "other", ["1", "2"], FILES),
+        link_key(linked("-s"), "chain", ["1", "2"], FILES),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == link_key(linked(), "chain", ["1", "2"], UnitFiles({}))
+    with pytest.raises(ValueError, match="has 2 objects, not 1"):
+        link_key(linked(), "chain", ["1"], FILES)
+
+
+@pytest.mark.parametrize(
+    ("word", "counts"),
+    [
+        ("-Wl,--version-script={work}/source/csrc/exports.map", {"source/csrc/exports.map"}),
+        ("-L{work}/source/csrc", {"source/csrc/exports.map", "source/csrc/x/y"}),
+        ("-L{work}/source/csrc/x/", {"source/csrc/x/y"}),
+        ("-L{work}/deps/lib,{work}/source/w", {"deps/lib/z", "source/w"}),
+        ("-L{work}/source", {"source/csrc/exports.map", "source/csrc/x/y", "source/w"}),
+        ("-L{work}/torch/source", set()),
+    ],
+)
+def test_files_of_the_trees_that_a_link_names_count(word: str, counts: set[str]) -> None:
+    first = link_key(linked(word), "chain", ["1", "2"], FILES)
+    changed = {
+        path
+        for path in FILES.blobs
+        if link_key(linked(word), "chain", ["1", "2"], UnitFiles({**FILES.blobs, path: "z"})) != first
+    }
+    assert changed == counts
+
+
+@pytest.mark.parametrize("word", ["libpart.a", "{work}/build/libpart.so", "sub/../other.o"])
+def test_a_link_that_takes_in_what_else_was_built_has_no_key(word: str) -> None:
+    assert link_key(linked(word), "chain", ["1", "2"], FILES) is None
+
+
+@pytest.mark.parametrize("word", ["sub/../a.o", "-lpart.a", "/usr/lib/libm.so", "-Wl,-soname=x.so"])
+def test_what_comes_from_elsewhere_does_not_hinder(word: str) -> None:
+    assert link_key(linked(word), "chain", ["1", "2"], FILES) is not None
+
+
+def test_a_link_comes_back_while_its_file_is_whole(store: Store) -> None:
+    sha256 = adopted(store, b"linked")
+    assert find_link(store, "key") is None
+    record_link(store, "key", sha256, 6)
+    assert find_link(store, "key") == sha256
+    store.file_path(sha256).unlink()
+    assert find_link(store, "key") is None

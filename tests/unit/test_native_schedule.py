@@ -1,0 +1,250 @@
+"""What runs when: examples, and properties over whole simulated builds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright.errors import NotEnoughMemoryError
+from sparkwright.native.machine import Pressure, Snapshot
+from sparkwright.native.model import Cost
+from sparkwright.native.schedule import (
+    CRITICAL,
+    HIGH,
+    Active,
+    Decision,
+    Limits,
+    Waiting,
+    decide,
+    default_reserve_mib,
+    in_order,
+    makespan,
+    pace,
+    plan_jobs,
+    time_left,
+)
+
+FREE = Snapshot(cores=4, total_mib=16000, available_mib=10000, pressure=Pressure())
+LIMITS = Limits(jobs=4, reserve_mib=1000)
+
+
+def waiting(name: str, seconds: float = 10, mib: int = 1000, *, alone: bool = False) -> Waiting:
+    return Waiting(name, Cost(seconds=seconds, mib=mib), alone)
+
+
+def active(
+    name: str, elapsed: float = 1, *, mib: int = 1000, resident: int = 0, alone: bool = False
+) -> Active:
+    return Active(name, Cost(seconds=10, mib=mib), elapsed, resident, alone)
+
+
+def pressed(pressure: Pressure) -> Snapshot:
+    return replace(FREE, pressure=pressure)
+
+
+# What to start -------------------------------------------------------------------------------
+
+
+def test_the_longest_starts_first_and_names_break_ties() -> None:
+    units = [waiting("b", 5), waiting("long", 50), waiting("a", 5), waiting("lone", 99, alone=True)]
+    assert [unit.name for unit in in_order(units)] == ["long", "a", "b", "lone"]
+    assert decide(units, [], FREE, LIMITS) == Decision(start="long")
+
+
+def test_no_more_than_the_jobs_run() -> None:
+    running = [active(str(n)) for n in range(4)]
+    found = decide([waiting("a")], running, FREE, LIMITS)
+    assert (found.start, found.hold) == ("", "jobs")
+    assert decide([waiting("a")], running[:3], FREE, LIMITS).start == "a"
+
+
+def test_nothing_to_do_is_nothing_to_say() -> None:
+    assert decide([], [], FREE, LIMITS) == Decision()
+
+
+def test_a_unit_starts_when_it_fits_beside_what_the_others_will_yet_take() -> None:
+    # 10000 available, 1000 in reserve; the one that runs uses 500 of the 6000 that it is going to take.
+    running = [active("a", mib=6000, resident=500)]
+    assert decide([waiting("b", mib=3500)], running, FREE, LIMITS).start == "b"
+    held = decide([waiting("b", mib=3501)], running, FREE, LIMITS)
+    assert (held.start, held.hold) == ("", "memory")
+    assert held.reason == "memory: 3.4 GiB free, the unit is expected to take 3.4"
+
+
+def test_one_that_takes_more_than_expected_claims_nothing_more() -> None:
+    running = [active("a", mib=1000, resident=5000)]
+    assert decide([waiting("b", mib=9000)], running, FREE, LIMITS).start == "b"
+
+
+def test_a_shorter_one_that_fits_goes_before_a_longer_one_that_does_not() -> None:
+    units = [waiting("big", 50, 9500), waiting("small", 5, 500)]
+    assert decide(units, [], FREE, LIMITS).start == "small"
+
+
+def test_a_unit_that_wants_to_be_alone_is_alone() -> None:
+    lone = waiting("lone", alone=True)
+    assert decide([lone], [active("a")], FREE, LIMITS).hold == "alone"
+    assert decide([lone], [], FREE, LIMITS).start == "lone"
+    assert decide([waiting("b")], [active("lone", alone=True)], FREE, LIMITS).hold == "alone"
+    assert decide([lone, waiting("b", 1)], [active("a")], FREE, LIMITS).start == "b"
+
+
+# Pressure ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pressure", [HIGH, Pressure(some=HIGH.some), Pressure(full=HIGH.full)])
+def test_under_pressure_nothing_starts_beside_another(pressure: Pressure) -> None:
+    found = decide([waiting("b")], [active("a")], pressed(pressure), LIMITS)
+    assert (found.start, found.stop, found.hold) == ("", "", "pressure")
+    assert decide([waiting("b")], [], pressed(pressure), LIMITS).start == "b", "one at least goes on"
+    below = Pressure(some=HIGH.some - 0.1, full=HIGH.full - 0.1)
+    assert decide([waiting("b")], [active("a")], pressed(below), LIMITS).start == "b"
+
+
+def test_where_pressure_is_not_measured_memory_decides() -> None:
+    machine = replace(FREE, pressure=None)
+    assert decide([waiting("b")], [active("a")], machine, LIMITS).start == "b"
+
+
+def test_under_great_pressure_the_youngest_of_several_is_stopped() -> None:
+    running = [active("old", 90), active("young", 3), active("middle", 40)]
+    assert decide([], running, pressed(CRITICAL), LIMITS).stop == "young"
+    assert decide([], running, pressed(HIGH), LIMITS).stop == ""
+    assert decide([], running[:1], pressed(CRITICAL), LIMITS).stop == "", "the last one goes on"
+    settling = decide([waiting("b")], running, pressed(CRITICAL), LIMITS, may_stop=False)
+    assert (settling.start, settling.stop) == ("", "")
+
+
+# Planning ------------------------------------------------------------------------------------
+
+
+def test_as_many_jobs_as_cores_where_memory_allows() -> None:
+    units = [waiting(str(n)) for n in range(9)]
+    plan = plan_jobs(units, FREE)
+    assert (plan.jobs, plan.limits.jobs, plan.reason) == (4, 4, "")
+    assert plan.limits.reserve_mib == default_reserve_mib(FREE) == 1024
+    assert plan.seconds == 30
+
+
+def test_fewer_jobs_where_memory_is_short_and_why() -> None:
+    plan = plan_jobs([waiting(str(n), mib=4000) for n in range(9)], FREE)
+    assert plan.jobs == 2
+    assert plan.reason == "memory: 8.8 GiB free, a unit is expected to take 3.9 (cores: 4 jobs)"
+    assert plan.limits.jobs == 4, "as memory becomes free, more may run"
+
+
+def test_one_large_unit_among_small_ones_costs_no_jobs() -> None:
+    units = [waiting("big", 10, 8000), *(waiting(str(n), 10, 500) for n in range(40))]
+    assert plan_jobs(units, FREE).jobs == 4
+
+
+def test_what_is_asked_for_counts() -> None:
+    units = [waiting(str(n)) for n in range(9)]
+    assert plan_jobs(units, FREE, jobs=2).jobs == 2
+    assert plan_jobs(units[:1], FREE).jobs == 1
+    assert plan_jobs(units, FREE, reserve_mib=8500).jobs == 1
+    assert plan_jobs([], FREE).jobs == 0
+
+
+def test_a_unit_that_does_not_even_fit_alone_is_refused_with_the_numbers() -> None:
+    with pytest.raises(NotEnoughMemoryError, match="big cannot be compiled") as caught:
+        plan_jobs([waiting("small", mib=10), waiting("big", mib=8977)], FREE)
+    assert "8.8 GiB" in caught.value.because
+    assert "of 15.6 GiB 9.8 are available, 1.0 of which stay free" in caught.value.because
+    assert caught.value.next_step
+    assert plan_jobs([waiting("big", mib=8976)], FREE).jobs == 1
+
+
+# How long yet --------------------------------------------------------------------------------
+
+
+def test_longest_first_beats_the_order_of_a_file() -> None:
+    seconds = [1.0] * 8 + [8.0]
+    assert makespan(seconds, 2) == 12
+    assert makespan(sorted(seconds, reverse=True), 2) == 8
+
+
+def test_the_pace_is_what_units_took_against_what_was_expected() -> None:
+    assert pace([]) == 1
+    assert pace([(180, 60)]) == 2, "by now both weigh the same"
+    assert pace([(30, 10), (10, 10)], trust_s=0.0001) == pytest.approx(2, rel=1e-4)
+    assert pace([(0.1, 20)]) > 0.7, "one short unit is no judge of a build"
+
+
+def test_time_left_counts_what_runs_and_what_waits() -> None:
+    assert time_left([], [], 2) == 0
+    assert time_left([waiting("a", 10)], [active("b", elapsed=4)], 1) == 16
+    assert time_left([waiting("a", 10)], [active("b", elapsed=4)], 2) == 10
+    assert time_left([waiting("a", 10)], [active("b", elapsed=4)], 1, rate=2) == 36
+
+
+def test_a_unit_that_is_overdue_still_takes_some_time() -> None:
+    assert time_left([], [active("b", elapsed=100)], 1) == 10
+
+
+seconds_ = st.floats(0, 1000, allow_nan=False)
+
+
+@given(st.lists(seconds_, min_size=1, max_size=30), st.integers(1, 8))
+def test_a_makespan_lies_between_its_bounds(seconds: list[float], jobs: int) -> None:
+    ordered = sorted(seconds, reverse=True)
+    least = max(sum(seconds) / jobs, ordered[0])
+    found = makespan(ordered, jobs)
+    assert least <= found * (1 + 1e-9)
+    assert found <= least * 2 + 1e-9
+    assert makespan(seconds, 1) == pytest.approx(sum(seconds))
+
+
+# Whole builds --------------------------------------------------------------------------------
+
+units_ = st.lists(
+    st.tuples(st.integers(1, 50), st.integers(0, 4000), st.integers(0, 6000), st.booleans()),
+    min_size=1,
+    max_size=14,
+)
+pressures = st.lists(st.sampled_from([Pressure(), HIGH, CRITICAL]), max_size=20)
+
+
+@given(units_, st.integers(1, 5), st.integers(4000, 12000), pressures)
+def test_a_build_keeps_its_limits_and_comes_to_its_end(
+    described: list[tuple[int, int, int, bool]], jobs: int, memory: int, pressures: list[Pressure]
+) -> None:
+    """Units are (seconds, MiB expected, MiB really taken, alone); time goes on in steps of ten seconds."""
+    todo = {
+        str(n): waiting(str(n), seconds, expected, alone=alone)
+        for n, (seconds, expected, _, alone) in enumerate(described)
+    }
+    really = {str(n): min(one[2], memory) for n, one in enumerate(described)}
+    limits = Limits(jobs=jobs, reserve_mib=0)
+    running: dict[str, Active] = {}
+    done: set[str] = set()
+    for step in range(20 + 6 * len(described)):
+        used = sum(unit.resident_mib for unit in running.values())
+        pressure = pressures[step] if step < len(pressures) else Pressure()
+        machine = Snapshot(jobs, memory, max(0, memory - used), pressure)
+        while (found := decide(list(todo.values()), list(running.values()), machine, limits)).start:
+            unit = todo.pop(found.start)
+            assert len(running) < jobs
+            assert not (running and (unit.alone or pressure.reaches(HIGH)))
+            assert not any(other.alone for other in running.values())
+            claimed = sum(other.claim_mib for other in running.values())
+            assert unit.expected.mib + claimed <= machine.available_mib
+            running[unit.name] = Active(unit.name, unit.expected, alone=unit.alone)
+        if found.stop:
+            assert len(running) > 1
+            assert pressure.reaches(CRITICAL)
+            stopped = running.pop(found.stop)
+            assert all(stopped.elapsed <= other.elapsed for other in running.values())
+            todo[stopped.name] = Waiting(stopped.name, stopped.expected, stopped.alone)
+        assert running or not todo, "something always runs until all is done"
+        for name, unit in list(running.items()):
+            aged = replace(unit, elapsed=unit.elapsed + 10, resident_mib=really[name])
+            running[name] = aged
+            if aged.elapsed >= unit.expected.seconds:
+                done.add(running.pop(name).name)
+        if not todo and not running:
+            break
+    assert done == set(really), "every unit is compiled"

@@ -1,0 +1,294 @@
+"""Sources are what their tree's id says, whoever brings them; what cannot be had is stood in for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import msgspec
+import pytest
+from http_index import RunningIndex
+from kit import UpstreamRepository, make_tree, read_tree
+from native_kit import PROGRAM, Member, make_wheel, native_tables, offer, offer_toolkit, with_native
+from small_release import make_release
+from upstream_kit import make_access
+
+from sparkwright.errors import ConfigError, DigestError, LockMismatchError, UnknownNameError
+from sparkwright.git import patch_tree
+from sparkwright.git.importing import FileEntry
+from sparkwright.lock.native import SourcePin
+from sparkwright.native.sources import Choices, find_sources, gather_sources
+
+FILES = {"include/a.h": "// a\n", "include/deep/b.h": "// b\n", "CMakeLists.txt": "project(x)\n"}
+UNRELATED = {"README.md": "read", "media/large.bin": os.urandom(1 << 20).hex(), "included.h": "no"}
+PATHS = ("CMakeLists.txt", "include")
+NOBODY = Choices(environment={})
+
+
+@pytest.fixture
+def index():
+    with RunningIndex() as running:
+        yield running
+
+
+@pytest.fixture
+def access(tmp_path, index):
+    opened = make_access(tmp_path / "home", index.url)
+    yield opened
+    opened.repository.close()
+
+
+@pytest.fixture
+def remote(tmp_path):
+    made = UpstreamRepository(tmp_path / "remote")
+    made.commit("One", {"include/a.h": "// older\n"})
+    made.commit("Two", {**FILES, **UNRELATED})
+    made.git("tag", "--annotate", "--message", "4.4.2", "v4.4.2")
+    made.commit("Three", {"include/a.h": "// later\n"})
+    return made
+
+
+@pytest.fixture
+def tree(access):
+    return make_tree(access.repository, FILES)
+
+
+@pytest.fixture
+def lock(index, remote, tree):
+    """`cutlass` from git by its tag, with a mount inside of it; nothing compiled from `quack`."""
+    base = make_release().lock
+    cutlass = msgspec.structs.replace(base.sources["cutlass"], repository=remote.address)
+    return with_native(base, native_tables(offer_toolkit(index)), cutlass=cutlass)
+
+
+def pin(lock, tree, **changes):
+    """The lock with its source `cutlass` pinned to *tree*."""
+    source = SourcePin(ref="v4.4.2", tree=tree, paths=PATHS)
+    sources = {**lock.native.sources, "cutlass": msgspec.structs.replace(source, **changes)}
+    return with_native(lock, msgspec.structs.replace(lock.native, sources=sources))
+
+
+def cutlass(lock, access, choices=NOBODY):
+    return gather_sources(lock, access, wanted=["cutlass"], choices=choices)["cutlass"]
+
+
+def write(folder, files):
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return folder
+
+
+# Git ---------------------------------------------------------------------------------------
+
+
+def test_a_tag_at_the_remote(lock, access, tree):
+    found = cutlass(pin(lock, tree), access)
+    assert (found.tree, found.at_hand, found.missing) == (tree, True, "")
+    assert "v4.4.2" in found.origin
+    assert read_tree(access.repository, found.tree) == FILES
+
+
+def test_only_the_files_that_are_wanted_are_transferred(lock, access, remote, tree, heard):
+    cutlass(pin(lock, tree), access)
+    fetched = [data["name"] for data in heard.of("task.started") if data["name"].startswith("fetch ")]
+    assert len(fetched) == 2  # the commit's folders, then the files
+    large = remote.git("rev-parse", "v4.4.2:media/large.bin")
+    assert not access.repository.has(large)
+    assert sum(path.stat().st_size for path in access.store.git.rglob("*") if path.is_file()) < 1 << 19
+
+
+def test_a_commit_at_the_remote(lock, access, remote, tree):
+    commit = remote.git("rev-parse", "v4.4.2^{commit}")
+    assert cutlass(pin(lock, tree, ref=commit), access).at_hand
+
+
+@pytest.mark.parametrize("refused", ["uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"])
+def test_a_remote_that_gives_whole_commits_only(lock, access, remote, tree, refused):
+    remote.git("config", refused, "false")
+    remote.git("config", "protocol.version", "0")
+    assert cutlass(pin(lock, tree), access).tree == tree
+
+
+def test_a_mirror_is_asked_instead(lock, access, remote, tree, tmp_path):
+    gone = pin(lock, tree, repository=(tmp_path / "gone").as_uri())
+    found = cutlass(gone, access, Choices(environment={}, mirrors={"cutlass": remote.address}))
+    assert (found.tree, found.origin) == (tree, f"{remote.address} at v4.4.2")
+
+
+def test_whether_a_file_may_be_executed_does_not_matter(lock, access, remote, tree):
+    (remote.folder / "include/a.h").write_text(FILES["include/a.h"])
+    (remote.folder / "include/a.h").chmod(0o755)
+    remote.git("add", "--all")
+    remote.git("update-index", "--chmod=+x", "include/a.h")
+    commit = remote.commit("Executable", {})
+    assert cutlass(pin(lock, tree, ref=commit), access).tree == tree
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"ref": "v9.9.9"}, "has no tag v9.9.9"),
+        ({"ref": "f" * 40}, "could not be fetched"),
+        ({"tree": "f" * 40}, "is not what the lock names"),
+        ({"paths": ("include",)}, "is not what the lock names"),
+    ],
+)
+def test_what_the_remote_does_not_have_is_stood_in_for(lock, access, tree, heard, changes, why):
+    found = cutlass(pin(lock, **{"tree": tree, **changes}), access)
+    assert not found.at_hand
+    assert why in found.missing
+    assert "VLLM_CUTLASS_SRC_DIR names no local copy" in found.missing
+    assert [data["name"] for data in heard.of("source.missing")] == ["cutlass"]
+    assert not list(access.store.scratch_root.iterdir())
+
+
+# Packages ----------------------------------------------------------------------------------
+
+
+def packaged(lock, index, tree, files=FILES, **changes):
+    members = {f"thing/data/cutlass/{path}": Member(text.encode(), PROGRAM) for path, text in files.items()}
+    other = {"thing/data/cutlass/README.md": "read", "thing/__init__.py": ""}
+    package = offer(index, "thing_python-0.6.9-py3-none-any.whl", make_wheel({**members, **other}))
+    return pin(lock, tree, package=package, folder="thing/data/cutlass", **changes)
+
+
+def test_a_package_is_taken_before_git(lock, access, index, tree, heard):
+    found = cutlass(packaged(lock, index, tree, repository="https://localhost/none.git"), access)
+    assert (found.tree, found.origin) == (tree, "thing_python 0.6.9")
+    assert read_tree(access.repository, found.tree) == FILES
+    assert not [data for data in heard.of("task.started") if data["name"].startswith("fetch ")]
+
+
+def test_a_package_with_other_files_is_not_believed(lock, access, index, tree):
+    other = {**FILES, "include/a.h": "// changed"}
+    found = cutlass(packaged(lock, index, tree, other), access)
+    assert (found.tree, "v4.4.2" in found.origin) == (tree, True)  # git had the right ones
+    nowhere = packaged(lock, index, make_tree(access.repository, {"x": "y"}), other, ref="v0")
+    missing = cutlass(nowhere, access).missing
+    assert "thing_python 0.6.9 is not what the lock names" in missing
+    assert "has no tag v0" in missing
+
+
+# The store ---------------------------------------------------------------------------------
+
+
+def test_what_was_brought_once_is_not_asked_for_again(lock, access, index, tree, tmp_path):
+    wanted = packaged(lock, index, tree)
+    assert find_sources(wanted, access, choices=NOBODY) is None
+    first = gather_sources(wanted, access, choices=NOBODY)
+    index.requests.clear()
+    offline = dataclasses.replace(access, settings=dataclasses.replace(access.settings, offline=True))
+    gone = {"cutlass": (tmp_path / "gone").as_uri()}
+    again = gather_sources(wanted, offline, choices=Choices(environment={}, mirrors=gone))
+    assert again == first == find_sources(wanted, offline, choices=NOBODY)
+    assert index.requests == []
+
+
+def test_without_a_network(lock, access, index, tree):
+    offline = dataclasses.replace(access, settings=dataclasses.replace(access.settings, offline=True))
+    wanted = packaged(lock, index, tree, repository="https://localhost/none.git")
+    found = cutlass(wanted, offline)
+    assert not found.at_hand
+    assert "the network is off" in found.missing
+
+
+def test_a_tree_that_the_repository_lost_is_brought_again(lock, access, remote, tree):
+    access.store.put_record("source-tree", "e" * 40, {"origin": "long ago"})
+    assert find_sources(pin(lock, "e" * 40), access, choices=NOBODY) is None
+
+
+# The user's own copy -----------------------------------------------------------------------
+
+
+def test_a_local_copy_is_taken_if_it_is_the_pinned_one(lock, access, tree, tmp_path):
+    folder = write(tmp_path / "copy", {**FILES, "README.md": "mine", "include/.git/HEAD": "x"})
+    choices = Choices(environment={"VLLM_CUTLASS_SRC_DIR": str(folder)})
+    wanted = pin(lock, tree, repository=(tmp_path / "gone").as_uri())
+    found = cutlass(wanted, access, choices)
+    assert (found.tree, found.origin) == (tree, f"the folder {folder}")
+    assert find_sources(wanted, access, choices=choices)["cutlass"] == found
+
+
+def test_another_local_copy_is_refused_unless_it_was_asked_for(lock, access, tree, tmp_path):
+    folder = write(tmp_path / "copy", {**FILES, "include/mine.h": "// mine"})
+    environment = {"VLLM_CUTLASS_SRC_DIR": str(folder)}
+    wanted = pin(lock, tree)
+    for look in (gather_sources, find_sources):
+        with pytest.raises(DigestError, match="not the source that the lock pins") as caught:
+            look(wanted, access, choices=Choices(environment=environment))
+        assert "unset VLLM_CUTLASS_SRC_DIR" in caught.value.next_step
+    as_it_is = Choices(environment=environment, as_they_are={"cutlass"})
+    found = cutlass(wanted, access, as_it_is)
+    assert found.tree != tree
+    assert "include/mine.h" in read_tree(access.repository, found.tree)
+    # It never counts as the pinned one.
+    assert cutlass(wanted, access).tree == tree
+
+
+def test_a_variable_that_names_nothing(lock, access, tree, tmp_path):
+    choices = Choices(environment={"VLLM_CUTLASS_SRC_DIR": str(tmp_path / "gone")})
+    with pytest.raises(ConfigError, match="VLLM_CUTLASS_SRC_DIR names no folder"):
+        cutlass(pin(lock, tree), access, choices)
+    assert cutlass(pin(lock, tree), access, Choices(environment={"VLLM_CUTLASS_SRC_DIR": ""})).at_hand
+
+
+def test_a_mounted_source_is_looked_for_inside_its_host(lock, access, remote, tree, tmp_path):
+    mounted = SourcePin(
+        ref="v4.4.2", tree=tree, paths=PATHS, repository=remote.address, mount="quack:third/cutlass"
+    )
+    native = msgspec.structs.replace(lock.native, sources={**lock.native.sources, "inner": mounted})
+    wanted = with_native(lock, native)
+    folder = write(tmp_path / "quack" / "third" / "cutlass", FILES).parents[1]
+    choices = Choices(environment={"QUACK_SRC_DIR": str(folder)})
+    found = gather_sources(wanted, access, wanted=["inner"], choices=choices)["inner"]
+    assert found.origin == f"the folder {folder / 'third' / 'cutlass'}"
+    # A copy without its submodule: the remote is asked.
+    bare = Choices(environment={"QUACK_SRC_DIR": str(tmp_path)})
+    fresh = make_access(tmp_path / "fresh")
+    assert "v4.4.2" in gather_sources(wanted, fresh, wanted=["inner"], choices=bare)["inner"].origin
+    fresh.repository.close()
+
+
+# Carries, stand-ins, the lock --------------------------------------------------------------
+
+
+def test_a_carry_on_a_source(lock, access, tree):
+    def patch(before):
+        edit = {"include/a.h": FileEntry("100644", b"// ours\n")}
+        return patch_tree(access.repository, before, edit), ("native",)
+
+    choices = Choices(environment={}, patches={"cutlass": patch})
+    found = cutlass(pin(lock, tree), access, choices)
+    assert found.carries == ("native",)
+    assert read_tree(access.repository, found.tree) == {**FILES, "include/a.h": "// ours\n"}
+    assert find_sources(pin(lock, tree), access, choices=choices)["cutlass"] == found
+    assert cutlass(pin(lock, tree), access).tree == tree
+    # What stands in for a source has nothing to change.
+    assert cutlass(pin(lock, "f" * 40), access, choices).carries == ()
+
+
+def test_what_stands_in_has_the_files_that_configuring_reads(lock, access, tree):
+    found = gather_sources(pin(lock, tree), access, choices=NOBODY)
+    quack = found["quack"]
+    assert (quack.at_hand, quack.missing) == (False, "nothing is compiled from it")
+    assert read_tree(access.repository, quack.tree) == {"STANDS-IN": "", "q/duck.py": ""}
+    # A folder without any file would not even be there when the tree is laid out.
+    empty = cutlass(pin(lock, "f" * 40), access)
+    assert read_tree(access.repository, empty.tree) == {"STANDS-IN": ""}
+
+
+def test_names_and_tables_that_are_not_there(lock, access, tree):
+    with pytest.raises(UnknownNameError, match="no source that kernels are compiled from called 'duck'"):
+        gather_sources(pin(lock, tree), access, wanted=["duck"], choices=NOBODY)
+    with pytest.raises(ConfigError):
+        gather_sources(with_native(lock, None), access)
+    with pytest.raises(LockMismatchError):
+        gather_sources(with_native(lock, msgspec.structs.replace(lock.native, release="1.1.0")), access)
+
+
+def test_a_source_that_nobody_else_declares_has_its_own_address(lock, access, tree):
+    alone = {"only": SourcePin(ref="v4.4.2", tree=tree, paths=PATHS)}
+    native = msgspec.structs.replace(lock.native, sources=alone)
+    found = gather_sources(with_native(lock, native), access, choices=NOBODY)["only"]
+    assert found.missing == "the lock names no git repository for it"

@@ -1,0 +1,187 @@
+"""The tree that is compiled, the folder that it is laid out in, and what configuring depends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkwright.git import FileEntry, import_files, open_repository, patch_tree
+from sparkwright.lock.native import SourcePin
+from sparkwright.native.configure import configuration_key
+from sparkwright.native.model import Inputs, SourceTree, Target, Toolchain
+from sparkwright.native.workspace import native_tree, open_workspace
+from sparkwright.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.git import Repository
+    from sparkwright.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "home")
+
+
+@pytest.fixture
+def repository(store: Store) -> Iterator[Repository]:
+    opened = open_repository(store.git)
+    yield opened
+    opened.close()
+
+
+def tree_of(repository: Repository, files: dict[str, str]) -> str:
+    return import_files(
+        repository, [(path, FileEntry("100644", text.encode())) for path, text in files.items()]
+    )
+
+
+@pytest.fixture
+def toolchain(tmp_path: Path) -> Toolchain:
+    """Folders with one file each; nothing here starts a program."""
+    for name in ("toolkit", "torch", "headers"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "there").touch()
+    program = tmp_path / "program"
+    return Toolchain(
+        cuda=tmp_path / "toolkit",
+        torch=tmp_path / "torch",
+        stand_in=tmp_path,
+        cc=program,
+        cxx=program,
+        cmake=program,
+        ninja=program,
+        cuobjdump=program,
+        python=program,
+        python_include=tmp_path / "headers",
+        cross=True,
+        key="k",
+    )
+
+
+UPSTREAM = {
+    "CMakeLists.txt": "project(tiny)",
+    "cmake/utils.cmake": "# helpers",
+    "csrc/kernel.cu": "one",
+    "csrc/generate.py": "print()",
+    "vllm/__init__.py": "",
+    "setup.py": "",
+}
+HEADERS = {"include/math.h": "#define M 1"}
+ATTENTION = {"CMakeLists.txt": "# attention", "csrc/attention.cu": "two"}
+PINS = {
+    "headers": SourcePin(ref="v1", tree="0" * 40, paths=("include",)),
+    "attention": SourcePin(ref="v1", tree="0" * 40, paths=("csrc",)),
+    "above-headers": SourcePin(ref="v1", tree="0" * 40, paths=("include",), mount="attention:csrc/headers"),
+}
+
+
+@pytest.fixture
+def inputs(repository: Repository, toolchain: Toolchain) -> Inputs:
+    trees = {"headers": HEADERS, "attention": ATTENTION, "above-headers": HEADERS}
+    sources = {
+        name: SourceTree(name=name, tree=tree_of(repository, files), origin="made here")
+        for name, files in trees.items()
+    }
+    return Inputs(tree_of(repository, UPSTREAM), sources, toolchain, Target("aarch64", "12.1a"))
+
+
+def test_the_compiled_tree_holds_native_inputs_and_dependencies_and_nothing_else(
+    repository: Repository, inputs: Inputs
+) -> None:
+    assert set(repository.files(native_tree(repository, inputs, PINS))) == {
+        "source/CMakeLists.txt",
+        "source/cmake/utils.cmake",
+        "source/csrc/kernel.cu",
+        "source/csrc/generate.py",
+        "deps/headers/include/math.h",
+        "deps/attention/CMakeLists.txt",
+        "deps/attention/csrc/attention.cu",
+        "deps/attention/csrc/headers/include/math.h",
+    }
+
+
+def test_a_python_change_leaves_the_compiled_tree_as_it_is(repository: Repository, inputs: Inputs) -> None:
+    changed = patch_tree(repository, inputs.tree, {"vllm/__init__.py": FileEntry("100644", b"import os")})
+    again = Inputs(changed, inputs.sources, inputs.toolchain, inputs.target)
+    assert native_tree(repository, again, PINS) == native_tree(repository, inputs, PINS)
+
+
+@pytest.mark.parametrize("path", ["csrc/kernel.cu", "cmake/utils.cmake"])
+def test_a_native_change_gives_another_compiled_tree(
+    repository: Repository, inputs: Inputs, path: str
+) -> None:
+    changed = patch_tree(repository, inputs.tree, {path: FileEntry("100644", b"other")})
+    again = Inputs(changed, inputs.sources, inputs.toolchain, inputs.target)
+    assert native_tree(repository, again, PINS) != native_tree(repository, inputs, PINS)
+
+
+def key_after(repository: Repository, inputs: Inputs, change: dict[str, bytes | None]) -> str:
+    files = {path: None if data is None else FileEntry("100644", data) for path, data in change.items()}
+    tree = patch_tree(repository, native_tree(repository, inputs, PINS), files)
+    return configuration_key(repository, tree, inputs)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"source/csrc/kernel.cu": b"edited"}, {"deps/headers/include/math.h": b"#define M 2"}],
+    ids=["kernel", "header"],
+)
+def test_what_only_the_compiler_reads_does_not_configure_anew(
+    repository: Repository, inputs: Inputs, change: dict[str, bytes | None]
+) -> None:
+    assert key_after(repository, inputs, change) == key_after(repository, inputs, {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source/CMakeLists.txt": b"project(other)"},
+        {"source/csrc/generate.py": b"print(1)"},
+        {"source/csrc/added.cu": b""},
+        {"source/csrc/kernel.cu": None},
+        {"deps/attention/CMakeLists.txt": b"# other"},
+    ],
+    ids=["project", "generator", "added kernel", "removed kernel", "a dependency's project"],
+)
+def test_what_cmake_reads_or_lists_configures_anew(
+    repository: Repository, inputs: Inputs, change: dict[str, bytes | None]
+) -> None:
+    assert key_after(repository, inputs, change) != key_after(repository, inputs, {})
+
+
+@pytest.mark.parametrize("other", [Target("aarch64", "9.0a"), Target("x86_64", "12.1a")])
+def test_another_target_configures_anew(repository: Repository, inputs: Inputs, other: Target) -> None:
+    again = Inputs(inputs.tree, inputs.sources, inputs.toolchain, other)
+    assert key_after(repository, again, {}) != key_after(repository, inputs, {})
+
+
+def test_a_workspace_is_laid_out_and_taken_away(
+    store: Store, repository: Repository, inputs: Inputs, toolchain: Toolchain
+) -> None:
+    tree = native_tree(repository, inputs, PINS)
+    with open_workspace(store, repository, tree, toolchain) as work:
+        root = work.root
+        assert (work.source / "csrc/kernel.cu").read_text() == "one"
+        assert (root / "deps/attention/csrc/headers/include/math.h").is_file()
+        assert all((root / name / "there").is_file() for name in ("cuda", "torch", "python"))
+        assert list(work.build.iterdir()) == []
+        (work.source / "csrc/generated.cu").write_text("")  # configuring writes beside the sources
+    assert not root.exists()
+    assert (toolchain.cuda / "there").is_file(), "what links led to was removed"
+
+
+def test_commands_name_no_place(
+    store: Store, repository: Repository, inputs: Inputs, toolchain: Toolchain
+) -> None:
+    tree = native_tree(repository, inputs, PINS)
+    told = []
+    for _ in range(2):
+        with open_workspace(store, repository, tree, toolchain) as work:
+            line = f"{work.root}/cuda/bin/nvcc -I{work.source}/csrc -L{toolchain.torch.resolve()}/lib"
+            told.append(work.abstract(line))
+            assert Path(work.expand(tuple(told[-1].split()))[0]) == work.root / "cuda/bin/nvcc"
+    assert told == ["{work}/cuda/bin/nvcc -I{work}/source/csrc -L{work}/torch/lib"] * 2
