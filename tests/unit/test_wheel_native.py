@@ -371,6 +371,12 @@ WHEEL_FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
     "a binary that the record forgets": (
         _kernels(lambda value: value["binaries"].pop(2)), {IDENTICAL, "native-inputs-unchanged"},
     ),
+    "compiled, and not there": (
+        _kernels(lambda value: value["binaries"].append(
+            {"member": "vllm/_none.so", "kernels": "compiled", "key": "k", "asked": {}}
+        )),
+        {IDENTICAL, "kernels-native"},
+    ),
     "left out without a word": (_kernels(lambda value: value["left-out"].clear()), {EXACT}),
     "left out, and there": (_left(member="vllm/core.py"), {LEFT}),
     "Python that is left out": (
