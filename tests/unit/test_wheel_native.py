@@ -34,7 +34,20 @@ if TYPE_CHECKING:
 OURS = "0.24.0+spark.1a2b3c4d"
 INFO = f"vllm-{OURS}.dist-info"
 C, FA3, RS, SPIN = "vllm/_C.abi3.so", "vllm/_fa3.abi3.so", "vllm/vllm-rs", "vllm/spinloop.abi3.so"
-GUARD = b"try:\n    from . import _fa3\nexcept ImportError:\n    _fa3 = None\n"
+GUARD = b"""
+try:
+    from . import _fa3
+    NEW = True
+except ImportError:
+    NEW = False
+try:
+    from . import _C
+    OLD = True
+except ImportError:
+    OLD = False
+if not (NEW or OLD):
+    raise ImportError
+"""
 CHANGES = {"vllm/core.py": b"x = 2\n", "CMakeLists.txt": b"archs"}
 BECAUSE = "it is made by another compiler"
 HERE = platform.machine()
