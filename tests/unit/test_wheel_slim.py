@@ -280,7 +280,7 @@ def test_a_module_that_refuses_by_its_own_flags() -> None:
 
 
 def test_one_try_for_both_fails_as_a_whole() -> None:
-    both = "try:\n    from . import _z\n    from . import _x\n    OK = True\nexcept ImportError:\n    OK = False\n"
+    both = "try:\n    from . import _z\n    from . import _x\n    OK = 1\nexcept ImportError:\n    OK = 0\n"
     assert holds(two=both + "if OK:\n    from vllm._x import run")
     assert not holds(two=both + "if not OK:\n    from vllm._x import run")
 
