@@ -21,7 +21,7 @@ from sparkwright.native.model import Extension, Target
 from sparkwright.store import open_store
 from sparkwright.wheel import AssemblyPlan, BinarySource, Expectation, assemble, audit, parse_name
 from sparkwright.wheel.audit import NATIVE_CHECKS
-from sparkwright.wheel.deflate import deflate
+from sparkwright.wheel.deflate import deflate, deflated_in, holds
 from sparkwright.wheel.insides import NativeExpectation
 from sparkwright.wheel.kernels import KERNELS, LeftOut, kernels_record, read_kernels_record
 
@@ -29,10 +29,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from sparkwright.store import Store
+
 OURS = "0.24.0+spark.1a2b3c4d"
 INFO = f"vllm-{OURS}.dist-info"
 C, FA3, RS, SPIN = "vllm/_C.abi3.so", "vllm/_fa3.abi3.so", "vllm/vllm-rs", "vllm/spinloop.abi3.so"
-GUARD = b"try:\n    from . import _fa3\nexcept ImportError:\n    _fa3 = None\n"
+GUARD = b"""
+try:
+    from . import _fa3
+    NEW = True
+except ImportError:
+    NEW = False
+try:
+    from . import _C
+    OLD = True
+except ImportError:
+    OLD = False
+if not (NEW or OLD):
+    raise ImportError
+"""
 CHANGES = {"vllm/core.py": b"x = 2\n", "CMakeLists.txt": b"archs"}
 BECAUSE = "it is made by another compiler"
 HERE = platform.machine()
@@ -369,6 +384,12 @@ WHEEL_FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
     "a binary that the record forgets": (
         _kernels(lambda value: value["binaries"].pop(2)), {IDENTICAL, "native-inputs-unchanged"},
     ),
+    "compiled, and not there": (
+        _kernels(lambda value: value["binaries"].append(
+            {"member": "vllm/_none.so", "kernels": "compiled", "key": "k", "asked": {}}
+        )),
+        {IDENTICAL, "kernels-native"},
+    ),
     "left out without a word": (_kernels(lambda value: value["left-out"].clear()), {EXACT}),
     "left out, and there": (_left(member="vllm/core.py"), {LEFT}),
     "Python that is left out": (
@@ -436,6 +457,19 @@ def test_a_binary_that_was_deflated_before_goes_in_as_it_is(case: Case, tmp_path
     assert wheelkit.unpack(one.path) == wheelkit.unpack(case.wheel)
     assert one.size < case.wheel.stat().st_size
     assert failed(one.path, case.expectation) == {}
+
+
+def test_a_binary_is_deflated_once_for_a_store(case: Case, store: Store) -> None:
+    with store.scratch() as scratch:
+        (scratch / "binary").write_bytes(case.plan.providers[C].path.read_bytes())
+        sha256 = wheelkit.sha256(scratch / "binary")
+        store.adopt_file(scratch / "binary", sha256)
+    path = deflated_in(store, sha256)
+    assert holds(path.read_bytes(), store.file_path(sha256).read_bytes())
+    made = path.stat().st_mtime_ns
+    assert (deflated_in(store, sha256), path.stat().st_mtime_ns) == (path, made)
+    path.unlink()
+    assert deflated_in(store, sha256) == path, "what was removed is made again"
 
 
 @pytest.mark.parametrize("fault", ["another's", "cut off", "longer", "two", "none"])

@@ -129,10 +129,20 @@ def test_what_needs_the_extension_is_missing_too() -> None:
 
 
 def test_a_package_that_needs_it_takes_its_modules_along() -> None:
-    package = {"pack_in___init__": "import vllm._x", "pack_in_part": "y = 1\nimport vllm._x"}
+    part = "def f():\n    import vllm._x"
+    assert not proved(pack_in_part=part)
+    package = {"pack_in___init__": "import vllm._x", "pack_in_part": part}
     part = "from vllm.pack.part import y"
     assert not proved(**package, user=f"def f():\n    {part}")
     assert proved(**package, user=f"try:\n    {part}\nexcept ImportError:\n    pass")
+
+
+def test_relative_imports_reach_as_far_as_their_dots() -> None:
+    assert not proved(sub_in_m="def f():\n    from .. import _x")
+    assert proved(sub_in_m="def f():\n    from . import _x"), "which is vllm.sub._x"
+    assert proved(sub_in_m="def f():\n    from ... import _x"), "which leads out of vllm"
+    assert not proved(sub_in_deep_in_m="def f():\n    from ... import _x")
+    assert not proved(sub_in_m="def f():\n    from .._x import run")
 
 
 def test_what_cannot_be_read_proves_nothing() -> None:
@@ -267,6 +277,12 @@ def test_a_module_that_refuses_by_its_own_flags() -> None:
     assert holds(two=TWO + "if not Z:\n    raise ImportError\n")
     assert not holds(two=TWO + "if not Z:\n    raise ImportError\n", present=False)
     assert not holds(two=TWO, user=FLAGS + "if not (X or Z):\n    raise ImportError", present=False)
+
+
+def test_one_try_for_both_fails_as_a_whole() -> None:
+    both = "try:\n    from . import _z\n    from . import _x\n    OK = 1\nexcept ImportError:\n    OK = 0\n"
+    assert holds(two=both + "if OK:\n    from vllm._x import run")
+    assert not holds(two=both + "if not OK:\n    from vllm._x import run")
 
 
 def test_flags_are_heard_of_from_those_who_pass_them_on() -> None:

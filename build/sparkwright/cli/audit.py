@@ -12,7 +12,7 @@ from sparkwright.cli.options import DEFAULT_PATCHSET, Wanted
 from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_seconds, human_size
-from sparkwright.errors import AuditError, WheelError
+from sparkwright.errors import ArchiveError, AuditError, WheelError
 from sparkwright.merge import merge_patchset
 from sparkwright.native.inspection import KernelClass
 from sparkwright.plan.binaries import native_version
@@ -93,7 +93,10 @@ def _job(session: Session, wanted: Wanted, wheel: Path) -> tuple[Job, str]:
 
     What the wheel says of its kernels chooses between jobs of this checkout, and decides no check.
     """
-    record = kernels_of(wheel)
+    try:
+        record = kernels_of(wheel)
+    except (ArchiveError, WheelError):
+        record = None  # the audit tells what is wrong with it
     if record is None:
         job = session.job(replace(wanted, kernels="upstream", arch=""))
         return job, job.version

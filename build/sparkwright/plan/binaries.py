@@ -112,7 +112,7 @@ def _choose(job: Job, known: Known) -> Binaries:
     }
     with open_source(job.fetch_stock_wheel()) as upstream:
         inspected = _inspect(job, upstream, {member: one.sha256 for member, one in compiled.items()})
-        slim = SlimPlan((), {}) if job.options.full else _slim(job, known, upstream, inspected, set(compiled))
+        slim = SlimPlan((), {}) if job.options.full else _slim(job, known, upstream, inspected)
         left_out = {one.member: one.because for one in slim.left_out}
         stock = {
             member: known.stock_extensions.get(members.get(member, ""), _NOT_OURS)
@@ -153,29 +153,28 @@ def _path_of(job: Job, sha256: str) -> Callable[[], Path]:
     return lambda: job.store.file_path(sha256)
 
 
-def _slim(
-    job: Job, known: Known, upstream: Source, inspected: Mapping[str, Inspection], compiled: set[str]
-) -> SlimPlan:
+def _slim(job: Job, known: Known, upstream: Source, inspected: Mapping[str, Inspection]) -> SlimPlan:
     from sparkwright.native.inspection import classify
     from sparkwright.wheel.slim import plan_slim, python_members
 
     python = python_members(upstream, job.changes(needed(known.report)))
     arch = needed(job.point.arch)
-    tallies = {
-        member: classify(one.device, arch) for member, one in inspected.items() if member not in compiled
-    }
+    tallies = {member: classify(one.device, arch) for member, one in inspected.items()}
     return plan_slim(python, tallies, upstream.archive.read, arch)
 
 
 def binary_arguments(job: Job, known: Known) -> dict[str, Any]:
     """What an `AssemblyPlan` says about binaries, as its arguments; none where upstream's are taken."""
     from sparkwright.wheel import BinarySource
+    from sparkwright.wheel.deflate import deflated_in
 
     if known.binaries is None:
         return {}
     extensions = needed(job.native).extensions
     providers: dict[str, BinarySource] = {
-        extensions[name].member: BinarySource(job.store.file_path(one.sha256), "compiled", one.key)
+        extensions[name].member: BinarySource(
+            job.store.file_path(one.sha256), "compiled", one.key, deflated_in(job.store, one.sha256)
+        )
         for name, one in known.extensions.items()
     }
     return {

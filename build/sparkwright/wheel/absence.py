@@ -22,7 +22,7 @@ from sparkwright.wheel.mentions import reaches
 from sparkwright.wheel.view import Judgement, View, World, module_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from sparkwright.wheel.presence import Value
 
@@ -145,15 +145,15 @@ class _Proof:
         elif view.flags and module not in self._flags:
             self._flags[module] = view.flags
 
-    def _mentioning(self, marks: Iterable[str]) -> list[str]:
-        """The files that hold one of *marks* and can still be imported."""
+    def _mentioning(self, marks: Iterable[str]) -> Iterator[str]:
+        """The files that hold one of *marks* and, when their turn comes, can still be imported."""
         texts = [mark.encode() for mark in marks]
-        return sorted(
-            path
-            for path, content in self._files.items()
-            if any(text in content for text in texts)
-            and not any(reaches(module_of(path), gone) for gone in self._missing)
-        )
+        for path in sorted(self._files):
+            if any(text in self._files[path] for text in texts) and not self._is_gone(module_of(path)):
+                yield path
+
+    def _is_gone(self, module: str) -> bool:
+        return any(reaches(module, gone) for gone in self._missing)
 
     def _view(self, path: str) -> View | None:
         try:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import CHUNK
+from sparkwright.canonical import CHUNK, digest_of, sha256_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["deflate", "holds"]
+    from sparkwright.store import Store
+
+__all__ = ["deflate", "deflated_in", "holds"]
 
 _LEVEL = 6
 
@@ -27,6 +29,21 @@ def deflate(source: Path, target: Path) -> None:
         while chunk := reading.read(CHUNK):
             writing.write(deflater.compress(chunk))
         writing.write(deflater.flush())
+
+
+def deflated_in(store: Store, sha256: str) -> Path:
+    """The file of *store* with that digest as a raw deflate stream, also in the store; made once."""
+    key = digest_of([_LEVEL, sha256])
+    record = store.find_record("deflated", key) or {}
+    if found := store.find_file(str(record.get("sha256", ""))):
+        return found
+    with store.scratch() as scratch:
+        target = scratch / "deflated"
+        deflate(store.file_path(sha256), target)
+        digest = sha256_file(target)
+        path = store.adopt_file(target, digest, verified=True)
+    store.put_record("deflated", key, {"sha256": digest})
+    return path
 
 
 def holds(deflated: bytes, content: bytes) -> bool:

@@ -80,7 +80,7 @@ def _from(origin: str, names: set[str], module: str) -> Kind | None:
     if reaches(origin, module):
         return "import"
     parent, _, leaf = module.rpartition(".")
-    return "import from" if origin == parent and names & {leaf, "*"} else None
+    return "import from" if origin == parent and leaf in names else None
 
 
 def absolute(origin: str, level: int, path: str) -> str:
