@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.native.inspection import Inspection
+    from sparkwright.native.model import Toolchain
     from sparkwright.plan.job import Job, Known
     from sparkwright.plan.steps import Step
     from sparkwright.wheel import BinarySource
@@ -185,14 +186,17 @@ def binary_arguments(job: Job, known: Known) -> dict[str, Any]:
     }
 
 
-def native_expectation(job: Job, arch: str = "") -> NativeExpectation | None:
+def native_expectation(
+    job: Job, arch: str = "", toolchain: Toolchain | None = None
+) -> NativeExpectation | None:
     """What an audit looks into binaries with; `None` where the lock names nothing for that.
 
     Args:
         job: whose point and platform the wheel is of.
         arch: the card that kernels are judged for; by default that of the point, or of the lock.
+        toolchain: what compiled the wheel, where that is known; else libraries are the lock's packages.
     """
-    from sparkwright.native.inspection import find_surroundings, inspector_of
+    from sparkwright.native.inspection import find_surroundings, inspector_of, surroundings_of
     from sparkwright.wheel.insides import NativeExpectation
 
     native = job.point.lock.native
@@ -201,13 +205,17 @@ def native_expectation(job: Job, arch: str = "") -> NativeExpectation | None:
     return NativeExpectation(
         arch=arch or job.point.arch or native.arch,
         inspector=inspector_of(native, job.access),
-        surroundings=find_surroundings(native, job.options.platform, job.store),
+        surroundings=find_surroundings(native, job.options.platform, job.store)
+        or (surroundings_of(native, toolchain) if toolchain else None),
     )
 
 
 def version_of(job: Job, known: Known) -> str:
-    """The version that the wheel gets; see `native_version`."""
-    return native_version(job, known.stock_extensions)
+    """The version that the wheel gets; see `native_version`. A binary that is left out is nobody's."""
+    if known.binaries is None:
+        return native_version(job, known.stock_extensions)
+    extensions, taken = needed(job.native).extensions, known.binaries.upstream
+    return native_version(job, [name for name in known.stock_extensions if extensions[name].member in taken])
 
 
 def native_version(job: Job, stock: Collection[str]) -> str:

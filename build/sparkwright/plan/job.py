@@ -197,7 +197,12 @@ class Job:
         return self.store.named_file(self.stock_wheel.sha256, self.stock_wheel.filename)
 
     def expectation(
-        self, changes: Mapping[str, bytes | None] | None, version: str | None = None, *, arch: str = ""
+        self,
+        changes: Mapping[str, bytes | None] | None,
+        version: str | None = None,
+        *,
+        arch: str = "",
+        toolchain: Toolchain | None = None,
     ) -> Expectation:
         """What a wheel of this point is held against.
 
@@ -205,6 +210,7 @@ class Job:
             changes: what the merge changed; `None` for a wheel of another point.
             version: the version that it should have; any of the release by default.
             arch: the card that kernels are judged for; by default that of the point, or of the lock.
+            toolchain: what compiled it, where that is known.
         """
         from sparkwright.plan.binaries import native_expectation
         from sparkwright.wheel.audit import Expectation
@@ -215,7 +221,7 @@ class Job:
             lock=self.point.lock,
             changes=changes,
             version=version,
-            native=native_expectation(self, arch),
+            native=native_expectation(self, arch, toolchain),
         )
 
 

@@ -315,7 +315,7 @@ class Audit:
         wheel = needed(known.wheel)
         path = job.store.named_file(wheel.sha256, wheel.filename)
         changes = job.changes(needed(known.report))
-        report = audit(path, job.expectation(changes, version_of(job, known)))
+        report = audit(path, job.expectation(changes, version_of(job, known), toolchain=known.toolchain))
         report.require()
         job.store.put_record("audit", self.key(job, known) or "", report.to_json())
         known.audited = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sparkwright.native.inspection.classes import KernelClass, Tally, class_of, classify, of_class
 from sparkwright.native.inspection.device import DeviceCode, KernelGroup, read_device_code
 from sparkwright.native.inspection.elf import ElfFacts, Symbol, exports, read_elf
-from sparkwright.native.inspection.equipment import find_surroundings, inspector_of
+from sparkwright.native.inspection.equipment import find_surroundings, inspector_of, surroundings_of
 from sparkwright.native.inspection.floors import honest_platform, over_platform
 from sparkwright.native.inspection.look import INSPECTION_RULES, Inspection, Inspector, inspect
 from sparkwright.native.inspection.symbols import (
@@ -47,5 +47,6 @@ __all__ = [
     "read_device_code",
     "read_elf",
     "resolve",
+    "surroundings_of",
     "unprovided",
 ]

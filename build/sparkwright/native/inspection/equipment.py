@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.lock.native import NativePin
+    from sparkwright.native.model import Toolchain
     from sparkwright.store import Store
     from sparkwright.upstream import Access
 
-__all__ = ["find_surroundings", "inspector_of"]
+__all__ = ["find_surroundings", "inspector_of", "surroundings_of"]
 
 _CUOBJDUMP = "cuobjdump"
 
@@ -52,3 +53,9 @@ def find_surroundings(native: NativePin, machine: str, store: Store) -> Surround
     folders = [folder for folder in found.values() if folder is not None]
     libraries = [lib for folder in folders for lib in sorted(folder.glob("**/lib")) if lib.is_dir()]
     return Surroundings.of(libraries, native.toolkit.link_only)
+
+
+def surroundings_of(native: NativePin, toolchain: Toolchain) -> Surroundings:
+    """The libraries of the torch and the CUDA toolkit that *toolchain* is made of."""
+    folders = (toolchain.torch / "lib", toolchain.cuda / "lib64")
+    return Surroundings.of([folder for folder in folders if folder.is_dir()], native.toolkit.link_only)
