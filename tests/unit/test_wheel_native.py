@@ -4,156 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import elfkit
 import pytest
 import wheelkit
 from msgspec.structs import replace as changed
+from native_case import FA3, HERE, IMAGES, INFO, RS, SPIN, C, Case, extension, failed, make_case, record_of
 
-from sparkwright.errors import NativeInputsError, WheelError
-from sparkwright.lock import Artifact, Lock, Release
-from sparkwright.lock.native import Binary, NativePin, Toolkit
-from sparkwright.native.inspection import Inspector, Surroundings, Tally, honest_platform, read_elf
-from sparkwright.native.model import Extension, Target
+from sparkwright.errors import ToolError
+from sparkwright.lock.native import Binary
+from sparkwright.native.inspection import Inspector, Tally, honest_platform, read_elf
 from sparkwright.store import open_store
-from sparkwright.wheel import AssemblyPlan, BinarySource, Expectation, assemble, audit, parse_name
+from sparkwright.wheel import BinarySource, Expectation, assemble, audit, parse_name
 from sparkwright.wheel.audit import NATIVE_CHECKS
-from sparkwright.wheel.deflate import deflate, deflated_in, holds
-from sparkwright.wheel.insides import NativeExpectation
-from sparkwright.wheel.kernels import KERNELS, LeftOut, kernels_record, read_kernels_record
+from sparkwright.wheel.kernels import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sparkwright.store import Store
-
-OURS = "0.24.0+spark.1a2b3c4d"
-INFO = f"vllm-{OURS}.dist-info"
-C, FA3, RS, SPIN = "vllm/_C.abi3.so", "vllm/_fa3.abi3.so", "vllm/vllm-rs", "vllm/spinloop.abi3.so"
-GUARD = b"""
-try:
-    from . import _fa3
-    NEW = True
-except ImportError:
-    NEW = False
-try:
-    from . import _C
-    OLD = True
-except ImportError:
-    OLD = False
-if not (NEW or OLD):
-    raise ImportError
-"""
-CHANGES = {"vllm/core.py": b"x = 2\n", "CMakeLists.txt": b"archs"}
-BECAUSE = "it is made by another compiler"
-HERE = platform.machine()
 Files = dict[str, bytes]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A healthy native wheel, what it was made from and what it is held against."""
-
-    wheel: Path
-    plan: AssemblyPlan
-    expectation: Expectation
-    folder: Path
-
-
-def record_of(
-    *, asked: dict[str, int] | None = None, left_out: tuple[LeftOut, ...] | None = None, arch: str = "12.1a"
-) -> dict[str, Any]:
-    extension = Extension(
-        target="_C", key="the-key", sha256="0" * 64, size=1,
-        arches={"sm_121a": 2, "compute_80": 1} if asked is None else asked,
-    )  # fmt: skip
-    spin = Extension(target="spinloop", key="spin-key", sha256="0" * 64, size=1, arches={})
-    if left_out is None:
-        left_out = (LeftOut(member=FA3, because="none of its 1 kernels runs on 12.1a", evidence=("a",)),)
-    return kernels_record(
-        Target(HERE, arch), "toolchain", compiled={C: extension, SPIN: spin}, upstream={RS: BECAUSE},
-        left_out=left_out,
-    )  # fmt: skip
-
-
-def lock_of(artifact: Artifact) -> Lock:
-    release = Release(
-        version="0.24.0", commit="ee0da84ab", git="https://example.org/vllm", requires_python=">=3.10,<3.15",
-        torch="2.11.0",
-    )  # fmt: skip
-    native = NativePin(
-        release="0.24.0",
-        arch="12.1a",
-        toolkit=Toolkit(cuda="13.0", release=None, builder={}, target={}),  # type: ignore[arg-type]
-        sources={},
-        extensions={},
-        binaries={
-            C: Binary(cubins={"sm_121a": 2}, ptx={"compute_80": 1}, why="a fallback"),
-            SPIN: Binary(),
-        },
-    )
-    return Lock(format=1, release=release, sdist=artifact, wheels={HERE: artifact}, sources={}, native=native)
-
-
-IMAGES = [("sm_121a", ["gemm", "norm"]), ("sm_121a", ["more"]), ("compute_80", ["old"])]
-
-
-def extension(path: Path, *flags: str | Path, images: Any = None, body: str = "void cuInit(void);") -> Path:
-    """One of ours, compiled: device code as asked, symbols that torch and the driver define."""
-    stand_ins = path.parent / "stand-ins"
-    driver = elfkit.shared(stand_ins / "libcuda.so.1", "int none;", "-Wl,-soname,libcuda.so.1")
-    torch = elfkit.shared(
-        path.parent / "torch" / "libtorch.so", "int add(void) { return 1; }", "-Wl,-soname,libtorch.so"
-    )
-    code = f"int add(void); {body} int f(void) {{ cuInit(); return add(); }}"
-    return elfkit.shared(
-        path, code, "-Wl,--no-as-needed", torch, driver, *flags,
-        device=elfkit.device(IMAGES if images is None else images),
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    folder = tmp_path_factory.mktemp("native")
-    fa3 = elfkit.shared(folder / "fa3.so", "int a;", device=elfkit.device([("sm_90a", ["hopper"])]))
-    code = "#include <stdlib.h>\nvoid f(void) { quick_exit(0); }"
-    old = elfkit.shared(folder / "old.so", code, device=elfkit.device([("sm_120", ["gemm", "norm"])]))
-    host = elfkit.shared(folder / "host.so", "int a;")
-    upstream = wheelkit.upstream_wheel(
-        folder / "upstream", HERE,
-        extra={FA3: fa3.read_bytes(), "vllm/fa.py": GUARD, SPIN: host.read_bytes()},
-        instead={C: old.read_bytes(), RS: host.read_bytes()},
-    )  # fmt: skip
-    artifact = Artifact(
-        filename=upstream.name, sha256=wheelkit.sha256(upstream), size=upstream.stat().st_size
-    )
-    ours, spin = extension(folder / "built" / "_C.so"), elfkit.shared(folder / "built" / "spin.so", "int b;")
-    needs = [read_elf(path).versions for path in (ours, spin, host)]
-    plan = AssemblyPlan(
-        upstream, artifact.sha256, OURS, CHANGES,
-        {"point.json": {"version": OURS}, KERNELS: record_of()},
-        providers={
-            C: BinarySource(ours, "compiled", "the-key"), SPIN: BinarySource(spin, "store", "spin-key"),
-        },
-        upstream_binaries={RS: BECAUSE},
-        left_out={FA3: "nothing in it runs"},
-        platform=honest_platform(parse_name(upstream.name).platform, needs),
-    )  # fmt: skip
-    native = NativeExpectation(
-        "12.1a",
-        Inspector(open_store(folder / "home"), lambda: elfkit.reader(folder / "bin")),
-        Surroundings.of([folder / "built" / "torch"], ["libcublas.so.13"]),
-    )
-    expectation = Expectation(upstream, artifact, lock_of(artifact), CHANGES, OURS, native=native)
-    return Case(assemble(plan, folder / "dist").path, plan, expectation, folder)
-
-
-def failed(wheel: Path, expectation: Expectation) -> dict[str, str]:
-    return {check.name: check.detail for check in audit(wheel, expectation).failures}
+    return make_case(tmp_path_factory.mktemp("native"))
 
 
 def test_a_healthy_native_wheel_passes_every_check(case: Case) -> None:
@@ -175,6 +52,13 @@ def test_without_libraries_at_hand_that_is_said(case: Case) -> None:
     assert set(audit(case.wheel, replace(case.expectation, native=None)).unchecked) == {
         name for name, _ in NATIVE_CHECKS
     }
+
+
+def test_a_program_that_is_missing_says_nothing_of_the_wheel(case: Case, tmp_path: Path) -> None:
+    inspector = Inspector(open_store(tmp_path / "home"), lambda: tmp_path / "no-cuobjdump")
+    native = replace(case.expectation.native, inspector=inspector)  # type: ignore[type-var]
+    with pytest.raises(ToolError, match="no-cuobjdump"):
+        audit(case.wheel, replace(case.expectation, native=native))
 
 
 def test_upstreams_wheel_is_compared_for_the_card(case: Case) -> None:
@@ -427,87 +311,3 @@ def test_only_what_is_useless_may_be_left_out(case: Case, tmp_path: Path) -> Non
         found = failed(assemble(plan, tmp_path / member).path, case.expectation)
         assert set(found) == {LEFT}
         assert told in found[LEFT]
-
-
-# Putting it together -----------------------------------------------------------------------
-
-
-def test_native_inputs_beside_upstreams_binaries(case: Case, tmp_path: Path) -> None:
-    def assembled(changes: dict[str, bytes], **fields: Any) -> Path:
-        return assemble(replace(case.plan, changes=changes, **fields), tmp_path).path
-
-    with pytest.raises(NativeInputsError, match=RS):
-        assembled({"CMakeLists.txt": b"x"}, upstream_binaries={})
-    with pytest.raises(NativeInputsError, match=r"rust/src/lib\.rs"):
-        assembled({"rust/src/lib.rs": b"x"})
-    changes = {"csrc/ops.cu": b"x", "CMakeLists.txt": b"x"}
-    wheel = assembled(changes)
-    assert failed(wheel, replace(case.expectation, changes=changes)) == {}
-    rust = {"rust/src/lib.rs": b"x", "CMakeLists.txt": b"x"}
-    assert set(failed(wheel, replace(case.expectation, changes=rust))) == {"native-inputs-unchanged"}
-
-
-def test_a_binary_that_was_deflated_before_goes_in_as_it_is(case: Case, tmp_path: Path) -> None:
-    source = case.plan.providers[C]
-    deflate(source.path, tmp_path / "deflated")
-    packed = replace(source, deflated=tmp_path / "deflated")
-    plan = replace(case.plan, providers={**case.plan.providers, C: packed})
-    one, two = assemble(plan, tmp_path / "one"), assemble(plan, tmp_path / "two")
-    assert one.sha256 == two.sha256
-    assert wheelkit.unpack(one.path) == wheelkit.unpack(case.wheel)
-    assert one.size < case.wheel.stat().st_size
-    assert failed(one.path, case.expectation) == {}
-
-
-def test_a_binary_is_deflated_once_for_a_store(case: Case, store: Store) -> None:
-    with store.scratch() as scratch:
-        (scratch / "binary").write_bytes(case.plan.providers[C].path.read_bytes())
-        sha256 = wheelkit.sha256(scratch / "binary")
-        store.adopt_file(scratch / "binary", sha256)
-    path = deflated_in(store, sha256)
-    assert holds(path.read_bytes(), store.file_path(sha256).read_bytes())
-    made = path.stat().st_mtime_ns
-    assert (deflated_in(store, sha256), path.stat().st_mtime_ns) == (path, made)
-    path.unlink()
-    assert deflated_in(store, sha256) == path, "what was removed is made again"
-
-
-@pytest.mark.parametrize("fault", ["another's", "cut off", "longer", "two", "none"])
-def test_deflated_data_of_something_else_is_refused(case: Case, tmp_path: Path, fault: str) -> None:
-    source = case.plan.providers[C]
-    deflate(source.path, tmp_path / "right")
-    deflate(case.plan.providers[SPIN].path, tmp_path / "other")
-    right, other = ((tmp_path / name).read_bytes() for name in ("right", "other"))
-    (tmp_path / "wrong").write_bytes(
-        {
-            "another's": other, "cut off": right[:-1], "longer": right + b"x", "two": right + right,
-            "none": b"",
-        }[fault]
-    )  # fmt: skip
-    packed = replace(source, deflated=tmp_path / "wrong")
-    plan = replace(case.plan, providers={**case.plan.providers, C: packed})
-    with pytest.raises(WheelError, match="not its content"):
-        assemble(plan, tmp_path / "dist")
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"left_out": {"vllm/_none.so": ""}}, "vllm/_none.so"),
-        ({"upstream_binaries": {"vllm/_none.so": ""}}, "vllm/_none.so"),
-        ({"left_out": {C: ""}}, "provided as well"),
-        ({"platform": "manylinux_2_28_riscv64"}, "made for"),
-        ({"platform": "linux aarch64"}, "made for"),
-    ],
-)
-def test_plans_that_make_no_sense(case: Case, tmp_path: Path, fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(WheelError, match=told):
-        assemble(replace(case.plan, **fields), tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_record_that_names_a_member_twice(case: Case) -> None:
-    value = case.plan.record[KERNELS]
-    assert read_kernels_record(value).compiled[C].key == "the-key"
-    with pytest.raises(WheelError, match="twice"):
-        read_kernels_record({**value, "binaries": [*value["binaries"], value["binaries"][0]]})

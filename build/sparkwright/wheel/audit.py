@@ -161,6 +161,7 @@ def audit(wheel: Path, expectation: Expectation) -> AuditReport:
     Raises:
         ArchiveError: *wheel* or upstream's wheel is not there.
         WheelError: *wheel* is not named as a wheel is.
+        SparkwrightError: what checks are done with is missing or fails, which says nothing of *wheel*.
     """
     started = time.monotonic()
     name = parse_name(wheel.name)
@@ -175,7 +176,7 @@ def audit(wheel: Path, expectation: Expectation) -> AuditReport:
             with open_archive(wheel) as archive:
                 kind = "sparkwright" if checks.is_ours(archive, name) else "upstream"
                 found, kernels = _all(archive, expectation, ours=kind == "sparkwright")
-        except SparkwrightError as error:
+        except ArchiveError as error:
             kind, kernels = "unreadable", _Kernels()
             found = (Check("archive-safe", "fail", str(error)), *_skipped("the archive cannot be read"))
         origin = _origin(expectation, digest.result() if kind == "upstream" else upstream.result(), kind)
