@@ -102,7 +102,8 @@ def test_cpu_time_and_memory_of_descendants_count(tmp_path: Path) -> None:
         begin(tmp_path, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])")
     )
     assert found.cpu_seconds >= 0.3
-    assert 100 <= found.peak_mib < 200
+    # A fork shares its pages with its parent until it runs something else, and each is seen with all of them.
+    assert 100 <= found.peak_mib < 400
     assert found.seconds > 0
 
 
