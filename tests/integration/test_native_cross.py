@@ -15,7 +15,13 @@ from sparkwright.git import FileEntry, open_repository, patch_tree
 from sparkwright.merge import merge_patchset
 from sparkwright.native.build import Builder, build_extension, compile_units, configured, forecast
 from sparkwright.native.host import find_compiler
-from sparkwright.native.inspection import Surroundings, find_surroundings, inspect, resolve
+from sparkwright.native.inspection import (
+    Surroundings,
+    find_surroundings,
+    inspect,
+    read_device_code,
+    resolve,
+)
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import prepare_toolchain
@@ -24,6 +30,7 @@ from sparkwright.plan.job import Known
 from sparkwright.plan.kernels import inputs_of
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
+from sparkwright.wheel.elf import HEADER_SIZE, machine_of
 
 ROOT = Path(__file__).parents[2]
 KERNEL = "csrc/libtorch_stable/permute_cols.cu"
@@ -128,10 +135,11 @@ def test_a_kernel_becomes_code_for_the_card_and_for_nothing_else(builder, inputs
     known = configured(builder, inputs)
     ran, objects = started(lambda: compile_units(builder, inputs, known, [unit]))
     assert ran == [unit.name]
-    found = inspect(builder.store.file_path(objects[unit.output]), inputs.toolchain.cuobjdump)
-    assert found.elf.machine == "aarch64"
-    assert found.device.cubins == {TARGET.sm: 1}
-    assert not found.device.ptx
+    path = builder.store.file_path(objects[unit.output])
+    found = read_device_code(path, inputs.toolchain.cuobjdump)
+    assert machine_of(path.read_bytes()[:HEADER_SIZE]) == "aarch64"
+    assert found.cubins == {TARGET.sm: 1}
+    assert not found.ptx
 
 
 def test_what_was_compiled_is_not_compiled_again(builder, inputs, extensions, unit):

@@ -107,7 +107,8 @@ def test_what_a_unit_took_is_measured_over_all_its_processes(driver: Driver) -> 
     report = driver(driver.job("a", script))
     (one,) = driver.done
     assert one.cost.seconds >= 1.4
-    assert 160 <= one.cost.mib < 300, "two at once, where the kernel's own count knows one"
+    # A fork is seen with all pages of its parent until it runs something else.
+    assert 160 <= one.cost.mib < 600, "two at once, where the kernel's own count knows one"
     assert report.cpu_seconds == one.cost.seconds
     assert report.peak_mib >= 160
     assert one.attempts == 1
