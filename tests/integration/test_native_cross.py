@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from sparkwright.native.inspection import (
     Surroundings,
     find_surroundings,
     inspect,
-    read_device_code,
     resolve,
 )
 from sparkwright.native.model import Target
@@ -28,6 +28,7 @@ from sparkwright.native.toolchain import prepare_toolchain
 from sparkwright.plan import Job, Options, open_checkout
 from sparkwright.plan.job import Known
 from sparkwright.plan.kernels import inputs_of
+from sparkwright.process import run
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
 from sparkwright.wheel.elf import HEADER_SIZE, machine_of
@@ -136,10 +137,12 @@ def test_a_kernel_becomes_code_for_the_card_and_for_nothing_else(builder, inputs
     ran, objects = started(lambda: compile_units(builder, inputs, known, [unit]))
     assert ran == [unit.name]
     path = builder.store.file_path(objects[unit.output])
-    found = read_device_code(path, inputs.toolchain.cuobjdump)
     assert machine_of(path.read_bytes()[:HEADER_SIZE]) == "aarch64"
-    assert found.cubins == {TARGET.sm: 1}
-    assert not found.ptx
+    listed = {
+        what: run([inputs.toolchain.cuobjdump, what, path]).text for what in ("--list-elf", "--list-ptx")
+    }
+    assert re.findall(r"\.(sm_\w+)\.cubin", listed["--list-elf"]) == [TARGET.sm]
+    assert ".ptx" not in listed["--list-ptx"]
 
 
 def test_what_was_compiled_is_not_compiled_again(builder, inputs, extensions, unit):
