@@ -54,7 +54,8 @@ def test_our_wheel_passes_and_is_the_same_every_time(expectation: Expectation, t
         "a binary of a new kind"
     )
     report = audit(built.path, expectation)
-    assert {check.name: check.verdict for check in report.checks if check.verdict != "pass"} == {}
+    assert report.failures == ()
+    assert report.unchecked == (), "what looks into kernels that we compiled has nothing to say here"
     other = audit(built.path, replace(expectation, changes={**changes, "vllm/envs.py": b""}))
     assert [check.name for check in other.failures] == ["members-differ-exactly"]
     index = publish([built.path], built.path.parent)
