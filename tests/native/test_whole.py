@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from edits import edit_patch
-from native import KERNEL, NATIVE_CARRY, PYTHON_CARRY, wheel
+from native import KERNEL, NATIVE_CARRY, PYTHON_CARRY, SOURCE_CARRY, wheel
 
 ARCH = "sm_121a"
 CARD_ONLY = {"vllm/_C_stable_libtorch.abi3.so", "vllm/_moe_C_stable_libtorch.abi3.so"}
@@ -66,6 +66,7 @@ def test_a_python_change_starts_no_compiler(root, made):
 
 def test_a_changed_kernel_compiles_one_unit(root, made):
     edit_patch(root, NATIVE_CARRY, KERNEL, "//")
-    changed = wheel(root, "--allow-unproved", PYTHON_CARRY, "--allow-unproved", NATIVE_CARRY)
+    unproved = (PYTHON_CARRY, NATIVE_CARRY, SOURCE_CARRY)
+    changed = wheel(root, *(f"--allow-unproved={name}" for name in unproved))
     assert [Path(unit).name for unit in changed.units] == [Path(KERNEL).name]
     assert changed.wheel["compiled"] != made.wheel["compiled"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -191,7 +192,8 @@ def test_the_event_log_is_json_lines(world: World) -> None:
     for run in events:
         assert run[0]["kind"] == "session.started"
         assert all({"at", "kind"} <= event.keys() for event in run)
-        assert [event["at"] for event in run] == sorted(event["at"] for event in run)
+        # Two probes tell of themselves from threads of their own, and may overtake each other by a moment.
+        assert all(later["at"] - one["at"] > -0.1 for one, later in itertools.pairwise(run))
     kinds = {event["kind"] for event in events[0]}
     assert {"step.made", "merge.outcome", "probe.judged", "process.ended", "wheel.assembled"} <= kinds
 
