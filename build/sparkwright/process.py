@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from sparkwright.errors import ProcessError, ToolError
 from sparkwright.events import emit
@@ -241,18 +241,7 @@ def run_limited(
     command = tuple(str(part) for part in argv)
     started = time.monotonic()
     with log.open("wb") as output:
-        try:
-            child = subprocess.Popen(
-                command,
-                cwd=cwd,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise _not_started(command, error) from error
+        child = _in_session(command, command, cwd, env, output)
         try:
             _watch(child, limits, started, stop)
         finally:
@@ -261,6 +250,28 @@ def run_limited(
     result = Completed(command, child.returncode, b"", text, time.monotonic() - started)
     _log(result, env)
     return result
+
+
+def _in_session(
+    argv: Sequence[str], command: tuple[str, ...], cwd: Path, env: Mapping[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start *argv* in a session of its own, all that it says going to *output*.
+
+    Raises:
+        ToolError: *command*, which is what the caller asked for, cannot be started.
+    """
+    try:
+        return subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _not_started(command, error) from error
 
 
 def _watch(
@@ -400,18 +411,7 @@ def start(
     with log.open("wb") as output:
         output.write(f"{shlex.join(command)}\n\n".encode(errors="surrogateescape"))
         output.flush()
-        try:
-            child = subprocess.Popen(
-                guarded,
-                cwd=cwd,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise _not_started(command, error) from error
+        child = _in_session(guarded, command, cwd, env, output)
     return Running(child, command, dict(env))
 
 

@@ -31,15 +31,15 @@ def settings(root: str) -> dict[str, str]:
 
 def test_cmake_finds_all_of_cutlass_in_the_work_folder() -> None:
     """For sm_90 upstream's project runs CUTLASS's Python package, which it looks for below CUTLASS_DIR."""
-    found = settings("/work")
-    assert found["CUTLASS_DIR"] == "/work/deps/cutlass"
+    found = settings("/build-folder")
+    assert found["CUTLASS_DIR"] == "/build-folder/deps/cutlass"
     assert found["CUTLASS_INCLUDE_DIR"] == f"{found['CUTLASS_DIR']}/include"
     assert found["CUTLASS_TOOLS_UTIL_INCLUDE_DIR"] == f"{found['CUTLASS_DIR']}/tools/util/include"
 
 
 def test_nothing_is_downloaded_and_no_path_of_the_machine_stays_in_what_is_built() -> None:
-    found = settings("/work")
+    found = settings("/build-folder")
     assert found["FETCHCONTENT_FULLY_DISCONNECTED"] == "ON"
     for flags in ("CMAKE_CXX_FLAGS", "CMAKE_CUDA_FLAGS"):
-        assert "-ffile-prefix-map=/work=/sparkwright" in found[flags]
+        assert "-ffile-prefix-map=/build-folder=/sparkwright" in found[flags]
     assert found["CMAKE_SKIP_RPATH"] == "ON"
