@@ -4,7 +4,8 @@ flash-attention is a subproject with lists of architectures of its own. CMake co
 once with that source as it is pinned and once with the carry in it, and the compiler calls that it wrote
 down say which device code each unit asks for. On the pinned one that is sm_80, and PTX for it.
 
-The controls: only architectures differ, and for a list without the card every command is the very same.
+The controls: only architectures and the packing of device code differ, and for a list without the card
+every command is the very same.
 """
 
 from __future__ import annotations
@@ -18,11 +19,18 @@ ELSEWHERE = "8.0;8.9;12.0"
 # FlashAttention 3 is for sm_90 only. For other cards upstream leaves its units without any architecture, and
 # its extension is not built.
 TARGET = "_vllm_fa2_C"
+PACKED = "--compress-mode=size"
 
 
 def fa2(units: tuple[Unit, ...]) -> tuple[Unit, ...]:
     """Units of FlashAttention 2 that hold device code."""
     return tuple(unit for unit in units if unit.is_cuda and unit.target == TARGET)
+
+
+def without_packing(unit: Unit) -> tuple[str, str, tuple[str, ...]]:
+    """What *unit* asks for but for architectures and, in FlashAttention 2, how device code is packed."""
+    packing = PACKED if unit.target == TARGET else None
+    return unit.target, unit.source, tuple(word for word in unit.rest if word != packing)
 
 
 def probe() -> None:
@@ -36,8 +44,12 @@ def probe() -> None:
         expect(not bare, f"with {spelling}, {len(bare)} units ask for nothing, such as {bare[:3]}")
 
     before, after = configure("12.1a", pristine=True), configure("12.1a")
-    rest = [sorted((unit.target, unit.source, unit.rest) for unit in units) for units in (before, after)]
-    expect(rest[0] == rest[1], "more than architectures differs from the pinned source's commands")
+    rest = [sorted(map(without_packing, units)) for units in (before, after)]
+    expect(
+        rest[0] == rest[1], "more than architectures and packing differs from the pinned source's commands"
+    )
+    loose = [unit.source for unit in fa2(after) if PACKED not in unit.argv]
+    expect(not loose, f"{len(loose)} units are not packed for size, such as {loose[:3]}")
     others = differences(
         *(tuple(unit for unit in units if unit.target != TARGET) for units in (before, after))
     )

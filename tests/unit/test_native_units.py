@@ -56,6 +56,9 @@ def test_the_same_files_hit_in_another_folder(
     assert twin.object.read_bytes() == built.object.read_bytes() == twin.compile()
 
 
+SHADOWS = "#define LIB 70\n"
+
+
 @pytest.mark.parametrize(
     "texts",
     [
@@ -63,6 +66,7 @@ def test_the_same_files_hit_in_another_folder(
         {"source/csrc/unrelated.h": None},
         {"source/csrc/new.h": "#define NEW 1\n"},
         {"deps/other/lib.hpp": ""},
+        {"deps/other/include/lib.h": SHADOWS},
     ],
 )
 def test_files_that_play_no_part_do_not_matter(
@@ -94,9 +98,6 @@ def test_what_is_missing_comes_in_the_order_of_the_units(
 # Misses ------------------------------------------------------------------------------------
 
 
-SHADOWS = "#define LIB 70\n"
-
-
 @pytest.mark.parametrize(
     "texts",
     [
@@ -104,12 +105,23 @@ SHADOWS = "#define LIB 70\n"
         {"source/csrc/ops.h": "#define OPS 7\n"},
         {"deps/lib/detail/deep.h": "#define DEEP 7\n"},
         {"source/csrc/lib.h": SHADOWS},
+        {"deps/lib/new/lib.h": SHADOWS},
         {"source/csrc/tool.h": "#define TOOL 70\n"},
         {"source/csrc/stddef.h": "#undef OPS\n#define OPS 70\n"},
         {"source/csrc/inner/more.h": ""},
         {"source/csrc/extra.h": "#define EXTRA 70\n"},
     ],
-    ids=["source", "header", "deep header", "lib", "tool", "system", "no effect", "has_include"],
+    ids=[
+        "source",
+        "header",
+        "deep header",
+        "lib",
+        "name in a tree that is searched",
+        "tool",
+        "system",
+        "no effect",
+        "has_include",
+    ],
 )
 def test_a_change_that_may_matter_misses(
     store: Store, tmp_path: Path, toolchain: Toolchain, built: Project, texts: dict[str, str | None]
@@ -119,7 +131,7 @@ def test_a_change_that_may_matter_misses(
     before, after = set(read_depfile(built.depfile)), b""
     after = changed.compile()
     read = {path.replace(str(changed.work), str(built.work)) for path in read_depfile(changed.depfile)}
-    if "source/csrc/inner/more.h" not in texts:  # of this one only the name counts
+    if not texts.keys() & {"source/csrc/inner/more.h", "deps/lib/new/lib.h"}:  # only their names count
         assert after != built.object.read_bytes() or read != before
     assert changed.record(store) is not None
     assert changed.find(store) is not None
@@ -409,11 +421,12 @@ def test_the_cost_is_kept(store: Store, built: Project) -> None:
     assert {"tool.h", "more.h", "stddef.h", "extra.h"} <= set(manifest["names"])
 
 
-def test_names_that_are_no_text_have_a_state_too() -> None:
+def test_names_that_are_no_text_have_a_state_too(built: Project) -> None:
     name = os.fsdecode(b"source/\xff.h")
-    one, two = (UnitFiles({name: "1" * 40, **more}) for more in ({}, {"deps/" + name: "2" * 40}))
-    assert one.state([name], []) not in {None, two.state([name], [])}
-    assert one.state(["deps/" + name], []) is None
+    again = name.replace("/", "/again/")
+    one, two = (UnitFiles({name: "1" * 40, **more}) for more in ({}, {again: "2" * 40}))
+    assert one.state(built.unit, [name], []) not in {None, two.state(built.unit, [name], [])}
+    assert one.state(built.unit, [again], []) is None
 
 
 RECORD = """

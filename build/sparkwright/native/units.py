@@ -8,9 +8,10 @@ compiler read, and for each state in which those files were seen, the object tha
 holds
 
 - the blob ids of all files read below ``source/`` and ``deps/``;
-- for the base name of every file read, the toolchain's included, which paths of that name there are
-  below these folders: a header that appears earlier on the include path takes another's place, and
-  must have one of these names;
+- for the base name of every file read, the toolchain's included, which paths of that name there are in
+  the trees that the command searches or that a file was read from: a header that appears earlier on the
+  include path takes another's place, and must have one of these names. A dependency that comes or goes
+  changes nothing for the units that do not name it;
 - the same for every name that a file below these folders asks for with ``__has_include``: a compiler does
   not report the files that were asked for and not there.
 
@@ -36,7 +37,7 @@ from sparkwright.errors import LostFileError
 from sparkwright.events import emit, warn
 from sparkwright.git import blob_id
 from sparkwright.native.depfile import read_depfile
-from sparkwright.native.model import Cost
+from sparkwright.native.model import WORK, Cost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["UnitFiles", "find_object", "missing_units", "place_object", "record_object", "unit_key"]
 
 # Part of the key: raised when the meaning of the records below changes.
-_RULES = 1
+_RULES = 2
 _KIND = "unit"
 _MOST_MANIFESTS = 4
 _MOST_STATES = 16
@@ -70,29 +71,70 @@ class UnitFiles:
     blobs: Mapping[str, str]
 
     @cached_property
-    def _places(self) -> Mapping[str, str]:
-        """Digest of the paths of each base name."""
-        places: dict[str, list[str]] = {}
-        for path in sorted(self.blobs):
-            places.setdefault(posixpath.basename(path), []).append(path)
-        return {name: sha256_bytes(os.fsencode("\n".join(paths))) for name, paths in places.items()}
+    def roots(self) -> frozenset[str]:
+        """The trees: ``source``, and each folder of ``deps``."""
+        return frozenset(map(_root_of, self.blobs))
 
     @cached_property
-    def _marks(self) -> Mapping[str, str]:
-        """Each path's blob id, and where else its base name is."""
-        return {path: blob + self._places[posixpath.basename(path)] for path, blob in self.blobs.items()}
+    def _marks_by_roots(self) -> dict[frozenset[str], _Marks]:
+        return {}
 
-    def state(self, paths: Iterable[str], names: Iterable[str]) -> str | None:
-        """Digest of the content of *paths*, and of where their base names and *names* are.
+    def _marks(self, roots: frozenset[str]) -> _Marks:
+        """What `state` is made of, for a command that looks into *roots*; made once for each."""
+        known = self._marks_by_roots.get(roots)
+        if known is None:
+            known = self._marks_by_roots[roots] = _Marks.of(self.blobs, roots)
+        return known
+
+    def state(self, unit: Unit, paths: Iterable[str], names: Iterable[str]) -> str | None:
+        """Digest of the content of *paths*, and of where *unit* may find their base names and *names*.
 
         `None` where one of *paths* is gone.
         """
+        paths = tuple(paths)
+        marks = self._marks(_searched(unit, self.roots) | set(map(_root_of, paths)))
         try:
-            marks = "".join(map(self._marks.__getitem__, paths))
+            read = "".join(map(marks.of_path.__getitem__, paths))
         except KeyError:
             return None
-        places = "\0".join(map(self._places.get, names, repeat("")))
-        return sha256_bytes(f"{marks}\0{places}".encode())
+        places = "\0".join(map(marks.of_name.get, names, repeat("")))
+        return sha256_bytes(f"{read}\0{places}".encode())
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """What stands in a state for a path, and for a base name.
+
+    Attributes:
+        of_path: each path's blob id, and where else its base name is.
+        of_name: digest of the paths of each base name.
+    """
+
+    of_path: Mapping[str, str]
+    of_name: Mapping[str, str]
+
+    @classmethod
+    def of(cls, blobs: Mapping[str, str], roots: frozenset[str]) -> _Marks:
+        """The marks of *blobs*, where only those below *roots* can take each other's place."""
+        within = {path: blob for path, blob in blobs.items() if _root_of(path) in roots}
+        places: dict[str, list[str]] = {}
+        for path in sorted(within):
+            places.setdefault(posixpath.basename(path), []).append(path)
+        of_name = {name: sha256_bytes(os.fsencode("\n".join(paths))) for name, paths in places.items()}
+        return cls({path: blob + of_name[posixpath.basename(path)] for path, blob in within.items()}, of_name)
+
+
+def _root_of(path: str) -> str:
+    """The tree that *path* is in: ``source``, ``deps/cutlass``."""
+    first, _, rest = path.partition("/")
+    return first if first != "deps" else f"deps/{rest.partition('/')[0]}"
+
+
+def _searched(unit: Unit, roots: frozenset[str]) -> frozenset[str]:
+    """Those of *roots* that *unit*'s command names: as include folder, forced include or macro's value."""
+    words = "\0".join((*unit.argv, ""))
+    named = (root for root in roots if re.search(rf"{re.escape(f'{WORK}/{root}')}[/\0\"]", words))
+    return frozenset({_root_of(unit.source), *named})
 
 
 class _State(Model, frozen=True):
@@ -127,7 +169,7 @@ def find_object(store: Store, unit: Unit, files: UnitFiles, toolchain_key: str) 
     """SHA-256 of an object in the store that compiling *unit* would give, or `None`."""
     record = store.find_record_as(_Record, _KIND, unit_key(unit, files, toolchain_key))
     for manifest in record.manifests if record is not None else ():
-        now = files.state(manifest.paths, manifest.names)
+        now = files.state(unit, manifest.paths, manifest.names)
         for known in manifest.states:
             if known.state == now and store.find_file(known.sha256, size=known.size):
                 return known.sha256
@@ -184,7 +226,7 @@ def record_object(
     except (_NotCoveredError, OSError) as error:
         _tell(unit, str(error), reader)
         return None
-    state = files.state(paths, names)
+    state = files.state(unit, paths, names)
     if state is None:  # _understand has seen to it that every path is known
         raise RuntimeError(f"{unit.name} was compiled from files that are in no tree")
     sha256, size = _keep(store, object_path)
