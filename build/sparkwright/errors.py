@@ -19,8 +19,10 @@ __all__ = [
     "DamagedStoreError",
     "DependencyOrderError",
     "DigestError",
+    "EndpointError",
     "EnvironmentSetupError",
     "FetchError",
+    "IncompatibleOptionsError",
     "LockMismatchError",
     "LostFileError",
     "MissingSourceError",
@@ -35,11 +37,14 @@ __all__ = [
     "ProofError",
     "PublishError",
     "RefError",
+    "ServerError",
     "SparkwrightError",
     "StorageError",
     "ToolError",
+    "UndecidedError",
     "UnknownNameError",
     "UnprovedError",
+    "VerdictError",
     "WheelError",
 ]
 
@@ -249,3 +254,33 @@ class NotEnoughMemoryError(SparkwrightError):
     """This machine has too little memory for what was asked."""
 
     exit_code = 74
+
+
+class ServerError(SparkwrightError):
+    """The server under test could not be started, or ended by itself."""
+
+    exit_code = 80
+
+
+class IncompatibleOptionsError(SparkwrightError):
+    """A recipe asks for options that are known not to work together."""
+
+    exit_code = 81
+
+
+class EndpointError(SparkwrightError):
+    """What answers at the URL cannot be verified: wrong address, key, model or kind of server."""
+
+    exit_code = 82
+
+
+class VerdictError(SparkwrightError):
+    """Verification found that the server does not serve as it should."""
+
+    exit_code = 83
+
+
+class UndecidedError(SparkwrightError):
+    """Verification could not decide: too little was seen, or what was seen cannot be trusted."""
+
+    exit_code = 84

@@ -1,0 +1,422 @@
+"""The words of this room, as types: what is sent, what is seen, and what is concluded.
+
+All times are nanoseconds of `time.perf_counter_ns` (monotonic, origin arbitrary) unless a name ends in
+``_s``. Everything here goes into the journal as JSON and comes back the same.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from msgspec import field
+
+from sparkwright.canonical import digest_of
+from sparkwright.config import Model, to_builtins
+
+__all__ = [
+    "BootFacts",
+    "Cell",
+    "Chunk",
+    "Failure",
+    "FailureKind",
+    "Finding",
+    "HostSample",
+    "Load",
+    "Observation",
+    "Prompt",
+    "Sample",
+    "Snapshot",
+    "TokenLogprobs",
+    "Verdict",
+]
+
+
+# What is sent -------------------------------------------------------------------------------------------
+
+
+class Prompt(Model, frozen=True):
+    """One thing to ask.
+
+    Attributes:
+        name: unique within a run.
+        category: ``code``, ``math``, ``reasoning``, ``prose``, ``dialogue`` or ``extraction``.
+        text: what the user says; the salt is in it.
+        expect: a string that a right answer holds (a needle, a result), or empty.
+        prefix: prompts with the same non-empty value begin with the same text.
+    """
+
+    name: str
+    category: str
+    text: str
+    expect: str = ""
+    prefix: str = ""
+
+
+class Load(Model, frozen=True):
+    """How a cell's prompts are sent.
+
+    Attributes:
+        shape: ``closed`` keeps `concurrency` requests running; ``burst`` sends all at once; ``drain`` sends
+            all at once with output lengths from `max_tokens` down, so that the running batch shrinks by
+            one request after another; ``open`` sends at random (Poisson) moments, `rate` a second.
+        concurrency: requests at a time; for ``open`` the most that may run.
+        requests: how many are sent and counted.
+        warm_up: how many are sent before, and not counted.
+        max_tokens: the longest output.
+        min_tokens: the shortest, for ``drain``.
+        rate: requests a second, for ``open``.
+        stagger_s: a closed loop's clients start within this time, one after another.
+        seconds: a closed or open loop goes on for this long instead of for `requests`, if not 0; prompts
+            are then taken in turn, each time with a salt of its own.
+        natural_stop: whether the model may stop by itself; otherwise ``ignore_eos`` is asked for.
+        chat: send to the chat endpoint rather than to that of completions.
+        logprobs: how many alternatives' log-probabilities to ask for with each token; 0 asks for none.
+        temperature: of sampling; 0 is greedy.
+        seed: of sampling, and of the moments of an open loop.
+    """
+
+    shape: Literal["closed", "burst", "drain", "open"] = "closed"
+    concurrency: int = 1
+    requests: int = 1
+    warm_up: int = 0
+    max_tokens: int = 128
+    min_tokens: int = 16
+    rate: float = 0.0
+    stagger_s: float = 0.0
+    seconds: float = 0.0
+    natural_stop: bool = False
+    chat: bool = False
+    logprobs: int = 0
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class Cell(Model, frozen=True):
+    """One measurement: prompts under a load, on one boot of one server. The unit of resuming.
+
+    Attributes:
+        check: the check that asked for it, such as ``sweep``.
+        name: what it is within that check, such as ``code c=8``.
+        load: how its prompts are sent.
+        prompts: what is sent, in this order.
+        arm: which server: ``main``; for comparisons also ``baseline``.
+        boot: which start of that server, from 0; cells of different boots never share a server.
+        tags: what the check wants to find again, such as ``{"category": "code", "cache": "cold"}``.
+    """
+
+    check: str
+    name: str
+    load: Load
+    prompts: tuple[Prompt, ...]
+    arm: str = "main"
+    boot: int = 0
+    tags: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Digest of all that decides what is sent, 16 hex digits."""
+        return digest_of(to_builtins(self))[:16]
+
+
+# What is seen -------------------------------------------------------------------------------------------
+
+
+class FailureKind(StrEnum):
+    """Why a request does not count."""
+
+    CONNECT = "connect"  # no connection, or refused
+    STATUS = "status"  # an HTTP status other than 200
+    NOT_JSON = "not-json"  # HTML, cut or broken JSON
+    IN_BAND = "in-band"  # an ``error`` object inside the stream
+    TRUNCATED = "truncated"  # the stream ended without ``[DONE]``
+    RESET = "reset"  # the connection broke
+    NO_FINISH = "no-finish"  # ``[DONE]`` without a finish reason
+    FIRST_TOKEN = "first-token"  # noqa: S105 - no token within the deadline
+    STALL = "stall"  # tokens, and then none within the deadline
+    NO_COUNT = "no-count"  # neither usage nor token ids
+    COUNT = "count"  # usage and token ids disagree
+    LENGTH = "length"  # another number of tokens than was asked for, or ``abort``
+    CANCELLED = "cancelled"  # we stopped it
+
+
+class Failure(Model, frozen=True):
+    """Why a request does not count, and what was seen."""
+
+    kind: FailureKind
+    detail: str
+    status: int = 0
+
+
+class Chunk(Model, frozen=True, array_like=True):
+    """One event with generated output: when its bytes were read, and how many tokens it brought.
+
+    Attributes:
+        at: when the read that completed it returned.
+        tokens: tokens in it, from token ids; 0 where the server does not send them.
+        kind: what it brought: ``content``, ``reasoning`` or ``tool``.
+    """
+
+    at: int
+    tokens: int
+    kind: str = "content"
+
+
+class TokenLogprobs(Model, frozen=True, array_like=True):
+    """One generated token: its log-probability, and the most likely alternatives (natural logarithm).
+
+    Attributes:
+        token: the token as the server writes it, ``token_id:N`` where it was asked to.
+        logprob: its own.
+        top: the alternatives' by token, the most likely first.
+    """
+
+    token: str
+    logprob: float
+    top: dict[str, float]
+
+
+class Sample(Model, frozen=True):
+    """One request and all that came of it.
+
+    Attributes:
+        prompt: name of its `Prompt`.
+        category: that prompt's.
+        counted: whether it belongs to what is measured (a warm-up does not).
+        started: when its bytes were handed to the socket.
+        headers: when the response's headers were read; 0 if never.
+        ended: when the stream was over or given up.
+        chunks: events with output, in order.
+        prompt_tokens: from ``usage``.
+        cached_tokens: how many of them came from the prefix cache, where the server says so; else -1.
+        output_tokens: from ``usage``, or the number of token ids.
+        counted_by: where `output_tokens` comes from: ``usage``, ``ids`` or empty.
+        finish_reason: as the server gave it.
+        text: what was generated, reasoning first.
+        token_ids: what was generated, where the server says it.
+        logprobs: for each generated token, where asked for.
+        failure: why it does not count.
+    """
+
+    prompt: str
+    category: str
+    started: int
+    ended: int
+    counted: bool = True
+    headers: int = 0
+    chunks: tuple[Chunk, ...] = ()
+    prompt_tokens: int = 0
+    cached_tokens: int = -1
+    output_tokens: int = 0
+    counted_by: Literal["usage", "ids", ""] = ""
+    finish_reason: str = ""
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    failure: Failure | None = None
+
+    @property
+    def first(self) -> int:
+        """When the first generated token was read; 0 if none was."""
+        return self.chunks[0].at if self.chunks else 0
+
+    @property
+    def last(self) -> int:
+        """When the last generated token was read; 0 if none was."""
+        return self.chunks[-1].at if self.chunks else 0
+
+    @property
+    def ttft_ms(self) -> float:
+        """Time to the first generated token: from the request's start."""
+        return (self.first - self.started) / 1e6
+
+    @property
+    def tpot_ms(self) -> float:
+        """Time per output token after the first, as vLLM defines it; NaN for fewer than two tokens."""
+        if self.output_tokens < 2:  # noqa: PLR2004 - the first token has no predecessor
+            return float("nan")
+        return (self.last - self.first) / 1e6 / (self.output_tokens - 1)
+
+
+class Snapshot(Model, frozen=True):
+    """The server's own counters at one moment, summed over engines. Absent values are -1.
+
+    Attributes:
+        at: when the response had been read.
+        drafts: requests times steps with draft tokens.
+        draft_tokens: tokens that were drafted.
+        accepted: drafted tokens that were accepted; the token that follows them is not among them.
+        accepted_per_position: the same by position in the draft.
+        generation_tokens: tokens that were generated.
+        prompt_tokens: tokens of prompts that were worked through.
+        requests: finished requests.
+        prefix_queries: prompt tokens that were looked up in the prefix cache.
+        prefix_hits: those that were found.
+        preemptions: requests that had to give their blocks back.
+        running: requests that run.
+        waiting: requests that wait.
+        kv_usage: share of the KV cache in use, 0 to 1.
+        start_s: the server process's start (seconds since the epoch); another value is another process.
+        cache: labels of ``cache_config_info``.
+    """
+
+    at: int
+    drafts: float = -1
+    draft_tokens: float = -1
+    accepted: float = -1
+    accepted_per_position: tuple[float, ...] = ()
+    generation_tokens: float = -1
+    prompt_tokens: float = -1
+    requests: float = -1
+    prefix_queries: float = -1
+    prefix_hits: float = -1
+    preemptions: float = -1
+    running: float = -1
+    waiting: float = -1
+    kv_usage: float = -1
+    start_s: float = -1
+    cache: dict[str, str] = field(default_factory=dict)
+
+
+class HostSample(Model, frozen=True):
+    """The machine at one moment; absent values are -1.
+
+    Attributes:
+        at: when.
+        memory_available_mib: of the whole machine.
+        server_rss_mib: resident memory of the server's processes together.
+        gpu_clock_mhz: of the multiprocessors.
+        gpu_power_w: drawn.
+        gpu_temperature_c: of the chip.
+    """
+
+    at: int
+    memory_available_mib: float = -1
+    server_rss_mib: float = -1
+    gpu_clock_mhz: float = -1
+    gpu_power_w: float = -1
+    gpu_temperature_c: float = -1
+
+
+class BootFacts(Model, frozen=True):
+    """What a server said of itself while it started. Absent numbers are -1, absent words empty.
+
+    Attributes:
+        version: vLLM's.
+        runner: which model runner ran: ``v1`` or ``v2``.
+        backends: attention backends that were named, in order.
+        kv_gib: memory for the KV cache.
+        kv_tokens: tokens that fit into it.
+        kv_dtype: their type, such as ``fp8``.
+        max_concurrency: requests of full length that fit.
+        weights_gib: memory that the weights took.
+        graph_gib: CUDA graphs as estimated before they were captured; it may be negative; `None` if not said.
+        graph_actual_gib: as captured.
+        total_gib: the card's memory.
+        utilization: share of it that the server may use.
+        capture_sizes: batch sizes that graphs were captured for.
+        graph_mode: such as ``FULL_AND_PIECEWISE``.
+        speculative_tokens: drafted tokens a step, k; 0 without speculation.
+        speculative_method: such as ``dflash``.
+        max_model_len: tokens of the longest request.
+        max_num_seqs: requests that may run at a time.
+        seconds: from the start of the process to the first good answer.
+    """
+
+    version: str = ""
+    runner: str = ""
+    backends: tuple[str, ...] = ()
+    kv_gib: float = -1
+    kv_tokens: int = -1
+    kv_dtype: str = ""
+    max_concurrency: float = -1
+    weights_gib: float = -1
+    graph_gib: float | None = None
+    graph_actual_gib: float = -1
+    total_gib: float = -1
+    utilization: float = -1
+    capture_sizes: tuple[int, ...] = ()
+    graph_mode: str = ""
+    speculative_tokens: int = -1
+    speculative_method: str = ""
+    max_model_len: int = -1
+    max_num_seqs: int = -1
+    seconds: float = -1
+
+
+class Observation(Model, frozen=True):
+    """Everything seen while one cell was measured.
+
+    Attributes:
+        cell: the cell.
+        samples: its requests, in the order of their starts.
+        before: counters when nothing ran, before the first request.
+        after: counters when nothing ran any more.
+        series: counters on the way.
+        host: the machine on the way.
+        lag_ms: how late the client's own loop was, at its worst and at its 99th percentile.
+        log: lines of the server's log from this time that tell of an error.
+        canary: empty if the server still answered a plain request afterwards, else why not.
+        died: the server's exit status if it ended meanwhile; `None` while it lives or where unknown.
+        clock_step_s: how far the wall clock ran away from the monotonic one meanwhile.
+    """
+
+    cell: Cell
+    samples: tuple[Sample, ...] = ()
+    before: Snapshot | None = None
+    after: Snapshot | None = None
+    series: tuple[Snapshot, ...] = ()
+    host: tuple[HostSample, ...] = ()
+    lag_ms: tuple[float, float] = (0.0, 0.0)
+    log: tuple[str, ...] = ()
+    canary: str = ""
+    died: int | None = None
+    clock_step_s: float = 0.0
+
+    @property
+    def counted(self) -> tuple[Sample, ...]:
+        """Requests that are measured and did not fail."""
+        return tuple(sample for sample in self.samples if sample.counted and sample.failure is None)
+
+    @property
+    def failed(self) -> tuple[Sample, ...]:
+        """Requests that failed, warm-ups included."""
+        return tuple(sample for sample in self.samples if sample.failure is not None)
+
+
+# What is concluded --------------------------------------------------------------------------------------
+
+
+class Verdict(StrEnum):
+    """What a check concludes, worst last but for order of reporting."""
+
+    PASS = "pass"  # noqa: S105
+    INCONCLUSIVE = "inconclusive"  # too little was seen to decide
+    INVALID = "invalid"  # what was seen cannot be trusted, so it decides nothing
+    FAIL = "fail"
+
+
+class Finding(Model, frozen=True):
+    """One conclusion, with what it rests on.
+
+    Attributes:
+        check: the check, such as ``sweep``.
+        name: the conclusion within the check, such as ``acceptance does not depend on concurrency``.
+        definition: what is compared with what, in one or two sentences.
+        verdict: what came out.
+        cause: in one line, what was seen; names the level, position or moment where it is bad.
+        measured: figures by name, units in the names.
+        threshold: the limit and where it comes from, in words.
+        evidence: keys of the cells that it rests on.
+        warnings: what should be known and decides nothing.
+    """
+
+    check: str
+    name: str
+    definition: str
+    verdict: Verdict
+    cause: str
+    measured: dict[str, float | str] = field(default_factory=dict)
+    threshold: str = ""
+    evidence: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

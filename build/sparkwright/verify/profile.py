@@ -1,0 +1,75 @@
+"""How much is measured: the sizes of a run, as data."""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from sparkwright.config import Model
+
+__all__ = ["Deadlines", "Profile"]
+
+
+class Deadlines(Model, frozen=True):
+    """After how long a request is given up, in seconds of the server's clock.
+
+    Attributes:
+        connect_s: to connect.
+        first_token_s: from the request to the first token, queueing included.
+        stall_s: between two chunks.
+        canary_s: for one short request on a server that has nothing else to do.
+        quiesce_s: until nothing runs and nothing waits after a cell.
+    """
+
+    connect_s: float = 10.0
+    first_token_s: float = 300.0
+    stall_s: float = 60.0
+    canary_s: float = 60.0
+    quiesce_s: float = 120.0
+
+
+class Profile(Model, frozen=True):
+    """The sizes of a run.
+
+    Attributes:
+        name: ``full``, ``smoke`` or ``demo``.
+        checks: names of the checks that run, in order.
+        categories: of prompts.
+        levels: concurrencies of the sweep.
+        requests_per_client: requests in a sweep's cell for each of its clients, at the least.
+        least_requests: requests in a sweep's cell, at the least.
+        max_tokens: output of one request in the sweep.
+        off_grid: concurrencies between the sizes that graphs are captured for, for the crash hunt.
+        waves: mixed-length waves of the crash hunt.
+        contexts: prompt lengths in tokens of the long-context check.
+        context_requests: requests for each of them, cold and cached alike.
+        soak_s: how long the prefix-cache soak takes, in seconds of the server's clock.
+        soak_concurrency: requests at a time meanwhile.
+        soak_window_s: its windows.
+        boots: starts of each arm of a comparison.
+        comparison_requests: requests in each of those.
+        lossless_prompts: prompts of the losslessness check.
+        seed: of salts, documents and orders.
+        speed: how many of the server's seconds pass in one of ours; above 1 only for a simulator.
+        deadlines: see there.
+    """
+
+    name: str
+    checks: tuple[str, ...]
+    categories: tuple[str, ...] = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
+    levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    requests_per_client: int = 3
+    least_requests: int = 24
+    max_tokens: int = 400
+    off_grid: tuple[int, ...] = (3, 5, 7, 9, 15, 17, 23, 25, 31, 33, 47, 63)
+    waves: int = 10
+    contexts: tuple[int, ...] = (16_000, 33_000)
+    context_requests: int = 4
+    soak_s: float = 1800.0
+    soak_concurrency: int = 8
+    soak_window_s: float = 30.0
+    boots: int = 3
+    comparison_requests: int = 24
+    lossless_prompts: int = 48
+    seed: int = 0
+    speed: float = 1.0
+    deadlines: Deadlines = field(default_factory=Deadlines)
