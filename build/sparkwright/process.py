@@ -367,6 +367,22 @@ class Running:
             self._end()
         return self._ended
 
+    def ask_to_end(self) -> bool:
+        """Send it SIGTERM, as a service manager does; what it started hears of it from the program alone.
+
+        Returns:
+            Whether it was there to be asked.
+        """
+        import psutil
+
+        asked = False
+        with _vanishing():
+            # The guard's one child: a SIGTERM to the guard itself would kill the group at once.
+            for program in psutil.Process(self.pid).children():
+                program.terminate()
+                asked = True
+        return asked
+
     def kill(self) -> Ended:
         """Kill it with all of its group, unless it has ended; returns how it ended once all are gone."""
         if self._ended is None:
