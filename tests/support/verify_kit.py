@@ -7,7 +7,6 @@ and keeps vLLM's counters exactly. Everything follows from a seed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ from sparkwright.verify.model import (
 from sparkwright.verify.profile import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 SEEDS = range(20)
 CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
@@ -39,7 +38,7 @@ FIRST = {"code": 0.82, "math": 0.84, "reasoning": 0.86, "prose": 0.62, "dialogue
 WORDS = (
     "the a to of and in is it for with on this that as by from or be an at we can use each one two list map "
     "value name key time step then if so not but when where which more less first last small large"
-).split()
+).split()  # noqa: SIM905 - a list of words reads better as words
 
 
 class KitCorpus:
@@ -50,17 +49,17 @@ class KitCorpus:
     def prompts(self, category: str, count: int, seed: int = 0, salt: str = "") -> tuple[Prompt, ...]:
         return tuple(
             Prompt(
-                name=f"{category}-{i % self.TEXTS}-{salt}-{i // self.TEXTS}",
+                name=f"{category}/{i % self.TEXTS}/{seed} {salt} {i // self.TEXTS}",
                 category=category,
-                text=f"[{salt}{i // self.TEXTS}] {category} question {i % self.TEXTS}",
+                text=f"[{seed} {salt} {i // self.TEXTS}] {category} question {i % self.TEXTS}",
             )
             for i in range(count)
         )
 
-    def document(self, tokens: int, seed: int, needle: str = "") -> Prompt:
-        text = " ".join(("word",) * tokens) + f" {needle} {seed}"
+    def document(self, tokens: int, seed: int, needle: str = "", salt: str = "") -> Prompt:
+        text = f"[{seed} {salt}] {needle} " + "word " * tokens
         return Prompt(
-            name=f"document-{tokens}-{seed}", category="extraction", text=text, expect=needle or f"K{seed}"
+            name=f"document/{tokens}/{seed} {salt}", category="extraction", text=text, expect=f"HL-{seed}-B"
         )
 
 
@@ -120,7 +119,7 @@ def context(
 # The server ----------------------------------------------------------------------------------------------
 
 
-def same_acceptance(cell: Cell, at_s: float, cached: bool) -> float:
+def same_acceptance(cell: Cell, at_s: float, cached: bool) -> float:  # noqa: FBT001
     """Acceptance that depends on nothing but content."""
     return 1.0
 
@@ -250,11 +249,11 @@ class Server:
         self.counters["hits"] += asked // 16 * 16 if cached else 0
         return cached
 
-    def draw(self, cell: Cell, prompt: Prompt, length: int, at_s: float, cached: bool) -> np.ndarray:
+    def draw(self, cell: Cell, prompt: Prompt, length: int, at_s: float, cached: bool) -> np.ndarray:  # noqa: FBT001
         """Accepted tokens of each step. A text keeps its character at every level and salt."""
         if not self.k:
             return np.zeros(length, dtype=int)
-        text = "-".join(prompt.name.split("-")[:2])
+        text = "/".join(prompt.name.split("/")[:2])
         character = int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 2**32 - 0.5
         first = min(0.97, FIRST[prompt.category] * (1 + 0.12 * character))
         chances = np.array([first * 0.985**i for i in range(self.k)]) * self.factor(cell, at_s, cached)
