@@ -15,7 +15,7 @@ from sparkwright.verify.metrics import CountersResetError, SpeculationAbsentErro
 from sparkwright.verify.model import BootFacts, FailureKind, Finding, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sparkwright.verify.check import Check, Context
     from sparkwright.verify.model import Cell, Observation, Sample
@@ -114,7 +114,11 @@ class Seen:
 
     def tagged(self, **tags: str) -> Seen:
         """What concerns the cells with these tags."""
-        planned = tuple(cell for cell in self.planned if tags.items() <= cell.tags.items())
+        return self.where(lambda cell: tags.items() <= cell.tags.items())
+
+    def where(self, chosen: Callable[[Cell], bool]) -> Seen:
+        """What concerns the cells that *chosen* takes."""
+        planned = tuple(cell for cell in self.planned if chosen(cell))
         keys = {cell.key for cell in planned}
         return Seen(
             self.check,
