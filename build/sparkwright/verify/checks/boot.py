@@ -102,11 +102,10 @@ def _drafts(seen: Seen, context: Context) -> Finding:
 # Rules over each start -----------------------------------------------------------------------------------
 
 
-def _each(
-    boots: _Boots, rule: Callable[[BootFacts], _Judged | None]
-) -> tuple[list[_Judged], list[str]]:
+def _each(boots: _Boots, rule: Callable[[BootFacts], _Judged | None]) -> tuple[list[_Judged], list[str]]:
     """What *rule* says of each start: what is against it by verdict, and what is only worth a warning."""
-    against, warnings = [], []
+    against: list[_Judged] = []
+    warnings: list[str] = []
     for name, facts in boots.items():
         if (found := rule(facts)) is None:
             continue
@@ -128,8 +127,8 @@ def _estimate(seen: Seen, boots: _Boots) -> Finding:
     return conclude(
         _facts_only(seen),
         "the estimate of CUDA graphs' memory is not negative",
-        "vLLM subtracts the estimated memory of CUDA graphs from what the KV cache may take; a negative estimate"
-        " adds memory that is not there. It happens where GPU and host share memory.",
+        "vLLM subtracts the estimated memory of CUDA graphs from what the KV cache may take; a negative"
+        " estimate adds memory that is not there. It happens where GPU and host share memory.",
         against=against,
         passed="no start estimated less than nothing",
         threshold="estimate >= 0 GiB",
@@ -200,10 +199,11 @@ def _captures(seen: Seen, boots: _Boots) -> Finding:
     return conclude(
         _facts_only(seen),
         "decode graphs are captured for whole drafts",
-        "With k drafted tokens a decode step has 1 + k rows a request. Sizes that full decode graphs are captured"
-        " for are multiples of 1 + k (vLLM 0.24.0, resolve_cudagraph_mode_and_sizes: where the decode mode is"
-        " FULL, that is FULL, FULL_DECODE_ONLY and FULL_AND_PIECEWISE; its second model runner rounds in every"
-        " mode). Piecewise graphs leave attention out and may have any size; others only pad more.",
+        "With k drafted tokens a decode step has 1 + k rows a request. Sizes that full decode graphs are"
+        " captured for are multiples of 1 + k (vLLM 0.24.0, resolve_cudagraph_mode_and_sizes: where the"
+        " decode mode is FULL, that is FULL, FULL_DECODE_ONLY and FULL_AND_PIECEWISE; its second model runner"
+        " rounds in every mode). Piecewise graphs leave attention out and may have any size; others only pad"
+        " more.",
         against=against,
         passed="every size that must be a multiple is one",
         threshold="size % (1 + k) == 0",
@@ -246,8 +246,8 @@ def _runner(seen: Seen, boots: _Boots) -> Finding:
     return conclude(
         _facts_only(seen),
         "it is known which model runner ran",
-        "vLLM has two model runners, and a patch of one says nothing about the other. All starts of one arm run"
-        " the same one.",
+        "vLLM has two model runners, and a patch of one says nothing about the other. All starts of one arm"
+        " run the same one.",
         against=against,
         passed=", ".join(f"{name} ran {runner}" for name, runner in runners.items()) or "no start to ask",
         threshold="named by the log",
@@ -274,8 +274,8 @@ def _capacity(seen: Seen, boots: _Boots, context: Context) -> list[Finding]:
         conclude(
             _facts_only(seen),
             "NVFP4 holds more tokens a byte than FP8",
-            "Tokens of KV cache per GiB over those of FP8 for the same model. Totals do not tell: the two may have"
-            " been given different memory.",
+            "Tokens of KV cache per GiB over those of FP8 for the same model. Totals do not tell: the two may"
+            " have been given different memory.",
             against=against,
             passed=f"{', '.join(f'{name} {value}' for name, value in measured.items())}",
             threshold=f"at least {LEAST_OF_RATIO:.0%} of 16/9 = {LEAST_OF_RATIO * NVFP4_RATIO:.2f}",
@@ -297,9 +297,13 @@ def _ratios(packed: Mapping[str, BootFacts], fp8: float) -> tuple[list[_Judged],
     measured: dict[str, float | str] = {}
     for name, facts in packed.items():
         if fp8 <= 0:
-            against.append((Verdict.INCONCLUSIVE, f"{name}: there is no FP8 cache of this model to compare with"))
+            against.append(
+                (Verdict.INCONCLUSIVE, f"{name}: there is no FP8 cache of this model to compare with")
+            )
         elif facts.kv_tokens <= 0 or facts.kv_gib <= 0:
-            against.append((Verdict.INCONCLUSIVE, f"{name}: its log does not say how much the KV cache holds"))
+            against.append(
+                (Verdict.INCONCLUSIVE, f"{name}: its log does not say how much the KV cache holds")
+            )
         else:
             value = facts.kv_tokens / facts.kv_gib / fp8
             measured[f"{name} ratio"] = round(value, 3)

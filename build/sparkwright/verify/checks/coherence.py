@@ -59,8 +59,8 @@ class Coherence:
             conclude(
                 seen,
                 "answers do not loop",
-                "No answer's second half is the same few tokens over and over (a period of up to 100, four times"
-                " or more).",
+                "No answer's second half is the same few tokens over and over (a period of up to 100, four"
+                " times or more).",
                 against=looping,
                 passed=f"{len(loops)} of {len(flaws)} answers loop",
                 threshold=f"at most {REPEATING:.0%} of the answers, and one",
@@ -87,6 +87,8 @@ def _cell(context: Context, name: str, level: int, each: int) -> Cell:
 
 
 def _flaw(sample: Sample) -> Flaw | None:
+    if any(chunk.kind == "tool" for chunk in sample.chunks):
+        return None  # arguments are no prose
     return flaw(sample.text, sample.token_ids, sample.output_tokens)
 
 
@@ -98,11 +100,9 @@ def _against(flawed: Sequence[tuple[Observation, Sample, Flaw]]) -> list[tuple[V
         where = at(observation.cell)
         totals[where] = len(observation.counted)
         groups.setdefault((where, found.kind), []).append((sample, found))
-    return [
-        (
-            Verdict.FAIL,
-            f"{where}: {kind} in {len(found)} of {totals[where]} answers, first to {found[0][0].prompt}:"
-            f" {found[0][1].shown}",
-        )
-        for (where, kind), found in groups.items()
-    ]
+    against = []
+    for (where, kind), group in groups.items():
+        sample, first = group[0]
+        shown = f"{where}: {kind} in {len(group)} of {totals[where]} answers"
+        against.append((Verdict.FAIL, f"{shown}, first to {sample.prompt}: {first.shown}"))
+    return against

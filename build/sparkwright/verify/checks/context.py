@@ -1,4 +1,4 @@
-"""Long prompts, cold and from the cache: is as much accepted as after short ones, and are they read at all?"""
+"""Long prompts, cold and from the cache: is as much accepted as after short ones, and are they read?"""
 
 from __future__ import annotations
 
@@ -143,7 +143,9 @@ def _hold(seen: Seen, context: Context, tokens: int) -> Finding:
         }
         shown = f"at {tokens} tokens MAL is {cold.mal:.2f}, {whole.value:.2f} of that after short prompts"
         if whole.high < FAIL or part.high < FAIL_ACCEPTED:
-            against.append((Verdict.FAIL, f"acceptance is lost: {shown}; accepted tokens are {part} of theirs"))
+            against.append(
+                (Verdict.FAIL, f"acceptance is lost: {shown}; accepted tokens are {part} of theirs")
+            )
         elif whole.low < FAIL or part.low < FAIL_ACCEPTED:
             against.append((Verdict.INCONCLUSIVE, f"{shown}; its interval {whole} decides nothing"))
         elif whole.low < WARN:
@@ -151,11 +153,12 @@ def _hold(seen: Seen, context: Context, tokens: int) -> Finding:
     return conclude(
         pair,
         f"acceptance holds at {tokens} tokens",
-        "Mean acceptance length after long documents, not cached, over that after short ones of the same kind.",
+        "Mean acceptance length after long documents, not cached, over that after short ones of the same"
+        " kind.",
         against=against or _undrafted(pair, context, short, cold),
         passed=f"MAL ratio {measured.get('MAL ratio', '')}",
-        threshold=f"fails where the 95 % interval lies below {FAIL}, or below {FAIL_ACCEPTED} for accepted tokens"
-        f" alone; warns where it reaches below {WARN}",
+        threshold=f"fails where the 95 % interval lies below {FAIL}, or below {FAIL_ACCEPTED} for accepted"
+        f" tokens alone; warns where it reaches below {WARN}",
         measured=measured,
         warnings=warnings,
         lenient=True,
@@ -187,8 +190,8 @@ def _cached(seen: Seen, context: Context, tokens: int) -> Finding:
     return conclude(
         pair,
         f"the cache keeps acceptance at {tokens} tokens",
-        "The same documents again, now from the prefix cache: accepted tokens a draft over those when they were"
-        " cold. Tokens restored from the cache must be known to the drafter as well.",
+        "The same documents again, now from the prefix cache: accepted tokens a draft over those when they"
+        " were cold. Tokens restored from the cache must be known to the drafter as well.",
         against=against or unused or _undrafted(pair, context, cold, cached),
         passed=f"accepted tokens are {measured.get('accepted ratio', '')} of those when cold",
         threshold=f"at least {KEPT:.0%}; fails where the whole 95 % interval lies below; at least"

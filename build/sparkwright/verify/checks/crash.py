@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.checks.common import SIGNATURES, conclude, look
+from sparkwright.verify.checks.common import SIGNATURES, conclude, look, main_facts
 from sparkwright.verify.model import Cell, Load
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ STEP = 6
 """Tokens between the lengths of two requests that drain: about two verify steps at each size."""
 DOCUMENT_TOKENS = (200, 700, 1500, 4000)
 """Lengths of prompts that are mixed in, so that prefills meet decodes."""
+ROOM = 2000
+"""Tokens for their output, and for documents that turn out longer than was asked for."""
 
 _THRESHOLD = (
     "no failed request, no exit, a plain request answered after each level, none of these in the log: "
@@ -35,8 +37,8 @@ _THRESHOLD = (
 class Crash:
     """Bursts at every level of and between the grid, a drain-down through all sizes, and mixed waves.
 
-    The known crash comes where requests are counted with padding in one place and without in another, as at 17
-    requests padded to a graph for 24. So sizes between the graphs' matter more than large ones.
+    The known crash comes where requests are counted with padding in one place and without in another, as at
+    17 requests padded to a graph for 24. So sizes between the graphs' matter more than large ones.
     """
 
     name: str = "crash"
@@ -60,8 +62,8 @@ class Crash:
             conclude(
                 bursts,
                 "no batch size breaks the server",
-                "At each level all requests are sent at once and answered in full; afterwards the server answers"
-                " a plain request. Levels lie on and between the sizes that graphs are captured for.",
+                "At each level all requests are sent at once and answered in full; afterwards the server"
+                " answers a plain request. Levels lie on and between the sizes that graphs are captured for.",
                 passed=f"bursts of {levels} were answered",
                 threshold=_THRESHOLD,
                 warnings=seen.notes,
@@ -77,7 +79,8 @@ class Crash:
             conclude(
                 waves,
                 "mixed waves break nothing",
-                "Waves of random size with prompts and outputs of mixed length, so that prefills meet decodes.",
+                "Waves of random size with prompts and outputs of mixed length, so that prefills meet"
+                " decodes.",
                 passed=f"{len(waves.sound)} waves were answered",
                 threshold=_THRESHOLD,
             ),
@@ -125,17 +128,17 @@ def _wave(context: Context, number: int) -> Cell:
     sizes = context.profile
     chance = random.Random(f"crash wave {sizes.seed} {number}")  # noqa: S311 - a choice, not a secret
     level = chance.choice([*sizes.off_grid, *sizes.levels])
+    longest = main_facts(context).max_model_len
+    lengths = [tokens for tokens in DOCUMENT_TOKENS if longest < 0 or tokens + ROOM <= longest]
     name = f"wave {number} c={level}"
     documents = [
-        context.corpus.document(chance.choice(DOCUMENT_TOKENS), seed=sizes.seed + 1000 * number + i, salt=name)
-        for i in range(-(-level // 4))
+        context.corpus.document(chance.choice(lengths), seed=sizes.seed + 1000 * number + i, salt=name)
+        for i in range(-(-level // 4) if lengths else 0)
     ]
     prompts = [*_mixed(context, level - len(documents), name), *documents]
     chance.shuffle(prompts)
     drained = _drain(context, level, name, seed=number)
-    return Cell(
-        check="crash", name=name, load=drained.load, prompts=tuple(prompts), tags={"kind": "wave"}
-    )
+    return Cell(check="crash", name=name, load=drained.load, prompts=tuple(prompts), tags={"kind": "wave"})
 
 
 def _mixed(context: Context, count: int, salt: str) -> tuple[Prompt, ...]:

@@ -79,7 +79,9 @@ def _garbage(text: str) -> Flaw | None:
     scripts = [script for word in text.split() if (script := _script(word))]
     changes = sum(a != b for a, b in pairwise(scripts))
     if len(scripts) >= LEAST_TOKENS and changes > MIXED_SCRIPTS * len(scripts):
-        return Flaw("garbage", f"the alphabet changes {changes} times in {len(scripts)} words: “{_excerpt(text)}”")
+        return Flaw(
+            "garbage", f"the alphabet changes {changes} times in {len(scripts)} words: “{_excerpt(text)}”"
+        )
     return None
 
 
