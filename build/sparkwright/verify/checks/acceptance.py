@@ -164,7 +164,9 @@ def drafter(facts: BootFacts, observations: Sequence[Observation]) -> list[tuple
         return [(Verdict.INCONCLUSIVE, f"{drafts:.0f} drafts are too few to judge the drafter")]
     if accepted < INERT * drafts:
         shown = f"{accepted:.0f} tokens of {drafts:.0f} drafts were accepted"
-        return [(Verdict.FAIL, f"drafter inert: {shown}, a mean acceptance length of {1 + accepted / drafts:.2f}")]
+        return [
+            (Verdict.FAIL, f"drafter inert: {shown}, a mean acceptance length of {1 + accepted / drafts:.2f}")
+        ]
     return []
 
 

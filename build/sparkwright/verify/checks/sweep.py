@@ -283,7 +283,9 @@ def _step_time(seen: Seen, grid: _Grid, profile: Profile) -> Finding:
         usual = sorted(times.values())[len(times) // 2]
         odd = max(times, key=lambda category: abs(times[category] - usual))
         shown = f"the verify step at c={level} varies by {spread:.1%} over categories"
-        against.append((Verdict.FAIL, f"{shown}; {odd} takes {times[odd]:.1f} ms where {usual:.1f} are usual"))
+        against.append(
+            (Verdict.FAIL, f"{shown}; {odd} takes {times[odd]:.1f} ms where {usual:.1f} are usual")
+        )
     return conclude(
         seen.tagged(level=str(level)),
         "a verify step takes as long whatever is said",
