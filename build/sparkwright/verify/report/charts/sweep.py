@@ -1,0 +1,267 @@
+"""Charts of the concurrency sweep: throughput, latencies, step time and acceptance by category."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.report.drawing import scale
+from sparkwright.verify.report.charts.chart import HALF, WHOLE, Chart
+from sparkwright.verify.report.drawing.kinds import BarPanel, Naming, bar_panels, line_chart
+from sparkwright.verify.report.figures import pooled
+from sparkwright.verify.report.drawing.plot import Point, Rule, Series
+from sparkwright.verify.report.text import number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sparkwright.verify.report.figures import CellFigures
+    from sparkwright.verify.report.drawing.scale import Axis
+    from sparkwright.verify.run import Run
+
+__all__ = ["sweep_charts"]
+
+CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
+CONCURRENCY = "requests at a time (c)"
+
+# A time below this many times the client's own error says as much of the client as of the server.
+FLOOR_FACTOR = 10
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """One chart over concurrency: what is drawn, and what is told of it."""
+
+    key: str
+    title: str
+    unit: str
+    value: Callable[[CellFigures], float]
+    axis: Callable[[str, list[float]], Axis]
+    meaning: str
+    spoken: Callable[[list[CellFigures]], str]
+
+
+def sweep_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
+    """All charts of the sweep; none where nothing was swept."""
+    swept = [cell for cell in found if cell.observation.cell.check == "sweep" and cell.category]
+    for measure in _measures():
+        shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
+        if shown:
+            rules = _floor_rules(run) if measure.key == "ttft" else ()
+            yield _over_concurrency(measure, shown, rules)
+    if chart := _positions(swept):
+        yield chart
+
+
+def categories(found: Sequence[CellFigures]) -> dict[str, int]:
+    """Categories with the number of their colour and shape, the same in every chart."""
+    seen = dict.fromkeys(cell.category for cell in found if cell.category)
+    known = [name for name in CATEGORIES if name in seen]
+    others = [name for name in seen if name not in CATEGORIES]
+    styles = {name: CATEGORIES.index(name) for name in known}
+    return styles | {name: (len(CATEGORIES) + index) % 6 for index, name in enumerate(others)}
+
+
+def _measures() -> tuple[_Measure, ...]:
+    return (
+        _Measure(
+            "throughput",
+            "Throughput",
+            "tokens/s",
+            lambda cell: cell.tokens_per_s,
+            lambda title, values: scale.linear(title, values),
+            "All requests together, while at least 95 % of them ran.",
+            lambda cells: _best(cells, lambda cell: cell.tokens_per_s, "tokens/s"),
+        ),
+        _Measure(
+            "ttft",
+            "Time to first token",
+            "ms, median, logarithmic",
+            lambda cell: cell.ttft_ms.p50 if cell.ttft_ms else math.nan,
+            lambda title, values: scale.log10(title, values),
+            "From the request to the first chunk with a generated token.",
+            lambda cells: _range_at_least(cells, lambda cell: cell.ttft_ms.p50 if cell.ttft_ms else 0, "ms"),
+        ),
+        _Measure(
+            "tpot",
+            "Time per output token",
+            "ms, median",
+            lambda cell: cell.tpot_ms.p50 if cell.tpot_ms else math.nan,
+            lambda title, values: scale.linear(title, values),
+            "Of one request, after its first token.",
+            lambda cells: _range_at_least(cells, lambda cell: cell.tpot_ms.p50 if cell.tpot_ms else 0, "ms"),
+        ),
+        _Measure(
+            "step",
+            "Verify-step time",
+            "ms",
+            lambda cell: cell.step_ms,
+            lambda title, values: scale.linear(title, values),
+            "Mean acceptance length over decode rate: the engine's speed, apart from the drafter's quality. "
+            "At c = 1 all categories should meet.",
+            lambda cells: _range_at_least(cells, lambda cell: cell.step_ms, "ms"),
+        ),
+        _Measure(
+            "mal",
+            "Mean acceptance length",
+            "tokens a step",
+            lambda cell: cell.mal,
+            lambda title, values: scale.linear(title, [*values, 1.0]),
+            "1 + accepted over drafts. It must not depend on concurrency: lines should be flat.",
+            lambda cells: _spread(cells),
+        ),
+    )
+
+
+def _best(found: list[CellFigures], value: Callable[[CellFigures], float], unit: str) -> str:
+    best = max(found, key=value)
+    return f"Highest: {number(value(best))} {unit} ({best.category}, c = {best.concurrency})."
+
+
+def _range_at_least(found: list[CellFigures], value: Callable[[CellFigures], float], unit: str) -> str:
+    least, most = (edge(cell.concurrency for cell in found) for edge in (min, max))
+    parts = []
+    for level in dict.fromkeys((least, most)):
+        values = [value(cell) for cell in found if cell.concurrency == level]
+        parts.append(f"{_between(values)} {unit} at c = {level}")
+    return f"{', '.join(parts)}."
+
+
+def _between(values: list[float]) -> str:
+    low, high = number(min(values)), number(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _spread(found: list[CellFigures]) -> str:
+    worst_name, worst = "", 0.0
+    for name in categories(found):
+        values = [cell.mal for cell in found if cell.category == name]
+        if min(values) > 0 and max(values) / min(values) - 1 >= worst:
+            worst_name, worst = name, max(values) / min(values) - 1
+    return f"Widest spread over concurrency: {number(round(worst * 100, 1))} % ({worst_name})."
+
+
+def _floor_rules(run: Run) -> tuple[Rule, ...]:
+    floors = [floor.ttft_p99_ms for floor in run.floors if math.isfinite(floor.ttft_p99_ms)]
+    if not floors or max(floors) <= 0:
+        return ()
+    return (Rule(max(floors) * FLOOR_FACTOR, f"{FLOOR_FACTOR} × the client's own error"),)
+
+
+def _over_concurrency(measure: _Measure, shown: list[CellFigures], rules: tuple[Rule, ...]) -> Chart:
+    styles = categories(shown)
+    series = tuple(
+        Series(name, style, tuple(_point(measure, cell) for cell in _levels(shown, name)))
+        for name, style in styles.items()
+    )
+    x = scale.log2(CONCURRENCY, [cell.concurrency for cell in shown])
+    values = [measure.value(cell) for cell in shown] + [rule.y for rule in rules]
+    y = measure.axis(measure.unit, values)
+    spoken = measure.spoken(shown)
+    description = f"{measure.meaning} {spoken} One line for each of {', '.join(styles)}."
+    return Chart(
+        key=measure.key,
+        title=measure.title,
+        lead=spoken,
+        meaning=measure.meaning,
+        widths=HALF,
+        draw=lambda key, width: line_chart(
+            Naming(key, measure.title, description), width, x, y, series, rules
+        ),
+        columns=("category", "c", *_COLUMNS),
+        rows=tuple(_row(cell) for name in styles for cell in _levels(shown, name)),
+    )
+
+
+def _levels(found: Sequence[CellFigures], category: str) -> list[CellFigures]:
+    return sorted((c for c in found if c.category == category), key=lambda cell: cell.concurrency)
+
+
+def _point(measure: _Measure, cell: CellFigures) -> Point:
+    value = measure.value(cell)
+    words = f"{cell.category}, c = {cell.concurrency}: {number(value)} {measure.unit.partition(',')[0]}"
+    trouble = f" ({'; '.join(cell.trouble)})" if cell.trouble else ""
+    return Point(cell.concurrency, value, words + trouble, suspect=bool(cell.trouble))
+
+
+_COLUMNS = (
+    "requests",
+    "tokens/s, steady",
+    "tokens/s, whole",
+    "TTFT p50, ms",
+    "TTFT p95, ms",
+    "TPOT p50, ms",
+    "TPOT p95, ms",
+    "step, ms",
+    "MAL",
+    "trouble",
+)
+
+
+def _row(cell: CellFigures) -> tuple[str, ...]:
+    ttft, tpot = cell.ttft_ms, cell.tpot_ms
+    values = (
+        float(len(cell.observation.counted)),
+        cell.tokens_per_s,
+        cell.whole_tokens_per_s,
+        ttft.p50 if ttft else math.nan,
+        ttft.p95 if ttft else math.nan,
+        tpot.p50 if tpot else math.nan,
+        tpot.p95 if tpot else math.nan,
+        cell.step_ms,
+        cell.mal,
+    )
+    return (cell.category, str(cell.concurrency), *map(number, values), "; ".join(cell.trouble))
+
+
+def _positions(swept: Sequence[CellFigures]) -> Chart | None:
+    """Acceptance at each position of the draft, each category's levels together."""
+    rates: dict[str, tuple[float, ...]] = {}
+    for name in categories(swept):
+        found = [cell.speculation for cell in swept if cell.category == name and cell.speculation]
+        if (whole := pooled(found)) and whole.position_rates:
+            rates[name] = whole.position_rates
+    if not rates:
+        return None
+    styles = categories(swept)
+    panels = tuple(_panel(name, styles[name], values) for name, values in rates.items())
+    y = scale.linear("", [1.0], most=1.0, ticks=4, percent=True)
+    longest = max(len(values) for values in rates.values())
+    firsts = [values[0] for values in rates.values()]
+    lead = f"First position: {_between([round(rate * 100, 1) for rate in firsts])} % accepted."
+    meaning = "Share of drafts whose token at this position was accepted. It can only fall from left to right."
+    return Chart(
+        key="positions",
+        title="Acceptance by position in the draft",
+        lead=lead,
+        meaning=meaning,
+        widths=WHOLE,
+        draw=lambda key, width: bar_panels(
+            Naming(key, "Acceptance by position in the draft", f"{meaning} {lead}"),
+            width,
+            y,
+            "position",
+            panels,
+        ),
+        columns=("category", *(str(index + 1) for index in range(longest))),
+        rows=tuple(
+            (name, *(f"{number(round(rate * 100, 1))} %" for rate in values), *[""] * (longest - len(values)))
+            for name, values in rates.items()
+        ),
+    )
+
+
+def _panel(name: str, style: int, rates: tuple[float, ...]) -> BarPanel:
+    rising = tuple(index > 0 and rate > rates[index - 1] + 1e-9 for index, rate in enumerate(rates))
+    return BarPanel(
+        title=name,
+        style=style,
+        labels=tuple(str(index + 1) for index in range(len(rates))),
+        values=rates,
+        words=tuple(
+            f"{name}, position {index + 1}: {rate:.1%}" + (" (above the one before it)" if rises else "")
+            for index, (rate, rises) in enumerate(zip(rates, rising, strict=True))
+        ),
+        suspect=rising,
+    )

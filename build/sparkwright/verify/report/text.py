@@ -1,0 +1,85 @@
+"""Words and figures as a report shows them; what others wrote is made harmless here, once for all formats."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+from sparkwright.verify.model import Verdict
+
+__all__ = ["SYMBOLS", "WORDS", "clean", "duration", "figure", "number", "plural"]
+
+SYMBOLS = {Verdict.PASS: "✓", Verdict.INCONCLUSIVE: "?", Verdict.INVALID: "⊘", Verdict.FAIL: "✗"}
+WORDS = {
+    Verdict.PASS: "Passed",
+    Verdict.INCONCLUSIVE: "Inconclusive",
+    Verdict.INVALID: "Invalid",
+    Verdict.FAIL: "Failed",
+}
+
+_SIGNIFICANT = 3
+
+
+def clean(text: str, most: int = 4000) -> str:
+    """*text* without anything that a terminal, an XML parser or a reader's eye could be misled by.
+
+    Control characters other than line feeds and tabs, lone surrogates, code points that Unicode calls no
+    characters and marks that turn the direction of text are written as escapes. What is longer than *most*
+    characters is cut, and says so.
+    """
+    shown = "".join(
+        character if _is_harmless(character) else _escaped(character) for character in text[:most]
+    )
+    left = len(text) - most
+    return f"{shown}… ({left:,} more characters)" if left > 0 else shown
+
+
+def _is_harmless(character: str) -> bool:
+    if character in "\n\t":
+        return True
+    if character.isascii():
+        return character.isprintable()
+    # "Cc" control, "Cf" format (direction marks among them), "Cs" surrogates, "Cn" no characters
+    return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"}
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"  # noqa: PLR2004
+
+
+def number(value: float | None) -> str:
+    """*value* with three significant digits, or a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == int(value) and abs(value) < 1e15:  # noqa: PLR2004 - beyond, digits are no longer exact
+        return f"{int(value):,}".replace("-", "−")
+    if abs(value) >= 100:  # noqa: PLR2004 - three digits before the point
+        return f"{value:,.0f}".replace("-", "−")
+    if abs(value) < 1e-4:  # noqa: PLR2004
+        return f"{value:.2e}".replace("-", "−")
+    digits = max(0, _SIGNIFICANT - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+def figure(value: float | str) -> str:
+    """One entry of a finding's ``measured``."""
+    return clean(value) if isinstance(value, str) else number(value)
+
+
+def duration(seconds: float) -> str:
+    """*seconds* as a moment on a time axis: ``45 s``, ``12:30 min``, ``1:05 h``."""
+    if seconds < 60:  # noqa: PLR2004
+        return f"{number(round(seconds, 1))} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:  # noqa: PLR2004
+        return f"{minutes}:{rest:02d} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d} h"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """``1 cell``, ``2 cells``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
