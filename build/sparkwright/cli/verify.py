@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from sparkwright.cli.output import print_json, unforeseen
 from sparkwright.cli.terminal import human_size, showing_events
@@ -26,7 +25,7 @@ __all__ = ["command"]
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 
 
-class _Names(click.ParamType):
+class _Names(click.ParamType[tuple[str, ...]]):
     """Words between commas."""
 
     name = "names"
@@ -103,6 +102,7 @@ _OPTIONS = (
 @click.pass_context
 def command(
     context: click.Context,
+    /,
     *,
     wheel: Path | None,
     out: Path | None,
@@ -182,12 +182,12 @@ def _wish(wheel: Path | None, asked: dict[str, Any]) -> Wish:
     if not (asked["url"] or demo):
         given["recipe"] = "smoke" if smoke else asked["recipe"] or _DEFAULT_RECIPE
     given["profile"] = asked["profile"] or ("smoke" if smoke else "demo" if demo else "full")
-    paths = {
+    given |= {
         name: str(Path(given[name]).absolute()) for name in ("log", "python", "against") if name in given
     }
     if wheel is not None:
-        paths["wheel"] = str(wheel.absolute())
-    return Wish(**{**given, **paths}, simulator=demo)
+        given["wheel"] = str(wheel.absolute())
+    return Wish(**given, simulator=demo)
 
 
 def _refuse_others(context: click.Context, folder: Path) -> None:

@@ -15,7 +15,7 @@ from sparkwright.verify.wish import Wish, profile_of
 
 if TYPE_CHECKING:
     from sparkwright.verify.journal import Contents
-    from sparkwright.verify.model import Verdict
+    from sparkwright.verify.model import Observation, Verdict
 
 __all__ = ["Results", "load_run", "write_results"]
 
@@ -63,7 +63,7 @@ def load_run(folder: Path) -> Run:
     Raises:
         ConfigError: there is none, or its journal is damaged.
     """
-    from sparkwright.verify.client import Floor
+    from sparkwright.verify.client.calibrate import Floor
 
     contents = read_journal(folder)
     floors = [Floor(**floor) for floor in contents.notes.get("floor", {}).get("levels", ())]
@@ -138,7 +138,7 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
     }
 
 
-def _length(observation: Any) -> float:
+def _length(observation: Observation) -> float:
     """Seconds that a cell took."""
     samples = observation.samples
     if not samples:

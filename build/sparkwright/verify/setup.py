@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from dataclasses import replace
+from functools import partial
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from sparkwright.config import to_builtins
 from sparkwright.errors import ConfigError, UnknownNameError
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.client import Endpoint, check_endpoint, open_session
-from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.fleet import Starters, standing
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.server import (
@@ -32,9 +33,16 @@ from sparkwright.verify.suite import Suite
 from sparkwright.verify.wish import profile_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from sparkwright.verify.client import EndpointFacts
+    from sparkwright.verify.measure import Server
     from sparkwright.verify.profile import Profile
-    from sparkwright.verify.server import Recipe, ServerProcess
+    from sparkwright.verify.server import Recipe
     from sparkwright.verify.wish import Wish
+
+    Start = Callable[[int], AbstractAsyncContextManager[Server]]
 
 __all__ = ["prepare"]
 
@@ -69,7 +77,7 @@ def _require_known(profile: Profile) -> None:
     """
     for what, names, known in (
         ("check", profile.checks, tuple(ALL)),
-        ("category", profile.categories, load_corpus().categories),
+        ("category", profile.categories, CATEGORIES),
     ):
         if unknown := [name for name in names if name not in known]:
             raise UnknownNameError(
@@ -86,7 +94,8 @@ async def _at_address(wish: Wish, profile: Profile, api_key: str) -> tuple[Start
         raise ConfigError(
             f"{log} cannot be read", because="there is no such file", next_step="leave --log out"
         )
-    starters, identity = {}, {}
+    starters: dict[str, Start] = {}
+    identity: dict[str, str] = {}
     for arm, url in (("main", wish.url), ("baseline", wish.baseline_url)):
         if not url:
             continue
@@ -95,16 +104,23 @@ async def _at_address(wish: Wish, profile: Profile, api_key: str) -> tuple[Start
             known = await check_endpoint(session, endpoint, profile.deadlines)
         endpoint = replace(endpoint, model=known.model)
         own_log = log if arm == "main" else None
-        starters[arm] = lambda _, at=endpoint, said=known, written=own_log: standing(at, said, written)
+        starters[arm] = partial(_stand, endpoint, known, own_log)
         identity |= {f"{arm}-vllm": known.version, f"{arm}-model": known.model}
     return Starters(starters), f"vLLM {identity['main-vllm']} at {wish.url}", identity
+
+
+def _stand(
+    endpoint: Endpoint, known: EndpointFacts, log: Path | None, boot: int
+) -> AbstractAsyncContextManager[Server]:
+    del boot  # whoever started it, it was not us
+    return standing(endpoint, known, log)
 
 
 # The simulator ------------------------------------------------------------------------------------------
 
 
 def _simulated(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, str, dict[str, str]]:
-    def start(arm: str, boot: int) -> ServerProcess:
+    def start(arm: str, boot: int) -> AbstractAsyncContextManager[Server]:
         k = 0 if arm == "baseline" else wish.speculative_tokens
         argv: list[str | Path] = [
             sys.executable, "-m", "sparkwright.verify.simulator.main",
@@ -124,7 +140,7 @@ def _simulated(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, st
         "seed": str(wish.seed),
     }
     broken = f" with {', '.join(wish.faults)}" if wish.faults else ""
-    arms = {arm: lambda boot, arm=arm: start(arm, boot) for arm in ("main", "baseline")}
+    arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
     return Starters(arms), f"simulated vLLM {wish.dialect}{broken}", identity
 
 
@@ -132,7 +148,7 @@ def _simulated(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, st
 
 
 def _by_recipe(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, str, dict[str, str], Profile]:
-    recipe = variant(load_recipe(wish.recipe), runner=wish.runner or "", eager=True if wish.eager else None)
+    recipe = variant(load_recipe(wish.recipe), runner=wish.runner, eager=True if wish.eager else None)
     profile = _with_hints(profile, recipe, wish)
     main, identity = _environment(wish.wheel or wish.python, folder, "wheel")
     baseline, baseline_recipe = main, variant(recipe, speculation=False)
@@ -140,7 +156,7 @@ def _by_recipe(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, st
         baseline, other = _environment(wish.against, folder, "against")
         baseline_recipe, identity = recipe, {**identity, **other}
 
-    def start(arm: str, boot: int) -> ServerProcess:
+    def start(arm: str, boot: int) -> AbstractAsyncContextManager[Server]:
         return start_server(
             recipe if arm == "main" else baseline_recipe,
             folder=folder / "servers" / f"{arm}-{boot}",
@@ -148,7 +164,7 @@ def _by_recipe(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, st
             deadlines=profile.deadlines,
         )
 
-    arms = {arm: lambda boot, arm=arm: start(arm, boot) for arm in ("main", "baseline")}
+    arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
     return Starters(arms), recipe.title, {**identity, "recipe": _digest(recipe)}, profile
 
 

@@ -17,7 +17,7 @@ from sparkwright.events import emit, task, warn
 from sparkwright.verify.check import Context
 from sparkwright.verify.journal import Boot, Concluded, Journal, Measured, Noted, cell_id, read_journal
 from sparkwright.verify.measure import measure
-from sparkwright.verify.model import BootFacts, Finding, Observation, Verdict
+from sparkwright.verify.model import BootFacts, Finding, Observation
 
 if TYPE_CHECKING:
     import contextlib
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import Cell
     from sparkwright.verify.profile import Profile
 
-__all__ = ["Fleet", "Suite", "overall", "run_suite"]
+__all__ = ["Fleet", "Suite", "run_suite"]
 
 # A server that ends by itself is started again so often for what is still to be asked of it.
 _MOST_RESTARTS = 2
@@ -90,15 +90,6 @@ async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Fin
         findings = tuple(map(_finite, run.judge()))
         journal.write(Concluded(findings=findings))
     return findings
-
-
-def overall(findings: Iterable[Finding]) -> Verdict:
-    """The verdict on all: any failure fails, and only what is passed as a whole passes."""
-    verdicts = {finding.verdict for finding in findings}
-    for verdict in (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE):
-        if verdict in verdicts:
-            return verdict
-    return Verdict.PASS if verdicts else Verdict.INCONCLUSIVE
 
 
 class _Run:

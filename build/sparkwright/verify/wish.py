@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from sparkwright.config import Model, to_builtins
+from sparkwright.config import Model
 from sparkwright.errors import ConfigError, UnknownNameError
 from sparkwright.verify.profiles import PROFILES
 
@@ -54,7 +54,7 @@ class Wish(Model, frozen=True):
     recipe: str = ""
     wheel: str = ""
     python: str = ""
-    runner: str = ""
+    runner: Literal["", "v1", "v2"] = ""
     eager: bool = False
     against: str = ""
     simulator: bool = False
@@ -79,7 +79,7 @@ class Wish(Model, frozen=True):
     @property
     def options(self) -> dict[str, Any]:
         """What differs from the defaults, as a manifest keeps it."""
-        asked, usual = to_builtins(self), to_builtins(Wish())
+        asked, usual = (msgspec.json.decode(msgspec.json.encode(wish)) for wish in (self, Wish()))
         return {name: value for name, value in asked.items() if value != usual[name]}
 
     @classmethod

@@ -190,7 +190,9 @@ class Moment:
         return (self.begin_s + self.end_s) / 2
 
 
-def moments(observations: Sequence[Observation], speed: float, window_s: float = WINDOW_S) -> tuple[Moment, ...]:
+def moments(
+    observations: Sequence[Observation], speed: float, window_s: float = WINDOW_S
+) -> tuple[Moment, ...]:
     """Windows of about *window_s* over the counters of *observations*, one after another in time.
 
     Cells whose clock begins anew (the machine was restarted in between) follow the ones before at once.

@@ -35,19 +35,23 @@ def render_html(run: Run) -> str:
     """*run* as one HTML page, the same for the same run."""
     found = cells(run)
     charts = all_charts(run, found)
-    page = _environment().get_template("page.html").render(
-        run=run,
-        headline=headline(run),
-        highlights=highlights(run, found),
-        charts=charts,
-        cells=found,
-        known={cell.key for cell in found},
-        names={cell.key: cell.observation.cell.name for cell in found},
-        numbered=list(enumerate(run.findings, 1)),
-        manifest=list(flat(run.manifest)),
-        boots=_boots(run),
-        files=list(_files(run)),
-        worst=worst,
+    page = (
+        _environment()
+        .get_template("page.html")
+        .render(
+            run=run,
+            headline=headline(run),
+            highlights=highlights(run, found),
+            charts=charts,
+            cells=found,
+            known={cell.key for cell in found},
+            names={cell.key: cell.observation.cell.name for cell in found},
+            numbered=list(enumerate(run.findings, 1)),
+            manifest=list(flat(run.manifest)),
+            boots=_boots(run),
+            files=list(_files(run)),
+            worst=worst,
+        )
     )
     return page.strip() + "\n"
 
@@ -91,9 +95,7 @@ def _troubles(observation: Observation) -> list[str]:
             status = f" (status {sample.failure.status})" if sample.failure.status else ""
             words = f"{sample.failure.kind}{status}: {sample.failure.detail}"
             said[words] = said.get(words, 0) + 1
-    shown = [
-        f"{plural(count, 'request')}: {words}" for words, count in list(said.items())[:_FAILURES_SHOWN]
-    ]
+    shown = [f"{plural(count, 'request')}: {words}" for words, count in list(said.items())[:_FAILURES_SHOWN]]
     if len(said) > _FAILURES_SHOWN:
         shown.append(f"and {len(said) - _FAILURES_SHOWN} other failures")
     if observation.died is not None:

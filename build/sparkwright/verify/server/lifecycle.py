@@ -152,6 +152,11 @@ class ServerProcess:
         return self._died
 
     @property
+    def log_seen(self) -> bool:
+        """Its log can be read: it is ours."""
+        return True
+
+    @property
     def mark(self) -> int:
         """A place in the log: where it ends now."""
         try:

@@ -26,7 +26,9 @@ def boot_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     if not rows:
         return
     bars = [_budget(label, facts) for label, facts in rows]
-    x = linear("GiB", [max(bar.whole, bar.limit, sum(part[1] for part in bar.parts)) for bar in bars], ticks=8)
+    x = linear(
+        "GiB", [max(bar.whole, bar.limit, sum(part[1] for part in bar.parts)) for bar in bars], ticks=8
+    )
     lead = _lead(rows)
     meaning = (
         "Weights, CUDA graphs and KV cache together must stay below the limit (upright line), which is the "
@@ -79,5 +81,12 @@ def _lead(rows: Sequence[tuple[str, BootFacts]]) -> str:
 
 
 def _row(label: str, facts: BootFacts) -> tuple[str, ...]:
-    said = (facts.weights_gib, graph_memory(facts), facts.kv_gib, facts.kv_tokens, _limit(facts), facts.total_gib)
+    said = (
+        facts.weights_gib,
+        graph_memory(facts),
+        facts.kv_gib,
+        facts.kv_tokens,
+        _limit(facts),
+        facts.total_gib,
+    )
     return (label, *(number(value) if value >= 0 else "–" for value in said))

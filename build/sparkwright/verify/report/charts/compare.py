@@ -26,7 +26,9 @@ def compare_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     rows = [row for finding in run.findings if finding.check == "compare" and (row := _interval(finding))]
     if not rows:
         return
-    x = ratios("tested server over baseline", [edge for row in rows for edge in (row.low, row.ratio, row.high)])
+    x = ratios(
+        "tested server over baseline", [edge for row in rows for edge in (row.low, row.ratio, row.high)]
+    )
     decided = [row for row in rows if row.low > 1 or row.high < 1]
     lead = f"{plural(len(decided), 'difference')} of {len(rows)} can be told from none."
     meaning = (

@@ -75,7 +75,16 @@ def _chart(
         meaning=meaning,
         widths=HALF,
         draw=lambda name, width: line_chart(Naming(name, title, f"{meaning} {lead}"), width, x, y, series),
-        columns=("cell", "cache", "prompt tokens", "requests", "MAL", "TTFT p50, ms", "cache hits", "trouble"),
+        columns=(
+            "cell",
+            "cache",
+            "prompt tokens",
+            "requests",
+            "MAL",
+            "TTFT p50, ms",
+            "cache hits",
+            "trouble",
+        ),
         rows=tuple(_row(cell) for cell in found),
     )
 

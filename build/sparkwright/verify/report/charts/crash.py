@@ -26,7 +26,9 @@ def crash_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     bad = [cell for cell in hunted if cell.trouble]
     lead = f"{plural(len(hunted), 'load')}, all survived."
     if bad:
-        lead = f"{plural(len(bad), 'load')} of {len(hunted)} went wrong, first {bad[0].observation.cell.name}."
+        lead = (
+            f"{plural(len(bad), 'load')} of {len(hunted)} went wrong, first {bad[0].observation.cell.name}."
+        )
     meaning = (
         "Concurrencies on and between the sizes that graphs are captured for; bursts, and batches that drain "
         "from many requests to one (↓). After each the server must still answer."

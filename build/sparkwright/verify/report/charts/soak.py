@@ -107,7 +107,9 @@ def _points(
     seen: Sequence[Moment], value: Callable[[Moment], float], say: Callable[[float], str]
 ) -> tuple[Point, ...]:
     return tuple(
-        Point(moment.middle_s, value(moment), f"{duration(moment.middle_s)}: {say(value(moment))}", moment.reset)
+        Point(
+            moment.middle_s, value(moment), f"{duration(moment.middle_s)}: {say(value(moment))}", moment.reset
+        )
         for moment in seen
         if math.isfinite(value(moment))
     )

@@ -230,7 +230,9 @@ def _positions(swept: Sequence[CellFigures]) -> Chart | None:
     longest = max(len(values) for values in rates.values())
     firsts = [values[0] for values in rates.values()]
     lead = f"First position: {_between([round(rate * 100, 1) for rate in firsts])} % accepted."
-    meaning = "Share of drafts whose token at this position was accepted. It can only fall from left to right."
+    meaning = (
+        "Share of drafts whose token at this position was accepted. It can only fall from left to right."
+    )
     return Chart(
         key="positions",
         title="Acceptance by position in the draft",

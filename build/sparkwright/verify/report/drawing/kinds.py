@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.report.drawing.plot import Box, Mark, Rule, Series, axes, canvas, lines, marks, rules, wide
+from sparkwright.verify.report.drawing.plot import (
+    Box,
+    Mark,
+    Rule,
+    Series,
+    axes,
+    canvas,
+    lines,
+    marks,
+    rules,
+    wide,
+)
 from sparkwright.verify.report.drawing.svg import element, group, marker, text, titled
 
 if TYPE_CHECKING:
@@ -74,12 +85,14 @@ def timeline(
     for index, panel in enumerate(panels):
         box = Box(_LEFT, top, width - _LEFT - right, panel.height)
         last = index == len(panels) - 1
-        parts.extend([
-            axes(box, x if last else None, panel.y),
-            rules(box, panel.y, panel.rules),
-            lines(box, x, panel.y, panel.series, labels=len(panel.series) > 1),
-            marks(box, x, named, named=index == 0),
-        ])
+        parts.extend(
+            [
+                axes(box, x if last else None, panel.y),
+                rules(box, panel.y, panel.rules),
+                lines(box, x, panel.y, panel.series, labels=len(panel.series) > 1),
+                marks(box, x, named, named=index == 0),
+            ]
+        )
         top = box.bottom + 42
     return canvas(naming.key, naming.title, naming.description, width, top + 6, parts)
 
@@ -177,10 +190,12 @@ def _ratio_grid(box: Box, x: Axis) -> Element:
     for value, label in x.ticks:
         place = box.x(x, value)
         class_ = "base" if value == 1 else "grid"
-        parts.extend([
-            element("line", x1=place, x2=place, y1=box.top, y2=box.bottom, class_=class_),
-            text(label, place, box.bottom + 18, "tick middle"),
-        ])
+        parts.extend(
+            [
+                element("line", x1=place, x2=place, y1=box.top, y2=box.bottom, class_=class_),
+                text(label, place, box.bottom + 18, "tick middle"),
+            ]
+        )
     parts.append(text(x.title, box.left + box.width / 2, box.bottom + 38, "axis middle"))
     return group(parts, class_="axes", aria_hidden="true")
 
@@ -265,11 +280,13 @@ def outcomes(naming: Naming, width: float, rows: Sequence[Outcome]) -> Element:
         line, column = divmod(index, columns)
         x, y = column * (size + gap), line * (size + gap)
         class_ = "bad" if row.bad else "good"
-        tile = group([
-            element("rect", x=x, y=y, width=size, height=size, rx=6, class_=f"tile {class_}"),
-            text(row.label, x + size / 2, y + 17, f"level middle {class_}"),
-            text("✗" if row.bad else "✓", x + size / 2, y + 33, f"sign middle {class_}"),
-        ])
+        tile = group(
+            [
+                element("rect", x=x, y=y, width=size, height=size, rx=6, class_=f"tile {class_}"),
+                text(row.label, x + size / 2, y + 17, f"level middle {class_}"),
+                text("✗" if row.bad else "✓", x + size / 2, y + 33, f"sign middle {class_}"),
+            ]
+        )
         parts.append(titled(tile, row.words))
     lines_needed = -(-len(rows) // columns)
     return canvas(

@@ -112,18 +112,22 @@ def axes(box: Box, x: Axis | None, y: Axis) -> Element:
     parts: list[Element] = [text(y.title, box.left, box.top - 12, "axis start")]
     for value, label in y.ticks:
         place = box.y(y, value)
-        parts.extend([
-            element("line", x1=box.left, x2=box.right, y1=place, y2=place, class_="grid"),
-            text(label, box.left - 8, place + 4, "tick end"),
-        ])
+        parts.extend(
+            [
+                element("line", x1=box.left, x2=box.right, y1=place, y2=place, class_="grid"),
+                text(label, box.left - 8, place + 4, "tick end"),
+            ]
+        )
     parts.append(element("line", x1=box.left, x2=box.right, y1=box.bottom, y2=box.bottom, class_="base"))
     if x:
         for value, label in x.ticks:
             place = box.x(x, value)
-            parts.extend([
-                element("line", x1=place, x2=place, y1=box.bottom, y2=box.bottom + 4, class_="base"),
-                text(label, place, box.bottom + 18, "tick middle"),
-            ])
+            parts.extend(
+                [
+                    element("line", x1=place, x2=place, y1=box.bottom, y2=box.bottom + 4, class_="base"),
+                    text(label, place, box.bottom + 18, "tick middle"),
+                ]
+            )
         parts.append(text(x.title, box.left + box.width / 2, box.bottom + 38, "axis middle"))
     return group(parts, class_="axes", aria_hidden="true")
 
@@ -153,11 +157,13 @@ def _labels(box: Box, x: Axis, y: Axis, series: Sequence[Series]) -> list[Elemen
     for height, (wanted, one) in zip(heights, ends, strict=True):
         begin, end = box.x(x, one.points[-1].x) + 6, box.right + 10
         leader = path_of([(begin, wanted), (end, height)])
-        parts.extend([
-            element("path", d=leader, class_=f"leader s{one.style}"),
-            marker(one.style, end + 6, height, 3.6),
-            text(one.name, end + 14, height + 4, "name start"),
-        ])
+        parts.extend(
+            [
+                element("path", d=leader, class_=f"leader s{one.style}"),
+                marker(one.style, end + 6, height, 3.6),
+                text(one.name, end + 14, height + 4, "name start"),
+            ]
+        )
     return parts
 
 
@@ -178,10 +184,12 @@ def rules(box: Box, y: Axis, found: Iterable[Rule]) -> Element:
     parts: list[Element] = []
     for rule in found:
         place = box.y(y, rule.y)
-        parts.extend([
-            element("line", x1=box.left, x2=box.right, y1=place, y2=place, class_="rule"),
-            text(rule.label, box.left + 6, place - 5, "note start halo"),
-        ])
+        parts.extend(
+            [
+                element("line", x1=box.left, x2=box.right, y1=place, y2=place, class_="rule"),
+                text(rule.label, box.left + 6, place - 5, "note start halo"),
+            ]
+        )
     return group(parts)
 
 
