@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from sparkwright.errors import EndpointError
 from sparkwright.verify.client import LagProbe, canary, open_session, run_load
 from sparkwright.verify.metrics import fetch_snapshot, quiesce
 from sparkwright.verify.model import Observation
@@ -27,6 +28,9 @@ __all__ = ["Server", "measure"]
 # How often counters and the machine are looked at: of the server's clock, and at least so long of ours.
 _SERIES_S = 5.0
 _LEAST_S = 0.25
+
+# What counters that cannot be had look like; that the server is in trouble shows elsewhere.
+_UNREADABLE = (EndpointError, OSError, TimeoutError, ValueError)
 
 
 class Server(Protocol):
@@ -114,7 +118,7 @@ async def measure(
 
 async def _counters(session: aiohttp.ClientSession, server: Server, profile: Profile) -> Snapshot | None:
     """The server's counters when nothing runs any more; `None` if it does not say."""
-    with contextlib.suppress(OSError, TimeoutError, ValueError):
+    with contextlib.suppress(*_UNREADABLE):
         return await quiesce(session, server.endpoint, profile.deadlines, profile.speed)
     return None
 
@@ -127,7 +131,7 @@ async def _watching(session: aiohttp.ClientSession, server: Server, speed: float
     async def look() -> None:
         while True:
             await asyncio.sleep(max(_SERIES_S / speed, _LEAST_S))
-            with contextlib.suppress(OSError, TimeoutError, ValueError):
+            with contextlib.suppress(*_UNREADABLE):
                 watch.series.append(await fetch_snapshot(session, server.endpoint))
             watch.host.append(await sample_host(server.pid))
 

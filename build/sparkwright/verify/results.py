@@ -64,9 +64,10 @@ def load_run(folder: Path) -> Run:
         ConfigError: there is none, or its journal is damaged.
     """
     from sparkwright.verify.client.calibrate import Floor
+    from sparkwright.verify.suite import FLOOR
 
     contents = read_journal(folder)
-    floors = [Floor(**floor) for floor in contents.notes.get("floor", {}).get("levels", ())]
+    floors = [Floor(**floor) for floor in contents.notes.get(FLOOR, {}).get("levels", ())]
     return Run(
         manifest=_manifest(folder, contents),
         facts={place: boot.facts for place, boot in contents.boots.items()},

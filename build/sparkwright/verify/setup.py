@@ -6,8 +6,8 @@ import os
 import platform
 import sys
 from dataclasses import replace
-from functools import partial
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 

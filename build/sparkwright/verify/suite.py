@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from sparkwright.config import to_builtins
 from sparkwright.errors import ServerError
 from sparkwright.events import emit, task, warn
 from sparkwright.verify.check import Context
+from sparkwright.verify.client.calibrate import Floor, calibrate
 from sparkwright.verify.journal import Boot, Concluded, Journal, Measured, Noted, cell_id, read_journal
 from sparkwright.verify.measure import measure
 from sparkwright.verify.model import BootFacts, Finding, Observation
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sparkwright.verify.check import Check
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import Cell
     from sparkwright.verify.profile import Profile
 
-__all__ = ["Fleet", "Suite", "run_suite"]
+__all__ = ["FLOOR", "Fleet", "Suite", "run_suite"]
+
+FLOOR = "floor"
+"""Name of the journal's note on the client's own error."""
 
 # A server that ends by itself is started again so often for what is still to be asked of it.
 _MOST_RESTARTS = 2
@@ -102,6 +107,7 @@ class _Run:
         self.identity = contents.manifest.identity
         self.boots: dict[tuple[str, int], Boot] = dict(contents.boots)
         self.measured: dict[str, Observation] = dict(contents.measured)
+        self.floors = [Floor(**floor) for floor in contents.notes.get(FLOOR, {}).get("levels", ())]
 
     @property
     def context(self) -> Context:
@@ -113,6 +119,7 @@ class _Run:
             facts,
             log_seen=all(boot.log_seen for boot in self.boots.values()),
             band=self.suite.band,
+            floors={floor.concurrency: (floor.ttft_p99_ms, floor.tpot_p99_percent) for floor in self.floors},
         )
 
     def plan(self) -> list[Cell]:
@@ -134,12 +141,24 @@ class _Run:
 
         The first one always comes first: what it says of itself decides what is planned.
         """
+        if self.suite.profile.speed == 1 and not self.floors:
+            await self._calibrate()
         if ("main", 0) not in self.boots or self.missing("main", 0):
             await self._measure_on("main", 0)
         places = dict.fromkeys((cell.arm, cell.boot) for cell in self.plan())
         for arm, boot in places:
-            if arm in self.suite.fleet.arms and self.missing(arm, boot):
+            if (arm, boot) != ("main", 0) and arm in self.suite.fleet.arms and self.missing(arm, boot):
                 await self._measure_on(arm, boot)
+
+    async def _calibrate(self) -> None:
+        """See how far the client's own figures can be trusted, before any server needs the machine.
+
+        A simulator with a faster clock is left out: its times mean nothing beyond itself.
+        """
+        with task("calibrate the client"):
+            self.floors = list(await calibrate(self.suite.profile.levels))
+        levels = [to_builtins(floor) for floor in self.floors]
+        self.journal.write(Noted(name=FLOOR, data={"levels": levels}))
 
     async def _measure_on(self, arm: str, boot: int) -> None:
         """Measure what is missing on one server, which is started again where it ends by itself."""

@@ -10,7 +10,7 @@ import msgspec
 
 from sparkwright.config import Model
 from sparkwright.errors import ConfigError, UnknownNameError
-from sparkwright.verify.profiles import PROFILES
+from sparkwright.verify import profiles
 
 if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
@@ -101,11 +101,11 @@ def profile_of(wish: Wish) -> Profile:
     Raises:
         UnknownNameError: there is no such profile.
     """
-    if wish.profile not in PROFILES:
+    if wish.profile not in profiles.PROFILES:
         raise UnknownNameError(
-            f"there is no profile {wish.profile!r}", next_step=f"take one of {', '.join(PROFILES)}"
+            f"there is no profile {wish.profile!r}", next_step=f"take one of {', '.join(profiles.PROFILES)}"
         )
-    profile = PROFILES[wish.profile]
+    profile = profiles.PROFILES[wish.profile]
     changes: dict[str, Any] = {"seed": wish.seed}
     for name in ("checks", "levels", "categories", "soak_s", "boots"):
         if value := getattr(wish, name):

@@ -15,7 +15,7 @@ from sparkwright.verify.report.text import SYMBOLS, WORDS, clean, duration, figu
 from sparkwright.verify.run import worst
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from jinja2 import Environment
 

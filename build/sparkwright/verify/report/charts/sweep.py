@@ -6,18 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.report.drawing import scale
 from sparkwright.verify.report.charts.chart import HALF, WHOLE, Chart
+from sparkwright.verify.report.drawing import scale
 from sparkwright.verify.report.drawing.kinds import BarPanel, Naming, bar_panels, line_chart
-from sparkwright.verify.report.figures import pooled
 from sparkwright.verify.report.drawing.plot import Point, Rule, Series
+from sparkwright.verify.report.figures import pooled
 from sparkwright.verify.report.text import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.report.drawing.scale import Axis
+    from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 
 __all__ = ["sweep_charts"]
