@@ -9,8 +9,8 @@ from sparkwright.verify.simulator.hashing import mix, unit
 
 __all__ = ["CATEGORIES", "accepted", "category_of", "table"]
 
-# Chance that the first drafted token is accepted, and by what each next one is less likely to be, given that all
-# before it were. With seven drafted tokens the mean acceptance lengths lie between 2.4 and 4.2, in the order
+# Chance that the first drafted token is accepted, and by what each next one is less likely to be, given that
+# all before it were. With seven drafted tokens the mean acceptance lengths lie between 2.4 and 4.2, in the order
 # that published figures for this machine have.
 CATEGORIES: Final = {
     "code": (0.86, 0.93),
@@ -23,18 +23,18 @@ CATEGORIES: Final = {
 
 # Words that speak for a category; ``*`` stands for any ending, ``_`` for a space.
 _WORDS: Final = {
-    "code": "code function python rust javascript typescript sql class method program script regex bash bug api "
-    "algorithm implement* refactor* compil* unit_test* def loop recursi* decorator iterator struct thread*",
+    "code": "code function python rust javascript typescript sql class method program script regex bash bug "
+    "api algorithm implement* refactor* compil* unit_test* def loop recursi* decorator iterator struct thread*",
     "math": "solve calculat* comput* equation* integral derivative probability sum prove percent angle* "
     "triangle* how_many remainder digit* fraction* average area prime* divisible polynomial matrix",
     "reasoning": "reason* logic* deduc* infer* puzzle step_by_step conclu* premise* therefore why explain* "
     "argument* if_and_only_if contradict* which_of",
-    "prose": "story essay poem describ* novel scene paragraph* narrat* letter portrait memoir landscape legend "
-    "tale write_about chapter vivid*",
+    "prose": "story essay poem describ* novel scene paragraph* narrat* letter portrait memoir landscape "
+    "legend tale write_about chapter vivid*",
     "dialogue": "dialogue* conversation* reply chat interview customer friend said asks talk* role speak* "
     "answer_me you_are i_feel support_agent",
-    "extraction": "json extract* field* table csv yaml xml schema parse* key* list_all entities record* invoice "
-    "structured",
+    "extraction": "json extract* field* table csv yaml xml schema parse* key* list_all entities record* "
+    "invoice structured",
 }
 _PATTERNS: Final = {
     name: re.compile(

@@ -1,9 +1,9 @@
 """A deterministic "model": which token follows a context, how sure it is, and what that reads like.
 
 The context is folded into one number, token by token; the next token follows from it. So greedy answers
-repeat, two contexts that differ once differ for good, and no step needs more than a few multiplications. Text
-is made of sentences over a small vocabulary. What the prompt states ("The code for Otter is 4711.") is answered
-when it is asked for, and so are sums of whole numbers.
+repeat, two contexts that differ once differ for good, and no step needs more than a few multiplications.
+Text is made of sentences over a small vocabulary. What the prompt states ("The code for Otter is 4711.") is
+answered when it is asked for, and so are sums of whole numbers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _WORDS: Final = {
     "A": "quiet bright small old narrow careful distant warm steady hidden open early simple naïve silver",
     "N": (
         "river engine garden window letter bridge market teacher forest signal harbour kitchen station "
-        "painter mountain village lantern machine library journey café cloud table street island number pattern "
-        "question answer morning winter valley road stone bird boat door field cellar façade"
+        "painter mountain village lantern machine library journey café cloud table street island number "
+        "pattern question answer morning winter valley road stone bird boat door field cellar façade"
     ),
     "V": (
         "follows carries opens finds holds crosses watches turns meets keeps builds reaches leaves paints "
@@ -56,9 +56,9 @@ _IDS: Final = {piece: _WORD_0 + index for index, piece in enumerate(_PIECES)}
 _TOKEN: Final = re.compile(r" ?[^\W\d_]{1,8}| ?\d{1,3}|\s+| ?[^\w\s]{1,3}|.", re.DOTALL)
 _SENTENCE: Final = "DANVPDANJDANVDAN."
 
-_TIES: Final = 0.012  # share of positions with two tokens that are about as likely
+_TIES: Final = 0.02  # share of positions with two tokens that are about as likely
 _TIE_NAT: Final = 0.04
-_NOISE_NAT: Final = 0.012  # how far the numbers of one kind of batch are from those of another
+_NOISE_NAT: Final = 0.02  # how far the numbers of one kind of batch are from those of another
 _TAIL: Final = 0.03  # weight of all tokens that are not among the alternatives
 _ALTERNATIVES: Final = 8
 
