@@ -184,8 +184,8 @@ def failing_lines(settings: Settings) -> tuple[Line, ...]:
         reason = "ValueError: No valid attention backend found for cuda with head_size: 256, dtype: bfloat16."
     elif share_out(settings).kv_tokens < settings.max_model_len:
         reason = (
-            f"ValueError: To serve at least one request with the model's max seq len ({settings.max_model_len}), "
-            "more KV cache is needed than is available. Try decreasing `max_model_len`."
+            "ValueError: To serve at least one request with the model's max seq len "
+            f"({settings.max_model_len}), more KV cache is needed than is available."
         )
     else:
         return ()

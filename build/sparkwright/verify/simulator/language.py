@@ -94,7 +94,7 @@ def _token(piece: str) -> int:
 
 _FACT: Final = r"\bThe (?P<what>[\w -]{2,60}?) (?P<of>for|of) (?P<name>[\w -]{1,60}?) is (?P<value>[^\s.]+)\."
 _ASKED: Final = re.compile(r"\bWhat is the (?P<what>[\w -]{2,60}?) (?P<of>for|of) (?P<name>[\w -]{1,60}?)\?")
-_SUM: Final = re.compile(r"(?<![\w.])(-?\d{1,9})\s*([-+*x\u00d7])\s*(\d{1,9})(?![\w.])")
+_SUM: Final = re.compile(r"(?<![\w.])(-?\d{1,9})\s+([-+*x\u00d7])\s+(\d{1,9})(?![\w.])")
 _LAST: Final = 3000  # characters at the end, where a question is
 
 
