@@ -116,8 +116,8 @@ def _read(body: Mapping[str, Any], settings: Settings, model: str, named: str, *
             "BadRequestError",
             f"This model's maximum context length is {settings.max_model_len} tokens. However, you requested "
             f"{most} output tokens and your prompt contains at least {len(tokens)} input tokens, for a total "
-            f"of at least {most + len(tokens)} tokens. Please reduce the length of the input prompt or the number "
-            "of requested output tokens.",
+            f"of at least {most + len(tokens)} tokens. Please reduce the length of the input prompt or the "
+            "number of requested output tokens.",
             "input_tokens",
         )
     options = body.get("stream_options") or {}

@@ -182,6 +182,11 @@ def failing_lines(settings: Settings) -> tuple[Line, ...]:
         )
     elif "boot-engine" in faults:
         reason = "ValueError: No valid attention backend found for cuda with head_size: 256, dtype: bfloat16."
+    elif share_out(settings).kv_tokens < settings.max_model_len:
+        reason = (
+            "ValueError: To serve at least one request with the model's max seq len "
+            f"({settings.max_model_len}), more KV cache is needed than is available."
+        )
     else:
         return ()
     return (

@@ -131,6 +131,7 @@ class Counters:
     def tokens(self, request: Request, count: int, end: float) -> None:
         """Count *count* tokens that *request* got at the simulated moment *end*."""
         spans = request.spans
+        end = max(end, spans.arrived)  # an engine that is late may be behind who has just come
         if spans.first < 0:
             spans.first = end
             self.prompt += request.prompt_tokens

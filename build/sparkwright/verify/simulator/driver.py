@@ -138,9 +138,9 @@ class Driver:
         engine = self.engine
         self.log.write(
             f"Engine 000: Avg prompt throughput: {prompt / _REPORT_S:.1f} tokens/s, Avg generation "
-            f"throughput: {generated / _REPORT_S:.1f} tokens/s, Running: {len(engine.running)} reqs, Waiting: "
-            f"{len(engine.waiting)} reqs, GPU KV cache usage: {100 * engine.pool.usage:.1f}%, Prefix cache "
-            f"hit rate: {100 * hits / max(1, queries):.1f}%",
+            f"throughput: {generated / _REPORT_S:.1f} tokens/s, Running: {len(engine.running)} reqs, "
+            f"Waiting: {len(engine.waiting)} reqs, GPU KV cache usage: {100 * engine.pool.usage:.1f}%, "
+            f"Prefix cache hit rate: {100 * hits / max(1, queries):.1f}%",
             where="loggers.py:271",
         )
         if drafts:

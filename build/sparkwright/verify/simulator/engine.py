@@ -159,7 +159,7 @@ class Engine:
             plan.prefills.append((request, count))
             if request.cached < 0:
                 request.cached = hit
-                request.spans.scheduled = now
+                request.spans.scheduled = max(now, request.spans.arrived)
                 self.counters.prefix_queries += len(request.tokens)
                 self.counters.prefix_hits += hit
 

@@ -82,17 +82,17 @@ _TABLE: Final = (
         {"after": 20},
     ),
     Fault("hang", "every so many requests one is accepted and gets no token", ("sweep",), _EVERY),
-    Fault("stall", "every so many requests one stops in the middle", ("sweep",), {"every": 5, "chunks": 4}),
+    Fault("stall", "every so many requests one stops in the middle", ("sweep",), {"every": 5, "chunks": 2}),
     Fault("slow", "every step takes so many times as long", ("bands", "compare"), {"factor": 10}),
     Fault("counter-reset", "after so many requests the server restarts unseen", ("sweep",), {"after": 30}),
     Fault("orphan", "the engine outlives the server and ignores SIGTERM", ("server",)),
     # Streams that break
-    Fault("cut-fin", "streams end properly, but without [DONE]", ("sweep",), {"every": 5, "chunks": 4}),
-    Fault("cut-close", "the connection is closed in mid-stream", ("sweep",), {"every": 5, "chunks": 4}),
-    Fault("cut-reset", "the connection is reset (RST)", ("sweep",), {"every": 5, "chunks": 4}),
-    Fault("cut-json", "an event's JSON is cut, then [DONE]", ("sweep",), {"every": 5, "chunks": 4}),
+    Fault("cut-fin", "streams end properly, but without [DONE]", ("sweep",), {"every": 5, "chunks": 2}),
+    Fault("cut-close", "the connection is closed in mid-stream", ("sweep",), {"every": 5, "chunks": 2}),
+    Fault("cut-reset", "the connection is reset (RST)", ("sweep",), {"every": 5, "chunks": 2}),
+    Fault("cut-json", "an event's JSON is cut, then [DONE]", ("sweep",), {"every": 5, "chunks": 2}),
     Fault(
-        "error-in-band", "an error object in the stream, then [DONE]", ("sweep",), {"every": 5, "chunks": 4}
+        "error-in-band", "an error object in the stream, then [DONE]", ("sweep",), {"every": 5, "chunks": 2}
     ),
     Fault("status", "an HTTP error instead of an answer", ("sweep",), {"code": 500, "every": 5}),
     Fault("html", "an HTML page with status 200 instead of a stream", ("sweep",), _EVERY),
@@ -133,7 +133,7 @@ _TABLE: Final = (
     Fault("one-token", "the same word again and again", ("coherence",)),
     Fault("lossy", "speculation accepts wrong tokens at this rate", ("lossless",), {"rate": 0.01}),
     Fault("lossy-position", "speculation accepts a wrong token at one position", ("lossless",), {"at": 24}),
-    Fault("near-ties", "speculation turns this share of near ties the other way", (), {"share": 0.5}),
+    Fault("near-ties", "speculation turns this share of near ties the other way", (), {"share": 0.15}),
     # What it is, and how fast
     Fault("flood", "steps are so many times faster than any client", ("sweep",), {"factor": 1000}),
     Fault("no-metrics", "/metrics is not there", ("endpoint",)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sparkwright.verify.simulator.settings import BLOCK
@@ -10,9 +10,10 @@ from sparkwright.verify.simulator.settings import BLOCK
 if TYPE_CHECKING:
     from sparkwright.verify.simulator.settings import Settings
 
-__all__ = ["Memory", "share_out"]
+__all__ = ["Memory", "fitted", "share_out"]
 
 _GIB: Final = 1 << 30
+_MOST_LEN: Final = 40_960
 _OTHER_GIB: Final = 3.42  # activations at their peak, and what is not torch's
 _GRAPHS_GIB: Final = {"estimated": 1.03, "actual": 0.86}
 # Bytes that a token takes, of a hybrid model with 16 layers of full attention and the drafter's own layers.
@@ -50,3 +51,11 @@ def share_out(settings: Settings) -> Memory:
     tokens -= tokens % BLOCK
     gib = tokens * size / _GIB if settings.kv_tokens else budget
     return Memory(round(gib, 2), tokens, dtype, estimate, _GRAPHS_GIB["actual"])
+
+
+def fitted(settings: Settings) -> Settings:
+    """The same settings with the longest request that fits, where they say 0 for it."""
+    if settings.max_model_len:
+        return settings
+    most = share_out(settings).kv_tokens - BLOCK - 1 - settings.k
+    return replace(settings, max_model_len=min(_MOST_LEN, most - most % BLOCK))

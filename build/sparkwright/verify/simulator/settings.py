@@ -56,7 +56,7 @@ class Settings:
         k: drafted tokens a step; 0 serves without speculation.
         method: of speculation.
         max_num_seqs: requests that may run at a time.
-        max_model_len: tokens of the longest request.
+        max_model_len: tokens of the longest request; 0 for what fits (see `memory.fitted`).
         max_batched_tokens: tokens of prompts and drafts in one step.
         kv_tokens: tokens that the KV cache holds; 0 for what is left of the memory.
         kv_dtype: their type.
