@@ -121,7 +121,7 @@ def test_idle_is_idle_twice_with_the_same_counters() -> None:
 
 
 def test_a_server_that_is_never_idle_is_given_up() -> None:
-    with pytest.raises(NotQuietError, match="3 requests ran and 1 waited after 0.2 s") as caught:
+    with pytest.raises(NotQuietError, match=r"3 requests ran and 1 waited after 0\.2 s") as caught:
         ask(quiesce, [counters(3, 1)], Deadlines(quiesce_s=0.2), SPEED)
     assert isinstance(caught.value, UndecidedError)
     assert caught.value.last.running == 3

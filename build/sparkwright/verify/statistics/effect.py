@@ -108,6 +108,8 @@ def _means(boots: Boots) -> NDArray[np.float64]:
 
 def _deviations(boots: Boots, random: np.random.Generator) -> NDArray[np.float64]:
     """Deviations of resampled means from their mean, with the variance that the mean has; shape (2000,)."""
+    import numpy as np
+
     means, resampled = _means(boots), _resampled(boots, random)
     deviations = resampled - resampled.mean()
     variance = float(deviations.var())
