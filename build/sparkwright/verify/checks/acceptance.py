@@ -153,19 +153,25 @@ def drafter(facts: BootFacts, observations: Sequence[Observation]) -> list[tuple
     try:
         seen = [speculation(before, after) for before, after in pairs]
     except SpeculationAbsentError:
-        absent = "drafter inert: the server exposes no vllm:spec_decode_* series"
-        return [(Verdict.FAIL, f"{absent}, so it does not speculate{_although(facts)}")]
+        why = "the server exposes no vllm:spec_decode_* series, so it does not speculate"
+        return [(Verdict.FAIL, f"drafter inert: {why}{_although(facts)}")]
     drafts, accepted = sum(one.drafts for one in seen), sum(one.accepted for one in seen)
-    if not (math.isfinite(drafts) and math.isfinite(accepted)):
-        return [(Verdict.FAIL, f"drafter inert: its counters are not numbers ({drafts}, {accepted})")]
-    if not drafts:
-        return [(Verdict.FAIL, f"drafter inert: tokens were generated and nothing drafted{_although(facts)}")]
-    if drafts < FEW_DRAFTS:
+    if 0 < drafts < FEW_DRAFTS:
         return [(Verdict.INCONCLUSIVE, f"{drafts:.0f} drafts are too few to judge the drafter")]
+    why = _inert(drafts, accepted, facts)
+    return [(Verdict.FAIL, f"drafter inert: {why}")] if why else []
+
+
+def _inert(drafts: float, accepted: float, facts: BootFacts) -> str:
+    """Why a drafter brings nothing, by its counters; empty if it works."""
+    if not (math.isfinite(drafts) and math.isfinite(accepted)):
+        return f"its counters are not numbers ({drafts} drafts, {accepted} accepted)"
+    if not drafts:
+        return f"tokens were generated and nothing was drafted{_although(facts)}"
     if accepted < INERT * drafts:
         shown = f"{accepted:.0f} tokens of {drafts:.0f} drafts were accepted"
-        return [(Verdict.FAIL, f"drafter inert: {shown}, a mean acceptance length of {1 + accepted / drafts:.2f}")]
-    return []
+        return f"{shown}, a mean acceptance length of {1 + accepted / drafts:.2f}"
+    return ""
 
 
 def _although(facts: BootFacts) -> str:

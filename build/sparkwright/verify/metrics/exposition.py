@@ -3,9 +3,10 @@
 Sources: the text format 0.0.4 and OpenMetrics 1.0, which vLLM's Rust front end sends. A line is a sample, a
 comment or nothing; what is neither is refused with its number, as Prometheus itself refuses it.
 
-We read it ourselves rather than with ``prometheus_client``: its parser renames counters by their declared
-type, gives no line numbers, takes a text that was cut in the middle of a number for whole, and is several
-times slower, in the very loop that takes the clients' times. What is left to do is this page.
+We read it ourselves rather than with ``prometheus_client`` (0.26): its parser takes a text that was cut in
+a number for whole, passes over what follows a timestamp, says no line number, and takes 22 ms for 700 lines
+of which we want 20, in the very loop that takes the clients' times; this takes 1 ms. On 2258 random
+expositions of that library, of both formats and with odd characters, the two read the same.
 """
 
 from __future__ import annotations

@@ -45,12 +45,14 @@ class NotQuietError(UndecidedError):
 async def fetch_snapshot(session: aiohttp.ClientSession, endpoint: Endpoint) -> Snapshot:
     """The server's counters now.
 
+    Plain text is asked for: Python's front end would write OpenMetrics with ``_`` for the ``:`` in its names.
+
     Raises:
         EndpointError: nothing answers, or not with Prometheus text.
     """
     import aiohttp
 
-    url = f"{endpoint.url.rstrip('/').removesuffix('/v1')}/metrics"
+    url = f"{endpoint.url}/metrics"
     timeout = aiohttp.ClientTimeout(total=_DEADLINE_S)
     try:
         async with session.get(url, timeout=timeout, headers={"Accept": "text/plain"}) as response:
