@@ -1,4 +1,4 @@
-"""Figures that a report shows, drawn from observations by the definitions of `metrics` and `statistics`."""
+"""Figures that a report shows: those that checks judge by, and the course of counters over time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.metrics import Speculation, hit_rate, speculation, step_time_ms
-from sparkwright.verify.statistics import steady_window, summary, whole_run
+import msgspec
+
+from sparkwright.verify.checks.common import troubles
+from sparkwright.verify.checks.figures import Figures, figures
+from sparkwright.verify.metrics import Speculation, hit_rate, speculation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,26 +32,18 @@ class CellFigures:
         observation: where it comes from.
         key: the cell's.
         category: of its prompts, or empty if they are mixed.
-        tokens_per_s: while at least 95 % of the cell's concurrency ran; all requests together.
-        whole_tokens_per_s: from the first request to the end of the last.
-        ttft_ms: time to the first token.
-        tpot_ms: time per token after it.
+        figures: as checks see them; `None` if no request counted.
         speculation: what drafting brought, or `None` where counters do not say.
         hit_rate: share of prompt tokens that came from the prefix cache.
-        step_ms: time of one verify step.
-        trouble: why its figures are not to be trusted, in a few words; empty if they are.
+        trouble: why its figures are not to be trusted; empty if they are.
     """
 
     observation: Observation
     key: str
     category: str
-    tokens_per_s: float
-    whole_tokens_per_s: float
-    ttft_ms: Summary | None
-    tpot_ms: Summary | None
+    figures: Figures | None
     speculation: Speculation | None
     hit_rate: float
-    step_ms: float
     trouble: tuple[str, ...]
 
     @property
@@ -57,14 +52,44 @@ class CellFigures:
         return self.observation.cell.load.concurrency
 
     @property
-    def decode_rate(self) -> float:
-        """Tokens a second of one request, at the median of TPOT."""
-        return 1000 / self.tpot_ms.p50 if self.tpot_ms and self.tpot_ms.p50 > 0 else math.nan
+    def steady_tok_s(self) -> float:
+        """Tokens a second while at least 95 % of the concurrency ran; all requests together."""
+        return self.figures.steady_tok_s if self.figures else math.nan
+
+    @property
+    def whole_tok_s(self) -> float:
+        """Tokens a second from the first request's start to the last one's end."""
+        return self.figures.whole_tok_s if self.figures else math.nan
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens a second of one request after its first."""
+        return self.figures.decode_tok_s if self.figures else math.nan
+
+    @property
+    def ttft_ms(self) -> Summary | None:
+        """Time to the first token."""
+        return self.figures.ttft_ms if self.figures else None
+
+    @property
+    def tpot_ms(self) -> Summary | None:
+        """Time per token after it."""
+        return self.figures.tpot_ms if self.figures else None
+
+    @property
+    def step_ms(self) -> float:
+        """Time of one verify step."""
+        return self.figures.step_ms if self.figures else math.nan
 
     @property
     def mal(self) -> float:
         """Mean acceptance length, in tokens a step."""
-        return self.speculation.mean_acceptance_length if self.speculation else math.nan
+        return self.figures.acceptance.mal if self.figures and self.figures.acceptance else math.nan
+
+    @property
+    def mal_error(self) -> float:
+        """Its standard error."""
+        return self.figures.acceptance.error if self.figures and self.figures.acceptance else math.nan
 
 
 def cells(run: Run) -> tuple[CellFigures, ...]:
@@ -73,42 +98,19 @@ def cells(run: Run) -> tuple[CellFigures, ...]:
 
 
 def _cell(observation: Observation, speed: float) -> CellFigures:
-    counted = observation.counted
-    categories = {sample.category for sample in counted}
+    categories = {sample.category for sample in observation.counted}
     spec = _speculation(observation.before, observation.after)
-    ttft = _summary(sample.ttft_ms * speed for sample in counted)
-    tpot = _summary(sample.tpot_ms * speed for sample in counted)
-    step = math.nan
-    if spec and tpot and tpot.p50 > 0:
-        step = step_time_ms(spec.mean_acceptance_length, 1000 / tpot.p50)
-    steady, whole = _throughputs(observation, speed)
+    # counters that began anew say nothing; clients' times still do
+    judged = observation if spec else msgspec.structs.replace(observation, before=None, after=None)
     return CellFigures(
         observation=observation,
         key=observation.cell.key,
         category=observation.cell.tags.get("category") or (categories.pop() if len(categories) == 1 else ""),
-        tokens_per_s=steady,
-        whole_tokens_per_s=whole,
-        ttft_ms=ttft,
-        tpot_ms=tpot,
+        figures=figures(judged, speed) if observation.counted else None,
         speculation=spec,
         hit_rate=_hits(observation.before, observation.after),
-        step_ms=step,
-        trouble=tuple(_trouble(observation)),
+        trouble=tuple(trouble.cause for trouble in troubles(observation)),
     )
-
-
-def _summary(values: Iterable[float]) -> Summary | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return summary(finite) if finite else None
-
-
-def _throughputs(observation: Observation, speed: float) -> tuple[float, float]:
-    """Tokens a second in the steady window and over the whole run; NaN where there is none."""
-    if not observation.counted:
-        return math.nan, math.nan
-    steady = steady_window(observation.samples, observation.cell.load.concurrency)
-    whole = whole_run(observation.samples)
-    return steady.tokens_per_s / speed, whole.tokens_per_s / speed
 
 
 def _speculation(before: Snapshot | None, after: Snapshot | None) -> Speculation | None:
@@ -128,19 +130,6 @@ def _hits(before: Snapshot | None, after: Snapshot | None) -> float:
         return hit_rate(before, after)
     except ValueError:
         return math.nan
-
-
-def _trouble(observation: Observation) -> Iterable[str]:
-    if observation.failed:
-        yield f"{len(observation.failed)} of {len(observation.samples)} requests failed"
-    if observation.died is not None:
-        yield f"the server ended with status {observation.died}"
-    if observation.canary:
-        yield f"no answer afterwards: {observation.canary}"
-    if observation.log:
-        yield "the server's log tells of an error"
-    if not observation.samples:
-        yield "nothing was sent"
 
 
 def pooled(found: Sequence[Speculation]) -> Speculation | None:

@@ -11,11 +11,11 @@ from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.report.drawing.svg import to_text
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import flat, headline, highlights
-from sparkwright.verify.report.text import SYMBOLS, WORDS, clean, duration, figure, number, plural
+from sparkwright.verify.report.text import SYMBOLS, WORDS, clean, duration, figure, number, plural, share
 from sparkwright.verify.run import worst
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from jinja2 import Environment
 
@@ -35,25 +35,33 @@ def render_html(run: Run) -> str:
     """*run* as one HTML page, the same for the same run."""
     found = cells(run)
     charts = all_charts(run, found)
-    page = (
-        _environment()
-        .get_template("page.html")
-        .render(
-            run=run,
-            headline=headline(run),
-            highlights=highlights(run, found),
-            charts=charts,
-            cells=found,
-            known={cell.key for cell in found},
-            names={cell.key: cell.observation.cell.name for cell in found},
-            numbered=list(enumerate(run.findings, 1)),
-            manifest=list(flat(run.manifest)),
-            boots=_boots(run),
-            files=list(_files(run)),
-            worst=worst,
-        )
+    page = _environment().get_template("page.html").render(
+        run=run,
+        said=_said(run),
+        headline=headline(run),
+        highlights=highlights(run, found),
+        charts=charts,
+        cells=found,
+        known={cell.key for cell in found},
+        names={cell.key: cell.observation.cell.name for cell in found},
+        numbered=list(enumerate(run.findings, 1)),
+        manifest=list(flat(run.manifest)),
+        boots=_boots(run),
+        files=list(_files(run)),
+        floors=_floor_table(run),
+        worst=worst,
     )
     return page.strip() + "\n"
+
+
+def _said(run: Run) -> dict[str, Any]:
+    """What the manifest says of the run as a whole, for the head of the page."""
+    said = run.manifest
+    subject = said.get("title") or said.get("model") or said.get("url") or ""
+    small = [clean(str(said[name])) for name in ("profile", "started") if said.get(name)]
+    if said.get("seconds"):
+        small.append(f"took {duration(float(said['seconds']))}")
+    return {"subject": clean(str(subject)), "small": small, "interrupted": clean(str(said.get("interrupted", "")))}
 
 
 def _environment() -> Environment:
@@ -72,6 +80,7 @@ def _environment() -> Environment:
         "figure": figure,
         "number": number,
         "plural": plural,
+        "share": share,
         "drawings": _drawings,
         "troubles": _troubles,
     }
@@ -95,7 +104,9 @@ def _troubles(observation: Observation) -> list[str]:
             status = f" (status {sample.failure.status})" if sample.failure.status else ""
             words = f"{sample.failure.kind}{status}: {sample.failure.detail}"
             said[words] = said.get(words, 0) + 1
-    shown = [f"{plural(count, 'request')}: {words}" for words, count in list(said.items())[:_FAILURES_SHOWN]]
+    shown = [
+        f"{plural(count, 'request')}: {words}" for words, count in list(said.items())[:_FAILURES_SHOWN]
+    ]
     if len(said) > _FAILURES_SHOWN:
         shown.append(f"and {len(said) - _FAILURES_SHOWN} other failures")
     if observation.died is not None:
@@ -131,3 +142,19 @@ def _files(run: Run) -> Iterator[tuple[str, str, str]]:
     files = run.manifest.get("files", {})
     for label, path in files.items():
         yield clean(str(label)), clean(str(path)), f"./{quote(str(path).lstrip('/'))}"
+
+
+def _floor_table(run: Run) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The client's own error by concurrency."""
+    columns = ("c", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, %", "TPOT p99, %")
+    rows = [
+        (
+            str(floor.concurrency),
+            number(floor.ttft_p50_ms),
+            number(floor.ttft_p99_ms),
+            number(floor.tpot_p50_percent),
+            number(floor.tpot_p99_percent),
+        )
+        for floor in run.floors
+    ]
+    return columns, rows

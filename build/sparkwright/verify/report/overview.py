@@ -56,15 +56,15 @@ def highlights(run: Run, found: Sequence[CellFigures]) -> list[Highlight]:
 
 
 def _speeds(swept: Sequence[CellFigures], alone: Sequence[CellFigures]) -> Iterator[Highlight]:
-    rated = [cell for cell in swept if math.isfinite(cell.tokens_per_s)]
+    rated = [cell for cell in swept if math.isfinite(cell.steady_tok_s)]
     if rated:
-        best = max(rated, key=lambda cell: cell.tokens_per_s)
+        best = max(rated, key=lambda cell: cell.steady_tok_s)
         where = f"{best.category}, c = {best.concurrency}"
-        yield Highlight("Highest throughput", number(best.tokens_per_s), "tokens/s", where)
+        yield Highlight("Highest throughput", number(best.steady_tok_s), "tokens/s", where)
     if not alone:
         return
     level = f"c = {alone[0].concurrency}, by category"
-    yield from _range("One request's speed", [c.decode_rate for c in alone], "tokens/s", level)
+    yield from _range("One request's speed", [c.decode_tok_s for c in alone], "tokens/s", level)
     firsts = [cell.ttft_ms.p50 for cell in alone if cell.ttft_ms]
     yield from _range("Time to first token", firsts, "ms", f"median, {level}")
     yield from _range("Acceptance length", [cell.mal for cell in alone], "tokens a step", level)

@@ -7,7 +7,7 @@ import unicodedata
 
 from sparkwright.verify.model import Verdict
 
-__all__ = ["SYMBOLS", "WORDS", "clean", "duration", "figure", "number", "plural"]
+__all__ = ["SYMBOLS", "WORDS", "clean", "duration", "figure", "number", "plural", "share"]
 
 SYMBOLS = {Verdict.PASS: "✓", Verdict.INCONCLUSIVE: "?", Verdict.INVALID: "⊘", Verdict.FAIL: "✗"}
 WORDS = {
@@ -27,20 +27,17 @@ def clean(text: str, most: int = 4000) -> str:
     characters and marks that turn the direction of text are written as escapes. What is longer than *most*
     characters is cut, and says so.
     """
-    shown = "".join(
-        character if _is_harmless(character) else _escaped(character) for character in text[:most]
-    )
+    shown = text[:most]
+    if not shown.isprintable():
+        shown = "".join(map(_harmless, shown))
     left = len(text) - most
     return f"{shown}… ({left:,} more characters)" if left > 0 else shown
 
 
-def _is_harmless(character: str) -> bool:
-    if character in "\n\t":
-        return True
-    if character.isascii():
-        return character.isprintable()
-    # "Cc" control, "Cf" format (direction marks among them), "Cs" surrogates, "Cn" no characters
-    return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"}
+def _harmless(character: str) -> str:
+    """The character itself, or an escape for it."""
+    shown = character in "\n\t" or character.isprintable() or unicodedata.category(character) == "Zs"
+    return character if shown else _escaped(character)
 
 
 def _escaped(character: str) -> str:
@@ -83,3 +80,8 @@ def duration(seconds: float) -> str:
 def plural(count: int, one: str, many: str = "") -> str:
     """``1 cell``, ``2 cells``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def share(value: float) -> str:
+    """0.25 as ``25 %``, to a tenth."""
+    return f"{value * 100 + 0.0:.1f}".removesuffix(".0") + " %" if math.isfinite(value) else "–"

@@ -10,7 +10,7 @@ from sparkwright.verify.report.charts.chart import HALF, Chart
 from sparkwright.verify.report.drawing import scale
 from sparkwright.verify.report.drawing.kinds import Naming, line_chart
 from sparkwright.verify.report.drawing.plot import Point, Series
-from sparkwright.verify.report.text import number
+from sparkwright.verify.report.text import number, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -110,6 +110,6 @@ def _row(cell: CellFigures) -> tuple[str, ...]:
         str(len(cell.observation.counted)),
         number(cell.mal),
         number(cell.ttft_ms.p50 if cell.ttft_ms else math.nan),
-        f"{number(round(cell.hit_rate * 100, 1))} %" if math.isfinite(cell.hit_rate) else "–",
+        share(cell.hit_rate),
         "; ".join(cell.trouble),
     )

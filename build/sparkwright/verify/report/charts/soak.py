@@ -11,7 +11,7 @@ from sparkwright.verify.report.drawing import scale
 from sparkwright.verify.report.drawing.kinds import Naming, Panel, timeline
 from sparkwright.verify.report.drawing.plot import Mark, Point, Rule, Series
 from sparkwright.verify.report.figures import moments
-from sparkwright.verify.report.text import duration, number
+from sparkwright.verify.report.text import duration, number, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -70,23 +70,23 @@ def _resets(seen: Sequence[Moment]) -> Iterator[Mark]:
 
 
 def _lead(seen: Sequence[Moment], marks: Sequence[Mark]) -> str:
-    rates = [moment.acceptance for moment in seen if math.isfinite(moment.acceptance)]
-    if not rates:
+    seen_rates = [moment.acceptance for moment in seen if math.isfinite(moment.acceptance)]
+    if not seen_rates:
         return "Nothing was drafted."
-    course = f"Acceptance {_percent(rates[0])} in the first window, {_percent(rates[-1])} in the last"
+    course = f"Acceptance {share(seen_rates[0])} in the first window, {share(seen_rates[-1])} in the last"
     return f"{course}; {', '.join(mark.label for mark in marks)}." if marks else f"{course}."
 
 
 def _panels(seen: Sequence[Moment], memory: tuple[Point, ...]) -> tuple[Panel, ...]:
-    share = scale.linear("acceptance", [1.0], most=1.0, ticks=4, percent=True)
+    rates = scale.linear("acceptance", [1.0], most=1.0, ticks=4, percent=True)
     hits = scale.linear("prefix-cache hits", [1.0], most=1.0, ticks=2, percent=True)
     speed = _points(seen, lambda moment: moment.tokens_per_s, number)
     panels = [
-        Panel(share, (Series("acceptance", 0, _points(seen, lambda m: m.acceptance, _percent)),), height=150),
+        Panel(rates, (Series("acceptance", 0, _points(seen, lambda m: m.acceptance, share)),), height=150),
         Panel(
             hits,
-            (Series("cache hits", 1, _points(seen, lambda m: m.hit_rate, _percent)),),
-            (Rule(LEAST_HITS, "at least"),),
+            (Series("cache hits", 1, _points(seen, lambda m: m.hit_rate, share)),),
+            (Rule(LEAST_HITS, f"at least {share(LEAST_HITS)}"),),
         ),
         Panel(
             scale.linear("tokens/s, all requests", [point.y for point in speed], ticks=2),
@@ -94,12 +94,12 @@ def _panels(seen: Sequence[Moment], memory: tuple[Point, ...]) -> tuple[Panel, .
         ),
         Panel(
             scale.linear("KV cache in use", [1.0], most=1.0, ticks=2, percent=True),
-            (Series("KV", 3, _points(seen, lambda m: m.kv_usage, _percent)),),
+            (Series("KV", 3, _points(seen, lambda m: m.kv_usage, share)),),
         ),
     ]
     if memory:
         y = scale.linear("memory left, GiB", [point.y for point in memory], ticks=2)
-        panels.append(Panel(y, (Series("memory left", 4, memory, dots=False),)))
+        panels.append(Panel(y, (Series("memory left", 4, memory),)))
     return tuple(panel for panel in panels if panel.series[0].points)
 
 
@@ -131,13 +131,10 @@ def _row(moment: Moment) -> tuple[str, ...]:
     return (
         duration(round(moment.begin_s)),
         duration(round(moment.end_s)),
-        _percent(moment.acceptance),
-        _percent(moment.hit_rate),
+        share(moment.acceptance),
+        share(moment.hit_rate),
         number(moment.tokens_per_s),
-        _percent(moment.kv_usage),
+        share(moment.kv_usage),
         number(moment.preemptions),
     )
 
-
-def _percent(share: float) -> str:
-    return f"{number(round(share * 100, 1))} %" if math.isfinite(share) else "–"

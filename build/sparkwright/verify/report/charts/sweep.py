@@ -6,18 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.report.charts.chart import HALF, WHOLE, Chart
 from sparkwright.verify.report.drawing import scale
+from sparkwright.verify.report.charts.chart import HALF, WHOLE, Chart
 from sparkwright.verify.report.drawing.kinds import BarPanel, Naming, bar_panels, line_chart
-from sparkwright.verify.report.drawing.plot import Point, Rule, Series
 from sparkwright.verify.report.figures import pooled
-from sparkwright.verify.report.text import number
+from sparkwright.verify.report.drawing.plot import Point, Rule, Series
+from sparkwright.verify.report.text import number, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkwright.verify.report.drawing.scale import Axis
     from sparkwright.verify.report.figures import CellFigures
+    from sparkwright.verify.report.drawing.scale import Axis
     from sparkwright.verify.run import Run
 
 __all__ = ["sweep_charts"]
@@ -49,7 +49,9 @@ def sweep_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
         shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
         if shown:
             rules = _floor_rules(run) if measure.key == "ttft" else ()
-            yield _over_concurrency(measure, shown, rules)
+            yield _over_concurrency(measure, swept, rules)
+    if chart := _tradeoff(swept):
+        yield chart
     if chart := _positions(swept):
         yield chart
 
@@ -69,10 +71,10 @@ def _measures() -> tuple[_Measure, ...]:
             "throughput",
             "Throughput",
             "tokens/s",
-            lambda cell: cell.tokens_per_s,
+            lambda cell: cell.steady_tok_s,
             lambda title, values: scale.linear(title, values),
             "All requests together, while at least 95 % of them ran.",
-            lambda cells: _best(cells, lambda cell: cell.tokens_per_s, "tokens/s"),
+            lambda cells: _best(cells, lambda cell: cell.steady_tok_s, "tokens/s"),
         ),
         _Measure(
             "ttft",
@@ -139,7 +141,7 @@ def _spread(found: list[CellFigures]) -> str:
         values = [cell.mal for cell in found if cell.category == name]
         if min(values) > 0 and max(values) / min(values) - 1 >= worst:
             worst_name, worst = name, max(values) / min(values) - 1
-    return f"Widest spread over concurrency: {number(round(worst * 100, 1))} % ({worst_name})."
+    return f"Widest spread over concurrency: {share(worst)} ({worst_name})."
 
 
 def _floor_rules(run: Run) -> tuple[Rule, ...]:
@@ -149,13 +151,11 @@ def _floor_rules(run: Run) -> tuple[Rule, ...]:
     return (Rule(max(floors) * FLOOR_FACTOR, f"{FLOOR_FACTOR} × the client's own error"),)
 
 
-def _over_concurrency(measure: _Measure, shown: list[CellFigures], rules: tuple[Rule, ...]) -> Chart:
-    styles = categories(shown)
-    series = tuple(
-        Series(name, style, tuple(_point(measure, cell) for cell in _levels(shown, name)))
-        for name, style in styles.items()
-    )
-    x = scale.log2(CONCURRENCY, [cell.concurrency for cell in shown])
+def _over_concurrency(measure: _Measure, swept: Sequence[CellFigures], rules: tuple[Rule, ...]) -> Chart:
+    shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
+    styles = categories(swept)
+    series = tuple(_series(measure, name, style, _levels(swept, name)) for name, style in styles.items())
+    x = scale.log2(CONCURRENCY, [cell.concurrency for cell in swept])
     values = [measure.value(cell) for cell in shown] + [rule.y for rule in rules]
     y = measure.axis(measure.unit, values)
     spoken = measure.spoken(shown)
@@ -170,7 +170,17 @@ def _over_concurrency(measure: _Measure, shown: list[CellFigures], rules: tuple[
             Naming(key, measure.title, description), width, x, y, series, rules
         ),
         columns=("category", "c", *_COLUMNS),
-        rows=tuple(_row(cell) for name in styles for cell in _levels(shown, name)),
+        rows=tuple(_row(cell) for name in styles for cell in _levels(swept, name)),
+    )
+
+
+def _series(measure: _Measure, name: str, style: int, levels: list[CellFigures]) -> Series:
+    known = [math.isfinite(measure.value(cell)) for cell in levels]
+    return Series(
+        name,
+        style,
+        tuple(_point(measure, cell) for cell, there in zip(levels, known, strict=True) if there),
+        tuple(_point(measure, cell) for cell, there in zip(levels, known, strict=True) if not there),
     )
 
 
@@ -203,8 +213,8 @@ def _row(cell: CellFigures) -> tuple[str, ...]:
     ttft, tpot = cell.ttft_ms, cell.tpot_ms
     values = (
         float(len(cell.observation.counted)),
-        cell.tokens_per_s,
-        cell.whole_tokens_per_s,
+        cell.steady_tok_s,
+        cell.whole_tok_s,
         ttft.p50 if ttft else math.nan,
         ttft.p95 if ttft else math.nan,
         tpot.p50 if tpot else math.nan,
@@ -213,6 +223,50 @@ def _row(cell: CellFigures) -> tuple[str, ...]:
         cell.mal,
     )
     return (cell.category, str(cell.concurrency), *map(number, values), "; ".join(cell.trouble))
+
+
+def _tradeoff(swept: Sequence[CellFigures]) -> Chart | None:
+    """What one user gets against what all get together, from level to level."""
+    shown = [c for c in swept if math.isfinite(c.steady_tok_s) and math.isfinite(c.decode_tok_s)]
+    if not shown:
+        return None
+    styles = categories(shown)
+    series = tuple(
+        Series(
+            name,
+            style,
+            tuple(
+                Point(cell.decode_tok_s, cell.steady_tok_s, _said(cell), suspect=bool(cell.trouble))
+                for cell in reversed(_levels(shown, name))
+            ),
+        )
+        for name, style in styles.items()
+    )
+    x = scale.linear("tokens/s of one request", [cell.decode_tok_s for cell in shown])
+    y = scale.linear("tokens/s of all requests", [cell.steady_tok_s for cell in shown])
+    fastest = max(shown, key=lambda cell: cell.decode_tok_s)
+    lead = f"One request gets at most {number(fastest.decode_tok_s)} tokens/s ({fastest.category}, c = {fastest.concurrency})."
+    meaning = "Each line goes from the highest concurrency (left) to the lowest. Farther up and right is better."
+    title = "Throughput against one request's speed"
+    return Chart(
+        key="tradeoff",
+        title=title,
+        lead=lead,
+        meaning=meaning,
+        widths=HALF,
+        draw=lambda key, width: line_chart(Naming(key, title, f"{meaning} {lead}"), width, x, y, series),
+        columns=("category", "c", "tokens/s of one request", "tokens/s of all"),
+        rows=tuple(
+            (name, str(cell.concurrency), number(cell.decode_tok_s), number(cell.steady_tok_s))
+            for name in styles
+            for cell in _levels(shown, name)
+        ),
+    )
+
+
+def _said(cell: CellFigures) -> str:
+    speeds = f"{number(cell.decode_tok_s)} tokens/s each, {number(cell.steady_tok_s)} together"
+    return f"{cell.category}, c = {cell.concurrency}: {speeds}"
 
 
 def _positions(swept: Sequence[CellFigures]) -> Chart | None:
@@ -229,10 +283,8 @@ def _positions(swept: Sequence[CellFigures]) -> Chart | None:
     y = scale.linear("", [1.0], most=1.0, ticks=4, percent=True)
     longest = max(len(values) for values in rates.values())
     firsts = [values[0] for values in rates.values()]
-    lead = f"First position: {_between([round(rate * 100, 1) for rate in firsts])} % accepted."
-    meaning = (
-        "Share of drafts whose token at this position was accepted. It can only fall from left to right."
-    )
+    lead = f"First position: {share(min(firsts))} to {share(max(firsts))} accepted."
+    meaning = "Share of drafts whose token at this position was accepted. It can only fall from left to right."
     return Chart(
         key="positions",
         title="Acceptance by position in the draft",
@@ -248,7 +300,7 @@ def _positions(swept: Sequence[CellFigures]) -> Chart | None:
         ),
         columns=("category", *(str(index + 1) for index in range(longest))),
         rows=tuple(
-            (name, *(f"{number(round(rate * 100, 1))} %" for rate in values), *[""] * (longest - len(values)))
+            (name, *(share(rate) for rate in values), *[""] * (longest - len(values)))
             for name, values in rates.items()
         ),
     )

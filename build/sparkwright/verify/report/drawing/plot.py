@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.report.drawing.svg import element, group, marker, path_of, text, titled
+from sparkwright.verify.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ __all__ = ["Box", "Mark", "Point", "Rule", "Series", "axes", "canvas", "lines", 
 
 FONT = 12.5
 LINE = 16.0
+_MANY = 30  # points of one line, beyond which their marks are small
 _CHARACTER = 6.9  # the mean width of one in the fonts that systems show by default, rounded up
 
 
@@ -37,12 +39,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one kind; *style* is the number of their colour and shape."""
+    """Points of one kind; *style* is the number of their colour and shape.
+
+    What should be there and has no figure is *missing*: it is marked on the x axis.
+    """
 
     name: str
     style: int
     points: tuple[Point, ...]
-    dots: bool = True
+    missing: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ def canvas(
 ) -> Element:
     """A drawing with a name and a description for those who cannot see it."""
     name, words = element("title", id=f"{key}-title"), element("desc", id=f"{key}-desc")
-    name.text, words.text = title, description
+    name.text, words.text = clean(title), clean(description)
     return element(
         "svg",
         name,
@@ -112,22 +117,18 @@ def axes(box: Box, x: Axis | None, y: Axis) -> Element:
     parts: list[Element] = [text(y.title, box.left, box.top - 12, "axis start")]
     for value, label in y.ticks:
         place = box.y(y, value)
-        parts.extend(
-            [
-                element("line", x1=box.left, x2=box.right, y1=place, y2=place, class_="grid"),
-                text(label, box.left - 8, place + 4, "tick end"),
-            ]
-        )
+        parts.extend([
+            element("line", x1=box.left, x2=box.right, y1=place, y2=place, class_="grid"),
+            text(label, box.left - 8, place + 4, "tick end"),
+        ])
     parts.append(element("line", x1=box.left, x2=box.right, y1=box.bottom, y2=box.bottom, class_="base"))
     if x:
         for value, label in x.ticks:
             place = box.x(x, value)
-            parts.extend(
-                [
-                    element("line", x1=place, x2=place, y1=box.bottom, y2=box.bottom + 4, class_="base"),
-                    text(label, place, box.bottom + 18, "tick middle"),
-                ]
-            )
+            parts.extend([
+                element("line", x1=place, x2=place, y1=box.bottom, y2=box.bottom + 4, class_="base"),
+                text(label, place, box.bottom + 18, "tick middle"),
+            ])
         parts.append(text(x.title, box.left + box.width / 2, box.bottom + 38, "axis middle"))
     return group(parts, class_="axes", aria_hidden="true")
 
@@ -141,12 +142,16 @@ def lines(box: Box, x: Axis, y: Axis, series: Sequence[Series], *, labels: bool 
 def _line(box: Box, x: Axis, y: Axis, series: Series) -> Element:
     places = [(box.x(x, point.x), box.y(y, point.y)) for point in series.points]
     line = element("path", d=path_of(places), class_=f"line s{series.style}") if places else None
+    radius = 3.6 if len(places) <= _MANY else 2.0
     dots = [
-        titled(group([marker(series.style, *place, 3.6, hollow=point.suspect)]), point.words)
+        titled(group([marker(series.style, *place, radius, hollow=point.suspect)]), point.words)
         for place, point in zip(places, series.points, strict=True)
-        if series.dots or point.suspect
     ]
-    return group([line, *dots])
+    crosses = [
+        titled(text("✗", box.x(x, point.x), box.bottom - 3, "missing middle halo"), point.words)
+        for point in series.missing
+    ]
+    return group([line, *dots, *crosses])
 
 
 def _labels(box: Box, x: Axis, y: Axis, series: Sequence[Series]) -> list[Element]:
@@ -157,13 +162,11 @@ def _labels(box: Box, x: Axis, y: Axis, series: Sequence[Series]) -> list[Elemen
     for height, (wanted, one) in zip(heights, ends, strict=True):
         begin, end = box.x(x, one.points[-1].x) + 6, box.right + 10
         leader = path_of([(begin, wanted), (end, height)])
-        parts.extend(
-            [
-                element("path", d=leader, class_=f"leader s{one.style}"),
-                marker(one.style, end + 6, height, 3.6),
-                text(one.name, end + 14, height + 4, "name start"),
-            ]
-        )
+        parts.extend([
+            element("path", d=leader, class_=f"leader s{one.style}"),
+            marker(one.style, end + 6, height, 3.6),
+            text(one.name, end + 14, height + 4, "name start"),
+        ])
     return parts
 
 
@@ -184,12 +187,10 @@ def rules(box: Box, y: Axis, found: Iterable[Rule]) -> Element:
     parts: list[Element] = []
     for rule in found:
         place = box.y(y, rule.y)
-        parts.extend(
-            [
-                element("line", x1=box.left, x2=box.right, y1=place, y2=place, class_="rule"),
-                text(rule.label, box.left + 6, place - 5, "note start halo"),
-            ]
-        )
+        parts.extend([
+            element("line", x1=box.left, x2=box.right, y1=place, y2=place, class_="rule"),
+            text(rule.label, box.right - 4, place - 5, "note end halo"),
+        ])
     return group(parts)
 
 

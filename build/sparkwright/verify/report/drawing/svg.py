@@ -16,12 +16,8 @@ __all__ = ["MARKERS", "element", "group", "marker", "path_of", "text", "to_text"
 def _value(value: float | str) -> str:
     """An attribute's value; a hundredth of a pixel is enough, and keeps files small and equal."""
     if isinstance(value, str):
-        return clean(value)
-    return f"{value:.2f}".rstrip("0").rstrip(".").replace("-0", "0") if abs(value) < 0.005 else _short(value)  # noqa: PLR2004
-
-
-def _short(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
+        return value
+    return f"{round(value, 2) + 0.0:.2f}".rstrip("0").rstrip(".")  # + 0.0 makes -0.0 positive
 
 
 def element(tag: str, *children: ET.Element | None, **attributes: float | str) -> ET.Element:
