@@ -22,6 +22,7 @@ from sparkwright.verify.client import Endpoint, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.fleet import Starters, standing
 from sparkwright.verify.journal import Manifest
+from sparkwright.verify.model import BootFacts
 from sparkwright.verify.server import (
     installed_version,
     load_recipe,
@@ -29,6 +30,7 @@ from sparkwright.verify.server import (
     start_server,
     variant,
 )
+from sparkwright.verify.simulator.settings import Settings
 from sparkwright.verify.suite import Suite
 from sparkwright.verify.wish import profile_of
 
@@ -132,7 +134,13 @@ def _simulated(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, st
         for fault in wish.faults if arm == "main" else ():
             argv += ["--fault", fault]
         place = folder / "servers" / f"{arm}-{boot}"
-        return start_server(argv, folder=place, speed=profile.speed, deadlines=profile.deadlines)
+        return start_server(
+            argv,
+            folder=place,
+            speed=profile.speed,
+            deadlines=profile.deadlines,
+            known=BootFacts(total_gib=Settings.total_gib, utilization=Settings.utilization),
+        )
 
     identity = {
         "simulator": f"{wish.dialect} k={wish.speculative_tokens} {wish.runner}",

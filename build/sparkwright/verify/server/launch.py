@@ -45,6 +45,7 @@ def start_server(
     port: int = 0,
     model: str = "",
     api_key: str = "",
+    known: BootFacts | None = None,
     boot_s: float = BOOT_S,
     end_s: float = 30.0,
 ) -> ServerProcess:
@@ -62,6 +63,7 @@ def start_server(
         port: port to listen at; 0 chooses a free one.
         model: name under which a command's server serves; empty asks it. A recipe's is its own name.
         api_key: that clients send. A recipe's server is told to ask for it.
+        known: what a command's server will not say of itself, such as the memory of its card.
         boot_s: for the boot, in the server's seconds.
         end_s: from being asked to end until it is killed, in ours.
 
@@ -81,7 +83,7 @@ def start_server(
         model, facts = recipe.name, _foreseen(recipe, version)
     else:
         argv = _command([str(part) for part in what], host, port, folder)
-        variables, facts = {}, BootFacts()
+        variables, facts = {}, known or BootFacts()
     return ServerProcess(
         Launch(
             argv=argv,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.simulator.settings import Settings
 
-__all__ = ["Line", "boot_lines", "capture_sizes", "failing_lines"]
+__all__ = ["Line", "boot_lines", "capture_sizes", "captured_sizes", "failing_lines"]
 
 _GRAPH_MODE: Final = "FULL_AND_PIECEWISE"
 _LARGEST: Final = 512
@@ -34,6 +34,7 @@ _PLACES: Final = {
     "kv": ("gpu_worker.py:508", "gpu_worker.py:772"),
     "tokens": ("kv_cache_utils.py:2146", "kv_cache_utils.py:1148"),
     "most": ("kv_cache_utils.py:2147", ""),
+    "bar-v2": ("cudagraph_utils.py:264", "cudagraph_utils.py:424"),
     "captured": ("gpu_model_runner.py:6662", "gpu_model_runner.py:6516"),
     "captured-v2": ("model_runner.py:726", "model_runner.py:1163"),
     "pool": ("gpu_worker.py:667", "gpu_worker.py:934"),
@@ -69,6 +70,19 @@ def capture_sizes(settings: Settings) -> tuple[int, ...]:
     largest = min(_LARGEST, settings.max_num_seqs * (1 + settings.k) * 2)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, _LARGEST + 1, 16)]
     return tuple(size for size in sizes if size <= largest)
+
+
+def captured_sizes(settings: Settings) -> tuple[int, ...]:
+    """What becomes of `capture_sizes`: multiples of 1 + k, as graphs of whole decode steps need them.
+
+    The fault of a build that does not round leaves them as they are.
+    """
+    sizes = capture_sizes(settings)
+    if "odd-captures" in settings.faults:
+        return sizes
+    step = 1 + settings.k
+    rounded = sorted({-(-size // step) * step for size in sizes})
+    return tuple(size for size in rounded if size <= sizes[-1]) or (step,)
 
 
 def boot_lines(settings: Settings) -> Iterator[Line]:
@@ -139,10 +153,8 @@ def _sharing(settings: Settings) -> Iterator[Line]:
     memory = share_out(settings)
     sizes = capture_sizes(settings)
     if settings.runner == "v1":  # the second model runner estimates nothing
-        full = [size for size in sizes if size % (1 + settings.k) == 0]
-        text = (
-            f"PIECEWISE={len(sizes)} (largest={sizes[-1]}), FULL={len(full)} (largest={max(full, default=0)})"
-        )
+        captured = captured_sizes(settings)
+        text = f"PIECEWISE={len(captured)} (largest={captured[-1]}), FULL={len(captured)} (largest={captured[-1]})"
         yield Line("profile", f"Profiling CUDA graph memory: {text}")
         yield Line("estimate", f"Estimated CUDA graph memory: {memory.graphs_gib:.2f} GiB total")
     yield Line("kv", f"Available KV cache memory: {memory.kv_gib} GiB")
@@ -159,6 +171,11 @@ def _sharing(settings: Settings) -> Iterator[Line]:
 def _capturing(settings: Settings) -> Iterator[Line]:
     memory = share_out(settings)
     actual = memory.graphs_actual_gib
+    if settings.runner == "v2":
+        count = len(captured_sizes(settings))
+        yield Line(
+            "bar-v2", f"Capturing CUDA graphs (PIECEWISE): 100%|##########| {count}/{count} [00:12<00:00]"
+        )
     place = "captured-v2" if settings.runner == "v2" else "captured"
     yield Line(place, f"Graph capturing finished in 24 secs, took {actual:.2f} GiB")
     if settings.runner == "v1":
