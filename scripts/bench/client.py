@@ -2,8 +2,8 @@
 
     python scripts/bench/client.py [--levels 1,8,64] [--rate 400] [--tokens 256]
 
-The goal: at 64 requests and 400 events a second, 99 of 100 times to the first token are wrong by 3 ms or less,
-and times per output token by 1 % or less.
+The goal, at 64 requests and 400 events a second: 99 of 100 times to the first token are wrong by 3 ms at
+most, and times per output token by 1 %.
 """
 
 from __future__ import annotations
