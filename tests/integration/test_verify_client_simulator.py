@@ -48,9 +48,9 @@ async def simulated(folder: Path, *faults: str, **options: Any) -> AsyncIterator
 
 
 def measure(
-    folder: Path, *faults: str, chat: bool = False, logprobs: int = 0, **options: Any
+    folder: Path, *faults: str, load: Load | None = None, chat: bool = False, **options: Any
 ) -> list[Sample]:
-    load = Load(concurrency=4, requests=10, max_tokens=40, chat=chat, logprobs=logprobs)
+    load = load or Load(concurrency=4, requests=10, max_tokens=40, chat=chat)
     cell = Cell(check="test", name="simulated", load=load, prompts=PROMPTS)
 
     async def run() -> list[Sample]:
@@ -67,7 +67,8 @@ def spoken(samples: list[Sample]) -> dict[str, str]:
 @pytest.mark.parametrize("dialect", ["0.24", "0.33"])
 @pytest.mark.parametrize("chat", [False, True], ids=["completions", "chat"])
 def test_a_healthy_server_counts(tmp_path: Path, dialect: str, *, chat: bool) -> None:
-    samples = measure(tmp_path, chat=chat, logprobs=3, dialect=dialect)
+    load = Load(concurrency=4, requests=10, max_tokens=40, chat=chat, logprobs=3)
+    samples = measure(tmp_path, load=load, dialect=dialect)
     truths = read_truth(tmp_path / "truth.jsonl")
     assert len(samples) == 10
     for sample in samples:
@@ -91,7 +92,8 @@ def test_all_odd_streams_are_here() -> None:
 
 @pytest.mark.parametrize("fault", ODD)
 def test_what_is_odd_but_right_counts(tmp_path: Path, fault: str) -> None:
-    samples = measure(tmp_path, fault, chat=True)
+    alone = Load(requests=10, max_tokens=40, chat=True)  # beside others a request may be answered otherwise
+    samples = measure(tmp_path, fault, load=alone)
     assert [sample.failure for sample in samples] == [None] * 10
     assert {sample.output_tokens for sample in samples} == {40}
     truths = read_truth(tmp_path / "truth.jsonl")
@@ -102,7 +104,7 @@ def test_what_is_odd_but_right_counts(tmp_path: Path, fault: str) -> None:
     if fault == "tool-calls":
         assert kinds == {"tool"}
     if kinds == {"content"}:
-        assert spoken(samples) == spoken(measure(tmp_path, chat=True))
+        assert spoken(samples) == spoken(measure(tmp_path, load=alone))
 
 
 WRONG = {
