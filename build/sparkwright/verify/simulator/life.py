@@ -93,11 +93,13 @@ async def listening(
     from aiohttp import web
 
     driver = Driver(settings, clock, log)
-    runner = web.AppRunner(Server(driver, truth).application(), access_log=None, handler_cancellation=True)
+    runner = web.AppRunner(
+        Server(driver, truth).application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2
+    )
     await runner.setup()
     tasks: list[asyncio.Task[None]] = []
     try:
-        site = web.TCPSite(runner, settings.host, settings.port, backlog=1024, shutdown_timeout=0.2)
+        site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
         await site.start()
         tasks += [asyncio.create_task(driver.run()), asyncio.create_task(driver.report())]
         yield driver, f"http://{settings.host}:{runner.addresses[0][1]}"
