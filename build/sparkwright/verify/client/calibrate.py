@@ -54,11 +54,11 @@ class Floor(Model, frozen=True):
         events_per_s: chunks that came in a second.
         ttft_p50_ms: half of the times to the first token are wrong by less.
         ttft_p99_ms: 99 of 100 are.
-        read_p99_ms: of that, what the client's reading takes: from the first token's bytes going out to their
-            being read. The rest is the request's way, and how long the simulator's own loop lets it wait.
         tpot_p50_percent: half of the times per output token are wrong by less.
         tpot_p99_percent: 99 of 100 are.
         lag_p99_ms: how late the client's loop was meanwhile.
+        read_p99_ms: of `ttft_p99_ms`, what the client's reading takes: from the first token's bytes going out
+            to their being read. The rest is the request's way, and how long the simulator lets it wait.
     """
 
     concurrency: int
@@ -66,10 +66,10 @@ class Floor(Model, frozen=True):
     events_per_s: float
     ttft_p50_ms: float
     ttft_p99_ms: float
-    read_p99_ms: float
     tpot_p50_percent: float
     tpot_p99_percent: float
     lag_p99_ms: float
+    read_p99_ms: float = 0.0
 
 
 class Truth(msgspec.Struct, frozen=True):
