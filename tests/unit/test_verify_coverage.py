@@ -20,7 +20,6 @@ from sparkwright.verify.statistics import (
     theil_sen,
 )
 
-
 pytestmark = pytest.mark.slow
 
 
