@@ -16,7 +16,7 @@ from sparkwright.verify.statistics.describe import (
 )
 from sparkwright.verify.statistics.effect import Effect, hierarchical_bootstrap_log_ratio
 from sparkwright.verify.statistics.significance import mcnemar, one_sided_excess, t_quantile
-from sparkwright.verify.statistics.trend import ChangePoint, Slope, change_point, theil_sen
+from sparkwright.verify.statistics.trend import ChangePoint, Slope, change_point, empirical_logit, theil_sen
 from sparkwright.verify.statistics.window import Window, steady_window, whole_run
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "bootstrap_interval",
     "bootstrap_ratio",
     "change_point",
+    "empirical_logit",
     "hierarchical_bootstrap_log_ratio",
     "mcnemar",
     "one_sided_excess",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ChangePoint", "Slope", "change_point", "theil_sen"]
+__all__ = ["ChangePoint", "Slope", "change_point", "empirical_logit", "theil_sen"]
 
 SHUFFLES = 2000
 LEAST_SEGMENT = 3
@@ -46,6 +46,19 @@ class ChangePoint:
     before: float
     after: float
     p: float
+
+
+def empirical_logit(successes: float, trials: float) -> float:
+    """Logarithm of the odds of a share, finite also for none and all (half a count is added; Haldane 1956).
+
+    Shares are compared over time on this scale: on it their noise is much the same wherever they lie.
+
+    Raises:
+        ValueError: there are no trials, or more successes than trials.
+    """
+    if not 0 <= successes <= trials or trials <= 0:
+        raise ValueError(f"no share is {successes} of {trials}")
+    return math.log((successes + 0.5) / (trials - successes + 0.5))
 
 
 def theil_sen(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> Slope:
