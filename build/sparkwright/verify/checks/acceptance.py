@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.model import BootFacts, Observation
 
-__all__ = ["Acceptance", "Interval", "acceptance", "drafter", "drafts_expected", "ratio", "surely"]
+__all__ = [
+    "FEW_DRAFTS",
+    "Acceptance",
+    "Interval",
+    "acceptance",
+    "drafter",
+    "drafts_expected",
+    "ratio",
+    "surely",
+]
 
 FEW_DRAFTS = 50
 """With fewer drafts than this nothing is said about a drafter."""

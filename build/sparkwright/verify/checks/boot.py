@@ -57,7 +57,8 @@ class Boot:
         log's tail in `log`, or why it was given up in `canary`.
         """
         seen = look(self, context, observations)
-        boots = {f"{arm} boot {number}": facts for (arm, number), facts in sorted(context.facts.items())}
+        known = context.facts or {("main", 0): BootFacts()}
+        boots = {f"{arm} boot {number}": facts for (arm, number), facts in sorted(known.items())}
         rules = (_estimate, _budget, _captures, _runner)
         return [
             _answers(seen, context, [rule(seen, boots).name for rule in rules]),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.checks.acceptance import drafter, drafts_expected, ratio, surely
+from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter, drafts_expected, ratio, surely
 from sparkwright.verify.checks.common import Seen, at, conclude, look, main_facts
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.metrics import identities
@@ -190,12 +190,18 @@ def _compare_levels(
         measured[f"c={level} MAL over c={lowest}"] = round(value, 4)
         low, high = value * math.exp(-width * spread), value * math.exp(width * spread)
         shown = f"at c={level} the mean acceptance length is {value:.2f} times that at c={lowest}"
+        few = min(sum(found.drafts for _, found, _ in of), sum(base.drafts for _, _, base in of))
+        if few < FEW_DRAFTS:
+            against.append((Verdict.INCONCLUSIVE, f"{shown}, but {few:.0f} drafts decide nothing"))
+            continue
         if _beyond(low, high):
             against.append((Verdict.FAIL, f"{shown} ({low:.2f} to {high:.2f})"))
             continue
         if math.exp(width * spread) > 1 + WIDEST:
             against.append((Verdict.INCONCLUSIVE, f"{shown}, but it may be {low:.2f} to {high:.2f}"))
         for category, found, base in of:
+            if min(found.drafts, base.drafts) < FEW_DRAFTS:
+                continue
             one = ratio(found, base, width)
             if _beyond(one.low, one.high):
                 shown = f"{category} c={level}: the mean acceptance length is {one} times that at c={lowest}"
