@@ -6,7 +6,6 @@ import functools
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 import pytest
 from verify_kit import SEEDS, Server, by_name, changed, context, crash_from, judge, run, token_id, verdicts
 
@@ -16,6 +15,8 @@ from sparkwright.verify.model import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
 
     from sparkwright.verify.model import Finding, Observation
 
