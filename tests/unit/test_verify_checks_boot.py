@@ -187,11 +187,18 @@ DEFAULT_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
-        ({"graph_mode": "FULL_AND_PIECEWISE", "capture_sizes": DEFAULT_SIZES}, "fail"),
+        ({"graph_mode": "FULL_AND_PIECEWISE", "capture_sizes": DEFAULT_SIZES}, "pass"),
+        (
+            {"graph_mode": "FULL_AND_PIECEWISE", "capture_sizes": DEFAULT_SIZES, "speculative_tokens": 12},
+            "fail",
+        ),
+        ({"graph_mode": "FULL_AND_PIECEWISE", "capture_sizes": (8, 12), "max_num_seqs": 1}, "pass"),
+        ({"graph_mode": "FULL", "capture_sizes": DEFAULT_SIZES}, "fail"),
         ({"graph_mode": "FULL_DECODE_ONLY", "capture_sizes": (8, 12, 16)}, "fail"),
         ({"graph_mode": "FULL", "capture_sizes": (8, 12, 16)}, "fail"),
         ({"graph_mode": "PIECEWISE", "capture_sizes": DEFAULT_SIZES}, "pass"),
-        ({"graph_mode": "PIECEWISE", "runner": "v2", "capture_sizes": DEFAULT_SIZES}, "fail"),
+        ({"graph_mode": "PIECEWISE", "runner": "v2", "capture_sizes": DEFAULT_SIZES}, "pass"),
+        ({"graph_mode": "FULL_DECODE_ONLY", "runner": "v2", "capture_sizes": (8, 12)}, "fail"),
         ({"graph_mode": "NONE", "capture_sizes": (3,)}, "pass"),
         ({"graph_mode": "FULL", "capture_sizes": (1, 2, 3), "speculative_tokens": 0}, "pass"),
         ({"graph_mode": "FULL", "capture_sizes": (11, 22, 44), "speculative_tokens": 10}, "pass"),

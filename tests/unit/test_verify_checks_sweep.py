@@ -163,7 +163,7 @@ def test_too_few_requests_decide_nothing() -> None:
 
 
 def test_an_interval_that_is_too_wide_decides_nothing() -> None:
-    sizes = profile(least_requests=6, requests_per_client=1, max_tokens=48, levels=(1, 2))
+    sizes = profile(categories=("code",), least_requests=8, max_tokens=40, levels=(1, 2))
     finding = judge(SWEEP, context(sizes), Server(seed=1, factor=falling(2, 0.88)))[INVARIANCE]
     assert finding.verdict == "inconclusive"
     assert "it may be" in finding.cause

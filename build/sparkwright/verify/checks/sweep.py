@@ -94,7 +94,7 @@ def cell(context: Context, category: str, level: int) -> Cell:
             stagger_s=STAGGER_S,
             seed=sizes.seed,
         ),
-        prompts=context.corpus.prompts(category, requests + level, sizes.seed, f"sweep {name}"),
+        prompts=context.corpus.prompts(category, requests, sizes.seed, f"sweep {name}"),
         tags={"category": category, "level": str(level)},
     )
 
@@ -323,13 +323,18 @@ def _client(seen: Seen, grid: _Grid, context: Context) -> Finding:
         if context.profile.speed == 1 and error > first / 2:
             shown = f"{at(observation.cell)}: {error:.1f} ms of a time to first token of {first:.1f} ms"
             against.append((Verdict.INVALID, f"client floor: {shown} may be the client's own"))
+    if context.profile.speed != 1 and flags:
+        flags = [
+            f"the clock runs {context.profile.speed:g} times as fast, and so do the client's errors",
+            *flags,
+        ]
     return conclude(
         seen,
         "the client kept up",
         "The lag of the client's own loop and its error against the simulator are small beside what was"
         " measured, and the wall clock did not jump.",
         against=against,
-        passed=f"{len(flags)} cells are flagged" if flags else "no cell is flagged",
+        passed=f"{len(flags)} flags, see the warnings" if flags else "nothing is flagged",
         threshold=f"flagged where a time is less than {CLEAR:.0f} times the client's error; invalid where it"
         " is over half of the time to first token (not judged on an accelerated clock)",
         measured={"worst lag ms": max((o.lag_ms[0] for o in seen.sound), default=0.0)},
