@@ -202,12 +202,15 @@ class Server:
         total = load.warm_up + load.requests
         for number in range(total):
             slot = free.index(min(free))
-            prompt = cell.prompts[number % len(cell.prompts)]
+            warm_up = number < load.warm_up
+            prompt = cell.prompts[(number if warm_up else number - load.warm_up) % len(cell.prompts)]
+            if warm_up:  # salted, as the client does
+                prompt = msgspec.structs.replace(prompt, text=f"warm-up {number} {prompt.text}")
             length = load.max_tokens
             if load.shape == "drain":
                 length -= (load.max_tokens - load.min_tokens) * number // max(1, total - 1)
             sample = self.answer(cell, prompt, free[slot], length, len(free))
-            samples.append(msgspec.structs.replace(sample, counted=number >= load.warm_up))
+            samples.append(msgspec.structs.replace(sample, counted=not warm_up))
             free[slot] = round(sample.ended * self.speed)
         self.now = max(free) + 1_000_000_000
         return Observation(

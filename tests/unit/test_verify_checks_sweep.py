@@ -159,6 +159,13 @@ def test_too_few_requests_decide_nothing() -> None:
     server = Server(seed=1, factor=falling(2, 0.85))
     finding = judge(SWEEP, context(sizes), server)[INVARIANCE]
     assert finding.verdict == "inconclusive"
+    assert "drafts decide nothing" in finding.cause
+
+
+def test_an_interval_that_is_too_wide_decides_nothing() -> None:
+    sizes = profile(categories=("code",), least_requests=8, max_tokens=40, levels=(1, 2))
+    finding = judge(SWEEP, context(sizes), Server(seed=1, factor=falling(2, 0.88)))[INVARIANCE]
+    assert finding.verdict == "inconclusive"
     assert "it may be" in finding.cause
 
 
@@ -192,10 +199,11 @@ def after(observation: Observation, **changes: object) -> Observation:
 
 def test_a_rise_from_position_to_position_names_it() -> None:
     observations = list(healthy())
-    seen = observations[-1].after
+    seen, before = observations[-1].after, observations[-1].before
     assert seen is not None
+    assert before is not None
     rates = list(seen.accepted_per_position)
-    rates[3], rates[4] = rates[4], rates[3]
+    rates[4] = before.accepted_per_position[4] + rates[3] - before.accepted_per_position[3] + 1
     observations[-1] = after(observations[-1], accepted_per_position=tuple(rates))
     finding = judged(observations)[POSITIONS]
     assert finding.verdict == "fail"

@@ -176,7 +176,7 @@ def _cached(seen: Seen, context: Context, tokens: int) -> Finding:
     cold, cached = (acceptance(o) if o else None for o in (cold_seen, cached_seen))
     unused = _unused(cached_seen) if cached_seen else []
     if cold is not None and cached is not None and not unused and cold_seen and cached_seen:
-        kept = ratio(cached, cold, surely(), accepted=True)
+        kept = ratio(cached, cold, surely(), accepted=True, same_texts=True)
         measured = {
             "MAL cold": round(cold.mal, 3),
             "MAL cached": round(cached.mal, 3),
