@@ -30,7 +30,7 @@ _WORDS = (
     "still own see men work long here get both between life being under never day same another know while "
     "last might us great old year off come since against go came right used take three number code value "
     "list return function result question answer write read given find show example system data name"
-).split()
+)
 
 
 def alphabet() -> list[str]:
@@ -103,7 +103,7 @@ def _merged(room: int) -> tuple[list[str], list[tuple[str, str]]]:
 
 def _wanted() -> Iterator[tuple[str, str]]:
     """Merges in order of rank: words letter by letter, then pairs of letters, then letters after pairs."""
-    for word in _WORDS:
+    for word in _WORDS.split():
         whole = _SPACE + word
         for end in range(1, len(whole)):
             yield whole[:end], whole[end]
