@@ -104,7 +104,7 @@ def read_boot_log(text: str) -> BootFacts:
         backends=tuple(dict.fromkeys(_BACKEND.findall(text))),
         kv_gib=_number(_last(_KV_MEMORY, text) or _last(_KV_RESERVED, text)),
         kv_tokens=int(_number(_last(_KV_TOKENS, text))),
-        kv_dtype=_first(r"kv_cache_dtype=([\w.]+)", config).removeprefix("auto"),
+        kv_dtype=_kv_dtype(config),
         max_concurrency=_number(concurrency[-1][1] if concurrency else ""),
         weights_gib=_number(_last(_WEIGHTS, text)),
         graph_gib=float(estimate.replace(",", "")) if estimate else None,
@@ -130,7 +130,7 @@ def facts_from_metrics(snapshot: Snapshot, facts: BootFacts) -> BootFacts:
     if not tokens and {"num_gpu_blocks", "block_size"} <= cache.keys() and facts.kv_tokens < 0:
         # An upper bound for models of several cache groups, which share the blocks.
         tokens = str(int(_number(cache["num_gpu_blocks"]) * _number(cache["block_size"])))
-    dtype = cache.get("cache_dtype", "").removeprefix("auto")
+    dtype = cache.get("cache_dtype", "").removeprefix("auto")  # the log has what that came to be
     return msgspec.structs.replace(
         facts,
         kv_tokens=int(_number(tokens)) if tokens else facts.kv_tokens,
@@ -142,6 +142,12 @@ def facts_from_metrics(snapshot: Snapshot, facts: BootFacts) -> BootFacts:
 
 def _known(labels: Mapping[str, str], name: str, otherwise: float) -> float:
     return _number(labels[name]) if name in labels else otherwise
+
+
+def _kv_dtype(config: str) -> str:
+    """Type of the KV cache; the model's own where that is what was asked for."""
+    dtype = _first(r"kv_cache_dtype=([\w.]+)", config)
+    return _first(r"\bdtype=(?:torch\.)?(\w+)", config) if dtype == "auto" else dtype
 
 
 def _runner(text: str) -> str:

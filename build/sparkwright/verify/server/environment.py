@@ -71,7 +71,7 @@ def prepare_wheel(wheel: Path, folder: Path) -> Path:
             raise ServerError(
                 f"no environment could be made for {wheel.name}",
                 because=f"{error.what}: {error.because}",
-                next_step="the wheel's platform and Python must be this machine's, and its requirements reachable",
+                next_step="the wheel must be for this machine and Python, and what it requires reachable",
             ) from error
         (folder / _DONE).write_text(json.dumps({"wheel": wheel.name, "sha256": digest}), encoding="utf-8")
     return python
@@ -109,5 +109,5 @@ def _make(folder: Path, python: Path, wheel: Path) -> None:
         run([uv, "pip", "install", "--quiet", "--python", python, wheel.resolve()], timeout=_INSTALL_S)
     else:
         run([sys.executable, "-m", "venv", folder], timeout=_INSTALL_S)
-        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         run([*pip, wheel.resolve()], timeout=_INSTALL_S)

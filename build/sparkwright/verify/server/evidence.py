@@ -1,4 +1,4 @@
-"""What is kept when a server dies or stops answering: the end of its log, how it ended, its last counters, the host."""
+"""What is kept of a server that dies or stops answering: its last words and counters, its end, the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Incident", "keep_evidence"]
 
 _LINES = 400
 _SECONDS = 15.0
-# Programs whose words are kept where they are installed and may be run; many hosts show the kernel's to root alone.
+# Programs whose words are kept where they may be run; many hosts show the kernel's to root alone.
 _PROGRAMS = {
     "dmesg.txt": ("dmesg", "--ctime", "--level=emerg,alert,crit,err,warn"),
     "nvidia-smi.txt": ("nvidia-smi", "-q", "-d", "CLOCK,POWER,TEMPERATURE,MEMORY,PERFORMANCE,ECC"),

@@ -46,7 +46,8 @@ CAUSES: tuple[Cause, ...] = (
         "no-card",
         "no CUDA device can be used",
         "check that nvidia-smi lists the card for this user",
-        r"Failed to infer device type|no CUDA-capable device|libcuda\.so\.1: cannot open|No CUDA GPUs are available",
+        r"Failed to infer device type|no CUDA-capable device|libcuda\.so\.1: cannot open"
+        r"|No CUDA GPUs are available",
     ),
     Cause(
         "card-occupied",

@@ -27,7 +27,7 @@ async def sample_host(pid: int | None = None) -> HostSample:
         The sample. What cannot be read, on a machine without an NVIDIA card for instance, is -1.
     """
     loop = asyncio.get_running_loop()
-    # In an empty context: a sample every few seconds is no news to those who listen to what programs we start.
+    # In an empty context: a sample every few seconds is no news to those who listen to what we start.
     return await loop.run_in_executor(None, Context().run, _sample, pid)
 
 
@@ -44,7 +44,7 @@ def _sample(pid: int | None) -> HostSample:
 
 
 def card_memory_gib() -> float:
-    """Memory of the first card; of the machine where they share one (GB10 says ``[N/A]``); -1 without a card."""
+    """Memory of the first card, or of a machine that shares its own (GB10 says ``[N/A]``); -1 without one."""
     raw = _ask("memory.total")
     if not raw:
         return -1

@@ -1,8 +1,8 @@
 """A server's life: started, ready when it has answered, watched, and ended with all that it started.
 
-Ready means that a request was answered with tokens: ``/health`` says 200 while an engine is dead (vllm#39863),
-and a server that listens may still hang. Ended means that nothing of it runs any more: its process group is
-killed, and also what left the group, which is found by a variable in its environment.
+Ready means that a request was answered with tokens: ``/health`` says 200 while an engine is dead
+(vllm#39863), and a server that listens may still hang. Ended means that nothing of it runs any more: its
+process group is killed, and also what left the group, which is found by a variable in its environment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -43,6 +43,7 @@ _MARK = "SPARKWRIGHT_SERVER"
 _POLL_S = 0.25
 _METRICS_S = 10.0  # between two looks at the counters that evidence of a death would hold
 _ANSWER_S = 5.0
+_OWN_S = 30.0  # an interpreter starts no faster because its clock does
 _CANARIES = 3  # kernels may be compiled at their first use, so that the first canary may be late
 _DYING_S = 5.0
 
@@ -178,7 +179,7 @@ class ServerProcess:
 
     # Its life --------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> ServerProcess:
+    async def __aenter__(self) -> Self:
         """Start it and wait for its first answer.
 
         Raises:
@@ -265,18 +266,23 @@ class ServerProcess:
             ServerFailedError: it ended, or time is up.
         """
         launch, why = self.launch, "nothing listens at its port"
-        end = launch.boot_s / launch.speed
+        end = self._within(launch.boot_s)
         while self._age < end:
             if self.died is not None:
                 raise await self._failure("the server ended while it started")
             if await self._listens():
                 # It listens, so that its engine is up: from here on a few canaries are enough.
-                end = min(end, self._age + _CANARIES * launch.deadlines.canary_s / launch.speed)
+                end = min(end, self._age + self._within(_CANARIES * launch.deadlines.canary_s))
                 why = await self._first_answer(session, end)
                 if not why:
                     return
             await asyncio.sleep(max(_POLL_S / launch.speed, 0.02))
         raise await self._failure(f"the server gave no answer within {self._age * launch.speed:.0f} s", why)
+
+    def _within(self, seconds: float) -> float:
+        """How long one waits for what takes *seconds* of the server's."""
+        speed = self.launch.speed
+        return seconds if speed == 1 else seconds / speed + _OWN_S
 
     async def _first_answer(self, session: aiohttp.ClientSession, end: float) -> str:
         """Send canaries until one is answered, the server ends or it is *end* seconds old; says why not."""
@@ -368,7 +374,8 @@ class ServerProcess:
         try:
             if running.poll() is None and running.ask_to_end():
                 until = time.monotonic() + self.launch.end_s
-                while running.poll() is None and time.monotonic() < until:
+                # No event tells of it: the process is looked at without being reaped.
+                while running.poll() is None and time.monotonic() < until:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         finally:  # also when we are interrupted
             running.kill()

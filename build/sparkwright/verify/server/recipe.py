@@ -34,8 +34,8 @@ class Recipe(Model, frozen=True):
         title: for people.
         model: a Hugging Face id, a folder, or ``tiny:target`` for the generated one.
         drafter: the same, or empty where the target drafts for itself or nothing drafts.
-        flags: of ``vllm serve`` without their dashes; `True` and `False` become ``--x`` and ``--no-x``, tables
-            become JSON.
+        flags: of ``vllm serve`` without their dashes; `True` and `False` become ``--x`` and ``--no-x``,
+            tables become JSON.
         environment: variables that the server gets on top of ours.
         speculative: keys of ``--speculative-config`` as vLLM spells them, but for the drafter's place.
         weights: how the checkpoint is quantized, in vLLM's words (``modelopt``, ``compressed-tensors``),
@@ -114,7 +114,7 @@ def variant(
     model: str = "",
     drafter: str = "",
 ) -> Recipe:
-    """The same recipe on another model runner, with or without graphs, without speculation, or of other files.
+    """The same recipe with another model runner, graphs or none, no speculation, or other models.
 
     Args:
         recipe: what to change.

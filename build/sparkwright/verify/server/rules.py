@@ -8,6 +8,7 @@ card is not known, it is silent and vLLM has the last word.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.errors import IncompatibleOptionsError
@@ -161,8 +162,8 @@ def _rates_wrong(options: Options) -> bool:
     if (rates is None) == (length is None):
         return True
     if rates is None:
-        return not 1 <= float(length) <= options.k + 1
-    falling = all(after <= before for before, after in zip(rates, rates[1:], strict=False))
+        return not 1 <= float(length or 0) <= options.k + 1
+    falling = all(after <= before for before, after in pairwise(rates))
     return len(rates) != options.k or not falling or not all(0 <= rate <= 1 for rate in rates)
 
 
@@ -187,16 +188,17 @@ def _no_size_left(options: Options) -> bool:
 RULES: tuple[Rule, ...] = (
     Rule(
         "dflash-nvfp4-kv",
-        "DFlash attends without a causal mask, and no backend does that on an NVFP4 KV cache: FlashInfer, the "
-        "only one that reads such a cache, refuses it",
-        'use kv-cache-dtype = "fp8_e4m3" with DFlash, or keep NVFP4 and draft with a causal method such as mtp',
+        "DFlash attends without a causal mask, and no backend does that on an NVFP4 KV cache: FlashInfer,"
+        " the only one that reads such a cache, refuses it",
+        'use kv-cache-dtype = "fp8_e4m3" with DFlash, or draft with a causal method such as mtp',
         # The same words stand in 0.33.0 v1/attention/backends/flashinfer.py:1391.
         "0.24.0 v1/attention/backends/flashinfer.py:807",
         lambda o: o.method == "dflash" and o.kv.startswith("nvfp4"),
     ),
     Rule(
         "nvfp4-kv-card",
-        "an NVFP4 KV cache is read by kernels of compute capability 10.x alone in this release, and a GB10 is 12.1",
+        "an NVFP4 KV cache is read by kernels of compute capability 10.x alone in this release, and a "
+        "GB10 is 12.1",
         'use kv-cache-dtype = "fp8_e4m3", or vLLM 0.33, which reads it on 8.x, 9.x and 12.x too',
         # 0.33.0: _nvfp4_kv_on_fa2 (flashinfer.py:114). Releases 0.30 to 0.32 were not read.
         "0.24.0 v1/attention/backends/flashinfer.py:654",
@@ -281,7 +283,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "quantization-other",
-        "the quantization that is asked for is not the checkpoint's, and vLLM does not convert between the two",
+        "the quantization that is asked for is not the checkpoint's, and vLLM does not convert between "
+        "the two",
         "leave `quantization` out: vLLM reads it from the checkpoint",
         # Other methods may override what the user says (modelopt.py:1062, and GPTQ's and AWQ's): not refused.
         "0.24.0 config/model.py:1042",
@@ -292,7 +295,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "quantization-of-nothing",
-        "ModelOpt and compressed-tensors describe checkpoints that are quantized already, and this one is not",
+        "ModelOpt and compressed-tensors describe checkpoints that are quantized already, and this one is"
+        " not",
         "leave `quantization` out, use a quantized checkpoint, or `fp8` to quantize while loading",
         "0.24.0 model_executor/model_loader/weight_utils.py:286",
         lambda o: (
@@ -302,8 +306,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "tied-modelopt",
-        "ModelOpt's quantization cannot tie the output layer to the embeddings in this release: loading ends in "
-        "NotImplementedError",
+        "ModelOpt's quantization cannot tie the output layer to the embeddings in this release: loading "
+        "ends in NotImplementedError",
         "use a wheel of ours (carry tie-weights) or vLLM 0.25",
         "0.24.0 model_executor/layers/quantization/base_config.py:51",
         lambda o: o.weights.startswith("modelopt") and "tied-embeddings" in o.traits,
@@ -312,7 +316,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "v2-hybrid-prefix-cache",
-        "model runner V2 does not take hybrid models with prefix caching in this release (mamba_cache_mode align)",
+        "model runner V2 does not take hybrid models with prefix caching in this release (their cache "
+        "would be in mode align)",
         "leave VLLM_USE_V2_MODEL_RUNNER out or set it to 0, or switch enable-prefix-caching off",
         "0.24.0 config/vllm.py:2000 and :2156, model_executor/models/config.py:417",
         lambda o: o.runner == "v2" and "hybrid" in o.traits and o.flags.get("enable-prefix-caching") is True,
@@ -377,9 +382,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "synthetic-acceptance",
-        "synthetic acceptance needs exactly one of synthetic_acceptance_rates (as many as tokens are drafted, "
-        "from 0 to 1, none above the one before it) and synthetic_acceptance_length (from 1 to 1 + k), and only "
-        "together with rejection_sample_method = synthetic",
+        "synthetic acceptance needs exactly one of synthetic_acceptance_rates (as many as are drafted, "
+        "from 0 to 1, none above the one before it) and synthetic_acceptance_length (from 1 to 1 + k), "
+        "and only together with rejection_sample_method = synthetic",
         "give one of the two, within these limits",
         "0.24.0 config/speculative.py:238 and :1043",
         _rates_wrong,
@@ -407,8 +412,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "removed-variables",
-        "VLLM_NVFP4_GEMM_BACKEND and VLLM_USE_FLASHINFER_MOE_* were removed: they would be passed over with a "
-        "warning, and other kernels would be measured than those that were asked for",
+        "VLLM_NVFP4_GEMM_BACKEND and VLLM_USE_FLASHINFER_MOE_* were removed: vLLM only warns of them, and"
+        " other kernels would be measured than those that were asked for",
         "use the flags linear-backend and moe-backend",
         "0.24.0 envs.py:1998",
         lambda o: any(name.startswith(_GONE) and not name.endswith("_INT4") for name in o.environment),

@@ -21,7 +21,16 @@ _MASK = "<mask>"
 _SPACE = "Ġ"  # a blank, in the alphabet of bytes
 # By how often English has them, roughly; the order decides which of two overlapping merges comes first.
 _LETTERS = "etaoinsrhldcumfpgwybvkxjqz"
-_WORDS = ["the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he", "his", "but", "at", "are", "this", "have", "from", "or", "had", "an", "they", "which", "one", "you", "were", "all", "her", "she", "there", "would", "their", "we", "him", "been", "has", "when", "who", "will", "more", "no", "if", "out", "so", "said", "what", "up", "its", "about", "into", "than", "them", "can", "only", "other", "time", "new", "some", "could", "these", "two", "may", "then", "do", "first", "any", "my", "now", "such", "like", "our", "over", "man", "me", "even", "most", "made", "after", "also", "did", "many", "before", "must", "through", "years", "where", "much", "your", "way", "well", "down", "should", "because", "each", "just", "those", "people", "how", "too", "little", "state", "good", "very", "make", "world", "still", "own", "see", "men", "work", "long", "here", "get", "both", "between", "life", "being", "under", "never", "day", "same", "another", "know", "while", "last", "might", "us", "great", "old", "year", "off", "come", "since", "against", "go", "came", "right", "used", "take", "three", "number", "code", "value", "list", "return", "function", "result", "question", "answer", "write", "read", "given", "find", "show", "example", "system", "data", "name"]
+_WORDS = (
+    "the of and to in is that for it as was with be by on not he his but at are this have from or had an "
+    "they which one you were all her she there would their we him been has when who will more no if out so "
+    "said what up its about into than them can only other time new some could these two may then do first "
+    "any my now such like our over man me even most made after also did many before must through years where "
+    "much your way well down should because each just those people how too little state good very make world "
+    "still own see men work long here get both between life being under never day same another know while "
+    "last might us great old year off come since against go came right used take three number code value "
+    "list return function result question answer write read given find show example system data name"
+)
 
 
 def alphabet() -> list[str]:
@@ -94,7 +103,7 @@ def _merged(room: int) -> tuple[list[str], list[tuple[str, str]]]:
 
 def _wanted() -> Iterator[tuple[str, str]]:
     """Merges in order of rank: words letter by letter, then pairs of letters, then letters after pairs."""
-    for word in _WORDS:
+    for word in _WORDS.split():
         whole = _SPACE + word
         for end in range(1, len(whole)):
             yield whole[:end], whole[end]
