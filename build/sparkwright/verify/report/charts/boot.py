@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
-from sparkwright.verify.report.drawing.kinds import Budget, Naming, budgets
+from sparkwright.verify.report.drawing.kinds import Budget, budgets
+from sparkwright.verify.report.drawing.plot import Naming
 from sparkwright.verify.report.drawing.scale import linear
-from sparkwright.verify.report.text import number
+from sparkwright.verify.report.text import NOTHING, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +27,9 @@ def boot_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     if not rows:
         return
     bars = [_budget(label, facts) for label, facts in rows]
-    x = linear("GiB", [max(bar.whole, bar.limit, sum(part[1] for part in bar.parts)) for bar in bars], ticks=8)
+    x = linear(
+        "GiB", [max(bar.whole, bar.limit, sum(part[1] for part in bar.parts)) for bar in bars], ticks=8
+    )
     lead = _lead(rows)
     meaning = (
         "Weights, CUDA graphs and KV cache together must stay below the limit (upright line), which is the "
@@ -79,5 +82,12 @@ def _lead(rows: Sequence[tuple[str, BootFacts]]) -> str:
 
 
 def _row(label: str, facts: BootFacts) -> tuple[str, ...]:
-    said = (facts.weights_gib, graph_memory(facts), facts.kv_gib, facts.kv_tokens, _limit(facts), facts.total_gib)
-    return (label, *(number(value) if value >= 0 else "–" for value in said))
+    said = (
+        facts.weights_gib,
+        graph_memory(facts),
+        facts.kv_gib,
+        facts.kv_tokens,
+        _limit(facts),
+        facts.total_gib,
+    )
+    return (label, *(number(value) if value >= 0 else NOTHING for value in said))
