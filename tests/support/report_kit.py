@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 LEVELS = (1, 2, 4, 8, 16, 32, 64)
 OFF_GRID = (3, 5, 7, 9, 15, 17, 23, 25, 31, 33, 47, 63)
-SOAK_S = 1800
 
 MANIFEST: dict[str, Any] = {
     "title": "Qwen3.6-27B NVFP4 with z-lab DFlash, k = 7",
@@ -50,7 +49,11 @@ MANIFEST: dict[str, Any] = {
 
 def prompts(category: str, count: int, salt: str, tokens: int = 40) -> tuple[Prompt, ...]:
     return tuple(
-        Prompt(name=f"{category}/{i} {salt}", category=category, text=f"[{category} {salt} {i}] " + "word " * tokens)
+        Prompt(
+            name=f"{category}/{i} {salt}",
+            category=category,
+            text=f"[{category} {salt} {i}] " + "word " * tokens,
+        )
         for i in range(count)
     )
 
@@ -105,52 +108,85 @@ def context(server: Server) -> list[Observation]:
     ]
 
 
-def soak(
-    rate: Callable[[float], float] = lambda _: 0.46, hits: float = 0.55, begin_s: float = 6000.0
-) -> Observation:
-    """Half an hour in snapshots 5 s apart; *rate* is the acceptance at a moment in seconds."""
-    rng = np.random.default_rng(5)
-    cell = Cell(
-        check="soak",
-        name="mixed traffic c=8",
-        load=Load(concurrency=8, seconds=SOAK_S, requests=0),
-        prompts=prompts("code", 4, "soak"),
-    )
-    counters = {"drafts": 0.0, "accepted": 0.0, "generated": 0.0, "queries": 0.0, "hits": 0.0}
-    series = []
-    for step in range(SOAK_S // 5 + 1):
-        share = max(0.0, rate(step * 5.0) + rng.normal(0, 0.012)) if step else 0.0
-        drafts = 5 * 8 / 0.06 * bool(step)
-        asked = 4000.0 * bool(step)
-        counters["drafts"] += drafts
-        counters["accepted"] += drafts * 7 * share
-        counters["generated"] += drafts * (1 + 7 * share)
-        counters["queries"] += asked
-        counters["hits"] += asked * max(0.0, hits + rng.normal(0, 0.03)) * (step > 12)
-        series.append(_snapshot(round((begin_s + step * 5) * 1e9), counters, rng.uniform(0.28, 0.36)))
-    host = tuple(
-        HostSample(at=snapshot.at, memory_available_mib=52_000 - 2.0 * index, gpu_clock_mhz=2400)
-        for index, snapshot in enumerate(series)
-    )
-    sample = msgspec.structs.replace(Server().measure(_one("code")).samples[0], prompt="soak")
-    return Observation(
-        cell=cell, samples=(sample,), before=series[0], after=series[-1], series=tuple(series[1:-1]), host=host
-    )
+def steady(at_s: float, kind: str) -> float:
+    """Acceptance that stays."""
+    del at_s
+    return {"cold": 0.5, "cached": 0.49}.get(kind, 0.46)
 
 
-def _snapshot(at: int, counters: dict[str, float], kv: float) -> Snapshot:
-    return Snapshot(
-        at=at,
-        drafts=counters["drafts"],
-        draft_tokens=counters["drafts"] * 7,
-        accepted=counters["accepted"],
-        generation_tokens=counters["generated"],
-        prefix_queries=counters["queries"],
-        prefix_hits=counters["hits"],
-        preemptions=0,
-        kv_usage=kv,
-        start_s=1.7e9,
-    )
+def decaying(at_s: float, kind: str) -> float:
+    """Acceptance that falls from minute 18 on and is gone at minute 25, for cold prompts less."""
+    left = min(1.0, max(0.0, (1500 - at_s) / 420))
+    return steady(at_s, kind) * (0.5 + left / 2 if kind == "cold" else left)
+
+
+class Soak:
+    """Rounds of probes and of traffic for half an hour, in snapshots 5 s apart."""
+
+    def __init__(self, rate: Callable[[float, str], float] = steady, hits: float = 0.55) -> None:
+        self.rate, self.hits = rate, hits
+        self.rng = np.random.default_rng(5)
+        self.now_s = 0.0
+        self.counters = {"drafts": 0.0, "accepted": 0.0, "generated": 0.0, "queries": 0.0, "hits": 0.0}
+        self.sample = Server().measure(_one("code")).samples[0]
+
+    def rounds(self, count: int = 6, seconds: int = 300) -> list[Observation]:
+        made = []
+        for number in range(count + 1):
+            made += [self.cell(number, "cold", 15), self.cell(number, "cached", 15)]
+            made += [self.cell(number, "traffic", seconds)] if number < count else []
+        return made
+
+    def cell(self, number: int, kind: str, seconds: int) -> Observation:
+        cell = Cell(
+            check="soak",
+            name=f"round {number} {kind}",
+            load=Load(concurrency=8, seconds=float(seconds), requests=0),
+            prompts=prompts("code", 4, f"soak {number} {kind}"),
+            tags={"kind": kind, "round": str(number)},
+        )
+        series = [self.snapshot()]
+        for _ in range(seconds // 5):
+            self.advance(kind)
+            series.append(self.snapshot())
+        host = tuple(
+            HostSample(at=one.at, memory_available_mib=52_000 - self.now_s / 3, gpu_clock_mhz=2400)
+            for one in series
+        )
+        return Observation(
+            cell=cell,
+            samples=(self.sample,),
+            before=series[0],
+            after=series[-1],
+            series=tuple(series[1:-1]),
+            host=host,
+        )
+
+    def advance(self, kind: str) -> None:
+        share = max(0.0, self.rate(self.now_s, kind) + self.rng.normal(0, 0.012))
+        drafts = 5 * 8 / 0.06
+        self.now_s += 5
+        self.counters["drafts"] += drafts
+        self.counters["accepted"] += drafts * 7 * share
+        self.counters["generated"] += drafts * (1 + 7 * share)
+        self.counters["queries"] += 4000
+        self.counters["hits"] += 4000 * max(0.0, self.hits + self.rng.normal(0, 0.03)) * (self.now_s > 90)
+
+    def snapshot(self, **changes: Any) -> Snapshot:
+        seen = self.counters
+        values: dict[str, Any] = {
+            "at": round((6000 + self.now_s) * 1e9),
+            "drafts": seen["drafts"],
+            "draft_tokens": seen["drafts"] * 7,
+            "accepted": seen["accepted"],
+            "generation_tokens": seen["generated"],
+            "prefix_queries": seen["queries"],
+            "prefix_hits": seen["hits"],
+            "preemptions": 0,
+            "kv_usage": self.rng.uniform(0.28, 0.36),
+            "start_s": 1.7e9,
+        }
+        return Snapshot(**{**values, **changes})
 
 
 def _one(category: str) -> Cell:
@@ -161,7 +197,10 @@ def _one(category: str) -> Cell:
 
 
 def finding(check: str, name: str, cause: str, verdict: Verdict = Verdict.PASS, **more: Any) -> Finding:
-    texts = {"definition": f"What {check} holds against its limit.", "threshold": "at most 10 %, from the design"}
+    texts = {
+        "definition": f"What {check} holds against its limit.",
+        "threshold": "at most 10 %, from the design",
+    }
     return Finding(check=check, name=name, cause=cause, verdict=verdict, **{**texts, **more})
 
 
@@ -171,7 +210,9 @@ def keys(observations: Sequence[Observation], check: str) -> tuple[str, ...]:
 
 def comparison(name: str, ratio: float, low: float, high: float, verdict: Verdict = Verdict.PASS) -> Finding:
     measured = {"ratio": ratio, "low": low, "high": high, "minimum_detectable": 0.045}
-    return finding("compare", name, f"ratio {ratio:.3f} ({low:.3f} to {high:.3f})", verdict, measured=measured)
+    return finding(
+        "compare", name, f"ratio {ratio:.3f} ({low:.3f} to {high:.3f})", verdict, measured=measured
+    )
 
 
 def healthy_findings(seen: Sequence[Observation]) -> list[Finding]:
@@ -182,7 +223,7 @@ def healthy_findings(seen: Sequence[Observation]) -> list[Finding]:
             "sweep",
             "acceptance does not depend on concurrency",
             "the mean acceptance length varies by at most 3.1 % from c=1 to c=64",
-            definition="The mean acceptance length at each concurrency is held against that at c=1, by category.",
+            definition="The mean acceptance length at each concurrency over that at c=1, by category.",
             threshold="within ±10 % (published sweeps are flat within 3 %)",
             measured={f"c={level} MAL over c=1": 1 + level / 2000 for level in LEVELS[1:]},
             evidence=keys(seen, "sweep"),
@@ -195,21 +236,18 @@ def healthy_findings(seen: Sequence[Observation]) -> list[Finding]:
         comparison("aggregate throughput, c = 8", 1.021, 0.985, 1.061),
         comparison("decode speed of one request", 1.094, 1.052, 1.138),
         comparison("time to first token", 0.985, 0.93, 1.04),
-        finding("bands", "speed is near what was published", "code 41.0 tok/s", warnings=("prose is 31 % below",)),
+        finding(
+            "bands", "speed is near what was published", "code 41.0 tok/s", warnings=("prose is 31 % below",)
+        ),
     ]
 
 
 def healthy() -> Run:
     """Everything passed."""
     server = Server(seed=1, step_ms=52)
-    seen = [*sweep(server), *hunt(server), *context(server), soak()]
+    seen = [*sweep(server), *hunt(server), *context(server), *Soak().rounds()]
     facts = {("main", 0): boot_facts(), ("main", 1): boot_facts(seconds=198.0), ("baseline", 0): boot_facts()}
     return Run(manifest=MANIFEST, facts=facts, observations=seen, findings=healthy_findings(seen))
-
-
-def decaying(at_s: float) -> float:
-    """Acceptance that falls from minute 18 on and is gone at minute 25."""
-    return 0.46 * min(1.0, max(0.0, (1500 - at_s) / 420))
 
 
 def unhealthy() -> Run:
@@ -222,10 +260,12 @@ def unhealthy() -> Run:
 
     server = Server(seed=2, step_ms=52, factor=falling)
     log = ("ERROR EngineCore RuntimeError: block_table must have shape (batch_size, max_num_blocks_per_seq)",)
-    seen = [*sweep(server), *hunt(server), *context(server), soak(decaying)]
+    seen = [*sweep(server), *hunt(server), *context(server), *Soak(decaying).rounds()]
     names = [o.cell.name for o in seen]
     seen[names.index("burst 17")] = dead(seen[names.index("burst 17")], 137, log)
-    seen[names.index("prose c=64")] = failing(seen[names.index("prose c=64")], FailureKind.STALL, "no token for 60 s")
+    seen[names.index("prose c=64")] = failing(
+        seen[names.index("prose c=64")], FailureKind.STALL, "no token for 60 s"
+    )
     bad = {"graph_gib": -35.69, "kv_gib": 72.1, "kv_tokens": 1_060_000}
     facts = {("main", 0): boot_facts(**bad), ("baseline", 0): boot_facts()}
     manifest = {**MANIFEST, "interrupted": "stopped by the user during lossless"}
@@ -239,7 +279,7 @@ def unhealthy_findings(seen: Sequence[Observation]) -> list[Finding]:
         finding(
             "boot",
             "memory adds up",
-            "CUDA graphs were estimated at −35.69 GiB, and the KV cache grew by as much: 90.3 GiB of 65.8 GiB",
+            "CUDA graphs were estimated at -35.69 GiB, and the KV cache grew by as much: 90.3 of 65.8 GiB",
             fail,
             measured={"estimate GiB": -35.69, "KV + weights GiB": 90.3, "limit GiB": 65.8},
         ),
@@ -248,7 +288,7 @@ def unhealthy_findings(seen: Sequence[Observation]) -> list[Finding]:
             "acceptance does not depend on concurrency",
             "code c=32: the mean acceptance length is 0.61 (0.58 to 0.64) times that at c=1",
             fail,
-            definition="The mean acceptance length at each concurrency is held against that at c=1, by category.",
+            definition="The mean acceptance length at each concurrency over that at c=1, by category.",
             measured={f"c={level} MAL over c=1": 0.61 if level >= 32 else 1.0 for level in LEVELS[1:]},
             evidence=keys(seen, "sweep"),
         ),
@@ -309,7 +349,9 @@ def hostile() -> Run:
         evidence=(HOSTILE, seen.cell.key),
         warnings=(HOSTILE,),
     )
-    manifest = {name: HOSTILE for name in ("title", "profile", "started", "model", "interrupted", "host", HOSTILE)}
+    manifest = dict.fromkeys(
+        ("title", "profile", "started", "model", "interrupted", "host", HOSTILE), HOSTILE
+    )
     manifest |= {"files": {HOSTILE: "javascript:alert(3)//" + MARKS}, "report": "r.html"}
     facts = {(HOSTILE, 0): boot_facts(version=HOSTILE, backends=(HOSTILE,))}
     compared = msgspec.structs.replace(comparison(HOSTILE, 1.0, 0.9, 1.1), cause=HOSTILE)

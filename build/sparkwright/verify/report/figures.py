@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from sparkwright.verify.run import Run
     from sparkwright.verify.statistics import Summary
 
-__all__ = ["CellFigures", "Moment", "cells", "moments", "pooled"]
+__all__ = ["CellFigures", "Moment", "begun", "cells", "moments", "pooled"]
 
 WINDOW_S = 30.0  # of a timeline, in the server's clock
+_NEARLY = 0.98  # of it: snapshots do not come on the second
+_FULL = 0.5  # of it: less is the end of a cell, when little runs
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def pooled(found: Sequence[Speculation]) -> Speculation | None:
 
 @dataclass(frozen=True)
 class Moment:
-    """One window of a long cell, in the server's seconds since the first cell of its kind began.
+    """One window of a long cell, in the server's seconds since the soak's first cell began.
 
     Attributes:
         begin_s: when it begins.
@@ -179,24 +181,28 @@ class Moment:
         return (self.begin_s + self.end_s) / 2
 
 
-def moments(
-    observations: Sequence[Observation], speed: float, window_s: float = WINDOW_S
-) -> tuple[Moment, ...]:
-    """Windows of about *window_s* over the counters of *observations*, one after another in time.
+def begun(observations: Sequence[Observation], speed: float) -> tuple[float, ...]:
+    """When each cell began, in the server's seconds since the first one did.
 
-    Cells whose clock begins anew (the machine was restarted in between) follow the ones before at once.
+    Their durations are added up, pauses left out, because the clock's origin changes when a run is resumed.
     """
-    found: list[Moment] = []
-    begin, origin = 0.0, None
+    moments_s, total = [], 0.0
     for observation in observations:
-        snapshots = _snapshots(observation)
-        if len(snapshots) < 2:  # noqa: PLR2004 - a window has two ends
-            continue
-        if origin is None or (snapshots[0].at - origin) * speed / 1e9 < begin:
-            origin = snapshots[0].at - round(begin * 1e9 / speed)
-        found.extend(_windows(snapshots, origin, speed, window_s))
-        begin = (snapshots[-1].at - origin) * speed / 1e9
-    return tuple(found)
+        moments_s.append(total)
+        ends = _snapshots(observation)
+        total += (ends[-1].at - ends[0].at) * speed / 1e9 if ends else 0.0
+    return tuple(moments_s)
+
+
+def moments(
+    observation: Observation, begin_s: float, speed: float, window_s: float = WINDOW_S
+) -> tuple[Moment, ...]:
+    """Windows of about *window_s* over the counters of a cell that began at *begin_s*."""
+    snapshots = _snapshots(observation)
+    if not snapshots:
+        return ()
+    origin = snapshots[0].at - round(begin_s * 1e9 / speed)
+    return tuple(_windows(snapshots, origin, speed, window_s))
 
 
 def _snapshots(observation: Observation) -> list[Snapshot]:
@@ -205,12 +211,13 @@ def _snapshots(observation: Observation) -> list[Snapshot]:
 
 
 def _windows(snapshots: Sequence[Snapshot], origin: int, speed: float, window_s: float) -> Iterable[Moment]:
+    """Windows that end with the first snapshot that is late enough; a short rest is left out."""
     first = snapshots[0]
     for later in snapshots[1:]:
-        if (later.at - first.at) * speed / 1e9 < window_s * 0.99 and later is not snapshots[-1]:
-            continue
-        yield _moment(first, later, origin, speed)
-        first = later
+        seconds = (later.at - first.at) * speed / 1e9
+        if seconds >= window_s * (_FULL if later is snapshots[-1] else _NEARLY):
+            yield _moment(first, later, origin, speed)
+            first = later
 
 
 def _moment(first: Snapshot, later: Snapshot, origin: int, speed: float) -> Moment:

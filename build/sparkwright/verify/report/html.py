@@ -11,11 +11,21 @@ from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.report.drawing.svg import to_text
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import flat, headline, highlights
-from sparkwright.verify.report.text import SYMBOLS, WORDS, clean, duration, figure, number, plural, share
+from sparkwright.verify.report.text import (
+    NOTHING,
+    SYMBOLS,
+    WORDS,
+    clean,
+    duration,
+    figure,
+    number,
+    plural,
+    share,
+)
 from sparkwright.verify.run import worst
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from jinja2 import Environment
 
@@ -35,21 +45,25 @@ def render_html(run: Run) -> str:
     """*run* as one HTML page, the same for the same run."""
     found = cells(run)
     charts = all_charts(run, found)
-    page = _environment().get_template("page.html").render(
-        run=run,
-        said=_said(run),
-        headline=headline(run),
-        highlights=highlights(run, found),
-        charts=charts,
-        cells=found,
-        known={cell.key for cell in found},
-        names={cell.key: cell.observation.cell.name for cell in found},
-        numbered=list(enumerate(run.findings, 1)),
-        manifest=list(flat(run.manifest)),
-        boots=_boots(run),
-        files=list(_files(run)),
-        floors=_floor_table(run),
-        worst=worst,
+    page = (
+        _environment()
+        .get_template("page.html")
+        .render(
+            run=run,
+            said=_said(run),
+            headline=headline(run),
+            highlights=highlights(run, found),
+            charts=charts,
+            cells=found,
+            known={cell.key for cell in found},
+            names={cell.key: cell.observation.cell.name for cell in found},
+            numbered=list(enumerate(run.findings, 1)),
+            manifest=list(flat(run.manifest)),
+            boots=_boots(run),
+            files=list(_files(run)),
+            floors=_floor_table(run),
+            worst=worst,
+        )
     )
     return page.strip() + "\n"
 
@@ -61,7 +75,11 @@ def _said(run: Run) -> dict[str, Any]:
     small = [clean(str(said[name])) for name in ("profile", "started") if said.get(name)]
     if said.get("seconds"):
         small.append(f"took {duration(float(said['seconds']))}")
-    return {"subject": clean(str(subject)), "small": small, "interrupted": clean(str(said.get("interrupted", "")))}
+    return {
+        "subject": clean(str(subject)),
+        "small": small,
+        "interrupted": clean(str(said.get("interrupted", ""))),
+    }
 
 
 def _environment() -> Environment:
@@ -97,16 +115,14 @@ def _drawings(chart: Chart) -> Any:
 
 
 def _troubles(observation: Observation) -> list[str]:
-    """What went wrong in a cell, in the words of those who said it; repeated words once, with their number."""
+    """What went wrong in a cell, in the words of those who said it; what is repeated is counted."""
     said: dict[str, int] = {}
     for sample in observation.failed:
         if sample.failure is not None:
             status = f" (status {sample.failure.status})" if sample.failure.status else ""
             words = f"{sample.failure.kind}{status}: {sample.failure.detail}"
             said[words] = said.get(words, 0) + 1
-    shown = [
-        f"{plural(count, 'request')}: {words}" for words, count in list(said.items())[:_FAILURES_SHOWN]
-    ]
+    shown = [f"{plural(count, 'request')}: {words}" for words, count in list(said.items())[:_FAILURES_SHOWN]]
     if len(said) > _FAILURES_SHOWN:
         shown.append(f"and {len(said) - _FAILURES_SHOWN} other failures")
     if observation.died is not None:
@@ -124,16 +140,16 @@ def _boots(run: Run) -> tuple[list[str], list[tuple[str, list[str]]]]:
     rows = []
     for name in dict.fromkeys(name for column in columns for name in column):
         values = [_fact(column.get(name)) for column in columns]
-        if any(value != "–" for value in values):
+        if any(value != NOTHING for value in values):
             rows.append((name.replace("-", " "), values))
     return heads, rows
 
 
 def _fact(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return clean(", ".join(map(str, value))) or "–"
+        return clean(", ".join(map(str, value))) or NOTHING
     if value is None or value in {"", -1}:
-        return "–"
+        return NOTHING
     return figure(value)
 
 
@@ -144,10 +160,10 @@ def _files(run: Run) -> Iterator[tuple[str, str, str]]:
         yield clean(str(label)), clean(str(path)), f"./{quote(str(path).lstrip('/'))}"
 
 
-def _floor_table(run: Run) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _floor_table(run: Run) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """The client's own error by concurrency."""
     columns = ("c", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, %", "TPOT p99, %")
-    rows = [
+    rows = tuple(
         (
             str(floor.concurrency),
             number(floor.ttft_p50_ms),
@@ -156,5 +172,5 @@ def _floor_table(run: Run) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
             number(floor.tpot_p99_percent),
         )
         for floor in run.floors
-    ]
+    )
     return columns, rows

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkwright.verify.model import Verdict
-from sparkwright.verify.report.text import clean, number, plural
+from sparkwright.verify.report.text import NOTHING, at_c, clean, number, plural, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,23 +59,22 @@ def _speeds(swept: Sequence[CellFigures], alone: Sequence[CellFigures]) -> Itera
     rated = [cell for cell in swept if math.isfinite(cell.steady_tok_s)]
     if rated:
         best = max(rated, key=lambda cell: cell.steady_tok_s)
-        where = f"{best.category}, c = {best.concurrency}"
-        yield Highlight("Highest throughput", number(best.steady_tok_s), "tokens/s", where)
+        where = f"{best.category}, {at_c(best.concurrency)}"
+        yield Highlight("Throughput, at best", number(best.steady_tok_s), "tokens/s", where)
     if not alone:
         return
-    level = f"c = {alone[0].concurrency}, by category"
-    yield from _range("One request's speed", [c.decode_tok_s for c in alone], "tokens/s", level)
+    level = f"{at_c(alone[0].concurrency)}, by category"
+    yield from _range("One request", [c.decode_tok_s for c in alone], "tokens/s", level)
     firsts = [cell.ttft_ms.p50 for cell in alone if cell.ttft_ms]
-    yield from _range("Time to first token", firsts, "ms", f"median, {level}")
-    yield from _range("Acceptance length", [cell.mal for cell in alone], "tokens a step", level)
+    yield from _range("First token", firsts, "ms", f"median, {level}")
+    yield from _range("Acceptance", [cell.mal for cell in alone], "tokens a step", level)
     yield from _range("Verify step", [cell.step_ms for cell in alone], "ms", level)
 
 
 def _range(label: str, values: Sequence[float], unit: str, note: str) -> Iterator[Highlight]:
     finite = [value for value in values if math.isfinite(value)]
     if finite:
-        low, high = number(min(finite)), number(max(finite))
-        yield Highlight(label, low if low == high else f"{low}–{high}", unit, note)
+        yield Highlight(label, span(finite).replace(" to ", NOTHING), unit, note)
 
 
 def _memory(run: Run) -> Iterator[Highlight]:

@@ -57,17 +57,17 @@ def _lines(run: Run) -> list[str]:
     for check, findings in run.by_check.items():
         verdict = worst(findings)
         lines.append(f"{SYMBOLS[verdict]} {clean(check)}: {verdict}")
-        lines.extend(f"  {verdict}: {said}" for verdict, said in _causes(findings))
+        lines.extend(f"  {how}: {said}" for how, said in _causes(findings))
     return lines
 
 
-def _causes(findings: list[Finding]) -> list[tuple[Verdict, str]]:
-    """What did not pass, and warnings, in one line each."""
-    said = []
+def _causes(findings: list[Finding]) -> list[tuple[str, str]]:
+    """What did not pass, and warnings, in one line each: what it is, and the words."""
+    said: list[tuple[str, str]] = []
     for finding in findings:
         if finding.verdict is not Verdict.PASS:
-            said.append((finding.verdict, _one_line(f"{finding.name}: {finding.cause}")))
-        said.extend((Verdict.PASS, f"warning: {_one_line(warning)}") for warning in finding.warnings)
+            said.append((finding.verdict.value, _one_line(f"{finding.name}: {finding.cause}")))
+        said.extend(("warning", _one_line(warning)) for warning in finding.warnings)
     return said
 
 
@@ -85,20 +85,11 @@ def _table(run: Run) -> Table:
     table.add_column(ratio=1)
     for check, findings in run.by_check.items():
         verdict = worst(findings)
-        said = Text()
-        for index, (how, words) in enumerate(_causes(findings)):
-            said.append("\n" if index else "")
-            said.append(words, style="dim" if how is Verdict.PASS else "")
-        if not said:
-            said = Text(_one_line(findings[-1].cause), style="dim")
-        table.add_row(
-            Text(f"{SYMBOLS[verdict]} {WORDS[verdict]}", style=_STYLES[verdict]), clean_text(check), said
-        )
+        lines = [
+            Text(words if how != "warning" else f"warning: {words}", "dim" if how == "warning" else "")
+            for how, words in _causes(findings)
+        ]
+        said = Text("\n").join(lines or [Text(_one_line(findings[-1].cause), "dim")])
+        sign = Text(f"{SYMBOLS[verdict]} {WORDS[verdict]}", _STYLES[verdict])
+        table.add_row(sign, Text(_one_line(check)), said)
     return table
-
-
-def clean_text(words: str) -> Text:
-    """*words* for a table, as they are."""
-    from rich.text import Text
-
-    return Text(clean(words))

@@ -4,10 +4,31 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from typing import TYPE_CHECKING
 
 from sparkwright.verify.model import Verdict
 
-__all__ = ["SYMBOLS", "WORDS", "clean", "duration", "figure", "number", "plural", "share"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "MINUS",
+    "NOTHING",
+    "SYMBOLS",
+    "TIMES",
+    "WORDS",
+    "at_c",
+    "clean",
+    "duration",
+    "figure",
+    "number",
+    "plural",
+    "share",
+    "span",
+]
+
+MINUS, NOTHING, TIMES = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
+_UNBROKEN = "\N{NO-BREAK SPACE}"
 
 SYMBOLS = {Verdict.PASS: "✓", Verdict.INCONCLUSIVE: "?", Verdict.INVALID: "⊘", Verdict.FAIL: "✗"}
 WORDS = {
@@ -48,17 +69,17 @@ def _escaped(character: str) -> str:
 def number(value: float | None) -> str:
     """*value* with three significant digits, or a dash where there is none."""
     if value is None or math.isnan(value):
-        return "–"
+        return NOTHING
     if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
+        return "∞" if value > 0 else f"{MINUS}∞"
     if value == int(value) and abs(value) < 1e15:  # noqa: PLR2004 - beyond, digits are no longer exact
-        return f"{int(value):,}".replace("-", "−")
+        return f"{int(value):,}".replace("-", MINUS)
     if abs(value) >= 100:  # noqa: PLR2004 - three digits before the point
-        return f"{value:,.0f}".replace("-", "−")
+        return f"{value:,.0f}".replace("-", MINUS)
     if abs(value) < 1e-4:  # noqa: PLR2004
-        return f"{value:.2e}".replace("-", "−")
+        return f"{value:.2e}".replace("-", MINUS)
     digits = max(0, _SIGNIFICANT - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:.{digits}f}".replace("-", "−")
+    return f"{value:.{digits}f}".replace("-", MINUS)
 
 
 def figure(value: float | str) -> str:
@@ -84,4 +105,15 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 def share(value: float) -> str:
     """0.25 as ``25 %``, to a tenth."""
-    return f"{value * 100 + 0.0:.1f}".removesuffix(".0") + " %" if math.isfinite(value) else "–"
+    return f"{value * 100 + 0.0:.1f}".removesuffix(".0") + " %" if math.isfinite(value) else NOTHING
+
+
+def span(values: Sequence[float]) -> str:
+    """``12.1 to 24.5``, or one figure if all are the same."""
+    low, high = number(min(values)), number(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def at_c(concurrency: int) -> str:
+    """``c = 8``, in one piece."""
+    return f"c{_UNBROKEN}={_UNBROKEN}{concurrency}"

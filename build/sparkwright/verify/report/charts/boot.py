@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
-from sparkwright.verify.report.drawing.kinds import Budget, Naming, budgets
+from sparkwright.verify.report.drawing.kinds import Budget, budgets
+from sparkwright.verify.report.drawing.plot import Naming
 from sparkwright.verify.report.drawing.scale import linear
-from sparkwright.verify.report.text import number
+from sparkwright.verify.report.text import NOTHING, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,4 +90,4 @@ def _row(label: str, facts: BootFacts) -> tuple[str, ...]:
         _limit(facts),
         facts.total_gib,
     )
-    return (label, *(number(value) if value >= 0 else "–" for value in said))
+    return (label, *(number(value) if value >= 0 else NOTHING for value in said))

@@ -6,9 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
-from sparkwright.verify.report.drawing.kinds import Interval, Naming, intervals
+from sparkwright.verify.report.drawing.kinds import Interval, intervals
+from sparkwright.verify.report.drawing.plot import Naming
 from sparkwright.verify.report.drawing.scale import ratios
-from sparkwright.verify.report.text import number, plural, share
+from sparkwright.verify.report.text import NOTHING, number, plural, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,5 +64,5 @@ def _interval(finding: Finding) -> Interval | None:
 
 
 def _row(row: Interval) -> tuple[str, ...]:
-    detectable = f"±{share(row.detectable)}" if math.isfinite(row.detectable) else "–"
+    detectable = f"±{share(row.detectable)}" if math.isfinite(row.detectable) else NOTHING
     return row.label, number(row.ratio), number(row.low), number(row.high), detectable, row.verdict

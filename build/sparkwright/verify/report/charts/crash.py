@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
-from sparkwright.verify.report.drawing.kinds import Naming, Outcome, outcomes
+from sparkwright.verify.report.drawing.kinds import Outcome, outcomes
+from sparkwright.verify.report.drawing.plot import Naming
 from sparkwright.verify.report.text import plural
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def crash_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
             f"{plural(len(bad), 'load')} of {len(hunted)} went wrong, first {bad[0].observation.cell.name}."
         )
     meaning = (
-        "Concurrencies on and between the sizes that graphs are captured for; bursts, and batches that drain "
-        "from many requests to one (↓). After each the server must still answer."
+        "Requests at a time, on and between the sizes that graphs are captured for: bursts, batches that "
+        "drain to one request (↓), and waves of mixed lengths (~). After each the server must still answer."
     )
     tiles = tuple(_tile(cell) for cell in hunted)
     yield Chart(
@@ -48,9 +49,11 @@ def crash_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
 
 def _tile(cell: CellFigures) -> Outcome:
     load = cell.observation.cell.load
-    sign = "↓" if load.shape == "drain" else ""
+    label = f"{load.concurrency}{'↓' if load.shape == 'drain' else ''}"
+    if cell.observation.cell.tags.get("kind") == "wave":
+        label = f"~{load.concurrency}"
     words = f"{cell.observation.cell.name}: {'; '.join(cell.trouble) or 'all went well'}"
-    return Outcome(f"{load.concurrency}{sign}", bool(cell.trouble), words)
+    return Outcome(label, bool(cell.trouble), words)
 
 
 def _row(cell: CellFigures) -> tuple[str, ...]:

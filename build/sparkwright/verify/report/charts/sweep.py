@@ -6,18 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.report.drawing import scale
 from sparkwright.verify.report.charts.chart import HALF, WHOLE, Chart
-from sparkwright.verify.report.drawing.kinds import BarPanel, Naming, bar_panels, line_chart
+from sparkwright.verify.report.drawing import scale
+from sparkwright.verify.report.drawing.kinds import BarPanel, bar_panels, line_chart
+from sparkwright.verify.report.drawing.plot import Naming, Point, Rule, Series
 from sparkwright.verify.report.figures import pooled
-from sparkwright.verify.report.drawing.plot import Point, Rule, Series
-from sparkwright.verify.report.text import number, share
+from sparkwright.verify.report.text import TIMES, at_c, number, share, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.report.drawing.scale import Axis
+    from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 
 __all__ = ["sweep_charts"]
@@ -31,7 +31,7 @@ FLOOR_FACTOR = 10
 
 @dataclass(frozen=True)
 class _Measure:
-    """One chart over concurrency: what is drawn, and what is told of it."""
+    """One chart over concurrency: what is drawn, and how it is told in words."""
 
     key: str
     title: str
@@ -39,13 +39,18 @@ class _Measure:
     value: Callable[[CellFigures], float]
     axis: Callable[[str, list[float]], Axis]
     meaning: str
-    spoken: Callable[[list[CellFigures]], str]
+    spoken: Callable[[_Measure, list[CellFigures]], str]
+
+    @property
+    def short_unit(self) -> str:
+        """The unit without what is said of the axis."""
+        return self.unit.partition(",")[0]
 
 
 def sweep_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     """All charts of the sweep; none where nothing was swept."""
     swept = [cell for cell in found if cell.observation.cell.check == "sweep" and cell.category]
-    for measure in _measures():
+    for measure in _MEASURES:
         shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
         if shown:
             rules = _floor_rules(run) if measure.key == "ttft" else ()
@@ -65,90 +70,98 @@ def categories(found: Sequence[CellFigures]) -> dict[str, int]:
     return styles | {name: (len(CATEGORIES) + index) % 6 for index, name in enumerate(others)}
 
 
-def _measures() -> tuple[_Measure, ...]:
-    return (
-        _Measure(
-            "throughput",
-            "Throughput",
-            "tokens/s",
-            lambda cell: cell.steady_tok_s,
-            lambda title, values: scale.linear(title, values),
-            "All requests together, while at least 95 % of them ran.",
-            lambda cells: _best(cells, lambda cell: cell.steady_tok_s, "tokens/s"),
-        ),
-        _Measure(
-            "ttft",
-            "Time to first token",
-            "ms, median, logarithmic",
-            lambda cell: cell.ttft_ms.p50 if cell.ttft_ms else math.nan,
-            lambda title, values: scale.log10(title, values),
-            "From the request to the first chunk with a generated token.",
-            lambda cells: _range_at_least(cells, lambda cell: cell.ttft_ms.p50 if cell.ttft_ms else 0, "ms"),
-        ),
-        _Measure(
-            "tpot",
-            "Time per output token",
-            "ms, median",
-            lambda cell: cell.tpot_ms.p50 if cell.tpot_ms else math.nan,
-            lambda title, values: scale.linear(title, values),
-            "Of one request, after its first token.",
-            lambda cells: _range_at_least(cells, lambda cell: cell.tpot_ms.p50 if cell.tpot_ms else 0, "ms"),
-        ),
-        _Measure(
-            "step",
-            "Verify-step time",
-            "ms",
-            lambda cell: cell.step_ms,
-            lambda title, values: scale.linear(title, values),
-            "Mean acceptance length over decode rate: the engine's speed, apart from the drafter's quality. "
-            "At c = 1 all categories should meet.",
-            lambda cells: _range_at_least(cells, lambda cell: cell.step_ms, "ms"),
-        ),
-        _Measure(
-            "mal",
-            "Mean acceptance length",
-            "tokens a step",
-            lambda cell: cell.mal,
-            lambda title, values: scale.linear(title, [*values, 1.0]),
-            "1 + accepted over drafts. It must not depend on concurrency: lines should be flat.",
-            lambda cells: _spread(cells),
-        ),
-    )
+def _ttft(cell: CellFigures) -> float:
+    return cell.ttft_ms.p50 if cell.ttft_ms else math.nan
 
 
-def _best(found: list[CellFigures], value: Callable[[CellFigures], float], unit: str) -> str:
-    best = max(found, key=value)
-    return f"Highest: {number(value(best))} {unit} ({best.category}, c = {best.concurrency})."
+def _tpot(cell: CellFigures) -> float:
+    return cell.tpot_ms.p50 if cell.tpot_ms else math.nan
 
 
-def _range_at_least(found: list[CellFigures], value: Callable[[CellFigures], float], unit: str) -> str:
+def _highest(measure: _Measure, found: list[CellFigures]) -> str:
+    best = max(found, key=measure.value)
+    return f"Highest: {number(measure.value(best))} {measure.short_unit} ({_place(best)})."
+
+
+def _edges(measure: _Measure, found: list[CellFigures]) -> str:
+    """What is seen at the lowest and at the highest concurrency."""
     least, most = (edge(cell.concurrency for cell in found) for edge in (min, max))
     parts = []
     for level in dict.fromkeys((least, most)):
-        values = [value(cell) for cell in found if cell.concurrency == level]
-        parts.append(f"{_between(values)} {unit} at c = {level}")
+        values = [measure.value(cell) for cell in found if cell.concurrency == level]
+        parts.append(f"{span(values)} {measure.short_unit} at {at_c(level)}")
     return f"{', '.join(parts)}."
 
 
-def _between(values: list[float]) -> str:
-    low, high = number(min(values)), number(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
-def _spread(found: list[CellFigures]) -> str:
-    worst_name, worst = "", 0.0
+def _spread(measure: _Measure, found: list[CellFigures]) -> str:
+    """Which category varies the most over concurrency."""
+    widest, of = 0.0, ""
     for name in categories(found):
-        values = [cell.mal for cell in found if cell.category == name]
-        if min(values) > 0 and max(values) / min(values) - 1 >= worst:
-            worst_name, worst = name, max(values) / min(values) - 1
-    return f"Widest spread over concurrency: {share(worst)} ({worst_name})."
+        values = [measure.value(cell) for cell in found if cell.category == name]
+        if min(values) > 0 and max(values) / min(values) - 1 >= widest:
+            widest, of = max(values) / min(values) - 1, name
+    return f"Widest spread over concurrency: {share(widest)} ({of})."
+
+
+def _from_one(title: str, values: list[float]) -> Axis:
+    return scale.linear(title, [*values, 1.0])
+
+
+_MEASURES = (
+    _Measure(
+        "throughput",
+        "Throughput",
+        "tokens/s",
+        lambda cell: cell.steady_tok_s,
+        scale.linear,
+        "All requests together, while at least 95 % of them ran.",
+        _highest,
+    ),
+    _Measure(
+        "ttft",
+        "Time to first token",
+        "ms, median, logarithmic",
+        _ttft,
+        scale.log10,
+        "From the request to the first chunk with a generated token.",
+        _edges,
+    ),
+    _Measure(
+        "tpot",
+        "Time per output token",
+        "ms, median",
+        _tpot,
+        scale.linear,
+        "Of one request, after its first token.",
+        _edges,
+    ),
+    _Measure(
+        "step",
+        "Verify-step time",
+        "ms",
+        lambda cell: cell.step_ms,
+        scale.linear,
+        "Mean acceptance length over decode rate: the engine's speed, apart from the drafter's quality. "
+        f"At {at_c(1)} all categories should meet.",
+        _edges,
+    ),
+    _Measure(
+        "mal",
+        "Mean acceptance length",
+        "tokens a step",
+        lambda cell: cell.mal,
+        _from_one,
+        "1 + accepted over drafts. It must not depend on concurrency: lines should be flat.",
+        _spread,
+    ),
+)
 
 
 def _floor_rules(run: Run) -> tuple[Rule, ...]:
     floors = [floor.ttft_p99_ms for floor in run.floors if math.isfinite(floor.ttft_p99_ms)]
     if not floors or max(floors) <= 0:
         return ()
-    return (Rule(max(floors) * FLOOR_FACTOR, f"{FLOOR_FACTOR} × the client's own error"),)
+    return (Rule(max(floors) * FLOOR_FACTOR, f"{FLOOR_FACTOR} {TIMES} the client's own error"),)
 
 
 def _over_concurrency(measure: _Measure, swept: Sequence[CellFigures], rules: tuple[Rule, ...]) -> Chart:
@@ -158,7 +171,7 @@ def _over_concurrency(measure: _Measure, swept: Sequence[CellFigures], rules: tu
     x = scale.log2(CONCURRENCY, [cell.concurrency for cell in swept])
     values = [measure.value(cell) for cell in shown] + [rule.y for rule in rules]
     y = measure.axis(measure.unit, values)
-    spoken = measure.spoken(shown)
+    spoken = measure.spoken(measure, shown)
     description = f"{measure.meaning} {spoken} One line for each of {', '.join(styles)}."
     return Chart(
         key=measure.key,
@@ -167,7 +180,7 @@ def _over_concurrency(measure: _Measure, swept: Sequence[CellFigures], rules: tu
         meaning=measure.meaning,
         widths=HALF,
         draw=lambda key, width: line_chart(
-            Naming(key, measure.title, description), width, x, y, series, rules
+            Naming(key, measure.title, description), width, (x, y), series, rules
         ),
         columns=("category", "c", *_COLUMNS),
         rows=tuple(_row(cell) for name in styles for cell in _levels(swept, name)),
@@ -190,7 +203,7 @@ def _levels(found: Sequence[CellFigures], category: str) -> list[CellFigures]:
 
 def _point(measure: _Measure, cell: CellFigures) -> Point:
     value = measure.value(cell)
-    words = f"{cell.category}, c = {cell.concurrency}: {number(value)} {measure.unit.partition(',')[0]}"
+    words = f"{_place(cell)}: {number(value)} {measure.short_unit}"
     trouble = f" ({'; '.join(cell.trouble)})" if cell.trouble else ""
     return Point(cell.concurrency, value, words + trouble, suspect=bool(cell.trouble))
 
@@ -245,8 +258,10 @@ def _tradeoff(swept: Sequence[CellFigures]) -> Chart | None:
     x = scale.linear("tokens/s of one request", [cell.decode_tok_s for cell in shown])
     y = scale.linear("tokens/s of all requests", [cell.steady_tok_s for cell in shown])
     fastest = max(shown, key=lambda cell: cell.decode_tok_s)
-    lead = f"One request gets at most {number(fastest.decode_tok_s)} tokens/s ({fastest.category}, c = {fastest.concurrency})."
-    meaning = "Each line goes from the highest concurrency (left) to the lowest. Farther up and right is better."
+    lead = f"One request gets at most {number(fastest.decode_tok_s)} tokens/s ({_place(fastest)})."
+    meaning = (
+        "Each line goes from the highest concurrency (left) to the lowest. Farther up and right is better."
+    )
     title = "Throughput against one request's speed"
     return Chart(
         key="tradeoff",
@@ -254,7 +269,9 @@ def _tradeoff(swept: Sequence[CellFigures]) -> Chart | None:
         lead=lead,
         meaning=meaning,
         widths=HALF,
-        draw=lambda key, width: line_chart(Naming(key, title, f"{meaning} {lead}"), width, x, y, series),
+        draw=lambda key, width: line_chart(
+            Naming(key, title, f"{meaning} {lead}"), width, (x, y), series, listed=True
+        ),
         columns=("category", "c", "tokens/s of one request", "tokens/s of all"),
         rows=tuple(
             (name, str(cell.concurrency), number(cell.decode_tok_s), number(cell.steady_tok_s))
@@ -266,7 +283,12 @@ def _tradeoff(swept: Sequence[CellFigures]) -> Chart | None:
 
 def _said(cell: CellFigures) -> str:
     speeds = f"{number(cell.decode_tok_s)} tokens/s each, {number(cell.steady_tok_s)} together"
-    return f"{cell.category}, c = {cell.concurrency}: {speeds}"
+    return f"{_place(cell)}: {speeds}"
+
+
+def _place(cell: CellFigures) -> str:
+    """Category and concurrency; the latter in one piece."""
+    return f"{cell.category}, {at_c(cell.concurrency)}"
 
 
 def _positions(swept: Sequence[CellFigures]) -> Chart | None:
@@ -284,7 +306,9 @@ def _positions(swept: Sequence[CellFigures]) -> Chart | None:
     longest = max(len(values) for values in rates.values())
     firsts = [values[0] for values in rates.values()]
     lead = f"First position: {share(min(firsts))} to {share(max(firsts))} accepted."
-    meaning = "Share of drafts whose token at this position was accepted. It can only fall from left to right."
+    meaning = (
+        "Share of drafts whose token at this position was accepted. It can only fall from left to right."
+    )
     return Chart(
         key="positions",
         title="Acceptance by position in the draft",

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 from sparkwright.verify.report.drawing.plot import (
     Box,
     Mark,
+    Naming,
     Rule,
     Series,
     axes,
     canvas,
     lines,
     marks,
+    names,
     rules,
     wide,
 )
-from sparkwright.verify.report.drawing.svg import element, group, marker, text, titled
+from sparkwright.verify.report.drawing.svg import element, group, marker, path_of, text, titled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +31,6 @@ __all__ = [
     "BarPanel",
     "Budget",
     "Interval",
-    "Naming",
     "Outcome",
     "Panel",
     "bar_panels",
@@ -43,26 +44,26 @@ __all__ = [
 _LEFT = 52.0
 
 
-@dataclass(frozen=True)
-class Naming:
-    """What a drawing is called: a key for its ids, a title, and what can be seen in it, in words."""
-
-    key: str
-    title: str
-    description: str
-
-
 # Lines --------------------------------------------------------------------------------------------------
 
 
 def line_chart(
-    naming: Naming, width: float, x: Axis, y: Axis, series: Sequence[Series], ruled: Sequence[Rule] = ()
+    naming: Naming,
+    width: float,
+    scales: tuple[Axis, Axis],
+    series: Sequence[Series],
+    ruled: Sequence[Rule] = (),
+    *,
+    listed: bool = False,
 ) -> Element:
-    """Lines over one x axis, each named at its end."""
+    """Lines over one x axis, each named at its end, or in a list where they end anywhere."""
+    x, y = scales
     right = max([wide(one.name) for one in series], default=0) + 28
     box = Box(_LEFT, 30, width - _LEFT - right, 250)
-    parts = [axes(box, x, y), rules(box, y, ruled), lines(box, x, y, series)]
-    return canvas(naming.key, naming.title, naming.description, width, box.bottom + 48, parts)
+    parts = [axes(box, x, y), rules(box, y, ruled), lines(box, x, y, series, labels=not listed)]
+    if listed:
+        parts.append(names(box, series))
+    return canvas(naming, width, box.bottom + 48, parts)
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def timeline(
     naming: Naming, width: float, x: Axis, panels: Sequence[Panel], named: Sequence[Mark] = ()
 ) -> Element:
     """Panels above each other over the same time; *named* moments cross all of them."""
-    names = [wide(one.name) for panel in panels for one in panel.series if len(panel.series) > 1]
-    right = max(names, default=0) + (28 if names else 12)
+    named_ends = [wide(one.name) for panel in panels for one in panel.series if len(panel.series) > 1]
+    right = max(named_ends, default=0) + (28 if named_ends else 12)
     top, parts = 30.0, []
     for index, panel in enumerate(panels):
         box = Box(_LEFT, top, width - _LEFT - right, panel.height)
@@ -94,7 +95,7 @@ def timeline(
             ]
         )
         top = box.bottom + 42
-    return canvas(naming.key, naming.title, naming.description, width, top + 6, parts)
+    return canvas(naming, width, top + 6, parts)
 
 
 # Bars ---------------------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ def bar_panels(naming: Naming, width: float, y: Axis, x_title: str, panels: Sequ
         parts.append(_bars(box, y, panel))
         parts.append(text(x_title, box.left + box.width / 2, box.bottom + 33, "axis middle"))
     rows = -(-len(panels) // columns)
-    return canvas(naming.key, naming.title, naming.description, width, rows * step_y - 4, parts)
+    return canvas(naming, width, rows * step_y - 4, parts)
 
 
 def _bars(box: Box, y: Axis, panel: BarPanel) -> Element:
@@ -182,7 +183,7 @@ def intervals(naming: Naming, width: float, x: Axis, rows: Sequence[Interval]) -
         else:
             parts.append(text(row.label, left, bottom - 36, "name start halo"))
         parts.append(titled(_interval(box, x, row, centre), row.words))
-    return canvas(naming.key, naming.title, naming.description, width, box.bottom + 48, parts)
+    return canvas(naming, width, box.bottom + 48, parts)
 
 
 def _ratio_grid(box: Box, x: Axis) -> Element:
@@ -207,12 +208,18 @@ def _interval(box: Box, x: Axis, row: Interval, centre: float) -> Element:
         begin, end = box.x(x, 1 / (1 + row.detectable)), box.x(x, 1 + row.detectable)
         band = element("rect", x=begin, y=centre - 11, width=end - begin, height=22, class_="band")
     whiskers = [
-        element("line", x1=place, x2=place, y1=centre - 5, y2=centre + 5, class_=f"whisker {row.verdict}")
-        for place in (low, high)
+        _end(low, centre, row.verdict, -1 if row.low < x.low else 0),
+        _end(high, centre, row.verdict, 1 if row.high > x.high else 0),
     ]
     across = element("line", x1=low, x2=high, y1=centre, y2=centre, class_=f"whisker {row.verdict}")
     dot = element("circle", cx=box.x(x, row.ratio), cy=centre, r=5, class_=f"estimate {row.verdict}")
     return group([band, across, *whiskers, dot])
+
+
+def _end(place: float, centre: float, verdict: str, beyond: int) -> Element:
+    """The end of an interval: a stroke, or an arrow where it goes *beyond* the axis (-1 left, 1 right)."""
+    tips = [(place, centre - 5), (place + 7 * beyond, centre), (place, centre + 5)]
+    return element("path", d=path_of(tips), class_=f"whisker {verdict}")
 
 
 # Budgets ------------------------------------------------------------------------------------------------
@@ -241,8 +248,9 @@ def budgets(naming: Naming, width: float, x: Axis, rows: Sequence[Budget]) -> El
         parts.extend(_shares(box, x, row, top))
         if row.limit > 0:
             place = box.x(x, row.limit)
-            parts.append(element("line", x1=place, x2=place, y1=top - 5, y2=top + 27, class_="onset"))
-    return canvas(naming.key, naming.title, naming.description, width, box.bottom + 48, parts)
+            ends = {"x1": place, "x2": place, "y1": top - 6, "y2": top + 28}
+            parts.extend([element("line", **ends, class_="under"), element("line", **ends, class_="limit")])
+    return canvas(naming, width, box.bottom + 48, parts)
 
 
 def _shares(box: Box, x: Axis, row: Budget, top: float) -> list[Element]:
@@ -289,6 +297,4 @@ def outcomes(naming: Naming, width: float, rows: Sequence[Outcome]) -> Element:
         )
         parts.append(titled(tile, row.words))
     lines_needed = -(-len(rows) // columns)
-    return canvas(
-        naming.key, naming.title, naming.description, width, lines_needed * (size + gap) - gap, parts
-    )
+    return canvas(naming, width, lines_needed * (size + gap) - gap, parts)

@@ -14,11 +14,24 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.report.drawing.scale import Axis
 
-__all__ = ["Box", "Mark", "Point", "Rule", "Series", "axes", "canvas", "lines", "marks", "rules", "wide"]
+__all__ = [
+    "Box",
+    "Mark",
+    "Point",
+    "Rule",
+    "Series",
+    "axes",
+    "canvas",
+    "lines",
+    "marks",
+    "names",
+    "rules",
+    "wide",
+]
 
 FONT = 12.5
 LINE = 16.0
-_MANY = 30  # points of one line, beyond which their marks are small
+_MANY, _TOO_MANY = 30, 150  # points of one line, beyond which their marks are small or left out
 _CHARACTER = 6.9  # the mean width of one in the fonts that systems show by default, rounded up
 
 
@@ -94,12 +107,19 @@ class Box:
         return self.bottom - axis(value) * self.height
 
 
-def canvas(
-    key: str, title: str, description: str, width: float, height: float, parts: Iterable[Element | None]
-) -> Element:
+@dataclass(frozen=True)
+class Naming:
+    """What a drawing is called: a key for its ids, a title, and what can be seen in it, in words."""
+
+    key: str
+    title: str
+    description: str
+
+
+def canvas(naming: Naming, width: float, height: float, parts: Iterable[Element | None]) -> Element:
     """A drawing with a name and a description for those who cannot see it."""
-    name, words = element("title", id=f"{key}-title"), element("desc", id=f"{key}-desc")
-    name.text, words.text = clean(title), clean(description)
+    name, words = element("title", id=f"{naming.key}-title"), element("desc", id=f"{naming.key}-desc")
+    name.text, words.text = clean(naming.title), clean(naming.description)
     return element(
         "svg",
         name,
@@ -107,7 +127,7 @@ def canvas(
         *parts,
         viewBox=f"0 0 {width:g} {height:g}",
         role="img",
-        aria_labelledby=f"{key}-title {key}-desc",
+        aria_labelledby=f"{naming.key}-title {naming.key}-desc",
         class_=f"w{width:g}",
     )
 
@@ -117,18 +137,22 @@ def axes(box: Box, x: Axis | None, y: Axis) -> Element:
     parts: list[Element] = [text(y.title, box.left, box.top - 12, "axis start")]
     for value, label in y.ticks:
         place = box.y(y, value)
-        parts.extend([
-            element("line", x1=box.left, x2=box.right, y1=place, y2=place, class_="grid"),
-            text(label, box.left - 8, place + 4, "tick end"),
-        ])
+        parts.extend(
+            [
+                element("line", x1=box.left, x2=box.right, y1=place, y2=place, class_="grid"),
+                text(label, box.left - 8, place + 4, "tick end"),
+            ]
+        )
     parts.append(element("line", x1=box.left, x2=box.right, y1=box.bottom, y2=box.bottom, class_="base"))
     if x:
         for value, label in x.ticks:
             place = box.x(x, value)
-            parts.extend([
-                element("line", x1=place, x2=place, y1=box.bottom, y2=box.bottom + 4, class_="base"),
-                text(label, place, box.bottom + 18, "tick middle"),
-            ])
+            parts.extend(
+                [
+                    element("line", x1=place, x2=place, y1=box.bottom, y2=box.bottom + 4, class_="base"),
+                    text(label, place, box.bottom + 18, "tick middle"),
+                ]
+            )
         parts.append(text(x.title, box.left + box.width / 2, box.bottom + 38, "axis middle"))
     return group(parts, class_="axes", aria_hidden="true")
 
@@ -139,19 +163,37 @@ def lines(box: Box, x: Axis, y: Axis, series: Sequence[Series], *, labels: bool 
     return group([*drawn, *(_labels(box, x, y, series) if labels else ())])
 
 
+def names(box: Box, series: Sequence[Series]) -> Element:
+    """A list of names with their marks, for lines that do not end at the right."""
+    parts = []
+    for index, one in enumerate(series):
+        height = box.top + LINE * (index + 0.5)
+        parts.append(marker(one.style, box.right + 16, height, 3.6))
+        parts.append(text(one.name, box.right + 24, height + 4, "name start"))
+    return group(parts)
+
+
 def _line(box: Box, x: Axis, y: Axis, series: Series) -> Element:
     places = [(box.x(x, point.x), box.y(y, point.y)) for point in series.points]
     line = element("path", d=path_of(places), class_=f"line s{series.style}") if places else None
-    radius = 3.6 if len(places) <= _MANY else 2.0
+    few = len(places) <= _MANY
     dots = [
-        titled(group([marker(series.style, *place, radius, hollow=point.suspect)]), point.words)
+        titled(group([_dot(series.style, place, few=few, suspect=point.suspect)]), point.words)
         for place, point in zip(places, series.points, strict=True)
+        if len(places) <= _TOO_MANY or point.suspect
     ]
     crosses = [
         titled(text("✗", box.x(x, point.x), box.bottom - 3, "missing middle halo"), point.words)
         for point in series.missing
     ]
     return group([line, *dots, *crosses])
+
+
+def _dot(style: int, place: tuple[float, float], *, few: bool, suspect: bool) -> Element:
+    """The mark of one point; where there are many, a plain dot on the line."""
+    if few or suspect:
+        return marker(style, *place, 3.6, hollow=suspect)
+    return element("circle", cx=place[0], cy=place[1], r=2, class_=f"dot s{style}")
 
 
 def _labels(box: Box, x: Axis, y: Axis, series: Sequence[Series]) -> list[Element]:
@@ -162,11 +204,13 @@ def _labels(box: Box, x: Axis, y: Axis, series: Sequence[Series]) -> list[Elemen
     for height, (wanted, one) in zip(heights, ends, strict=True):
         begin, end = box.x(x, one.points[-1].x) + 6, box.right + 10
         leader = path_of([(begin, wanted), (end, height)])
-        parts.extend([
-            element("path", d=leader, class_=f"leader s{one.style}"),
-            marker(one.style, end + 6, height, 3.6),
-            text(one.name, end + 14, height + 4, "name start"),
-        ])
+        parts.extend(
+            [
+                element("path", d=leader, class_=f"leader s{one.style}"),
+                marker(one.style, end + 6, height, 3.6),
+                text(one.name, end + 14, height + 4, "name start"),
+            ]
+        )
     return parts
 
 
@@ -187,10 +231,12 @@ def rules(box: Box, y: Axis, found: Iterable[Rule]) -> Element:
     parts: list[Element] = []
     for rule in found:
         place = box.y(y, rule.y)
-        parts.extend([
-            element("line", x1=box.left, x2=box.right, y1=place, y2=place, class_="rule"),
-            text(rule.label, box.right - 4, place - 5, "note end halo"),
-        ])
+        parts.extend(
+            [
+                element("line", x1=box.left, x2=box.right, y1=place, y2=place, class_="rule"),
+                text(rule.label, box.right - 4, place - 5, "note end halo"),
+            ]
+        )
     return group(parts)
 
 

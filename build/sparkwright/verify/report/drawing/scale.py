@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sparkwright.verify.report.text import number
+from sparkwright.verify.report.text import MINUS, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Axis", "linear", "log2", "log10", "minutes", "ratios"]
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_FINER = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 _SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
 
@@ -104,6 +105,9 @@ def log10(title: str, values: Iterable[float]) -> Axis:
     inside = [mark for mark in fine if low <= mark <= high]
     coarse = [mark for mark in inside if math.log10(mark) == round(math.log10(mark))]
     marks = coarse if len(inside) > 9 and len(coarse) > 2 else inside  # noqa: PLR2004
+    if len(inside) < 4:  # noqa: PLR2004 - too few to read values off
+        finer = [round(digit * 10.0**power, 12) for power in powers for digit in _FINER]
+        marks = [mark for mark in finer if low <= mark <= high]
     return Axis(title, low, high, tuple((mark, number(mark)) for mark in marks), "log")
 
 
@@ -127,9 +131,9 @@ def ratios(title: str, values: Iterable[float]) -> Axis:
     found = [abs(math.log(value)) for value in values if 0 < value < math.inf] or [0.0]
     reach = min(math.log(4), max(math.log(1.1), max(found) * 1.1))
     changes = next(marks for most, marks in _CHANGES if math.exp(reach) - 1 <= most)
-    marks = sorted(1 + sign * change / 100 for change in changes for sign in (1, -1) if sign * change > -100)
-    inside = [mark for mark in (*marks, 1.0) if -reach <= math.log(mark) <= reach]
-    ticks = tuple((mark, _change(mark)) for mark in sorted(inside))
+    marks = [1.0, *(1 + sign * change / 100 for change in changes for sign in (1, -1))]
+    inside = sorted(mark for mark in marks if math.exp(-reach) <= mark <= math.exp(reach))
+    ticks = tuple((mark, _change(mark)) for mark in inside)
     return Axis(title, math.exp(-reach), math.exp(reach), ticks, "log")
 
 
@@ -145,4 +149,4 @@ _CHANGES = (
 def _change(ratio: float) -> str:
     if ratio == 1:
         return "equal"
-    return f"{'+' if ratio > 1 else '−'}{number(round(abs(ratio - 1) * 100, 6))} %"
+    return f"{'+' if ratio > 1 else MINUS}{number(round(abs(ratio - 1) * 100, 6))} %"

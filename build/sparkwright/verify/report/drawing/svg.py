@@ -56,6 +56,11 @@ def path_of(points: Iterable[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{_value(x)},{_value(y)}" for x, y in points)
 
 
+_CROSS = (
+    *((-1.0, -2.75), (1.0, -2.75), (1.0, -1.0), (2.75, -1.0), (2.75, 1.0), (1.0, 1.0)),
+    *((1.0, 2.75), (-1.0, 2.75), (-1.0, 1.0), (-2.75, 1.0), (-2.75, -1.0), (-1.0, -1.0)),
+)
+
 # Shapes by style number, so that series differ without their colours; each fits a circle of radius 1.
 MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (
     (),  # a circle
@@ -63,8 +68,7 @@ MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (
     ((0, -1.15), (1.05, 0.75), (-1.05, 0.75)),
     ((0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)),
     ((0, 1.15), (1.05, -0.75), (-1.05, -0.75)),
-    ((-0.4, -1.1), (0.4, -1.1), (0.4, -0.4), (1.1, -0.4), (1.1, 0.4), (0.4, 0.4), (0.4, 1.1), (-0.4, 1.1))
-    + ((-0.4, 0.4), (-1.1, 0.4), (-1.1, -0.4), (-0.4, -0.4)),
+    tuple((0.4 * x, 0.4 * y) for x, y in _CROSS),
 )
 
 
