@@ -123,7 +123,7 @@ def _stand(
 
 def _simulated(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, str, dict[str, str]]:
     def start(arm: str, boot: int) -> AbstractAsyncContextManager[Server]:
-        k = 0 if arm == "baseline" else wish.speculative_tokens
+        k = 0 if arm == "baseline" and not wish.against else wish.speculative_tokens
         argv: list[str | Path] = [
             sys.executable, "-m", "sparkwright.verify.simulator.main",
             "--host", "{host}", "--port", "{port}", "--dialect", wish.dialect, "--k", str(k),

@@ -32,7 +32,8 @@ class Wish(Model, frozen=True):
         python: interpreter of an environment with vLLM in it, instead of a wheel.
         runner: model runner to ask for: ``v1`` or ``v2``; the release's own choice if empty.
         eager: start the recipe's server without CUDA graphs.
-        against: a wheel or interpreter to compare with; only that comparison is made then.
+        against: a wheel or interpreter to compare with, or ``simulator`` for a healthy one; only that
+            comparison is made then.
         simulator: start a simulator instead of a server.
         faults: what is wrong with it, as ``name`` or ``name=value``.
         dialect: the vLLM release that it speaks like.
