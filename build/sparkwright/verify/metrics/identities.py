@@ -73,12 +73,12 @@ def identities(before: Snapshot, after: Snapshot, samples: Sequence[Sample]) -> 
 
 
 def _of_tokens(spec: Speculation, preemptions: float) -> Iterator[Identity]:
-    """``generation = accepted + drafts + requests``: each draft brings one token of the target's own, each
-    request one from its prompt.
+    """Every token comes from a draft, from the target's own word after it, or from a request's prompt.
 
-    A request's last step may bring up to k tokens beyond its end, which are accepted and not generated; a
-    request that was preempted begins once more from its prompt.
-    """  # noqa: D205 - the rule is the summary
+    So ``generated = accepted + drafts + requests``. But a request's last step may bring up to k tokens beyond
+    its end, which are accepted and not generated; and a request that was preempted begins once more from its
+    prompt. Between these bounds nothing deviates.
+    """
     if spec.generation_tokens < 0 or spec.requests < 0:
         return
     most = spec.accepted + spec.drafts + spec.requests + preemptions
