@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 
 from sparkwright.verify.statistics import (
     bootstrap_interval,
@@ -19,8 +18,6 @@ from sparkwright.verify.statistics import (
     one_sided_excess,
     theil_sen,
 )
-
-pytestmark = pytest.mark.slow
 
 
 def near(found: int, trials: int, rate: float) -> bool:
