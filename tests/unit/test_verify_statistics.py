@@ -383,6 +383,13 @@ def test_a_lottery_between_boots_widens_the_interval() -> None:
     assert detectable[1] > 3 * detectable[0]
 
 
+def test_an_arm_without_noise_leaves_the_other_s_degrees_of_freedom() -> None:
+    steady = [[[10.0]], [[10.0]]]
+    for number in range(1, 60):
+        effect = hierarchical_bootstrap_log_ratio([[[10.0]], [[10 + number / 7]]], steady, seed=number)
+        assert effect.low <= 1 <= effect.high
+
+
 @pytest.mark.parametrize("bad", [[], [[]], [[[]]], [[[0.0]]], [[[-1.0]]]])
 def test_arms_without_values_are_refused(bad: Any) -> None:
     with pytest.raises(ValueError):

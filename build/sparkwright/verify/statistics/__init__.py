@@ -2,8 +2,9 @@
 
 `describe` is the file to open first: figures of one set of values. `window` finds the steady part of a run,
 `trend` what drifts or jumps over time, `effect` compares two arms over boots, and `significance` tests.
-Every function refuses empty input and NaN with `ValueError` instead of returning NaN: NaN passes every
-comparison with a limit.
+Every function refuses empty input and NaN with `ValueError` instead of returning NaN, which no comparison
+with a limit would catch. Times are the client's: a rate of a server whose clock runs *speed* times as fast
+is to be divided by *speed*.
 """
 
 from sparkwright.verify.statistics.describe import (

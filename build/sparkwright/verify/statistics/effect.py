@@ -38,8 +38,8 @@ class Effect:
         ratio: b over a, geometric means; above 1 where b's values are larger.
         low: of the 95 % interval.
         high: likewise.
-        minimum_detectable: the relative difference, 0.05 for 5 %, that would be told from none in four runs
-            of five at this noise and number of boots.
+        minimum_detectable: the relative difference, 0.05 for 5 %, that would be told from none in about four
+            runs of five at this noise and number of boots (counted: 70 to 87 %).
     """
 
     ratio: float
@@ -55,6 +55,11 @@ def hierarchical_bootstrap_log_ratio(arm_a: Arm, arm_b: Arm, seed: int, level: f
     they lie apart. So the deviations get the variance of the mean over boots, or that of what happens within
     boots where it is larger, and are widened as Student's t is against the normal distribution (degrees of
     freedom after Welch).
+
+    Counted over 400 seeds: 95 % intervals hold the truth in 96.5 % of cases with three boots an arm that lie
+    5 % apart, 94 % with four, 97 % with six, and in up to 100 % where boots do not differ. With three boots
+    5 % apart a difference of 17 % can be told from none, with six one of 10 %.
+
     With one boot in an arm nothing is known of other boots: the interval is 0 to infinity.
 
     Args:
@@ -153,4 +158,5 @@ def _welch(variance_a: float, n_a: int, variance_b: float, n_b: int) -> float:
     both = variance_a + variance_b
     if both <= 0:
         return n_a + n_b - 2
-    return both**2 / (variance_a**2 / (n_a - 1) + variance_b**2 / (n_b - 1))
+    degrees = both**2 / (variance_a**2 / (n_a - 1) + variance_b**2 / (n_b - 1))
+    return max(1.0, degrees)  # it is never less but by rounding

@@ -67,6 +67,10 @@ def theil_sen(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> Sl
     The interval counts pairs by the variance of Kendall's S, corrected for ties. It is infinite where
     there are too few values for any.
 
+    False alarms, as counted over 1000 seeds for 8 to 120 values of pure noise: the whole interval lies below
+    0 in 1 to 2.5 % of cases. Where neighbours resemble each other it does so more often: with a correlation
+    of 0.3 from one to the next in 3 to 6 %, with 0.6 in 7 to 16 %. So ask for a size of the slope, too.
+
     Args:
         x: times, shape (n,), at least two different.
         y: values, shape (n,).
@@ -95,6 +99,11 @@ def change_point(values: Sequence[float], seed: int = 0, block: int = 1) -> Chan
     The largest standardised rank sum over all cuts that leave three values on each side (Lausen and
     Schumacher 1992), judged by 2000 permutations: no shape of distribution is assumed, but that values
     follow each other independently. With fewer than six values p is 1.
+
+    False alarms at p < 0.05 and p < 0.01, as counted over 500 seeds of 60 values: 4.8 and 1.4 %. Where
+    neighbours correlate by 0.3 they are 25 and 8 %, and with ``block=4`` 7 and 1.6 %. Blocks need 15 or more
+    of them for a p below 0.01: six blocks have too few orders. A step of two standard deviations in the
+    middle of 60 values was found at p < 0.01 in 99 % of cases with blocks of four.
 
     Args:
         values: in order of time, shape (n,).
