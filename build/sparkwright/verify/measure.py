@@ -28,6 +28,7 @@ __all__ = ["Server", "measure"]
 # How often counters and the machine are looked at: of the server's clock, and at least so long of ours.
 _SERIES_S = 5.0
 _LEAST_S = 0.25
+_REAPED_S = 2.0
 
 # What counters that cannot be had look like; that the server is in trouble shows elsewhere.
 _UNREADABLE = (EndpointError, OSError, TimeoutError, ValueError)
@@ -101,6 +102,8 @@ async def measure(
             )
         after = await _counters(session, server, profile)
         why = await canary(session, server.endpoint, deadlines, speed)
+        if why:
+            await _until_reaped(server)
     return Observation(
         cell=cell,
         samples=tuple(sorted(samples, key=lambda sample: sample.started)),
@@ -114,6 +117,13 @@ async def measure(
         died=server.died,
         clock_step_s=(time.time() - wall) - (time.monotonic() - own),
     )
+
+
+async def _until_reaped(server: Server) -> None:
+    """Wait a moment for the exit status of a server that may have ended: its connections close before it is reaped."""
+    end = time.monotonic() + _REAPED_S
+    while server.died is None and time.monotonic() < end:
+        await asyncio.sleep(0.05)
 
 
 async def _counters(session: aiohttp.ClientSession, server: Server, profile: Profile) -> Snapshot | None:
