@@ -71,6 +71,12 @@ def capture_sizes(settings: Settings) -> tuple[int, ...]:
     return tuple(size for size in sizes if size <= largest)
 
 
+def _rounded(settings: Settings) -> tuple[int, ...]:
+    """The sizes that graphs are captured for in the end; vLLM logs how many there are, and not which."""
+    step, sizes = 1 + settings.k, capture_sizes(settings)
+    return tuple(sorted({whole for size in sizes if (whole := -(-size // step) * step) <= sizes[-1]}))
+
+
 def boot_lines(settings: Settings) -> Iterator[Line]:
     """What a good start says, in order, up to the server's own start."""
     yield from _configuration(settings)
@@ -137,9 +143,9 @@ def _loading(settings: Settings) -> Iterator[Line]:
 
 def _sharing(settings: Settings) -> Iterator[Line]:
     memory = share_out(settings)
-    sizes = capture_sizes(settings)
+    sizes = _rounded(settings)
     if settings.runner == "v1":  # the second model runner estimates nothing
-        full = [size for size in sizes if size % (1 + settings.k) == 0]
+        full = [size for size in sizes if size <= settings.max_num_seqs * (1 + settings.k)]
         text = (
             f"PIECEWISE={len(sizes)} (largest={sizes[-1]}), FULL={len(full)} (largest={max(full, default=0)})"
         )
@@ -160,6 +166,11 @@ def _capturing(settings: Settings) -> Iterator[Line]:
     memory = share_out(settings)
     actual = memory.graphs_actual_gib
     place = "captured-v2" if settings.runner == "v2" else "captured"
+    count = len(_rounded(settings))
+    kind = "PIECEWISE" if settings.runner == "v2" else "mixed prefill-decode, PIECEWISE"
+    yield Line(
+        place, f"Capturing CUDA graphs ({kind}): 100%|██████████| {count}/{count} [00:01<00:00, 40.10it/s]"
+    )
     yield Line(place, f"Graph capturing finished in 24 secs, took {actual:.2f} GiB")
     if settings.runner == "v1":
         apart = memory.graphs_gib - actual
