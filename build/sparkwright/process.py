@@ -372,20 +372,15 @@ class Running:
         return self._ended
 
     def ask_to_end(self) -> bool:
-        """Send it SIGTERM, as a service manager does; what it started hears of it from the program alone.
-
-        Returns:
-            Whether it was there to be asked.
-        """
+        """Send the program alone SIGTERM, as a service manager does; `False` if it is not there any more."""
         import psutil
 
-        asked = False
         with _vanishing():
             # The guard's one child: a SIGTERM to the guard itself would kill the group at once.
             for program in psutil.Process(self.pid).children():
                 program.terminate()
-                asked = True
-        return asked
+                return True
+        return False
 
     def kill(self) -> Ended:
         """Kill it with all of its group, unless it has ended; returns how it ended once all are gone."""

@@ -146,6 +146,88 @@ def test_the_environment_is_ours_with_what_was_given(tmp_path: Path) -> None:
     asyncio.run(use())
 
 
+# A simulated vLLM --------------------------------------------------------------------------
+
+SIMULATOR = [sys.executable, "-m", "sparkwright.verify.simulator.main", "--port", "{port}"]
+SPEED = 60.0
+
+
+def simulator(tmp_path: Path, *arguments: str) -> ServerProcess:
+    command = [*SIMULATOR, "--speed", str(SPEED), *arguments]
+    build = str(Path(__file__).parents[2] / "build")
+    return start_server(command, folder=tmp_path / "run", speed=SPEED, environment={"PYTHONPATH": build})
+
+
+@pytest.mark.parametrize("dialect", ["0.24", "0.33"])
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_a_simulated_boot_is_read_in_both_dialects(tmp_path: Path, dialect: str, runner: str) -> None:
+    this = simulator(tmp_path, "--dialect", dialect, "--runner", runner, "--k", "7", "--kv-dtype", "fp8")
+    boot(this)
+    facts = this.facts
+    assert (facts.version, facts.runner) == (f"{dialect}.0", runner)
+    assert (facts.speculative_tokens, facts.speculative_method) == (7, "dflash")
+    assert facts.kv_dtype == "fp8"
+    assert facts.kv_tokens > 100_000
+    assert facts.kv_gib + facts.weights_gib < 119.68
+    assert facts.max_num_seqs == 64
+    assert facts.capture_sizes
+    assert not any(size % 8 for size in facts.capture_sizes), "rounded to 1 + k, as their number tells"
+    assert (facts.graph_gib is not None) == (runner == "v1")
+    assert this.orphans == 0
+    assert this.errors_since(0) == ()
+
+
+def test_a_simulated_negative_estimate_is_seen(tmp_path: Path) -> None:
+    this = simulator(tmp_path, "--fault", "negative-estimate=-20")
+    boot(this)
+    assert this.facts.graph_gib == -20
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("boot-killed", "killed"),
+        ("boot-cuda-oom", "cuda-out-of-memory"),
+        ("boot-engine", "engine-init"),
+    ],
+)
+def test_a_simulated_boot_that_fails_is_named(tmp_path: Path, fault: str, cause: str) -> None:
+    error = fails(simulator(tmp_path, "--fault", fault))
+    assert error.cause.name == cause
+    assert error.log_tail
+
+
+def test_a_simulated_boot_that_takes_too_long_is_named(tmp_path: Path) -> None:
+    this = start_server(
+        [*SIMULATOR, "--fault", "boot-slow"],
+        folder=tmp_path / "run",
+        environment={"PYTHONPATH": str(Path(__file__).parents[2] / "build")},
+        boot_s=4.0,
+    )
+    assert fails(this).cause.name == "boot-timeout"
+
+
+def test_a_simulated_orphan_is_counted_and_killed(tmp_path: Path) -> None:
+    this = simulator(tmp_path, "--fault", "orphan")
+    boot(this)
+    assert this.orphans == 1
+    assert engines(this) == []
+
+
+def test_an_engine_that_is_dead_while_health_is_good_is_not_ready(tmp_path: Path) -> None:
+    this = start_server(
+        [*SIMULATOR, "--speed", str(SPEED), "--fault", "dead-engine=0"],
+        folder=tmp_path / "run",
+        speed=SPEED,
+        environment={"PYTHONPATH": str(Path(__file__).parents[2] / "build")},
+        deadlines=Deadlines(connect_s=5, canary_s=1),
+        boot_s=60.0,
+    )
+    error = fails(this)
+    assert error.status is None
+    assert error.cause.name in {"boot-timeout", "engine-died"}
+
+
 # Not ready ---------------------------------------------------------------------------------
 
 
@@ -182,16 +264,19 @@ def test_a_server_that_was_killed_says_137(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "why"),
+    ("fault", "why", "boot_s"),
     [
-        ("never-listens", "nothing listens at its port"),
-        ("no-tokens", ""),
-        ("error-500", "status"),
+        ("never-listens", "nothing listens at its port", 4.0),
+        # These listen, so that a few canaries end it long before the boot's time does.
+        ("no-tokens", "", 300.0),
+        ("error-500", "status", 300.0),
     ],
 )
-def test_a_server_that_never_answers_runs_out_of_time(tmp_path: Path, fault: str, why: str) -> None:
-    deadlines = Deadlines(connect_s=1, canary_s=1)
-    error = fails(faulty(tmp_path, fault, "deaf", boot_s=4.0, end_s=0.5, deadlines=deadlines))
+def test_a_server_that_never_answers_runs_out_of_time(
+    tmp_path: Path, fault: str, why: str, boot_s: float
+) -> None:
+    deadlines = Deadlines(connect_s=5, canary_s=2)
+    error = fails(faulty(tmp_path, fault, "deaf", boot_s=boot_s, end_s=0.5, deadlines=deadlines))
     assert error.cause.name == "boot-timeout"
     assert error.status is None, "it still ran"
     assert why in error.cause.because
@@ -238,6 +323,17 @@ def test_an_engine_that_left_the_group_is_found_and_killed(tmp_path: Path, deaf:
     assert this.orphans == 1
     assert engines(this) == []
     assert "warning" in heard
+
+
+def test_an_engine_that_outlives_the_server_is_counted_and_killed(tmp_path: Path) -> None:
+    async def use() -> ServerProcess:
+        async with faulty(tmp_path, "orphan") as this:
+            await engine_up(this)
+        return this
+
+    this = asyncio.run(use())
+    assert this.orphans == 1
+    assert engines(this) == []
 
 
 def test_a_death_meanwhile_is_noticed_and_leaves_evidence(tmp_path: Path) -> None:

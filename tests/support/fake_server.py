@@ -103,7 +103,7 @@ def main() -> int:
     args = parser.parse_args()
     Handler.faults = frozenset(args.fault)
     escape = ["escape"] if "engine-escapes" in args.fault else []
-    subprocess.Popen([sys.executable, "-c", ENGINE, *escape])
+    engine = subprocess.Popen([sys.executable, "-c", ENGINE, *escape])
     if args.say is not None:
         say(args.say.read_text(encoding="utf-8"))
     if "killed" in args.fault:
@@ -116,8 +116,9 @@ def main() -> int:
         time.sleep(600)
     server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
     if "deaf" not in args.fault:
-        # As vLLM: it hears SIGTERM, says so and ends by itself.
-        signal.signal(signal.SIGTERM, lambda *_: (say("goodbye"), os._exit(0)))
+        # As vLLM: it hears SIGTERM, ends its engine and then itself.
+        keep = bool({"orphan", "engine-escapes"} & Handler.faults)
+        signal.signal(signal.SIGTERM, lambda *_: (say("goodbye"), keep or engine.kill(), os._exit(0)))
     server.serve_forever()
     return 0
 

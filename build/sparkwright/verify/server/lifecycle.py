@@ -27,11 +27,12 @@ from sparkwright.verify.server.evidence import Incident, keep_evidence
 from sparkwright.verify.server.failures import Cause, diagnose, tail
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
     import aiohttp
+    import psutil
 
     from sparkwright.process import Running
     from sparkwright.verify.client.endpoint import Endpoint
@@ -45,7 +46,7 @@ _METRICS_S = 10.0  # between two looks at the counters that evidence of a death 
 _ANSWER_S = 5.0
 _OWN_S = 30.0  # an interpreter starts no faster because its clock does
 _CANARIES = 3  # kernels may be compiled at their first use, so that the first canary may be late
-_DYING_S = 5.0
+_DYING_S = 3.0
 
 
 class ServerFailedError(ServerError):
@@ -108,7 +109,7 @@ class ServerProcess:
         log: file with all that it says.
         facts: what it said while it started.
         model: name under which it serves.
-        orphans: processes that had left its group and were killed at its end.
+        orphans: processes that outlived it, in its group or out of it, and were killed at its end.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -373,13 +374,16 @@ class ServerProcess:
         self._ending = True
         try:
             if running.poll() is None and running.ask_to_end():
-                until = time.monotonic() + self.launch.end_s
-                # No event tells of it: the process is looked at without being reaped.
-                while running.poll() is None and time.monotonic() < until:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+                await _while(lambda: _runs(running.pid), self.launch.end_s)
+                if not _runs(running.pid):
+                    # Some are on their way out yet: none that is still there after a while is.
+                    await _while(lambda: bool(_marked(self._marker, running.pid)), _DYING_S)
+                    self.orphans = len(_marked(self._marker, running.pid))
         finally:  # also when we are interrupted
             running.kill()
-            self.orphans += _sweep(self._marker)
+            self.orphans = max(self.orphans, _sweep(self._marker))
+        if self.orphans:
+            warn(f"{self.orphans} processes outlived the server and were killed")
         emit("server.ended", url=self.url, orphans=self.orphans)
 
 
@@ -401,17 +405,41 @@ def _merged(read: BootFacts, known: BootFacts) -> BootFacts:
     return msgspec.structs.replace(read, **fields)
 
 
-def _sweep(marker: str) -> int:
-    """Kill every process whose environment holds *marker*, and wait until they are gone; returns how many."""
+async def _while(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until *condition* is over, or time is."""
+    until = time.monotonic() + seconds
+    while condition() and time.monotonic() < until:  # noqa: ASYNC110 - no event tells of processes' ends
+        await asyncio.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; unlike `Running.poll`, this leaves alone what it left behind."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _marked(marker: str, leader: int) -> list[psutil.Process]:
+    """Processes but the *leader* that are alive and whose environment holds *marker*."""
     import psutil
 
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(_MARK) == marker:
-                process.kill()
+            if process.pid not in {os.getpid(), leader} and process.environ().get(_MARK) == marker:
                 found.append(process)
+    return found
+
+
+def _sweep(marker: str) -> int:
+    """Kill every process whose environment holds *marker*, and wait until they are gone; returns how many."""
+    import psutil
+
+    found = _marked(marker, leader=0)
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
     psutil.wait_procs(found, timeout=_DYING_S)
-    if found:
-        warn(f"{len(found)} processes of the server had left its group and were killed")
     return len(found)
