@@ -202,9 +202,9 @@ def _captures(seen: Seen, boots: _Boots) -> Finding:
         "decode graphs are captured for whole drafts",
         "With k drafted tokens a decode step has 1 + k rows a request, so sizes that full decode graphs are"
         " captured for are multiples of 1 + k. In vLLM 0.24.0 the modes FULL, FULL_DECODE_ONLY and"
-        " FULL_AND_PIECEWISE have them (resolve_cudagraph_mode_and_sizes rounds there), the last two for sizes"
-        " from 1 + k to that many for each of max-num-seqs. Piecewise graphs leave attention out and may have any"
-        " size; others only pad more.",
+        " FULL_AND_PIECEWISE have them (resolve_cudagraph_mode_and_sizes rounds there), the last two for"
+        " sizes from 1 + k to that many for each of max-num-seqs. Piecewise graphs leave attention out and"
+        " may have any size; others only pad more.",
         against=against,
         passed="every size that must be a multiple is one",
         threshold="size % (1 + k) == 0",
