@@ -35,6 +35,7 @@ __all__ = [
     "Limits",
     "LimitsExceeded",
     "Running",
+    "companion",
     "resident_mib",
     "run",
     "run_limited",
@@ -311,6 +312,23 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+
+
+def companion(argv: Sequence[str | Path]) -> subprocess.Popen[bytes]:
+    """Start a program in our own process group, and watch over nothing.
+
+    It reads from a pipe that ends when we do, and writes nowhere. For a server that has processes of its own;
+    whoever wants a program to end with us takes `start`.
+
+    Raises:
+        ToolError: the program does not exist, or may not be run.
+    """
+    command = tuple(str(part) for part in argv)
+    silent = subprocess.DEVNULL
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent)
+    except OSError as error:
+        raise _not_started(command, error) from error
 
 
 # Programs under way ------------------------------------------------------------------------

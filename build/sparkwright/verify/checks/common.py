@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.metrics import CountersResetError, SpeculationAbsentError, speculation
 from sparkwright.verify.model import BootFacts, FailureKind, Finding, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sparkwright.verify.check import Check, Context
     from sparkwright.verify.model import Cell, Observation, Sample
@@ -67,6 +68,9 @@ _FAILS = {
 }
 """Failures that are the server's, and what the requests did."""
 
+_BREAKS = {FailureKind.RESET, FailureKind.TRUNCATED, FailureKind.IN_BAND}
+"""Those of a server that breaks under its batch."""
+
 _INVALIDATES = {
     FailureKind.NO_COUNT: "brought no token count: neither usage nor token ids",
     FailureKind.COUNT: "brought a token count that contradicts itself",
@@ -114,7 +118,11 @@ class Seen:
 
     def tagged(self, **tags: str) -> Seen:
         """What concerns the cells with these tags."""
-        planned = tuple(cell for cell in self.planned if tags.items() <= cell.tags.items())
+        return self.where(lambda cell: tags.items() <= cell.tags.items())
+
+    def where(self, chosen: Callable[[Cell], bool]) -> Seen:
+        """What concerns the cells that *chosen* takes."""
+        planned = tuple(cell for cell in self.planned if chosen(cell))
         keys = {cell.key for cell in planned}
         return Seen(
             self.check,
@@ -239,6 +247,7 @@ def _failures(observation: Observation) -> list[tuple[Verdict, str]]:
         if kind is FailureKind.LENGTH and sample.finish_reason == "abort":
             verdict = Verdict.FAIL
         did = _FAILS.get(kind) or _INVALIDATES[kind]
+        did += f" with {in_flight(observation)} in flight" if kind in _BREAKS else ""
         cause = f"{count} of {len(observation.samples)} requests in {at(observation.cell)} {did}"
         cause += f" (status {failure.status})" if failure.status not in {0, 200} else ""
         found.append((verdict, f"{cause}: {_short(failure.detail)}" if failure.detail else cause))
@@ -251,7 +260,7 @@ def _counters(observation: Observation) -> list[tuple[Verdict, str]]:
         when = "before" if observation.before is None else "after"
         return [(Verdict.INVALID, f"the server's counters could not be read {when} {where}")]
     moments = (observation.before, *observation.series, observation.after)
-    for earlier, later in zip(moments, moments[1:], strict=False):
+    for earlier, later in pairwise(moments):
         try:
             speculation(earlier, later)
         except SpeculationAbsentError:
@@ -288,7 +297,7 @@ def in_flight(observation: Observation) -> int:
 
 
 def _broke(sample: Sample) -> bool:
-    return sample.failure is not None and sample.failure.kind is not FailureKind.CONNECT
+    return sample.failure is not None and sample.failure.kind in _BREAKS
 
 
 def _short(line: str) -> str:
