@@ -6,6 +6,7 @@ reader may follow them, but no model has seen them before.
 
 from __future__ import annotations
 
+import functools
 import random
 
 __all__ = ["WORDS_PER_TOKEN", "write_document", "write_notes"]
@@ -99,6 +100,7 @@ def write_document(tokens: int, seed: int, needle: str = "") -> tuple[str, str]:
     return f"{_paragraphs(sentences, random_)}\n\n{question}", code
 
 
+@functools.lru_cache(maxsize=64)  # the same prefixes are asked for in every round of a soak
 def write_notes(tokens: int, seed: int) -> str:
     """Notes of about *tokens* tokens that hide nothing and ask nothing, for prompts to begin with."""
     random_ = random.Random(f"notes {tokens} {seed}")  # noqa: S311 - words, not secrets
