@@ -67,8 +67,8 @@ def sweep(server: Server, levels: Sequence[int] = LEVELS) -> list[Observation]:
             Cell(
                 check="sweep",
                 name=f"{category} c={level}",
-                load=Load(concurrency=level, requests=max(8, level * 2), warm_up=level, max_tokens=48),
-                prompts=prompts(category, max(8, level * 2) + level, f"s{level}"),
+                load=Load(concurrency=level, requests=max(6, level * 3 // 2), warm_up=level, max_tokens=40),
+                prompts=prompts(category, level * 3 + 6, f"s{level}"),
                 tags={"category": category},
             )
         )

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.report.charts.chart import WHOLE, Chart
+from sparkwright.verify.report.charts.chart import CACHE_STYLES, WHOLE, Chart
 from sparkwright.verify.report.drawing import scale
 from sparkwright.verify.report.drawing.kinds import Panel, timeline
 from sparkwright.verify.report.drawing.plot import Mark, Naming, Point, Rule, Series
@@ -73,7 +73,7 @@ def _course(soaked: Sequence[CellFigures], speed: float) -> _Course:
         kind = cell.observation.cell.tags.get("kind", "traffic")
         if kind == "traffic":
             windows.extend(moments(cell.observation, begin_s, speed))
-        elif kind in {"cold", "cached"} and cell.speculation and cell.speculation.drafts:
+        elif kind in CACHE_STYLES and cell.speculation and cell.speculation.drafts:
             rate = cell.speculation.acceptance_rate
             words = f"{kind} probes, {duration(begin_s)}: {share(rate)}"
             probes.setdefault(kind, []).append(Point(begin_s, rate, words, suspect=bool(cell.trouble)))
@@ -114,7 +114,7 @@ def _lead(windows: Sequence[Moment], named: Sequence[Mark]) -> str:
 def _panels(course: _Course) -> tuple[Panel, ...]:
     windows = course.windows
     rates = [Series("traffic", 0, _points(windows, lambda moment: moment.acceptance, share))]
-    rates += [Series(kind, 2 + style, points) for style, (kind, points) in enumerate(course.probes.items())]
+    rates += [Series(kind, CACHE_STYLES[kind], points) for kind, points in course.probes.items()]
     speed = _points(windows, lambda moment: moment.tokens_per_s, number)
     hits = _points(windows, lambda moment: moment.hit_rate, share)
     used = _points(windows, lambda moment: moment.kv_usage, share)

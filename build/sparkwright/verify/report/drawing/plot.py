@@ -26,6 +26,7 @@ __all__ = [
     "marks",
     "names",
     "rules",
+    "short",
     "wide",
 ]
 
@@ -38,6 +39,12 @@ _CHARACTER = 6.9  # the mean width of one in the fonts that systems show by defa
 def wide(words: str) -> float:
     """About how much room *words* take, in pixels."""
     return len(words) * _CHARACTER
+
+
+def short(words: str, room: float = 120.0) -> str:
+    """*words* as far as they fit into *room* pixels."""
+    words, most = clean(words), int(room / _CHARACTER)
+    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,7 @@ def canvas(naming: Naming, width: float, height: float, parts: Iterable[Element 
 
 def axes(box: Box, x: Axis | None, y: Axis) -> Element:
     """Grid, ticks and titles; the y axis's title stands above it, where it is read first."""
-    parts: list[Element] = [text(y.title, box.left, box.top - 12, "axis start")]
+    parts: list[Element] = [text(y.title, box.left, box.top - 12, "axis start")] if y.title else []
     for value, label in y.ticks:
         place = box.y(y, value)
         parts.extend(
@@ -160,6 +167,7 @@ def axes(box: Box, x: Axis | None, y: Axis) -> Element:
 def lines(box: Box, x: Axis, y: Axis, series: Sequence[Series], *, labels: bool = True) -> Element:
     """Series as lines, each named at its end so that no colour has to be looked up."""
     drawn = [_line(box, x, y, one) for one in series]
+    drawn.extend(_missing(box, x, series))
     return group([*drawn, *(_labels(box, x, y, series) if labels else ())])
 
 
@@ -169,7 +177,7 @@ def names(box: Box, series: Sequence[Series]) -> Element:
     for index, one in enumerate(series):
         height = box.top + LINE * (index + 0.5)
         parts.append(marker(one.style, box.right + 16, height, 3.6))
-        parts.append(text(one.name, box.right + 24, height + 4, "name start"))
+        parts.append(text(short(one.name), box.right + 24, height + 4, "name start"))
     return group(parts)
 
 
@@ -182,11 +190,18 @@ def _line(box: Box, x: Axis, y: Axis, series: Series) -> Element:
         for place, point in zip(places, series.points, strict=True)
         if len(places) <= _TOO_MANY or point.suspect
     ]
-    crosses = [
-        titled(text("✗", box.x(x, point.x), box.bottom - 3, "missing middle halo"), point.words)
-        for point in series.missing
+    return group([line, *dots])
+
+
+def _missing(box: Box, x: Axis, series: Sequence[Series]) -> list[Element]:
+    """A cross for each place where series have no figure, which says what is missing."""
+    words: dict[float, list[str]] = {}
+    for point in (point for one in series for point in one.missing):
+        words.setdefault(point.x, []).append(point.words)
+    return [
+        titled(text("✗", box.x(x, place), box.bottom - 3, "missing middle halo"), "\n".join(said))
+        for place, said in sorted(words.items())
     ]
-    return group([line, *dots, *crosses])
 
 
 def _dot(style: int, place: tuple[float, float], *, few: bool, suspect: bool) -> Element:
@@ -208,7 +223,7 @@ def _labels(box: Box, x: Axis, y: Axis, series: Sequence[Series]) -> list[Elemen
             [
                 element("path", d=leader, class_=f"leader s{one.style}"),
                 marker(one.style, end + 6, height, 3.6),
-                text(one.name, end + 14, height + 4, "name start"),
+                text(short(one.name), end + 14, height + 4, "name start"),
             ]
         )
     return parts
