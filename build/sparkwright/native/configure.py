@@ -46,7 +46,7 @@ __all__ = [
     "with_generated",
 ]
 
-RULES = 2
+RULES = 3
 """Part of every key of what was configured: raised when CMake's arguments, or what we read of it, change."""
 
 _COMPILED = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".inl"})
@@ -221,7 +221,7 @@ def _units(work: Workspace, outcome: _Outcome, lock: Lock) -> Iterable[Unit]:
         yield Unit(
             target=target,
             source=_relative(work, work.build / command["file"]),
-            output=_relative(work, work.build / command["output"]),
+            output=f"build/{work.abstract(command['output'])}",
             language="CUDA" if _is_cuda(command["file"]) else "CXX",
             argv=argv,
             arches=_arches(argv),
