@@ -220,7 +220,7 @@ def _compile(
     def keep(finished: Finished) -> None:
         """Store the object as soon as it is whole: what is stored survives whatever comes."""
         unit = by_name[finished.job.name]
-        output = work.place(unit.output)
+        output = work.root / unit.output
         sha256 = record_object(
             builder.store,
             unit,
@@ -269,11 +269,11 @@ def _sizes(work: Workspace, units: Sequence[Unit]) -> dict[str, int]:
 
 
 def _depfile(work: Workspace, unit: Unit) -> Path:
-    return work.place(f"{unit.output}.d")
+    return work.root / f"{unit.output}.d"
 
 
 def _launcher_log(work: Workspace, unit: Unit) -> Path:
-    return work.place(f"{unit.output}.ccache")
+    return work.root / f"{unit.output}.ccache"
 
 
 def _environment(builder: Builder, inputs: Inputs, known: Configured, work: Workspace) -> dict[str, str]:
@@ -294,7 +294,7 @@ def _jobs(
     start = (*builder.isolation, *([str(launcher.program)] if launcher else []))
     jobs = []
     for unit in units:
-        output = work.place(unit.output)
+        output = work.root / unit.output
         output.parent.mkdir(parents=True, exist_ok=True)
         dependencies = ["-MD", "-MF", str(_depfile(work, unit)), "-MT", "object"]
         jobs.append(
@@ -333,7 +333,7 @@ def _linked(
                 because=error.because,
                 next_step="a carry that adds a source or a symbol may be at fault",
             ) from error
-        output = work.place(link.output)
+        output = work.root / link.output
         sha256, size = sha256_file(output), output.stat().st_size
         store.adopt_file(output, sha256, verified=True)
     if key is not None:
@@ -343,9 +343,8 @@ def _linked(
 
 def _place(builder: Builder, work: Workspace, link: Link, objects: Mapping[str, str]) -> None:
     for path in link.objects:
-        place = work.place(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not place_object(builder.store, objects[path], place):
+        (work.root / path).parent.mkdir(parents=True, exist_ok=True)
+        if not place_object(builder.store, objects[path], work.root / path):
             raise LostFileError(
                 f"an object of {link.target} is gone",
                 because="another run took it out of the store meanwhile",

@@ -125,7 +125,7 @@ class Unit(Model, frozen=True):
     Attributes:
         target: the extension that it belongs to.
         source: file to compile, relative to the work folder.
-        output: object file, relative to the work folder; it may hold `WORK` once more, in its middle.
+        output: object file, relative to the work folder.
         language: what it is written in.
         argv: the command, with `WORK` for the work folder, run in ``build/``; it names no dependency file.
         arches: what device code it asks for: ``sm_121a`` for a cubin, ``compute_89`` for PTX.
@@ -150,7 +150,7 @@ class Link(Model, frozen=True):
     Attributes:
         target: the extension.
         output: the shared object, relative to the work folder.
-        objects: its objects in order, as the units name them.
+        objects: its objects in order, relative to the work folder.
         argv: the command, as for `Unit`.
     """
 

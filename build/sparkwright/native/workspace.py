@@ -72,13 +72,6 @@ class Workspace:
         """Objects and extensions; every command runs here."""
         return self.root / "build"
 
-    def place(self, path: str) -> Path:
-        """Where a recorded *path* is, which is relative to this folder and may name it once more.
-
-        CMake puts the object of a source that is outside the project below that source's whole path.
-        """
-        return self.root / path.replace(WORK, str(self.root))
-
     def expand(self, argv: tuple[str, ...]) -> list[str]:
         """A recorded command with this folder in place of its placeholder."""
         return [part.replace(WORK, str(self.root)) for part in argv]
