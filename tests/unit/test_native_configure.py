@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparkwright.native.configure import _abstract, configure_command
-from sparkwright.native.workspace import Workspace
 from sparkwright.native.model import Toolchain
+from sparkwright.native.workspace import Workspace
 
 PLACE = Path("/somewhere")
 CHAIN = Toolchain(
