@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest

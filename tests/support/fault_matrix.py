@@ -114,6 +114,7 @@ def run_case(case: Case, folder: Path) -> Outcome:
         checks = ("compare",)
     profile = msgspec.structs.replace(case.profile, checks=checks)
     profiles.PROFILES = {**profiles.PROFILES, profile.name: profile}
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         findings = asyncio.run(_run(case, profile, folder))
     except (EndpointError, ServerError) as error:
@@ -129,7 +130,6 @@ def run_case(case: Case, folder: Path) -> Outcome:
 
 
 async def _run(case: Case, profile: Profile, folder: Path) -> tuple[Finding, ...]:
-    folder.mkdir(parents=True, exist_ok=True)
     if case.check == "endpoint":
         async with simulator(folder, "--fault", case.fault) as endpoint:
             suite, manifest = await setup.prepare(
@@ -196,8 +196,8 @@ CASES = (
     *(
         Case(name, "coherence", PASS)
         for name in (
-            "usage-at-end", "role-chunks", "empty-content", "reasoning-only", "reasoning-content", "tool-calls",
-            "sse-comments", "crlf", "split-reads", "joined-events",
+            "usage-at-end", "role-chunks", "empty-content", "reasoning-only", "reasoning-content",
+            "tool-calls", "sse-comments", "crlf", "split-reads", "joined-events",
         )
     ),
     # Start

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkwright.errors import ServerError
 from sparkwright.verify import suite as suite_module
-from sparkwright.verify.check import Context
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest, read_journal
 from sparkwright.verify.model import BootFacts, Cell, Finding, Load, Observation, Prompt, Verdict
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.suite import Suite, run_suite
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from sparkwright.verify.check import Context
+
 MANIFEST = Manifest(run="r", created="now", server="none", identity={"wheel": "1"}, options={})
 PROFILE = Profile(name="test", checks=("one",), speed=2.0)
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """What stands for a kill between two cells."""
 
 
@@ -94,7 +98,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     async def measure(server: Fake, cell: Cell, profile: Profile) -> Observation:
         assert profile is PROFILE
         if "stop" in names:
-            raise Stopped
+            raise StoppedError
         names.append(cell.name)
         server.left -= 1
         return Observation(cell=cell, died=server.died)
@@ -129,7 +133,7 @@ def test_figures_that_json_has_no_number_for_are_kept_in_words(tmp_path: Path, m
 def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path, measured: list[str]) -> None:
     one = Asked("one", (("main", 0), ("main", 0), ("main", 0), ("main", 1)))
     for number in range(2):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             stop_after(tmp_path, measured, one, cells=1)
         assert measured == ["one0", "one1", "one2"][: number + 1]
     fleet = Fake()
@@ -150,7 +154,7 @@ def stop_after(folder: Path, measured: list[str], check: Asked, *, cells: int) -
 
     async def measure(server: Fake, cell: Cell, profile: Profile) -> Observation:
         if server.left <= 0:
-            raise Stopped
+            raise StoppedError
         return await original(server, cell, profile)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -215,6 +215,6 @@ def _manifest(wish: Wish, folder: Path, server: str, identity: dict[str, str]) -
         client={
             "sparkwright": __version__,
             "python": platform.python_version(),
-            "client": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+            "client": f"{platform.machine()}, {os.cpu_count()} cores, {platform.platform(terse=True)}",
         },
     )
