@@ -47,6 +47,7 @@ def start_server(
     api_key: str = "",
     boot_s: float = BOOT_S,
     end_s: float = 30.0,
+    known: BootFacts | None = None,
 ) -> ServerProcess:
     """A server that starts when its block of ``async with`` begins.
 
@@ -64,6 +65,7 @@ def start_server(
         api_key: that clients send. A recipe's server is told to ask for it.
         boot_s: for the boot, in the server's seconds.
         end_s: from being asked to end until it is killed, in ours.
+        known: of a command's server, what its log does not say, such as the card's memory.
 
     Raises:
         IncompatibleOptionsError: the recipe's options are known not to work with that vLLM on this card.
@@ -81,7 +83,7 @@ def start_server(
         model, facts = recipe.name, _foreseen(recipe, version)
     else:
         argv = _command([str(part) for part in what], host, port, folder)
-        variables, facts = {}, BootFacts()
+        variables, facts = {}, known or BootFacts()
     return ServerProcess(
         Launch(
             argv=argv,
