@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_server.py"
 DEADLINES = Deadlines(connect_s=5, canary_s=20)
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 
 
 def server(tmp_path: Path, *arguments: str, **options: Any) -> ServerProcess:

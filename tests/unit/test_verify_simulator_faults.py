@@ -7,7 +7,12 @@ from simulator_kit import Bench, prompt, settings
 
 from sparkwright.errors import ConfigError, UnknownNameError
 from sparkwright.verify.simulator import FAULTS, Faults, parse_faults
-from sparkwright.verify.simulator.bootlog import boot_lines, failing_lines
+from sparkwright.verify.simulator.bootlog import (
+    boot_lines,
+    capture_sizes,
+    captured_sizes,
+    failing_lines,
+)
 from sparkwright.verify.simulator.harm import EngineDeadError, OutOfMemoryError
 from sparkwright.verify.simulator.language import text_of
 from sparkwright.verify.simulator.memory import share_out
@@ -300,6 +305,7 @@ def test_nvfp4_gains_nothing() -> None:
 def test_a_start_that_fails_says_why(fault: str, text: str) -> None:
     assert any(text in line.text for line in failing_lines(settings(fault)))
     assert failing_lines(settings()) == ()
+    assert list(boot_lines(settings("unrounded-graphs", max_num_seqs=1)))
 
 
 def test_a_request_that_cannot_fit_fails_the_start() -> None:
@@ -319,4 +325,17 @@ def test_a_good_start_speaks_the_dialect(dialect: str, runner: str) -> None:
     assert ("Using V2 Model Runner" in lines) == (runner == "v2")
     assert any(line.startswith("Estimated CUDA graph memory") for line in lines) == (runner == "v1")
     assert sum("attention backend out of potential backends" in line for line in lines) == 2
-    assert all(line.where(dialect) for line in boot_lines(told))
+    assert any(f"/{told.total_gib} GiB) on startup" in line for line in lines)
+    assert sum(not line.where(dialect) for line in boot_lines(told)) == 2  # bars of progress
+
+
+@pytest.mark.parametrize("k", [0, 5, 3, 7, 12])
+def test_graphs_are_captured_for_whole_drafts(k: int) -> None:
+    """vLLM 0.24.0 lists 51 sizes for k = 3, and captures 49 piecewise and 33 full graphs (seen on a card)."""
+    pieces, whole = captured_sizes(settings(k=k))
+    assert all(size % (1 + k) == 0 for size in (*pieces, *whole))
+    assert whole[-1] <= 64 * (1 + k)
+    if k == 3:
+        assert (len(capture_sizes(settings(k=k))), len(pieces), len(whole)) == (51, 49, 33)
+    _, wrong = captured_sizes(settings("unrounded-graphs", k=k))
+    assert any(size % (1 + k) for size in wrong) == (k > 0)

@@ -231,16 +231,15 @@ class Speaker:
             return _Options((EOS, _IDS[_NEVER]), 0, _SURE_NAT)
         if said < len(self._script):
             return _Options((self._script[said], _IDS[_NEVER]), 0, _SURE_NAT)
-        tokens = _SLOTS[_SENTENCE[self._slot]]
-        return _Options(tokens, mix(self._state, 11) % len(tokens), self._gap())
+        tokens, state = _SLOTS[_SENTENCE[self._slot]], mix(self._state, 11)
+        return _Options(tokens, state % len(tokens), self._gap(state))
 
-    def _gap(self) -> float:
+    def _gap(self, state: int) -> float:
         """By how much the first token is more likely than the second, in nats."""
-        state = mix(self._state, 12)
         drawn = unit(state)
         if drawn < _TIES:
             return _TIE_NAT * drawn / _TIES
-        return 0.4 + 4 * unit(mix(state, 2)) ** 2
+        return 0.4 + 4 * ((drawn - _TIES) / (1 - _TIES)) ** 2
 
     def _rank(self, options: _Options, noise: int) -> int:
         """Which of the options is said, 0 for the most likely."""
