@@ -48,6 +48,7 @@ __all__ = [
 _TAIL = 4000
 _DYING_S = 5.0
 _PIECE = 1 << 20
+_SECRET = ("_KEY", "_TOKEN")
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,8 @@ def _log(result: Completed, env: Mapping[str, str] | None) -> None:
     changed: dict[str, str | None] = {}
     if env is not None:
         changed |= {name: None for name in os.environ if name not in env}
-        changed |= {name: value for name, value in env.items() if os.environ.get(name) != value}
+        new = {name: value for name, value in env.items() if os.environ.get(name) != value}
+        changed |= {name: "***" if name.endswith(_SECRET) else value for name, value in new.items()}
     emit(
         "process.ended",
         argv=shlex.join(result.argv),

@@ -48,6 +48,7 @@ def start_server(
     known: BootFacts | None = None,
     boot_s: float = BOOT_S,
     end_s: float = 30.0,
+    known: BootFacts | None = None,
 ) -> ServerProcess:
     """A server that starts when its block of ``async with`` begins.
 
@@ -66,6 +67,7 @@ def start_server(
         known: what a command's server will not say of itself, such as the memory of its card.
         boot_s: for the boot, in the server's seconds.
         end_s: from being asked to end until it is killed, in ours.
+        known: of a command's server, what its log does not say, such as the card's memory.
 
     Raises:
         IncompatibleOptionsError: the recipe's options are known not to work with that vLLM on this card.
