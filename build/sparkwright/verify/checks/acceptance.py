@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.model import BootFacts, Observation
 
-__all__ = ["Acceptance", "Interval", "acceptance", "drafter", "drafts_expected", "ratio", "surely"]
+__all__ = [
+    "FEW_DRAFTS",
+    "Acceptance",
+    "Interval",
+    "acceptance",
+    "drafter",
+    "drafts_expected",
+    "ratio",
+    "surely",
+]
 
 FEW_DRAFTS = 50
 """With fewer drafts than this nothing is said about a drafter."""
@@ -30,7 +39,8 @@ class Acceptance:
 
     Attributes:
         mal: mean acceptance length: tokens a verify step brings, the target's own included.
-        error: standard error of `mal`.
+        error: standard error of `mal`, over texts and drafts.
+        chance: the same of drafts alone, for the same texts again.
         rate: share of drafted tokens that were accepted, 0 to 1.
         drafts: requests times steps.
         positions: share of drafts whose token was accepted, by position.
@@ -38,6 +48,7 @@ class Acceptance:
 
     mal: float
     error: float
+    chance: float
     rate: float
     drafts: float
     positions: tuple[float, ...]
@@ -77,10 +88,9 @@ def acceptance(observation: Observation) -> Acceptance | None:
     if not seen.drafts > 0 or not math.isfinite(seen.accepted):
         return None
     mal = seen.mean_acceptance_length
-    error = max(
-        math.sqrt(_variance(seen.position_rates, mal - 1) / seen.drafts), mal * _between_requests(observation)
-    )
-    return Acceptance(mal, error, seen.acceptance_rate, seen.drafts, seen.position_rates)
+    chance = math.sqrt(_variance(seen.position_rates, mal - 1) / seen.drafts)
+    error = max(chance, mal * _between_requests(observation))
+    return Acceptance(mal, error, chance, seen.acceptance_rate, seen.drafts, seen.position_rates)
 
 
 def _variance(positions: Sequence[float], mean: float) -> float:
@@ -113,7 +123,9 @@ def surely(comparisons: int = 1, error: float = 0.05) -> float:
     return NormalDist().inv_cdf(1 - error / (2 * max(1, comparisons)))
 
 
-def ratio(of: Acceptance, to: Acceptance, width: float, *, accepted: bool = False) -> Interval:
+def ratio(
+    of: Acceptance, to: Acceptance, width: float, *, accepted: bool = False, same_texts: bool = False
+) -> Interval:
     """One mean acceptance length over another, with its interval.
 
     Args:
@@ -122,12 +134,14 @@ def ratio(of: Acceptance, to: Acceptance, width: float, *, accepted: bool = Fals
         width: standard errors to either side, see `surely`.
         accepted: compare accepted tokens a draft instead, without the target's own token, which hides how
             much of the drafter is gone when it has never brought much.
+        same_texts: both were measured with the very same prompts, so that chance alone makes them differ.
     """
     one, other = (of.accepted, to.accepted) if accepted else (of.mal, to.mal)
     if other <= 0:
         return Interval(math.nan, 0.0, math.inf)
     value = one / other
-    error = math.hypot(of.error / other, value * to.error / other)
+    spread = (of.chance, to.chance) if same_texts else (of.error, to.error)
+    error = math.hypot(spread[0] / other, value * spread[1] / other)
     return Interval(value, max(0.0, value - width * error), value + width * error)
 
 

@@ -98,10 +98,10 @@ def load_bands() -> _File:
 
 
 def capacity_of(key: str) -> float:
-    """Tokens of an FP8 KV cache a GiB that are known for the band *key*; 0 if none are."""
-    return next(
-        (b.fp8_tokens_per_gib for b in load_bands().band if b.key == key and b.fp8_tokens_per_gib), 0.0
-    )
+    """Tokens of an FP8 KV cache a GiB that are known for the body of the band *key*; 0 if none are."""
+    body = key.partition("/")[0]
+    known = (band for band in load_bands().band if band.key.partition("/")[0] == body)
+    return next((band.fp8_tokens_per_gib for band in known if band.fp8_tokens_per_gib), 0.0)
 
 
 @dataclass(frozen=True)

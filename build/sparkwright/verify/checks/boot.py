@@ -57,7 +57,8 @@ class Boot:
         log's tail in `log`, or why it was given up in `canary`.
         """
         seen = look(self, context, observations)
-        boots = {f"{arm} boot {number}": facts for (arm, number), facts in sorted(context.facts.items())}
+        known = context.facts or {("main", 0): BootFacts()}
+        boots = {f"{arm} boot {number}": facts for (arm, number), facts in sorted(known.items())}
         rules = (_estimate, _budget, _captures, _runner)
         return [
             _answers(seen, context, [rule(seen, boots).name for rule in rules]),
@@ -199,11 +200,11 @@ def _captures(seen: Seen, boots: _Boots) -> Finding:
     return conclude(
         _facts_only(seen),
         "decode graphs are captured for whole drafts",
-        "With k drafted tokens a decode step has 1 + k rows a request. Sizes that full decode graphs are"
-        " captured for are multiples of 1 + k (vLLM 0.24.0, resolve_cudagraph_mode_and_sizes: where the"
-        " decode mode is FULL, that is FULL, FULL_DECODE_ONLY and FULL_AND_PIECEWISE; its second model runner"
-        " rounds in every mode). Piecewise graphs leave attention out and may have any size; others only pad"
-        " more.",
+        "With k drafted tokens a decode step has 1 + k rows a request, so sizes that full decode graphs are"
+        " captured for are multiples of 1 + k. In vLLM 0.24.0 the modes FULL, FULL_DECODE_ONLY and"
+        " FULL_AND_PIECEWISE have them (resolve_cudagraph_mode_and_sizes rounds there), the last two for"
+        " sizes from 1 + k to that many for each of max-num-seqs. Piecewise graphs leave attention out and"
+        " may have any size; others only pad more.",
         against=against,
         passed="every size that must be a multiple is one",
         threshold="size % (1 + k) == 0",
@@ -227,12 +228,24 @@ def _captures_of(facts: BootFacts) -> _Judged | None:
     if not facts.graph_mode or not facts.capture_sizes:
         return Verdict.INCONCLUSIVE, "its log names no graph mode, or no capture sizes"
     odd = [size for size in facts.capture_sizes if size % step]
-    if not odd:
-        return None
-    shown = f"sizes {', '.join(map(str, odd[:6]))}{'…' * (len(odd) > 6)} are no multiples of 1 + k = {step}"  # noqa: PLR2004
-    if "FULL" in facts.graph_mode or facts.runner == "v2":
+    wrong = odd if facts.graph_mode == "FULL" else [size for size in odd if _decodes(size, facts)]
+    if "FULL" in facts.graph_mode and wrong:
+        shown = f"sizes {_first(wrong)} are no multiples of 1 + k = {step}"
         return Verdict.FAIL, f"{shown}, with {facts.graph_mode} graphs on runner {facts.runner or 'unknown'}"
-    return Verdict.PASS, f"{shown}: piecewise graphs may, and decode steps are padded further than needed"
+    if odd:
+        shown = f"sizes {_first(odd)} are no multiples of 1 + k = {step}"
+        return Verdict.PASS, f"{shown}: piecewise graphs may, and pad decode steps further than needed"
+    return None
+
+
+def _decodes(size: int, facts: BootFacts) -> bool:
+    """Whether a graph for decode steps alone is captured for this size."""
+    step = 1 + facts.speculative_tokens
+    return step <= size and (facts.max_num_seqs < 0 or size <= step * facts.max_num_seqs)
+
+
+def _first(sizes: Sequence[int], most: int = 6) -> str:
+    return ", ".join(map(str, sizes[:most])) + "…" * (len(sizes) > most)
 
 
 def _runner(seen: Seen, boots: _Boots) -> Finding:

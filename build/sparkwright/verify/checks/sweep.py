@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.checks.acceptance import drafter, drafts_expected, ratio, surely
+from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter, drafts_expected, ratio, surely
 from sparkwright.verify.checks.common import Seen, at, conclude, look, main_facts
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.metrics import identities
@@ -94,7 +94,7 @@ def cell(context: Context, category: str, level: int) -> Cell:
             stagger_s=STAGGER_S,
             seed=sizes.seed,
         ),
-        prompts=context.corpus.prompts(category, requests + level, sizes.seed, f"sweep {name}"),
+        prompts=context.corpus.prompts(category, requests, sizes.seed, f"sweep {name}"),
         tags={"category": category, "level": str(level)},
     )
 
@@ -190,12 +190,18 @@ def _compare_levels(
         measured[f"c={level} MAL over c={lowest}"] = round(value, 4)
         low, high = value * math.exp(-width * spread), value * math.exp(width * spread)
         shown = f"at c={level} the mean acceptance length is {value:.2f} times that at c={lowest}"
+        few = min(sum(found.drafts for _, found, _ in of), sum(base.drafts for _, _, base in of))
+        if few < FEW_DRAFTS:
+            against.append((Verdict.INCONCLUSIVE, f"{shown}, but {few:.0f} drafts decide nothing"))
+            continue
         if _beyond(low, high):
             against.append((Verdict.FAIL, f"{shown} ({low:.2f} to {high:.2f})"))
             continue
         if math.exp(width * spread) > 1 + WIDEST:
             against.append((Verdict.INCONCLUSIVE, f"{shown}, but it may be {low:.2f} to {high:.2f}"))
         for category, found, base in of:
+            if min(found.drafts, base.drafts) < FEW_DRAFTS:
+                continue
             one = ratio(found, base, width)
             if _beyond(one.low, one.high):
                 shown = f"{category} c={level}: the mean acceptance length is {one} times that at c={lowest}"
@@ -317,13 +323,18 @@ def _client(seen: Seen, grid: _Grid, context: Context) -> Finding:
         if context.profile.speed == 1 and error > first / 2:
             shown = f"{at(observation.cell)}: {error:.1f} ms of a time to first token of {first:.1f} ms"
             against.append((Verdict.INVALID, f"client floor: {shown} may be the client's own"))
+    if context.profile.speed != 1 and flags:
+        flags = [
+            f"the clock runs {context.profile.speed:g} times as fast, and so do the client's errors",
+            *flags,
+        ]
     return conclude(
         seen,
         "the client kept up",
         "The lag of the client's own loop and its error against the simulator are small beside what was"
         " measured, and the wall clock did not jump.",
         against=against,
-        passed=f"{len(flags)} cells are flagged" if flags else "no cell is flagged",
+        passed=f"{len(flags)} flags, see the warnings" if flags else "nothing is flagged",
         threshold=f"flagged where a time is less than {CLEAR:.0f} times the client's error; invalid where it"
         " is over half of the time to first token (not judged on an accelerated clock)",
         measured={"worst lag ms": max((o.lag_ms[0] for o in seen.sound), default=0.0)},
