@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 from sparkwright.errors import ProcessError, ToolError
 from sparkwright.events import emit
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import psutil
 
 __all__ = [
+    "Companion",
     "Completed",
     "Ended",
     "Limits",
@@ -314,7 +315,10 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def companion(argv: Sequence[str | Path]) -> subprocess.Popen[bytes]:
+Companion: TypeAlias = subprocess.Popen[bytes]
+
+
+def companion(argv: Sequence[str | Path]) -> Companion:
     """Start a program in our own process group, and watch over nothing.
 
     It reads from a pipe that ends when we do, and writes nowhere. For a server that has processes of its own;

@@ -15,7 +15,7 @@ from kit import python
 from world import wait_until
 
 from sparkwright.errors import ToolError
-from sparkwright.process import Ended, Running, resident_mib, start
+from sparkwright.process import Ended, Running, companion, resident_mib, start
 
 if TYPE_CHECKING:
     from kit import Recorder
@@ -212,3 +212,21 @@ def test_signals_that_python_ignores_are_as_usual_again(tmp_path: Path) -> None:
     assert ended(running).status == 0
     (ignored,) = [line.split()[1] for line in output(tmp_path).splitlines() if line.startswith("SigIgn")]
     assert not int(ignored, 16) & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGTERM - 1))
+
+
+def test_a_companion_is_in_our_group_and_reads_until_it_is_closed(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    script = (
+        f"import os, sys; sys.stdin.read(); open({str(mark)!r}, 'w').write(str(os.getpgid(0))); print('x')"
+    )
+    child = companion([sys.executable, "-c", script])
+    assert child.poll() is None
+    assert child.stdin is not None
+    child.stdin.close()
+    assert child.wait(30) == 0
+    assert mark.read_text() == str(os.getpgid(0))
+
+
+def test_a_companion_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ToolError):
+        companion([tmp_path / "absent"])
