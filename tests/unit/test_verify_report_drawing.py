@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparkwright.verify.report.drawing import scale
 from sparkwright.verify.report.drawing.plot import LINE, spread
-from sparkwright.verify.report.figures import begun, moments
+from sparkwright.verify.report.figures import moments
 from sparkwright.verify.report.html import TEMPLATES
 from sparkwright.verify.report.text import at_c, duration, number, share, span
 
@@ -141,14 +141,6 @@ def test_windows_tile_a_cell() -> None:
     assert windows[-1].end_s == 300
     assert all(a.end_s == b.begin_s for a, b in itertools.pairwise(windows))
     assert all(0.4 < window.acceptance < 0.5 for window in windows)
-
-
-def test_pauses_between_cells_are_left_out() -> None:
-    soak = report_kit.Soak()
-    first = soak.cell(0, "traffic", 60)
-    soak.now_s += 500
-    assert begun([first, soak.cell(1, "traffic", 60)], 1.0) == (0.0, 60.0)
-    assert begun([first, first], 60.0) == (0.0, 3600.0)
 
 
 def test_a_restart_is_seen_in_its_window() -> None:

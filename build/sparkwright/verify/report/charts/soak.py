@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.checks.drift import elapsed
+from sparkwright.verify.checks.soak import LEAST_HITS
 from sparkwright.verify.report.charts.chart import CACHE_STYLES, WHOLE, Chart
 from sparkwright.verify.report.drawing import scale
 from sparkwright.verify.report.drawing.kinds import Panel, timeline
 from sparkwright.verify.report.drawing.plot import Mark, Naming, Point, Rule, Series
-from sparkwright.verify.report.figures import begun, moments
+from sparkwright.verify.report.figures import moments
 from sparkwright.verify.report.text import duration, number, share
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["soak_charts"]
 
-LEAST_HITS = 0.2  # the soak's own condition: below, the cache is not exercised
 ONSET = "onset s"  # how the soak's finding calls the moment when acceptance began to fall
 TITLE = "Prefix-cache soak over time"
 MEANING = (
@@ -65,11 +66,12 @@ def soak_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
 
 
 def _course(soaked: Sequence[CellFigures], speed: float) -> _Course:
-    starts = begun([cell.observation for cell in soaked], speed)
+    begun = elapsed([cell.observation for cell in soaked], speed)
     windows: list[Moment] = []
     probes: dict[str, list[Point]] = {}
     memory: list[Point] = []
-    for cell, begin_s in zip(soaked, starts, strict=True):
+    for cell in soaked:
+        begin_s = begun[cell.key]
         kind = cell.observation.cell.tags.get("kind", "traffic")
         if kind == "traffic":
             windows.extend(moments(cell.observation, begin_s, speed))
