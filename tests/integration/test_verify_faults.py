@@ -44,6 +44,7 @@ def test_every_fault_has_a_case() -> None:
 def test_a_fault_is_noticed_and_named(case: Case, outcomes: dict[str, Outcome]) -> None:
     outcome = outcomes[case.name]
     assert outcome.verdict is case.verdict, outcome.told
+    assert any(re.search(case.warns, warning) for warning in outcome.warnings) or not case.warns
     if case.verdict is not Verdict.PASS:
         assert any(re.search(case.says, cause) for cause in outcome.causes), outcome.told
 
