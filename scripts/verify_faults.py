@@ -24,8 +24,9 @@ from sparkwright.verify.simulator.faults import FAULTS  # noqa: E402
 PAGE = ROOT / "docs" / "verify-faults.md"
 HEAD = """# What each fault does to each check
 
-Made by `scripts/verify_faults.py`; `make test` runs the same cases. A case is a whole run of the suite against a simulator in a process
-of its own with one thing wrong. *As expected* means the right verdict, from the check that should notice, with a cause that names it.
+Made by `scripts/verify_faults.py`; `make test` runs the same cases. A case is a whole run of the suite
+against a simulator in a process of its own with one thing wrong. *As expected* means the right verdict,
+from the check that should notice, with a cause that names it.
 """
 
 

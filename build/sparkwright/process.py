@@ -321,16 +321,14 @@ Companion: TypeAlias = subprocess.Popen[bytes]
 
 
 def companion(argv: Sequence[str | Path]) -> Companion:
-    """Start a program in our own process group, and watch over nothing.
+    """Start a program in our own process group, for a server's own processes; others take `start`.
 
-    It reads from a pipe that ends when we do, and writes nowhere. For a server that has processes of its own;
-    whoever wants a program to end with us takes `start`.
+    It reads from a pipe that ends when we do, and writes nowhere.
 
     Raises:
         ToolError: the program does not exist, or may not be run.
     """
-    command = tuple(str(part) for part in argv)
-    silent = subprocess.DEVNULL
+    command, silent = tuple(str(part) for part in argv), subprocess.DEVNULL
     try:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent)
     except OSError as error:
