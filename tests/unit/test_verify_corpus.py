@@ -141,3 +141,25 @@ def test_a_document_that_is_too_short_is_refused():
 )
 def test_answers_are_compared_as_what_they_are(expect, text, held):
     assert holds(expect, text) is held
+
+
+def test_notes_have_their_length_and_begin_with_a_nonce():
+    corpus = load_corpus()
+    notes = corpus.notes(2000, 1, "a")
+    assert len(notes.split()) == pytest.approx(2000 * WORDS_PER_TOKEN, abs=30)
+    assert len({corpus.notes(2000, seed, salt)[:14] for seed in range(5) for salt in "ab"}) == 10
+    assert "?" not in notes
+
+
+def test_tasks_are_right_and_different():
+    tasks = load_corpus().tasks(60, 7, "x")
+    assert len({task.name for task in tasks}) == len({task.text for task in tasks}) == 60
+    for task in tasks:
+        if task.category == "math":
+            left, sign, right = task.text.split()[-3:]
+            value = int(left) + int(right) * (1 if sign == "+" else -1)
+            assert int(task.expect) == value
+        else:
+            name = re.search(r"What is the code for (\w+)\?", task.text)[1]
+            assert f"The code for {name} is {task.expect}." in task.text
+    assert {task.category for task in tasks} == {"math", "extraction"}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from sparkwright.canonical import digest_of
 from sparkwright.config import Model, parse_toml
 from sparkwright.errors import UnknownNameError
-from sparkwright.verify.corpus.document import write_document
+from sparkwright.verify.corpus.document import write_document, write_notes
+from sparkwright.verify.corpus.tasks import write_task
 from sparkwright.verify.model import Prompt
 
 if TYPE_CHECKING:
@@ -115,6 +116,30 @@ class Corpus:
         return Prompt(
             name=f"document/{tokens}/{nonce}", category="extraction", text=f"[{nonce}]\n{text}", expect=code
         )
+
+    def notes(self, tokens: int, seed: int, salt: str = "") -> str:
+        """Text of about *tokens* tokens that asks nothing: what prompts with a shared prefix begin with.
+
+        It begins with a nonce, as `document` does.
+        """
+        nonce = digest_of(["notes", tokens, seed, salt])[:12]
+        return f"[{nonce}]\n{write_notes(tokens, seed)}\n\n"
+
+    def tasks(self, count: int, seed: int, salt: str) -> tuple[Prompt, ...]:
+        """*count* small tasks that a model in good order hardly ever gets wrong: sums and look-ups.
+
+        What `expect` says of them is sure, and one wrong token spoils the answer. Nonces are as in `prompts`.
+        """
+        made = []
+        for number in range(count):
+            nonce = digest_of(["task", seed, salt, number])[:12]
+            category, text, expect = write_task(seed, salt, number)
+            made.append(
+                Prompt(
+                    name=f"task/{number}/{nonce}", category=category, text=f"[{nonce}]\n{text}", expect=expect
+                )
+            )
+        return tuple(made)
 
 
 @functools.cache

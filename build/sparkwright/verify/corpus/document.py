@@ -6,9 +6,10 @@ reader may follow them, but no model has seen them before.
 
 from __future__ import annotations
 
+import functools
 import random
 
-__all__ = ["WORDS_PER_TOKEN", "write_document"]
+__all__ = ["WORDS_PER_TOKEN", "write_document", "write_notes"]
 
 WORDS_PER_TOKEN = 0.8
 """Words of a document for each token of it: these are common words, few of which are split, and about one
@@ -97,6 +98,13 @@ def write_document(tokens: int, seed: int, needle: str = "") -> tuple[str, str]:
     sentences = _sentences(budget, random_)
     sentences.insert(int(len(sentences) * random_.uniform(0.1, 0.9)), fact)
     return f"{_paragraphs(sentences, random_)}\n\n{question}", code
+
+
+@functools.lru_cache(maxsize=64)  # the same prefixes are asked for in every round of a soak
+def write_notes(tokens: int, seed: int) -> str:
+    """Notes of about *tokens* tokens that hide nothing and ask nothing, for prompts to begin with."""
+    random_ = random.Random(f"notes {tokens} {seed}")  # noqa: S311 - words, not secrets
+    return _paragraphs(_sentences(int(tokens * WORDS_PER_TOKEN), random_), random_)
 
 
 def _sentences(words: int, random_: random.Random) -> list[str]:
