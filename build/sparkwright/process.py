@@ -48,7 +48,6 @@ __all__ = [
 _TAIL = 4000
 _DYING_S = 5.0
 _PIECE = 1 << 20
-_SECRET = ("_KEY", "_TOKEN")
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,9 @@ def _log(result: Completed, env: Mapping[str, str] | None) -> None:
     if env is not None:
         changed |= {name: None for name in os.environ if name not in env}
         new = {name: value for name, value in env.items() if os.environ.get(name) != value}
-        changed |= {name: "***" if name.endswith(_SECRET) else value for name, value in new.items()}
+        changed |= {
+            name: "***" if name.endswith(("_KEY", "_TOKEN")) else value for name, value in new.items()
+        }
     emit(
         "process.ended",
         argv=shlex.join(result.argv),
