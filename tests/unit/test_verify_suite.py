@@ -112,6 +112,15 @@ def run(folder: Path, fleet: Fake, *checks: Asked) -> tuple[Finding, ...]:
     return asyncio.run(run_suite(suite, folder, MANIFEST))
 
 
+def test_a_cell_that_two_checks_ask_for_is_measured_once_and_judged_by_both(
+    tmp_path: Path, measured: list[str]
+) -> None:
+    one, same = Asked("one", (("main", 0), ("main", 0))), Asked("one", (("main", 0),))
+    run(tmp_path, Fake(), one, same)
+    assert measured == ["one0", "one1"]
+    assert (one.seen, same.seen) == ([("one0", "one1")], [("one0",)])
+
+
 def test_every_cell_is_measured_once_server_by_server(tmp_path: Path, measured: list[str]) -> None:
     one = Asked("one", (("main", 0), ("baseline", 0), ("main", 0)))
     two = Asked("two", (("main", 1), ("main", 0)))
@@ -119,7 +128,7 @@ def test_every_cell_is_measured_once_server_by_server(tmp_path: Path, measured: 
     findings = run(tmp_path, fleet, one, two)
     assert measured == ["one0", "one2", "two1", "one1", "two0"]
     assert fleet.starts == [("main", 0), ("baseline", 0), ("main", 1)]
-    assert (one.seen, two.seen) == ([("one0", "one2", "one1")], [("two1", "two0")])
+    assert (one.seen, two.seen) == ([("one0", "one1", "one2")], [("two0", "two1")])
     assert [finding.check for finding in findings] == ["one", "two"]
 
 
