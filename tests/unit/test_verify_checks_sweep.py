@@ -322,6 +322,14 @@ def test_a_missing_cell_never_passes() -> None:
     assert found[INVARIANCE].verdict == "inconclusive"
 
 
+def test_nothing_is_concluded_of_a_single_level_or_category() -> None:
+    """Comparing one thing with nothing would always pass, or never."""
+    to = context(profile(categories=("code",), levels=(4,)))
+    found = judge(SWEEP, to, Server(seed=1))
+    assert verdicts(found) == {}
+    assert set(found) == {"code: served at every level", DRAFTER, POSITIONS, TOKENS, CLIENT}
+
+
 def test_nothing_measured_at_all_is_undecided() -> None:
     found = judged([])
     assert {finding.verdict for finding in found.values()} == {"inconclusive"}

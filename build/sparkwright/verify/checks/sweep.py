@@ -63,15 +63,15 @@ class Sweep:
         grid: _Grid = {
             (o.cell.tags["category"], o.cell.load.concurrency): figures(o, speed) for o in seen.sound
         }
-        return [
-            *(_category(seen.tagged(category=name), name, grid) for name in context.profile.categories),
-            _drafter(seen, context),
-            _invariance(seen, grid, context),
-            _positions(seen),
-            _tokens(seen),
-            _step_time(seen, grid, context.profile),
-            _client(seen, grid, context),
-        ]
+        sizes = context.profile
+        findings = [_category(seen.tagged(category=name), name, grid) for name in sizes.categories]
+        findings.append(_drafter(seen, context))
+        if len(sizes.levels) > 1:
+            findings.append(_invariance(seen, grid, context))
+        findings += [_positions(seen), _tokens(seen)]
+        if len(sizes.categories) > 1:
+            findings.append(_step_time(seen, grid, sizes))
+        return [*findings, _client(seen, grid, context)]
 
 
 def cell(context: Context, category: str, level: int) -> Cell:
@@ -308,7 +308,7 @@ def _odd_step(
 ) -> tuple[list[tuple[Verdict, str]], list[str]]:
     """What speaks against these step times, and what is only pointed out."""
     if len(times) < 2:  # noqa: PLR2004 - nothing to compare
-        return [(Verdict.INCONCLUSIVE, f"{len(times)} categories have a step time at c={level}")], []
+        return [(Verdict.INCONCLUSIVE, f"too few categories have a step time at c={level} to compare")], []
     if spread <= STEP_SPREAD:
         return [], []
     usual = sorted(times.values())[len(times) // 2]
