@@ -48,7 +48,6 @@ __all__ = [
 _TAIL = 4000
 _DYING_S = 5.0
 _PIECE = 1 << 20
-_SECRET = ("_KEY", "_TOKEN")
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ def _log(result: Completed, env: Mapping[str, str] | None) -> None:
     if env is not None:
         changed |= {name: None for name in os.environ if name not in env}
         new = {name: value for name, value in env.items() if os.environ.get(name) != value}
-        changed |= {name: "***" if name.endswith(_SECRET) else value for name, value in new.items()}
+        changed |= {name: "***" if name.endswith(("_KEY", "_TOKEN")) else new[name] for name in new}
     emit(
         "process.ended",
         argv=shlex.join(result.argv),
@@ -373,16 +372,13 @@ class Running:
             self._end()
         return self._ended
 
-    def ask_to_end(self) -> bool:
-        """Send the program alone SIGTERM, as a service manager does; `False` if it is not there any more."""
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to the program, if it runs; its guard would kill the whole group on hearing it."""
         import psutil
 
         with _vanishing():
-            # The guard's one child: a SIGTERM to the guard itself would kill the group at once.
             for program in psutil.Process(self.pid).children():
                 program.terminate()
-                return True
-        return False
 
     def kill(self) -> Ended:
         """Kill it with all of its group, unless it has ended; returns how it ended once all are gone."""
