@@ -185,6 +185,12 @@ def test_a_simulated_boot_is_read_in_both_dialects(tmp_path: Path, dialect: str,
     assert this.errors_since(0) == ()
 
 
+def test_simulated_graphs_of_wrong_sizes_are_seen(tmp_path: Path) -> None:
+    this = simulator(tmp_path, "--fault", "unrounded-graphs")
+    boot(this)
+    assert any(size % 8 for size in this.facts.capture_sizes)
+
+
 def test_a_simulated_negative_estimate_is_seen(tmp_path: Path) -> None:
     this = simulator(tmp_path, "--fault", "negative-estimate=-20")
     boot(this)

@@ -107,7 +107,7 @@ class _Run:
         self.identity = contents.manifest.identity
         self.boots: dict[tuple[str, int], Boot] = dict(contents.boots)
         self.measured: dict[str, Observation] = dict(contents.measured)
-        self.floors = [Floor(**floor) for floor in contents.notes.get(FLOOR, {}).get("levels", ())]
+        self.floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
 
     @property
     def context(self) -> Context:
