@@ -412,3 +412,33 @@ def test_the_probe_sees_a_loop_that_is_held_up() -> None:
     assert held.worst_ms == held.p99_ms > 1900
     free = asyncio.run(run(0.0))
     assert 0 <= free.p99_ms <= free.worst_ms < 1900
+
+
+def test_moments_are_those_of_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came is timed when it was read, not when the task that waits for it gets its turn."""
+    from sparkwright.verify.client.connection import StampingConnector
+
+    make = StampingConnector._make
+
+    def slow(connector: StampingConnector) -> Any:
+        """A protocol after whose reads the loop is held up."""
+        protocol = make(connector)
+        read = protocol.data_received
+
+        def data_received(received: bytes) -> None:
+            read(received)
+            time.sleep(0.5 if b"[DONE]" in received else 0)
+
+        protocol.data_received = data_received  # type: ignore[method-assign]
+        return protocol
+
+    async def in_two_reads(stream: Stream) -> None:
+        await stream.tokens(2)
+        await asyncio.sleep(0.2)
+        await stream.say(token(3, 4, finish="length"), usage(4), b"[DONE]")
+
+    monkeypatch.setattr(StampingConnector, "_make", slow)
+    got = sample(in_two_reads)
+    done = time.perf_counter_ns()
+    assert got.failure is None
+    assert got.first < got.last == got.ended < done - 0.45e9

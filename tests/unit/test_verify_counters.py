@@ -208,9 +208,9 @@ def broken(after: Snapshot, samples: tuple[Sample, ...] = SAMPLES) -> list[str]:
 
 def test_a_healthy_run_breaks_nothing() -> None:
     found = identities(BEFORE, AFTER, SAMPLES)
-    assert len(found) == 8
+    assert len(found) == 9
     assert [identity for identity in found if identity.broken] == []
-    assert [identity.deviation for identity in found] == [0] * 8
+    assert [identity.deviation for identity in found] == [0] * 9
 
 
 GENERATED = "generated tokens = accepted + drafts + requests"
@@ -227,6 +227,7 @@ PROMPTS = "prompt tokens = clients' own count"
         ({"generation_tokens": AFTER.generation_tokens + 20}, [CLIENTS]),
         ({"prompt_tokens": AFTER.prompt_tokens + 20}, [PROMPTS]),
         ({"requests": AFTER.requests + 1}, [REQUEST_COUNT]),
+        ({"prefix_hits": AFTER.prefix_hits + 301}, ["tokens found in the prefix cache <= looked up"]),
         ({"accepted": AFTER.accepted + 1}, ["accepted tokens = their sum over positions"]),
         (
             {"draft_tokens": BEFORE.draft_tokens + 500},
@@ -281,6 +282,7 @@ def test_failed_requests_may_have_brought_more_than_was_seen() -> None:
 def test_what_is_not_exposed_is_not_checked() -> None:
     absent = {
         "prompt_tokens": -1,
+        "prefix_queries": -1,
         "drafts": -1,
         "draft_tokens": -1,
         "accepted": -1,

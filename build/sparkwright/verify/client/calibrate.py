@@ -42,6 +42,7 @@ _LEAST_REQUESTS = 100  # fewer have no 99th percentile
 _BOOT_S = 60.0
 _LAST_LINES_S = 10.0
 _EXCERPT = 1000
+_STAGGER_S = 0.25  # sent at once, requests would wait for the simulator itself to take them
 
 
 class Floor(Model, frozen=True):
@@ -56,6 +57,8 @@ class Floor(Model, frozen=True):
         tpot_p50_percent: half of the times per output token are wrong by less.
         tpot_p99_percent: 99 of 100 are.
         lag_p99_ms: how late the client's loop was meanwhile.
+        read_p99_ms: of `ttft_p99_ms`, what the client's reading takes: from the first token's bytes going out
+            to their being read. The rest is the request's way, and how long the simulator lets it wait.
     """
 
     concurrency: int
@@ -66,6 +69,7 @@ class Floor(Model, frozen=True):
     tpot_p50_percent: float
     tpot_p99_percent: float
     lag_p99_ms: float
+    read_p99_ms: float = 0.0
 
 
 class Truth(msgspec.Struct, frozen=True):
@@ -112,7 +116,7 @@ async def calibrate(
 
 async def _floor_at(level: int, endpoint: Endpoint, folder: Path, tokens: int) -> Floor:
     requests = max(_LEAST_REQUESTS, 3 * level)
-    load = Load(concurrency=level, requests=requests, warm_up=level, max_tokens=tokens, stagger_s=0.02)
+    load = Load(concurrency=level, requests=requests, warm_up=level, max_tokens=tokens, stagger_s=_STAGGER_S)
     prompts = tuple(
         Prompt(name=f"{level}-{i}", category="code", text=f"[{level} {i}] Write a function in Python.")
         for i in range(requests)
@@ -149,6 +153,7 @@ def floor(level: int, samples: Sequence[Sample], truths: dict[str, Truth], *, la
             )
     pairs = [(sample, truths[sample.request]) for sample in samples]
     ttft = [abs(sample.ttft_ms - truth.ttft_ms) for sample, truth in pairs]
+    read = [(sample.first - truth.first_token_written_ns) / 1e6 for sample, truth in pairs]
     tpot = [100 * abs(sample.tpot_ms / truth.tpot_ms - 1) for sample, truth in pairs]
     seconds = (max(sample.last for sample in samples) - min(sample.first for sample in samples)) / 1e9
     return Floor(
@@ -157,6 +162,7 @@ def floor(level: int, samples: Sequence[Sample], truths: dict[str, Truth], *, la
         events_per_s=sum(len(sample.chunks) for sample in samples) / seconds,
         ttft_p50_ms=float(np.percentile(ttft, 50)),
         ttft_p99_ms=float(np.percentile(ttft, 99)),
+        read_p99_ms=float(np.percentile(read, 99)),
         tpot_p50_percent=float(np.percentile(tpot, 50)),
         tpot_p99_percent=float(np.percentile(tpot, 99)),
         lag_p99_ms=lag_p99_ms,
@@ -182,7 +188,7 @@ async def simulator(folder: Path, *options: str, seqs: int = 64) -> AsyncIterato
     files = ("--ready-file", ready, "--log", folder / "log", "--truth", folder / "truth.jsonl")
     command = [sys.executable, "-m", "sparkwright.verify.simulator.main", "--boot-seconds", "0"]
     argv = [*command, "--max-num-seqs", str(seqs), *map(str, files), *options]
-    running = start(argv, cwd=folder, env=os.environ, log=folder / "output")
+    running = start(argv, cwd=Path.cwd(), env=os.environ, log=folder / "output")
     try:
         said = await _ready(ready, running, folder / "output")
         yield Endpoint(said["url"], said["model"])

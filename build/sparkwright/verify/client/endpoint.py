@@ -89,6 +89,8 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     """
     import aiohttp
 
+    from sparkwright.verify.client.connection import StampingConnector
+
     async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
         if (sent := context.trace_request_ctx) is not None:
             sent()
@@ -100,7 +102,7 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     if endpoint.api_key:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
+        connector=StampingConnector(
             limit=0, keepalive_timeout=_IDLE_S, ttl_dns_cache=None, ssl=not endpoint.insecure
         ),
         headers=headers,

@@ -1,6 +1,6 @@
 """One request, and everything that came of it. Whatever the server does ends up in the sample.
 
-The clock is `perf_counter_ns`, read as soon as bytes are there and before they are looked at. A request
+The clock is `perf_counter_ns`, read where bytes leave the socket and before they are looked at. A request
 counts only if its stream ended as it must: ``[DONE]``, a finish reason, a count of tokens that adds up and
 is what was asked for.
 """
@@ -18,6 +18,8 @@ from sparkwright.verify.client.sse import EventParser
 from sparkwright.verify.model import Failure, FailureKind, Load, Prompt, Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import aiohttp
 
     from sparkwright.verify.client.endpoint import Endpoint
@@ -122,6 +124,8 @@ class Exchange:
         """Send it and read what comes; the connection is back or closed when this returns or is cancelled."""
         import aiohttp
 
+        from sparkwright.verify.client.connection import read_clock
+
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._deadlines.connect_s)
         self._started = perf_counter_ns()
         try:
@@ -136,9 +140,10 @@ class Exchange:
                     trace_request_ctx=self._note_sent,
                 ) as response,
             ):
-                self._headers = perf_counter_ns()
+                read_at = read_clock(response)
+                self._headers = read_at()
                 await self._check_head(response)
-                await self._read(response, deadline)
+                await self._read(response, deadline, read_at)
         except ReplyError as error:
             self._failure = error.failure
         except (aiohttp.ClientError, OSError) as error:
@@ -187,12 +192,14 @@ class Exchange:
             raise ReplyError(FailureKind.STATUS, f"status {response.status}: {said}", response.status)
         raise ReplyError(FailureKind.NOT_JSON, f"{response.content_type} instead of an event stream: {said}")
 
-    async def _read(self, response: aiohttp.ClientResponse, deadline: asyncio.Timeout) -> None:
+    async def _read(
+        self, response: aiohttp.ClientResponse, deadline: asyncio.Timeout, read_at: Callable[[], int]
+    ) -> None:
         parser, reply = EventParser(), self._reply
         stall = patience(self._deadlines.stall_s, self._speed)
         now = asyncio.get_running_loop().time
         while data := await response.content.readany():
-            at = perf_counter_ns()
+            at = read_at()
             chunks = len(reply.chunks)
             for event in parser.feed(data):
                 reply.take(event.data, at)
@@ -209,7 +216,7 @@ class Exchange:
         """What *error* means for this request at its present stage."""
         import aiohttp
 
-        detail = str(error) or type(error).__name__
+        detail = " ".join(str(error).split())[:_EXCERPT] or type(error).__name__
         match error:
             case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
                 kind = FailureKind.CONNECT

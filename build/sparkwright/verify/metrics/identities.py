@@ -63,7 +63,7 @@ def identities(before: Snapshot, after: Snapshot, samples: Sequence[Sample]) -> 
         CountersResetError: the server was started again in between.
     """
     ensure_same_process(before, after)
-    found = [*_of_clients(before, after, samples)]
+    found = [*_of_clients(before, after, samples), *_of_cache(before, after)]
     try:
         spec = speculation(before, after)
     except SpeculationAbsentError:
@@ -73,12 +73,12 @@ def identities(before: Snapshot, after: Snapshot, samples: Sequence[Sample]) -> 
 
 
 def _of_tokens(spec: Speculation, preemptions: float) -> Iterator[Identity]:
-    """``generation = accepted + drafts + requests``: each draft brings one token of the target's own, each
-    request one from its prompt.
+    """Every token comes from a draft, from the target's own word after it, or from a request's prompt.
 
-    A request's last step may bring up to k tokens beyond its end, which are accepted and not generated; a
-    request that was preempted begins once more from its prompt.
-    """  # noqa: D205 - the rule is the summary
+    So ``generated = accepted + drafts + requests``. But a request's last step may bring up to k tokens beyond
+    its end, which are accepted and not generated; and a request that was preempted begins once more from its
+    prompt. Between these bounds nothing deviates.
+    """
     if spec.generation_tokens < 0 or spec.requests < 0:
         return
     most = spec.accepted + spec.drafts + spec.requests + preemptions
@@ -133,6 +133,16 @@ def _of_clients(before: Snapshot, after: Snapshot, samples: Sequence[Sample]) ->
         yield _identity(name, off, max(grown, counted), CLIENTS_LIMIT)
 
 
+def _of_cache(before: Snapshot, after: Snapshot) -> Iterator[Identity]:
+    """What was found had been looked up."""
+    try:
+        hits = counter_delta(before, after, "prefix_hits")
+        queries = counter_delta(before, after, "prefix_queries")
+    except SeriesAbsentError:
+        return
+    yield _identity("tokens found in the prefix cache <= looked up", hits - queries, hits, EXACT_LIMIT)
+
+
 def _identity(name: str, off: float, whole: float, limit: float) -> Identity:
-    deviation = max(off, 0.0) / whole if whole > 0 else max(off, 0.0)
-    return Identity(name, deviation, limit)
+    off = max(0.0, off)
+    return Identity(name, off / whole if whole > 0 else off, limit)

@@ -23,9 +23,9 @@ CATEGORIES: Final = {
 
 # Words that speak for a category; ``*`` stands for any ending, ``_`` for a space.
 _WORDS: Final = {
-    "code": "code function python rust c++ javascript typescript sql class method program script regex bash bug "
-    "api algorithm implement* refactor* compil* unit_test* def loop recursi* decorator iterator struct tests "
-    "thread* postgresql index* buffer cmake* header library dockerfile yaml_workflow",
+    "code": "code function python rust c++ javascript typescript sql class method program script regex bash "
+    "bug api algorithm implement* refactor* compil* unit_test* def loop recursi* decorator iterator struct "
+    "tests thread* postgresql index* buffer cmake* header library dockerfile yaml_workflow",
     "math": "solve calculat* comput* equation* integral derivative probability sum prove angle* triangle* "
     "how_many remainder digit* fraction* average prime* divisible polynomial matrix end_with_'answer slope "
     "greatest_common work_this_out",
@@ -48,12 +48,13 @@ _PATTERNS: Final = {
     name: re.compile(r"(?<!\w)(?:" + "|".join(map(_expression, words.split())) + r")(?!\w)", re.IGNORECASE)
     for name, words in _WORDS.items()
 }
-_READ = 2000  # characters at each end: a long document between them says nothing of what is asked
+_LONG = 1200  # characters; what is longer is a document, and what is asked stands below it
 
 
 def category_of(text: str) -> str:
-    """The category that a prompt's words speak for most; ``reasoning`` when nothing does."""
-    text = text if len(text) <= 2 * _READ else text[:_READ] + text[-_READ:]
+    """The category that a prompt's words speak for most: of a long one, those of its last paragraph."""
+    if len(text) > _LONG:
+        text = text.rstrip().rpartition("\n\n")[2]
     scores = {name: len(pattern.findall(text)) for name, pattern in _PATTERNS.items()}
     best = max(scores, key=lambda name: scores[name])
     return best if scores[best] else "reasoning"

@@ -9,9 +9,10 @@ from sparkwright.verify.simulator.memory import share_out
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkwright.verify.simulator.memory import Memory
     from sparkwright.verify.simulator.settings import Settings
 
-__all__ = ["Line", "boot_lines", "capture_sizes", "failing_lines"]
+__all__ = ["Line", "boot_lines", "capture_sizes", "captured_sizes", "failing_lines"]
 
 _GRAPH_MODE: Final = "FULL_AND_PIECEWISE"
 _LARGEST: Final = 512
@@ -37,6 +38,8 @@ _PLACES: Final = {
     "captured": ("gpu_model_runner.py:6662", "gpu_model_runner.py:6516"),
     "captured-v2": ("model_runner.py:726", "model_runner.py:1163"),
     "pool": ("gpu_worker.py:667", "gpu_worker.py:934"),
+    "use": ("gpu_worker.py:731", "gpu_worker.py:1066"),
+    "profiled": ("gpu_worker.py:523", "gpu_worker.py:787"),
     "init": ("core.py:337", "core.py:402"),
     "serve": ("api_server.py:581", "entry.py:139"),
     "failed": ("core.py:1165", "core.py:1288"),
@@ -47,7 +50,7 @@ class Line:
     """One line of the log.
 
     Args:
-        place: key of the file and line that it comes from.
+        place: key of the file and line that it comes from; empty for a bar of progress.
         text: what it says.
         level: how bad it is.
         engine: whether the engine's process says it, or the server's.
@@ -57,8 +60,8 @@ class Line:
         self.place, self.text, self.level, self.engine = place, text, level, engine
 
     def where(self, dialect: str) -> str:
-        """File and line in that dialect."""
-        return _PLACES[self.place][0 if dialect == "0.24" else 1]
+        """File and line in that dialect, empty if it has none."""
+        return _PLACES[self.place][0 if dialect == "0.24" else 1] if self.place else ""
 
 
 def capture_sizes(settings: Settings) -> tuple[int, ...]:
@@ -67,8 +70,20 @@ def capture_sizes(settings: Settings) -> tuple[int, ...]:
     vLLM logs the list before it rounds it to multiples of 1 + k for graphs of whole decode steps.
     """
     largest = min(_LARGEST, settings.max_num_seqs * (1 + settings.k) * 2)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, _LARGEST + 1, 16)]
+    odd = 3 if "unrounded-graphs" in settings.faults else 0
+    sizes = [1, 2, 4, *range(8 + odd, 256, 8), *range(256 + odd, _LARGEST + 1, 16)]
     return tuple(size for size in sizes if size <= largest)
+
+
+def captured_sizes(settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes that graphs really are captured for: piecewise ones, and those of whole decode steps."""
+    listed, step = capture_sizes(settings), 1 + settings.k
+    if "unrounded-graphs" in settings.faults:
+        rounded = listed
+    else:
+        rounded = tuple(sorted({-(-size // step) * step for size in listed}))
+    rounded = tuple(size for size in rounded if size <= listed[-1])
+    return rounded, tuple(size for size in rounded if step <= size <= step * settings.max_num_seqs)
 
 
 def boot_lines(settings: Settings) -> Iterator[Line]:
@@ -137,15 +152,24 @@ def _loading(settings: Settings) -> Iterator[Line]:
 
 def _sharing(settings: Settings) -> Iterator[Line]:
     memory = share_out(settings)
-    sizes = capture_sizes(settings)
     if settings.runner == "v1":  # the second model runner estimates nothing
-        full = [size for size in sizes if size % (1 + settings.k) == 0]
+        sizes, full = captured_sizes(settings)
         text = (
             f"PIECEWISE={len(sizes)} (largest={sizes[-1]}), FULL={len(full)} (largest={max(full, default=0)})"
         )
         yield Line("profile", f"Profiling CUDA graph memory: {text}")
         yield Line("estimate", f"Estimated CUDA graph memory: {memory.graphs_gib:.2f} GiB total")
     yield Line("kv", f"Available KV cache memory: {memory.kv_gib} GiB")
+    if settings.runner == "v1" and memory.graphs_gib > 0:
+        used, share = settings.utilization, memory.graphs_gib / settings.total_gib
+        text = (
+            "CUDA graph memory profiling is enabled (default since v0.21.0). The current "
+            f"--gpu-memory-utilization={used:.4f} is equivalent to "
+            f"--gpu-memory-utilization={used - share:.4f} without CUDA graph memory profiling. To maintain "
+            f"the same effective KV cache size as before, increase --gpu-memory-utilization to "
+            f"{used + share:.4f}. To disable, set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0."
+        )
+        yield Line("profiled", text)
     size = f"GPU KV cache size: {memory.kv_tokens:,} tokens"
     times = memory.kv_tokens / settings.max_model_len
     most = f"Maximum concurrency for {settings.max_model_len:,} tokens per request: {times:.2f}x"
@@ -159,7 +183,12 @@ def _sharing(settings: Settings) -> Iterator[Line]:
 def _capturing(settings: Settings) -> Iterator[Line]:
     memory = share_out(settings)
     actual = memory.graphs_actual_gib
-    place = "captured-v2" if settings.runner == "v2" else "captured"
+    v2 = settings.runner == "v2"
+    kinds = ("PIECEWISE", "FULL") if v2 else ("mixed prefill-decode, PIECEWISE", "decode, FULL")
+    for kind, sizes in zip(kinds, captured_sizes(settings), strict=True):
+        many = f"{len(sizes)}/{len(sizes)} [00:01<00:00, 41.08it/s]"
+        yield Line("", f"Capturing CUDA graphs ({kind}): 100%|██████████| {many}")
+    place = "captured-v2" if v2 else "captured"
     yield Line(place, f"Graph capturing finished in 24 secs, took {actual:.2f} GiB")
     if settings.runner == "v1":
         apart = memory.graphs_gib - actual
@@ -168,8 +197,22 @@ def _capturing(settings: Settings) -> Iterator[Line]:
             f"difference: {abs(apart):.2f} GiB ({abs(apart) / actual:.1%})."
         )
         yield Line("pool", text)
+    level = "DEBUG" if settings.dialect == "0.24" else "INFO"
+    yield Line("use", _use(settings, memory), level)
     text = "init engine (profile, create kv cache, warmup model) took 96.41 s (compilation: 31.26 s)"
     yield Line("init", text)
+
+
+def _use(settings: Settings, memory: Memory) -> str:
+    """What the card's memory is used for; 0.24 says so only to those who debug."""
+    total = settings.total_gib
+    return (
+        f"Free memory on device ({total - 3.1:.2f}/{total} GiB) on startup. Desired GPU memory utilization "
+        f"is ({settings.utilization}, {settings.utilization * total:.2f} GiB). Actual usage is "
+        f"{settings.weights_gib} GiB for weight, 2.11 GiB for peak activation, 1.31 GiB for non-torch "
+        f"memory, and {memory.graphs_actual_gib} GiB for CUDAGraph memory. Current kv cache memory in use is "
+        f"{memory.kv_gib} GiB."
+    )
 
 
 def failing_lines(settings: Settings) -> tuple[Line, ...]:

@@ -127,6 +127,7 @@ _TABLE: Final = (
         ("boot",),
         {"gib": -35.69},
     ),
+    Fault("unrounded-graphs", "decode graphs are captured for sizes that hold no whole drafts", ("boot",)),
     Fault("nvfp4-no-gain", "NVFP4 KV that holds no more tokens than FP8", ("boot",)),
     # What is generated
     Fault("repeated-token", "nothing but exclamation marks", ("coherence",)),

@@ -46,6 +46,7 @@ def sampling_of(ask: Ask, settings: Settings, number: int) -> Sampling:
         wrong=(faults.value("lossy", "rate") or 0.0) if speculates else 0.0,
         wrong_at=-1 if wrong_at is None or not speculates else int(wrong_at),
         loop=loop,
+        detailed=ask.logprobs >= 0,
     )
 
 

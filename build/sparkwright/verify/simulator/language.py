@@ -53,13 +53,16 @@ _VOCABULARY: Final = {
 _NEVER: Final = " cobalt"  # no sentence holds it but a faulty one
 _PIECES: Final = (*dict.fromkeys(word for words in _VOCABULARY.values() for word in words), _NEVER)
 _IDS: Final = {piece: _WORD_0 + index for index, piece in enumerate(_PIECES)}
+_SLOTS: Final = {slot: tuple(_IDS[word] for word in words) for slot, words in _VOCABULARY.items()}
 _TOKEN: Final = re.compile(r" ?[^\W\d_]{1,8}| ?\d{1,3}|\s+| ?[^\w\s]{1,3}|.", re.DOTALL)
 _SENTENCE: Final = "DANVPDANJDANVDAN."
 
 _TIES: Final = 0.02  # share of positions with two tokens that are about as likely
 _TIE_NAT: Final = 0.04
 _NOISE_NAT: Final = 0.02  # how far the numbers of one kind of batch are from those of another
-_TAIL: Final = 0.03  # weight of all tokens that are not among the alternatives
+_SURE_NAT: Final = 7.0  # by how much a token is more likely that leaves no choice
+_NEXT_NAT: Final = 0.9  # between alternatives after the second
+_TAIL: Final = 0.001  # weight of all tokens that are not among the alternatives
 _ALTERNATIVES: Final = 8
 
 
@@ -137,6 +140,7 @@ class Sampling:
         wrong: chance of a token that is far from likely, by a fault.
         wrong_at: position of such a token, by a fault; -1 for none.
         loop: a text that a fault repeats for ever.
+        detailed: whether log-probabilities are wanted.
     """
 
     temperature: float = 0.0
@@ -147,14 +151,41 @@ class Sampling:
     wrong: float = 0.0
     wrong_at: int = -1
     loop: str = ""
+    detailed: bool = False
 
 
 class Choice(NamedTuple):
-    """One generated token, and the most likely ones with their log-probabilities, most likely first."""
+    """One generated token, and the most likely ones with their log-probabilities, most likely first.
+
+    The log-probabilities are there when `Sampling.detailed` asks for them.
+    """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+
+class _Options(NamedTuple):
+    """What may be said next: *tokens* from the one at *first* on, in the order of their likelihood."""
+
+    tokens: tuple[int, ...]
+    first: int
+    gap: float
+
+    @property
+    def many(self) -> int:
+        """How many of them are ever said or told of."""
+        return min(_ALTERNATIVES, len(self.tokens))
+
+    def token(self, rank: int) -> int:
+        """The one that is the most likely but for *rank* others."""
+        return self.tokens[(self.first + rank) % len(self.tokens)]
+
+    def logprobs(self) -> tuple[tuple[int, float], ...]:
+        """Each with its log-probability, the most likely first."""
+        logits = [0.0, *(-self.gap - _NEXT_NAT * rank for rank in range(self.many - 1))]
+        total = math.log(sum(map(math.exp, logits)) + _TAIL)
+        return tuple((self.token(rank), logit - total) for rank, logit in enumerate(logits))
 
 
 class Speaker:
@@ -181,57 +212,55 @@ class Speaker:
         Args:
             noise: names the kernels that compute it: those for one request, or those for many.
         """
-        top = self._candidates()
-        rank = self._rank(top, mix(self._sampling.noise, noise) if self._sampling.noise else 0)
-        token, logprob = top[rank]
+        options = self._options()
+        rank = self._rank(options, noise)
+        token = options.token(rank)
+        top = options.logprobs() if self._sampling.detailed else ()
         self._state = mix(self._state, token)
         self.said += 1
         self._slot = self._next_slot() if self.said > len(self._script) else 0
-        return Choice(token, logprob, top)
+        return Choice(token, top[rank][1] if top else 0.0, top)
 
-    def _candidates(self) -> tuple[tuple[int, float], ...]:
-        """The most likely tokens after what was said, with their log-probabilities."""
-        if self._sampling.loop:
-            loop = _spell(self._sampling.loop)
-            return ((loop[self.said % len(loop)], -0.0005), (_IDS[_NEVER], -8.0))
-        if self._sampling.stops and self.said >= self._length:
-            return ((EOS, -0.001), (_IDS[_NEVER], -7.0))
-        if self.said < len(self._script):
-            return ((self._script[self.said], -0.002), (_IDS[_NEVER], -6.5))
-        words = _VOCABULARY[_SENTENCE[self._slot]]
-        first = mix(self._state, 11) % len(words)
-        gap = self._gap()
-        logits = [0.0, *(-gap - 0.9 * rank for rank in range(min(_ALTERNATIVES, len(words)) - 1))]
-        total = math.log(sum(map(math.exp, logits)) + _TAIL)
-        return tuple(
-            (_IDS[words[(first + rank) % len(words)]], logit - total) for rank, logit in enumerate(logits)
-        )
+    def _options(self) -> _Options:
+        """The most likely tokens after what was said."""
+        sampling, said = self._sampling, self.said
+        if sampling.loop:
+            loop = _spell(sampling.loop)
+            return _Options((loop[said % len(loop)], _IDS[_NEVER]), 0, _SURE_NAT)
+        if sampling.stops and said >= self._length:
+            return _Options((EOS, _IDS[_NEVER]), 0, _SURE_NAT)
+        if said < len(self._script):
+            return _Options((self._script[said], _IDS[_NEVER]), 0, _SURE_NAT)
+        tokens, state = _SLOTS[_SENTENCE[self._slot]], mix(self._state, 11)
+        return _Options(tokens, state % len(tokens), self._gap(state))
 
-    def _gap(self) -> float:
+    def _gap(self, state: int) -> float:
         """By how much the first token is more likely than the second, in nats."""
-        state = mix(self._state, 12)
-        if unit(state) < _TIES:
-            return _TIE_NAT * unit(mix(state, 1))
-        return 0.4 + 4 * unit(mix(state, 2)) ** 2
+        drawn = unit(state)
+        if drawn < _TIES:
+            return _TIE_NAT * drawn / _TIES
+        return 0.4 + 4 * ((drawn - _TIES) / (1 - _TIES)) ** 2
 
-    def _rank(self, top: tuple[tuple[int, float], ...], noise: int) -> int:
-        """Which of the candidates is said."""
+    def _rank(self, options: _Options, noise: int) -> int:
+        """Which of the options is said, 0 for the most likely."""
         sampling = self._sampling
         if sampling.wrong_at == self.said or (sampling.wrong and unit(mix(self._state, 13)) < sampling.wrong):
-            return len(top) - 1
+            return options.many - 1
         if sampling.temperature > 0:
             draws = [
                 logprob / sampling.temperature + gumbel(mix(mix(sampling.seed, self._state), rank))
-                for rank, (_, logprob) in enumerate(top)
+                for rank, (_, logprob) in enumerate(options.logprobs())
             ]
-            return max(range(len(top)), key=lambda rank: draws[rank])
-        gap = top[0][1] - top[1][1]
-        if gap >= _TIE_NAT:
+            return draws.index(max(draws))
+        if options.gap >= _TIE_NAT:
             return 0
         if sampling.ties and unit(mix(self._state, 14)) < sampling.ties:
             return 1
-        # Rounding moves both logits a little, and every kernel does it in its own way.
-        return int(noise != 0 and bell(mix(self._state, noise)) * _NOISE_NAT > gap)
+        if not sampling.noise:
+            return 0
+        # Rounding moves logits a little, and every kernel does it in its own way.
+        moved = bell(mix(mix(sampling.noise, noise), self._state)) * _NOISE_NAT
+        return int(moved > options.gap)
 
     def _next_slot(self) -> int:
         """Where in a sentence the next token stands; adjectives and subordinate clauses may be left out."""

@@ -20,9 +20,9 @@ from sparkwright.verify.simulator.server import Server
 from sparkwright.verify.simulator.truth import Truth
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import AsyncIterator, Callable
 
+    from sparkwright.process import Companion
     from sparkwright.verify.simulator.settings import Settings
 
 __all__ = ["listening", "serve"]
@@ -46,7 +46,7 @@ async def serve(settings: Settings) -> int:
             child.wait()
 
 
-def _start_engine(settings: Settings) -> subprocess.Popen[bytes] | None:
+def _start_engine(settings: Settings) -> Companion | None:
     if not settings.engine:
         return None
     orphan = "1" if "orphan" in settings.faults else "0"
@@ -69,9 +69,7 @@ async def _boot(settings: Settings, clock: Clock, log: Log) -> bool:
     return not failing
 
 
-async def _listen(
-    settings: Settings, clock: Clock, log: Log, truth: Truth, child: subprocess.Popen[bytes] | None
-) -> int:
+async def _listen(settings: Settings, clock: Clock, log: Log, truth: Truth, child: Companion | None) -> int:
     """Serve until it is over; returns the exit status."""
     async with listening(settings, clock, log, truth) as (driver, url):
         log.write(f"Starting vLLM server on {url}", where="api_server.py:581")
@@ -93,11 +91,13 @@ async def listening(
     from aiohttp import web
 
     driver = Driver(settings, clock, log)
-    runner = web.AppRunner(Server(driver, truth).application(), access_log=None, handler_cancellation=True)
+    runner = web.AppRunner(
+        Server(driver, truth).application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2
+    )
     await runner.setup()
     tasks: list[asyncio.Task[None]] = []
     try:
-        site = web.TCPSite(runner, settings.host, settings.port, backlog=1024, shutdown_timeout=0.2)
+        site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
         await site.start()
         tasks += [asyncio.create_task(driver.run()), asyncio.create_task(driver.report())]
         yield driver, f"http://{settings.host}:{runner.addresses[0][1]}"
@@ -117,7 +117,7 @@ def _write_ready(settings: Settings, url: str) -> None:
     part.replace(settings.ready)
 
 
-def _watch(driver: Driver, child: subprocess.Popen[bytes] | None) -> Callable[[], None]:
+def _watch(driver: Driver, child: Companion | None) -> Callable[[], None]:
     """End on signals, and notice the death of the engine's process until what is returned is called."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

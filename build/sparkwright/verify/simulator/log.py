@@ -30,8 +30,11 @@ class Log:
         self.write(line.text, where=line.where(self._dialect), level=line.level, engine=line.engine)
 
     def write(self, text: str, *, where: str, level: str = "INFO", engine: bool = False) -> None:
-        """Write a line of the server's process, or of the engine's."""
+        """Write a line of the server's process, or of the engine's; without a place, only what it says."""
         process = f"EngineCore pid={self.engine_pid}" if engine else f"APIServer pid={self.server_pid}"
+        if not where:
+            self._logger.info("(%s) %s", process, text)
+            return
         stamp = time.strftime("%m-%d %H:%M:%S", time.localtime(self._clock.wall()))
         self._logger.info("(%s) %s %s [%s] %s", process, level, stamp, where, text)
 

@@ -72,7 +72,6 @@ class Server:
         """Keys, errors as JSON, and a line in the log, around each request."""
         from aiohttp import web
 
-        http["accepted_ns"] = time.perf_counter_ns()
         try:
             if "not-json" in self._settings.faults:
                 response: web.StreamResponse = web.Response(text=_PAGE, content_type="text/html")
@@ -104,10 +103,11 @@ class Server:
         return await self._generate(http, chat=True)
 
     async def _generate(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
+        accepted_ns = time.perf_counter_ns()
         body = await self._json(http)
         ask = read_ask(body, self._settings, chat=chat, named=http.headers.get("X-Request-Id", ""))
         self._requests += 1
-        generation = Generation(self._driver, ask, self._requests, http["accepted_ns"])
+        generation = Generation(self._driver, ask, self._requests, accepted_ns)
         refused = self._refuse(generation)
         try:
             return refused or await generation.serve(http)
