@@ -322,9 +322,7 @@ Companion: TypeAlias = subprocess.Popen[bytes]
 
 
 def companion(argv: Sequence[str | Path]) -> Companion:
-    """Start a program in our own process group, for a server's own processes; others take `start`.
-
-    It reads from a pipe that ends when we do, and writes nowhere.
+    """Start a part of a server in our own process group; its input ends when we do. Others take `start`.
 
     Raises:
         ToolError: the program does not exist, or may not be run.

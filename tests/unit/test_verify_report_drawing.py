@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 
+import msgspec
 import numpy as np
 import pytest
 import report_kit
@@ -146,8 +147,6 @@ def test_windows_tile_a_cell() -> None:
 def test_a_restart_is_seen_in_its_window() -> None:
     soak = report_kit.Soak()
     seen = soak.cell(0, "traffic", 120)
-    import msgspec
-
     half = len(seen.series) // 2
     series = [
         msgspec.structs.replace(one, start_s=9.0) if i >= half else one for i, one in enumerate(seen.series)

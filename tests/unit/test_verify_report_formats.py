@@ -12,13 +12,17 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 import report_kit
+import verify_kit
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.report import render_html, render_junit, render_terminal
-from sparkwright.verify.report.text import clean
+from sparkwright.verify.report.charts import all_charts
+from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.text import clean, number
 from sparkwright.verify.run import Run
 
 parse = ET.fromstring  # our own XML
@@ -231,6 +235,43 @@ def test_a_long_list_of_figures_is_folded(healthy: Run) -> None:
     assert "1 figure" not in Reader(render_html(Run(findings=(few,)))).text.replace("figure 1", "")
 
 
+# Real checks ---------------------------------------------------------------------------------------------
+
+
+def test_findings_of_real_checks_are_told() -> None:
+    to = verify_kit.context(verify_kit.profile(levels=(1, 8), categories=("code", "prose"), max_tokens=60))
+    server = verify_kit.Server(seed=6)
+    seen = verify_kit.run(ALL["sweep"], to, server)
+    findings = [*ALL["boot"].judge(to, ()), *ALL["sweep"].judge(to, seen)]
+    run = Run(facts=to.facts, observations=seen, findings=findings)
+    page = Reader(render_html(run))
+    assert run.verdict is not Verdict.FAIL
+    assert all(" ".join(finding.cause.split()) in page.text for finding in findings)
+    assert [one["id"] for one in page.all("figure")][:2] == ["chart-throughput", "chart-ttft"]
+    for finding in findings:
+        for name, value in finding.measured.items():  # the page's figures are the checks' own
+            if name.endswith("steady tok/s"):
+                assert number(float(value)) in page.text
+
+
+@pytest.mark.parametrize(
+    ("measured", "rows"),
+    [
+        ({"ratio": 1.1, "low": 1.0, "high": 1.2, "minimum_detectable": 0.04}, [("n", "1.10", "±4 %")]),
+        (
+            {"TTFT ratio": 0.9, "TTFT low": 0.8, "TTFT high": 1.0, "TTFT minimum detectable %": 5.0},
+            [("n: TTFT", "0.900", "±5 %")],
+        ),
+        ({"ratio": 1.1, "ratio low": 1.0, "ratio high": 1.2}, [("n", "1.10", "\N{EN DASH}")]),
+        ({"ratio": 1.1, "boots": 3.0}, []),
+    ],
+)
+def test_intervals_of_a_comparison(measured: dict[str, float], rows: list[tuple[str, str, str]]) -> None:
+    run = Run(findings=(report_kit.finding("compare", "n", "x", measured=measured),))
+    charts = all_charts(run, ())
+    assert [(row[0], row[1], row[4]) for chart in charts for row in chart.rows] == rows
+
+
 # Hostile words -------------------------------------------------------------------------------------------
 
 
@@ -393,8 +434,6 @@ def test_counters_that_began_anew_cost_only_what_they_say() -> None:
     restarted = msgspec.structs.replace(
         seen, after=msgspec.structs.replace(seen.after, start_s=9.0, drafts=0)
     )
-    from sparkwright.verify.report.figures import cells
-
     whole, broken = cells(Run(observations=(seen, restarted)))
     assert whole.trouble == ()
     assert math.isfinite(whole.mal)
@@ -406,8 +445,6 @@ def test_counters_that_began_anew_cost_only_what_they_say() -> None:
 
 @pytest.mark.parametrize("speed", [1.0, 60.0])
 def test_figures_are_in_the_servers_time(speed: float) -> None:
-    from sparkwright.verify.report.figures import cells
-
     seen = report_kit.sweep(report_kit.Server(seed=4, speed=speed), (2,))
     found = cells(Run(manifest={"speed": speed}, observations=seen))
     expected = cells(Run(observations=report_kit.sweep(report_kit.Server(seed=4), (2,))))

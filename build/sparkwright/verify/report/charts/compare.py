@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_charts"]
 
+_FIGURE = re.compile(r"(?:(?P<what>.+?) )?(?P<figure>ratio|low|high|minimum detectable)(?P<percent> ?%)?$")
+
 
 def compare_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     """The comparison's intervals, as its findings measured them."""
     del found
-    rows = [row for finding in run.findings if finding.check == "compare" and (row := _interval(finding))]
+    rows = [row for one in run.findings if one.check == "compare" for row in _intervals(one)]
     if not rows:
         return
     x = ratios(
@@ -50,17 +53,26 @@ def compare_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     )
 
 
-def _interval(finding: Finding) -> Interval | None:
-    measured = finding.measured
-    edges = [measured.get(name) for name in ("ratio", "low", "high")]
-    numbers = [float(edge) for edge in edges if isinstance(edge, float | int)]
-    if len(numbers) < len(edges):
-        return None
-    ratio, low, high = numbers
-    found = measured.get("minimum_detectable", math.nan)
-    detectable = float(found) if isinstance(found, float | int) else math.nan
-    words = f"{finding.name}: {number(ratio)} ({number(low)} to {number(high)})"
-    return Interval(finding.name, ratio, low, high, detectable, finding.verdict.value, words)
+def _intervals(finding: Finding) -> Iterator[Interval]:
+    """What a finding compared: figures called ``ratio``, ``low``, ``high`` and ``minimum detectable``.
+
+    Where it compared several things, their names stand before: ``TTFT ratio``, ``TTFT low`` and so on.
+    """
+    compared: dict[str, dict[str, float]] = {}
+    for name, value in finding.measured.items():
+        match = _FIGURE.match(name.replace("_", " "))
+        if match and isinstance(value, float | int):
+            share_of = 0.01 if match["percent"] else 1.0
+            what = (match["what"] or "").removesuffix("ratio").strip()  # also ``ratio low``
+            compared.setdefault(what, {})[match["figure"]] = value * share_of
+    for what, figures in compared.items():
+        if not {"ratio", "low", "high"} <= figures.keys():
+            continue
+        label = f"{finding.name}: {what}" if what else finding.name
+        ratio, low, high = figures["ratio"], figures["low"], figures["high"]
+        words = f"{label}: {number(ratio)} ({number(low)} to {number(high)})"
+        detectable = figures.get("minimum detectable", math.nan)
+        yield Interval(label, ratio, low, high, detectable, finding.verdict.value, words)
 
 
 def _row(row: Interval) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def _course(soaked: Sequence[CellFigures], speed: float) -> _Course:
     probes: dict[str, list[Point]] = {}
     memory: list[Point] = []
     for cell in soaked:
-        begin_s = begun[cell.key]
+        begin_s = begun[cell.observation.cell.name]
         kind = cell.observation.cell.tags.get("kind", "traffic")
         if kind == "traffic":
             windows.extend(moments(cell.observation, begin_s, speed))
