@@ -63,7 +63,7 @@ def test_starts_alternate_and_get_the_same_prompts():
     cells = Compare().plan(to())
     assert cells == Compare().plan(to())
     order = list(dict.fromkeys((cell.arm, cell.boot) for cell in cells))
-    assert [arm[0] for arm, _ in order] == ["b", "m", "m", "b", "b", "m"]
+    assert [arm[0] for arm, _ in order] == ["m", "b", "b", "m", "m", "b"]
     for name in {cell.name for cell in cells}:
         same = [cell for cell in cells if cell.name == name]
         assert len(same) == 6

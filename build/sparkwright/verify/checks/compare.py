@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Compare"]
 
-ARMS = ("baseline", "main")
+ARMS = ("main", "baseline")
 LEVELS = (1, 8)
 WAVES = 3
 MATERIAL = 0.05
@@ -47,7 +47,7 @@ class Compare:
     name: str = "compare"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Start by start, baseline first, then the other way round, and so on: ABBAAB for three of each."""
+        """Start by start, this server first, then the other one first, and so on: ABBAAB for three of each."""
         cells = []
         for boot in range(context.profile.boots):
             for arm in ARMS if boot % 2 == 0 else reversed(ARMS):
@@ -158,7 +158,7 @@ def _effect(seen: Seen, value: Callable[[Sample], float], seed: int) -> Effect |
     values = _values(seen, value)
     if not all(values[arm] for arm in ARMS):
         return None
-    baseline, main = (_without_prompts(values, arm) for arm in ARMS)
+    main, baseline = (_without_prompts(values, arm) for arm in ARMS)
     return hierarchical_bootstrap_log_ratio(baseline, main, seed)
 
 
@@ -195,8 +195,8 @@ def _without_prompts(values: _Values, arm: str) -> list[list[list[float]]]:
 
 def _why(seen: Seen, effect: Effect) -> tuple[dict[str, float | str], str]:
     """Whether steps take longer or bring less: a decode rate is one over the other."""
-    lengths = [_acceptance_length(seen, arm) for arm in ARMS]
-    length = lengths[1] / lengths[0]
+    main, baseline = (_acceptance_length(seen, arm) for arm in ARMS)
+    length = main / baseline
     step = length / effect.ratio
     why = f"; a verify step takes {step:.3f} times as long and brings {length:.3f} times as many tokens"
     return {"step time over the baseline's": round(step, 4), "MAL over the baseline's": round(length, 4)}, why
@@ -235,6 +235,6 @@ def _differing_facts(facts: Mapping[tuple[str, int], BootFacts], boots: int) -> 
             if len(values) > 1:
                 found.append(f"starts of {arm} differ in {name}: {', '.join(sorted(values))}")
         if all(by_arm.values()) and by_arm["main"] != by_arm["baseline"]:
-            old, new = (", ".join(sorted(by_arm[arm])) for arm in ARMS)
+            new, old = (", ".join(sorted(by_arm[arm])) for arm in ARMS)
             found.append(f"{name} is {new}, on the baseline {old}")
     return found
