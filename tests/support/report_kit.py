@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from verify_kit import CATEGORIES, Server, boot_facts, dead, failing
 
+from sparkwright.verify.client.calibrate import Floor
 from sparkwright.verify.model import (
     Cell,
     FailureKind,
@@ -242,12 +243,31 @@ def healthy_findings(seen: Sequence[Observation]) -> list[Finding]:
     ]
 
 
+def floors() -> tuple[Floor, ...]:
+    """A client whose error grows with concurrency."""
+    return tuple(
+        Floor(
+            concurrency=level,
+            requests=200,
+            events_per_s=6.2 * level,
+            ttft_p50_ms=0.3 + level / 100,
+            ttft_p99_ms=0.9 + level / 40,
+            tpot_p50_percent=0.05,
+            tpot_p99_percent=0.3 + level / 400,
+            lag_p99_ms=1.1,
+        )
+        for level in LEVELS
+    )
+
+
 def healthy() -> Run:
     """Everything passed."""
     server = Server(seed=1, step_ms=52)
     seen = [*sweep(server), *hunt(server), *context(server), *Soak().rounds()]
     facts = {("main", 0): boot_facts(), ("main", 1): boot_facts(seconds=198.0), ("baseline", 0): boot_facts()}
-    return Run(manifest=MANIFEST, facts=facts, observations=seen, findings=healthy_findings(seen))
+    return Run(
+        manifest=MANIFEST, facts=facts, observations=seen, findings=healthy_findings(seen), floors=floors()
+    )
 
 
 def unhealthy() -> Run:
