@@ -192,7 +192,10 @@ def _log(result: Completed, env: Mapping[str, str] | None) -> None:
     changed: dict[str, str | None] = {}
     if env is not None:
         changed |= {name: None for name in os.environ if name not in env}
-        changed |= {name: value for name, value in env.items() if os.environ.get(name) != value}
+        new = {name: value for name, value in env.items() if os.environ.get(name) != value}
+        changed |= {
+            name: "***" if name.endswith(("_KEY", "_TOKEN")) else value for name, value in new.items()
+        }
     emit(
         "process.ended",
         argv=shlex.join(result.argv),
@@ -319,16 +322,12 @@ Companion: TypeAlias = subprocess.Popen[bytes]
 
 
 def companion(argv: Sequence[str | Path]) -> Companion:
-    """Start a program in our own process group, and watch over nothing.
-
-    It reads from a pipe that ends when we do, and writes nowhere. For a server that has processes of its own;
-    whoever wants a program to end with us takes `start`.
+    """Start a part of a server in our own process group; its input ends when we do. Others take `start`.
 
     Raises:
         ToolError: the program does not exist, or may not be run.
     """
-    command = tuple(str(part) for part in argv)
-    silent = subprocess.DEVNULL
+    command, silent = tuple(str(part) for part in argv), subprocess.DEVNULL
     try:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent)
     except OSError as error:
@@ -370,6 +369,17 @@ class Running:
         if self._ended is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             self._end()
         return self._ended
+
+    def ask_to_end(self) -> bool:
+        """Send the program alone SIGTERM, as a service manager does; `False` if it is not there any more."""
+        import psutil
+
+        with _vanishing():
+            # The guard's one child: a SIGTERM to the guard itself would kill the group at once.
+            for program in psutil.Process(self.pid).children():
+                program.terminate()
+                return True
+        return False
 
     def kill(self) -> Ended:
         """Kill it with all of its group, unless it has ended; returns how it ended once all are gone."""

@@ -134,6 +134,22 @@ def test_kill_ends_the_whole_family(tmp_path: Path) -> None:
     assert all(map(is_dead, [*pids, running.pid]))
 
 
+def test_asking_it_to_end_reaches_the_program_alone(tmp_path: Path) -> None:
+    script = (
+        "import signal, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('asked', child.poll(), flush=True), sys.exit(3)))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    running = begin(tmp_path, script)
+    wait_until(lambda: "ready" in output(tmp_path))
+    assert running.ask_to_end()
+    assert ended(running).status == 3
+    assert output(tmp_path).endswith("asked None\n"), "its child was not asked"
+    assert not running.ask_to_end(), "nothing is there any more"
+
+
 def test_what_it_leaves_behind_is_killed(tmp_path: Path) -> None:
     running = begin(tmp_path, FAMILY.format(child="import time; time.sleep(60)", seconds=0))
     assert ended(running).status == 0

@@ -25,6 +25,7 @@ COMMANDS = {
     "wheel": "Build the wheel: fetch, merge, prove, assemble, audit, publish.",
     "audit": "Check a wheel against upstream's own and against what was merged.",
     "publish": "Write a static package index over the wheels in a folder.",
+    "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",
     "status": "Show the pin, the carries with their outcomes and proofs, and what is in dist/.",
     "carry": "Make, show, edit, refresh and prove carries.",
     "lock": "Check upstream.lock against the release itself, or move it to another release.",
