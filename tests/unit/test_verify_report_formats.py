@@ -6,6 +6,7 @@ import io
 import math
 import re
 from html.parser import HTMLParser
+from typing import Any
 from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
 
@@ -154,6 +155,13 @@ def test_the_onset_of_decay_is_marked(good: Reader, bad: Reader) -> None:
     assert "onset" not in good.text
 
 
+def test_the_clients_own_error_is_told_and_drawn(good: Reader, bad: Reader) -> None:
+    assert "The client's own error" in good.text
+    assert "10 \N{MULTIPLICATION SIGN} the client's own error" in good.text
+    assert "0.940" in good.text  # TTFT p50 at c = 64
+    assert "client's own error" not in bad.text
+
+
 def test_sections_have_landmarks_and_one_main_heading(good: Reader) -> None:
     for tag in ("header", "nav", "main", "footer", "h1"):
         assert len(good.all(tag)) == 1
@@ -255,21 +263,22 @@ def test_findings_of_real_checks_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "rows"),
+    ("changes", "rows"),
     [
-        ({"ratio": 1.1, "low": 1.0, "high": 1.2, "minimum_detectable": 0.04}, [("n", "1.10", "±4 %")]),
+        ({}, [("n", "1.10", "1", "1.20", "±4.5 %")]),
         (
-            {"TTFT ratio": 0.9, "TTFT low": 0.8, "TTFT high": 1.0, "TTFT minimum detectable %": 5.0},
-            [("n: TTFT", "0.900", "±5 %")],
+            {"high": "unknown", "low": 0.0, "smallest difference that would show %": "unknown"},
+            [("n", "1.10", "0", "∞", "\N{EN DASH}")],
         ),
-        ({"ratio": 1.1, "ratio low": 1.0, "ratio high": 1.2}, [("n", "1.10", "\N{EN DASH}")]),
-        ({"ratio": 1.1, "boots": 3.0}, []),
+        ({"speed over the baseline's": None}, []),
     ],
 )
-def test_intervals_of_a_comparison(measured: dict[str, float], rows: list[tuple[str, str, str]]) -> None:
-    run = Run(findings=(report_kit.finding("compare", "n", "x", measured=measured),))
-    charts = all_charts(run, ())
-    assert [(row[0], row[1], row[4]) for chart in charts for row in chart.rows] == rows
+def test_intervals_of_a_comparison(changes: dict[str, Any], rows: list[tuple[str, ...]]) -> None:
+    measured = report_kit.comparison("n", 1.1, 1.0, 1.2).measured | changes
+    known = {name: value for name, value in measured.items() if value is not None}
+    finding = report_kit.finding("compare", "n", "x", measured=known)
+    assert [row[:5] for chart in all_charts(Run(findings=(finding,)), ()) for row in chart.rows] == rows
+    render_html(Run(findings=(finding,)))
 
 
 # Hostile words -------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
@@ -21,18 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_charts"]
 
-_FIGURE = re.compile(r"(?:(?P<what>.+?) )?(?P<figure>ratio|low|high|minimum detectable)(?P<percent> ?%)?$")
+# How the finding of a comparison calls its figures; what it does not know is a word.
+RATIO, LOW, HIGH = "speed over the baseline's", "low", "high"
+DETECTABLE = "smallest difference that would show %"
 
 
 def compare_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     """The comparison's intervals, as its findings measured them."""
     del found
-    rows = [row for one in run.findings if one.check == "compare" for row in _intervals(one)]
+    rows = [row for one in run.findings if one.check == "compare" and (row := _interval(one))]
     if not rows:
         return
-    x = ratios(
-        "tested server over baseline", [edge for row in rows for edge in (row.low, row.ratio, row.high)]
-    )
+    x = ratios(RATIO, [edge for row in rows for edge in (row.low, row.ratio, row.high)])
     decided = [row for row in rows if row.low > 1 or row.high < 1]
     lead = f"{plural(len(decided), 'difference')} of {len(rows)} can be told from none."
     meaning = (
@@ -53,26 +52,16 @@ def compare_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     )
 
 
-def _intervals(finding: Finding) -> Iterator[Interval]:
-    """What a finding compared: figures called ``ratio``, ``low``, ``high`` and ``minimum detectable``.
-
-    Where it compared several things, their names stand before: ``TTFT ratio``, ``TTFT low`` and so on.
-    """
-    compared: dict[str, dict[str, float]] = {}
-    for name, value in finding.measured.items():
-        match = _FIGURE.match(name.replace("_", " "))
-        if match and isinstance(value, float | int):
-            share_of = 0.01 if match["percent"] else 1.0
-            what = (match["what"] or "").removesuffix("ratio").strip()  # also ``ratio low``
-            compared.setdefault(what, {})[match["figure"]] = value * share_of
-    for what, figures in compared.items():
-        if not {"ratio", "low", "high"} <= figures.keys():
-            continue
-        label = f"{finding.name}: {what}" if what else finding.name
-        ratio, low, high = figures["ratio"], figures["low"], figures["high"]
-        words = f"{label}: {number(ratio)} ({number(low)} to {number(high)})"
-        detectable = figures.get("minimum detectable", math.nan)
-        yield Interval(label, ratio, low, high, detectable, finding.verdict.value, words)
+def _interval(finding: Finding) -> Interval | None:
+    """What a finding compared, or `None` if it compared nothing."""
+    if RATIO not in finding.measured:
+        return None
+    ratio, low, high, detectable = (
+        float(value) if isinstance(value := finding.measured.get(name, ""), float | int) else unknown
+        for name, unknown in ((RATIO, math.nan), (LOW, 0.0), (HIGH, math.inf), (DETECTABLE, math.nan))
+    )
+    words = f"{finding.name}: {number(ratio)} ({number(low)} to {number(high)})"
+    return Interval(finding.name, ratio, low, high, detectable / 100, finding.verdict.value, words)
 
 
 def _row(row: Interval) -> tuple[str, ...]:
