@@ -47,7 +47,7 @@ class Compare:
     name: str = "compare"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Start by start, this server first, then the other one first, and so on: ABBAAB for three of each."""
+        """Start by start, this server first, then the other one first, and so on: ABBAAB for three each."""
         cells = []
         for boot in range(context.profile.boots):
             for arm in ARMS if boot % 2 == 0 else reversed(ARMS):
