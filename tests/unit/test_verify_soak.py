@@ -424,3 +424,11 @@ def test_what_rises_has_no_onset():
 
 def test_durations_are_said_as_people_say_them():
     assert [clock(s) for s in (0, 90, 120, 630.4)] == ["0 s", "90 s", "2 min", "10 min 30 s"]
+
+
+def test_a_decay_of_all_prompts_is_not_blamed_on_the_cache():
+    for onset in (420, 430, 440, 900):  # in the midst of probes, and in traffic
+        for factor in (step(onset), ramp(onset, 500)):
+            found = soak(Lived(onset, factor=factor))
+            assert found[HOLDS].verdict is Verdict.FAIL
+            assert found[CACHED].verdict is not Verdict.FAIL
