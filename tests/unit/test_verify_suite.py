@@ -7,14 +7,17 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from sparkwright.errors import ServerError
 from sparkwright.verify import suite as suite_module
+from sparkwright.verify.client.calibrate import Floor
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest, read_journal
 from sparkwright.verify.model import BootFacts, Cell, Finding, Load, Observation, Prompt, Verdict
 from sparkwright.verify.profile import Profile
+from sparkwright.verify.results import load_run
 from sparkwright.verify.suite import Suite, run_suite
 
 if TYPE_CHECKING:
@@ -219,3 +222,35 @@ def test_an_arm_that_nobody_brings_up_is_left_out(tmp_path: Path, measured: list
     fleet = Fake(arms=frozenset({"main"}))
     run(tmp_path, fleet, one)
     assert (measured, fleet.starts) == (["one0"], [("main", 0)])
+
+
+def test_the_clients_own_error_is_measured_once_and_known_to_checks(
+    tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    floor = Floor(
+        concurrency=8, requests=100, events_per_s=400.0, ttft_p50_ms=0.5, ttft_p99_ms=1.5,
+        tpot_p50_percent=0.1, tpot_p99_percent=0.2, lag_p99_ms=0.3,
+    )  # fmt: skip
+    calibrated: list[tuple[int, ...]] = []
+
+    async def calibrate(levels: tuple[int, ...]) -> tuple[Floor, ...]:
+        calibrated.append(levels)
+        return (floor,)
+
+    known: list[object] = []
+
+    class Judging(Asked):
+        def judge(self, context: Context, observations: Sequence[Observation]) -> Sequence[Finding]:
+            known.append(context.floors)
+            return super().judge(context, observations)
+
+    profile = msgspec.structs.replace(PROFILE, speed=1.0)
+    monkeypatch.setattr(suite_module, "calibrate", calibrate)
+    monkeypatch.setitem(globals(), "PROFILE", profile)
+    for _ in range(2):
+        suite = Suite([Judging("one", (("main", 0),))], profile, load_corpus(), Fake())
+        asyncio.run(run_suite(suite, tmp_path, MANIFEST))
+    assert calibrated == [profile.levels]
+    assert known == [{8: (1.5, 0.2)}] * 2
+    assert load_run(tmp_path).floors == [floor]
+    assert measured == ["one0"]
