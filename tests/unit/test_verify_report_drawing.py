@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.verify.report.drawing import scale
-from sparkwright.verify.report.drawing.plot import LINE, spread
+from sparkwright.verify.report.drawing.plot import LINE, Box, Point, Series, lines, spread
 from sparkwright.verify.report.figures import moments
 from sparkwright.verify.report.html import TEMPLATES
 from sparkwright.verify.report.text import at_c, duration, number, share, span
@@ -157,6 +157,18 @@ def test_a_restart_is_seen_in_its_window() -> None:
     )
     assert [window.reset for window in moments(broken, 0.0, 1.0)].count(True) == 1
     assert not any(window.reset for window in moments(seen, 0.0, 1.0))
+
+
+def test_no_line_joins_what_lies_apart() -> None:
+    points = [Point(float(i), 0.5, apart=i == 2) for i in range(4)]
+    axis = scale.linear("x", [0, 3])
+    drawn = lines(Box(0, 0, 100, 100), axis, axis, [Series("s", 0, tuple(points))])
+    path = drawn.find(".//path[@class='line s0']")
+    assert path is not None
+    assert path.get("d", "").count("M") == 2
+    path = lines(Box(0, 0, 100, 100), axis, axis, [Series("s", 0, tuple(points[:2]))]).find(".//path")
+    assert path is not None
+    assert path.get("d", "").count("M") == 1
 
 
 # Colours -------------------------------------------------------------------------------------------------

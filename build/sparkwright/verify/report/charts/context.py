@@ -84,7 +84,9 @@ def _chart(measure: _Measure, sent: Sequence[CellFigures]) -> Chart | None:
         lead=lead,
         meaning=measure.meaning,
         widths=HALF,
-        draw=lambda key, width: line_chart(Naming(key, measure.title, words), width, (x, y), series),
+        draw=lambda key, width: line_chart(
+            Naming(key, measure.title, words), width, (x, y), series, listed=True
+        ),
         columns=(
             "cell",
             "cache",

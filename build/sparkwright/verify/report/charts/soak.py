@@ -145,13 +145,17 @@ def _amount(title: str, points: Sequence[Point]) -> scale.Axis:
 def _points(
     windows: Sequence[Moment], value: Callable[[Moment], float], say: Callable[[float], str]
 ) -> tuple[Point, ...]:
-    return tuple(
-        Point(
-            moment.middle_s, value(moment), f"{duration(moment.middle_s)}: {say(value(moment))}", moment.reset
-        )
-        for moment in windows
-        if math.isfinite(value(moment))
-    )
+    """One point for each window with a figure; rounds of traffic are not joined over what lies between."""
+    points: list[Point] = []
+    apart, end_s = False, 0.0
+    for moment in windows:
+        apart = apart or moment.begin_s > end_s
+        end_s = moment.end_s
+        if math.isfinite(value(moment)):
+            words = f"{duration(moment.middle_s)}: {say(value(moment))}"
+            points.append(Point(moment.middle_s, value(moment), words, moment.reset, apart))
+            apart = False
+    return tuple(points)
 
 
 def _row(moment: Moment) -> tuple[str, ...]:

@@ -49,12 +49,21 @@ def short(words: str, room: float = 120.0) -> str:
 
 @dataclass(frozen=True)
 class Point:
-    """One figure: where it lies, what to say of it, and whether it can be trusted."""
+    """One figure.
+
+    Attributes:
+        x: where it lies.
+        y: likewise.
+        words: what to say of it.
+        suspect: whether it is not to be trusted.
+        apart: whether something is left out before it, so that no line joins it to the point before.
+    """
 
     x: float
     y: float
     words: str = ""
     suspect: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,14 +192,24 @@ def names(box: Box, series: Sequence[Series]) -> Element:
 
 def _line(box: Box, x: Axis, y: Axis, series: Series) -> Element:
     places = [(box.x(x, point.x), box.y(y, point.y)) for point in series.points]
-    line = element("path", d=path_of(places), class_=f"line s{series.style}") if places else None
+    line = element("path", d="".join(map(path_of, _runs(series, places))), class_=f"line s{series.style}")
     few = len(places) <= _MANY
     dots = [
         titled(group([_dot(series.style, place, few=few, suspect=point.suspect)]), point.words)
         for place, point in zip(places, series.points, strict=True)
         if len(places) <= _TOO_MANY or point.suspect
     ]
-    return group([line, *dots])
+    return group([line if places else None, *dots])
+
+
+def _runs(series: Series, places: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """Places that one line joins."""
+    runs: list[list[tuple[float, float]]] = [[]]
+    for point, place in zip(series.points, places, strict=True):
+        if point.apart and runs[-1]:
+            runs.append([])
+        runs[-1].append(place)
+    return runs
 
 
 def _missing(box: Box, x: Axis, series: Sequence[Series]) -> list[Element]:
