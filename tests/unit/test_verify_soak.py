@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from verify_kit import FIRST, SEEDS, boot_facts, by_name, context, failing, profile, verdicts
 
-from sparkwright.verify.checks.drift import Point, clock, find_onset
+from sparkwright.verify.checks.drift import Point, clock, elapsed, find_onset
 from sparkwright.verify.checks.soak import Soak
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.model import (
@@ -432,3 +432,17 @@ def test_a_decay_of_all_prompts_is_not_blamed_on_the_cache():
             found = soak(Lived(onset, factor=factor))
             assert found[HOLDS].verdict is Verdict.FAIL
             assert found[CACHED].verdict is not Verdict.FAIL
+
+
+def test_pauses_count_unless_a_run_was_resumed_after_them():
+    cells = Soak().plan(to())[:4]
+    moments = [(0, 10), (12, 20), (500, 530), (3, 9)]  # a long pause, and a clock that began anew
+    seen = [
+        Observation(
+            cell=cell,
+            before=Snapshot(at=round(begin * 1e9)),
+            after=Snapshot(at=round(end * 1e9)),
+        )
+        for cell, (begin, end) in zip(cells, moments, strict=True)
+    ]
+    assert list(elapsed(seen, 2.0).values()) == [0.0, 24.0, 40.0, 100.0]

@@ -294,30 +294,17 @@ def _own_choice(answers: Seen, differences: Verdict) -> Finding:
     main = answers.where(lambda cell: cell.arm == "main")
     plain = answers.where(lambda cell: cell.arm == "baseline")
     against: _Reasons = []
-    measured: dict[str, float | str] = {}
     limit = LIMIT_NAT
     try:
         usual = max((gap for o in plain.sound for _, _, gap in own_gaps(o)), default=0.0)
-        limit = max(LIMIT_NAT, MARGIN * usual)
+        limit = max(LIMIT_NAT, MARGIN * min(usual, NOISY_NAT))
         gaps = [gap for observation in main.sound for gap in own_gaps(observation)]
     except NoLogprobsError as error:
         against, gaps = [(Verdict.INVALID, str(error))], []
     odd = [entry for entry in gaps if entry[2] > limit]
-    if gaps:
-        share = len(odd) / len(gaps)
-        measured = {"tokens": len(gaps), "tokens that are not the most likely": len(odd)}
-        if odd:
-            prompt, position, gap = max(odd, key=lambda entry: entry[2])
-            shown = f"{len(odd)} of {len(gaps)} tokens are not the server's own most likely ones, such as in"
-            shown = f"{shown} {prompt} token {position}, {gap:.2f} nat below"
-            if share > ODD_SHARE and differences is Verdict.PASS:
-                reported = (
-                    "yet answers are those of a plain server: its log-probabilities are of other tokens"
-                )
-                against.append((Verdict.INVALID, f"{shown}; {reported}"))
-            else:
-                against.append((Verdict.FAIL, f"speculation is lossy: {shown}"))
-    elif not against:
+    if odd:
+        against = [_not_its_own(odd, len(gaps), differences)]
+    elif not gaps and not against:
         against = [(Verdict.INCONCLUSIVE, "there are no answers to look at")]
     return conclude(
         main,
@@ -328,9 +315,22 @@ def _own_choice(answers: Seen, differences: Verdict) -> Finding:
         passed=f"all of {len(gaps)} tokens are the most likely ones or near ties",
         threshold=f"no token more than {limit:.2f} nat below the most likely one ({LIMIT_NAT} nat, or"
         f" {MARGIN:.0f} times the largest of plain servers if that is more)",
-        measured=measured,
+        measured={"tokens": len(gaps), "tokens that are not the most likely": len(odd)},
         lenient=True,
     )
+
+
+def _not_its_own(
+    odd: Sequence[tuple[str, int, float]], total: int, differences: Verdict
+) -> tuple[Verdict, str]:
+    """What tokens that are not the most likely ones mean: wrong tokens, or figures that are not theirs."""
+    prompt, position, gap = max(odd, key=lambda entry: entry[2])
+    shown = f"{len(odd)} of {total} tokens are not the server's own most likely ones"
+    shown = f"{shown}, such as in {prompt} token {position}, {gap:.2f} nat below"
+    if len(odd) > ODD_SHARE * total and differences is Verdict.PASS:
+        of_others = "yet answers are those of a plain server: its log-probabilities are of other tokens"
+        return Verdict.INVALID, f"{shown}; {of_others}"
+    return Verdict.FAIL, f"speculation is lossy: {shown}"
 
 
 # Tasks ---------------------------------------------------------------------------------------------------
