@@ -225,6 +225,7 @@ class Job:
             changes=changes,
             version=version,
             native=native_expectation(self, arch, toolchain),
+            store=self.store,
         )
 
 
