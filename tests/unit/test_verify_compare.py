@@ -81,8 +81,10 @@ def test_equal_servers_pass_and_are_never_called_worse():
 
 
 def test_a_server_that_is_ten_percent_slower_fails():
-    found = [finding for seed in SEEDS for finding in compare(Pair(seed, slower=1.11)).values()]
-    assert sum(finding.verdict is Verdict.FAIL for finding in found) >= 0.95 * len(found)
+    runs = [list(compare(Pair(seed, slower=1.11)).values()) for seed in SEEDS]
+    found = [finding for run in runs for finding in run]
+    assert all(Verdict.FAIL in {finding.verdict for finding in run} for run in runs)
+    assert sum(finding.verdict is Verdict.FAIL for finding in found) >= 0.85 * len(found)
     assert {finding.cause.split()[0] for finding in found} <= {"worse:", "inconclusive:"}
 
 
