@@ -12,7 +12,7 @@ ARGS     ?=
 JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan test test-native lint format prove publish status doctor bench bench-native clean distclean
+.PHONY: help wheel plan verify verify-demo test test-native test-verify lint format prove publish status doctor bench bench-native clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -32,6 +32,16 @@ wheel: $(VENV)/.ready ## Build the wheel for PLATFORM (aarch64 or x86_64) into d
 
 plan: $(VENV)/.ready ## Show what `make wheel` would do
 	@$(BIN)/sparkwright plan $(JOB) $(ARGS)
+
+# What `make verify` serves, and what is wrong with the simulator that `make verify-demo` looks at.
+RECIPE   ?= qwen3.6-27b-dflash
+FAULT    ?=
+
+verify: $(VENV)/.ready ## Serve the newest wheel in dist/ by RECIPE, verify it and report
+	@$(BIN)/sparkwright verify "$$(ls -t dist/*.whl | head -n 1)" --recipe $(RECIPE) $(ARGS)
+
+verify-demo: $(VENV)/.ready ## The same against a simulated server, in less than two minutes; FAULT=NAME breaks it
+	@$(BIN)/sparkwright verify --demo $(FAULT:%=--fault %) $(ARGS)
 
 prove: $(VENV)/.ready ## Run every carry's probe anew and record the proofs
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)
@@ -61,6 +71,9 @@ test: lint ## Lint, then every test: units, real sdists and wheels, every probe 
 
 test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the wheel, and see what changes cost (an hour on two cores)
 	$(BIN)/pytest tests/native $(ARGS)
+
+test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers, and its table in docs/verify-faults.md
+	$(BIN)/python scripts/verify_faults.py --seeds 20
 
 bench: $(VENV)/.ready-test ## Time merging and assembling against the obvious alternatives
 	$(BIN)/python scripts/bench/merge.py

@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 from sparkwright.errors import ProcessError, ToolError
 from sparkwright.events import emit
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     import psutil
 
 __all__ = [
+    "Companion",
     "Completed",
     "Ended",
     "Limits",
     "LimitsExceeded",
     "Running",
+    "companion",
     "resident_mib",
     "run",
     "run_limited",
@@ -190,7 +192,8 @@ def _log(result: Completed, env: Mapping[str, str] | None) -> None:
     changed: dict[str, str | None] = {}
     if env is not None:
         changed |= {name: None for name in os.environ if name not in env}
-        changed |= {name: value for name, value in env.items() if os.environ.get(name) != value}
+        new = {name: value for name, value in env.items() if os.environ.get(name) != value}
+        changed |= {name: "***" if name.endswith(("_KEY", "_TOKEN")) else new[name] for name in new}
     emit(
         "process.ended",
         argv=shlex.join(result.argv),
@@ -313,6 +316,26 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
+Companion: TypeAlias = subprocess.Popen[bytes]
+
+
+def companion(argv: Sequence[str | Path]) -> Companion:
+    """Start a program in our own process group, and watch over nothing.
+
+    It reads from a pipe that ends when we do, and writes nowhere. For a server that has processes of its own;
+    whoever wants a program to end with us takes `start`.
+
+    Raises:
+        ToolError: the program does not exist, or may not be run.
+    """
+    command = tuple(str(part) for part in argv)
+    silent = subprocess.DEVNULL
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent)
+    except OSError as error:
+        raise _not_started(command, error) from error
+
+
 # Programs under way ------------------------------------------------------------------------
 
 
@@ -348,6 +371,14 @@ class Running:
         if self._ended is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             self._end()
         return self._ended
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to the program, if it runs; its guard would kill the whole group on hearing it."""
+        import psutil
+
+        with _vanishing():
+            for program in psutil.Process(self.pid).children():
+                program.terminate()
 
     def kill(self) -> Ended:
         """Kill it with all of its group, unless it has ended; returns how it ended once all are gone."""

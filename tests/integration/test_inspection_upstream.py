@@ -17,7 +17,7 @@ from sparkwright.native.packages import unpack_package
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, fetch_artifact, read_settings
 from sparkwright.wheel import Expectation, NativeExpectation, audit, plan_slim, python_members
-from sparkwright.wheel.insides import look_into
+from sparkwright.wheel.insides import look_into, namespaces_held
 from sparkwright.wheel.source import open_source
 
 if TYPE_CHECKING:
@@ -85,7 +85,11 @@ def test_what_upstreams_python_copes_without(lock: Lock, access: Access, stock: 
             member: look_into(upstream.archive, member, digests[member], inspector) for member in digests
         }
         binaries = {member: classify(one.device, "12.1a") for member, one in looks.items()}
-        plan = plan_slim(python_members(upstream, {}), binaries, upstream.archive.read, "12.1a")
+
+        def namespaces(member: str, called: frozenset[str]) -> frozenset[str]:
+            return namespaces_held(upstream.archive, member, digests[member], called, inspector)
+
+        plan = plan_slim(python_members(upstream, {}), binaries, namespaces, "12.1a")
     assert [one.member for one in plan.left_out] == [
         "vllm/_flashmla_C.abi3.so", "vllm/_flashmla_extension_C.abi3.so", "vllm/_qutlass_C.abi3.so",
         "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",

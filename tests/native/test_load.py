@@ -1,8 +1,9 @@
 """Every extension of the native wheel loaded by an aarch64 Python, as far as a machine without a card goes.
 
 On x86-64 the loader, Python and the C library are Debian's for arm64, run by qemu's user emulation;
-torch's own aarch64 libraries are the pinned ones. What only a card's driver has, or a CUDA library that
-is not called, is an empty library of that name: the loader has to find it, and nothing calls it.
+torch's own aarch64 libraries and CUDA's runtime are the pinned ones: libraries with kernels register these
+with the runtime as they are loaded. What only a card's driver has, or a CUDA library that is not called, is
+an empty library of that name: the loader has to find it, and nothing calls it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ PACKAGES = (
     "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libc6", "libgcc-s1", "libstdc++6",
     "zlib1g", "libexpat1", "libssl3", "libgomp1", "libffi8",
 )  # fmt: skip
+NOTHING = ("-x", "c", "/dev/null")
+# What a card's driver has, and CUDA's libraries: only their names are stood in for.
+CARDS = ("libcu", "libnccl", "libnv")
 LOAD = """
 import ctypes, os, sys
 for path in sys.argv[1:]:
@@ -44,13 +48,12 @@ pytestmark = [
 
 
 def run(*command, **options):
-    return subprocess.run(
-        [str(part) for part in command],
-        check=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        **options,
-    ).stdout.decode()
+    """What a program says; the end of it where it fails, since a loader names what it did not find."""
+    words = [str(part) for part in command]
+    done = subprocess.run(words, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+    told = done.stdout.decode()
+    assert done.returncode == 0, f"{words[0]} ended with status {done.returncode}: {told[-2000:]}"
+    return told
 
 
 @pytest.fixture(scope="module")
@@ -85,30 +88,70 @@ def extensions(made, tmp_path_factory):
         return {name: Path(archive.extract(member, folder)) for name, member in members.items()}
 
 
-def stand_ins(toolchain, system, extensions, folder):
-    """Empty libraries for every name that neither torch nor the system has."""
-    here = {path.name for path in [*(toolchain.torch / "lib").iterdir(), *system.rglob("*.so*")]}
-    libraries = [path for path in (toolchain.torch / "lib").iterdir() if ".so" in path.name]
-    wanted = {name for path in [*libraries, *extensions.values()] for name in read_elf(path).needed}
-    for soname in sorted(wanted - here):
-        run(toolchain.cc, "-shared", "-x", "c", "/dev/null", "-o", folder / soname, f"-Wl,-soname,{soname}")
-    return sorted(wanted - here)
+@pytest.fixture(scope="module")
+def load(system, toolchain, tmp_path_factory):
+    """Loads libraries into the emulated Python; returns what it said, and what was stood in for."""
+    pinned = (toolchain.torch / "lib", toolchain.cuda / "lib64")
+    here = {path.name for place in (*pinned, system) for path in place.rglob("*.so*")}
+    torchs = needed(*(path for path in pinned[0].iterdir() if ".so" in path.name))
+    folder = tmp_path_factory.mktemp("stand-ins")
+
+    def loaded(*libraries):
+        lacking = (torchs | needed(*libraries)) - here
+        empty = sorted(name for name in lacking if name.startswith(CARDS))
+        for soname in empty:
+            run(toolchain.cc, "-shared", *NOTHING, "-o", folder / soname, f"-Wl,-soname,{soname}")
+        places = ":".join(map(str, [*pinned, folder]))
+        told = run(
+            EMULATOR, "-L", system, "-E", f"LD_LIBRARY_PATH={places}",
+            system / "usr/bin/python3.11", "-c", LOAD, *libraries,
+        )  # fmt: skip
+        return told, empty
+
+    return loaded
 
 
-def test_each_extension_loads_with_torchs_libraries(system, toolchain, extensions, tmp_path):
-    empty = stand_ins(toolchain, system, extensions, tmp_path)
+def needed(*libraries):
+    """Names of the libraries that these ask for."""
+    return {name for path in libraries for name in read_elf(path).needed}
+
+
+def library(toolchain, path, text, *options):
+    """A library for the target, of C source."""
+    path.with_suffix(".c").write_text(text, encoding="utf-8")
+    run(toolchain.cc, "-shared", "-fPIC", path.with_suffix(".c"), "-o", path, *options)
+    return path
+
+
+def test_each_extension_loads_with_torchs_libraries(load, extensions):
+    told, empty = load(*extensions.values())
     assert "libcuda.so.1" in empty
-    told = run(
-        EMULATOR, "-L", system, "-E", f"LD_LIBRARY_PATH={toolchain.torch / 'lib'}:{tmp_path}",
-        system / "usr/bin/python3.11", "-c", LOAD, *extensions.values(),
-    )  # fmt: skip
+    assert "libcudart.so.13" not in empty
     loaded = [Path(line.split()[1]).name for line in told.splitlines() if line.startswith("loaded")]
     assert loaded == [path.name for path in extensions.values()]
 
 
-def test_a_binary_of_the_other_machine_does_not(system, toolchain, tmp_path):
-    """The healthy case above means something only if a sick one is noticed."""
+# The healthy case above means something only if a sick one is noticed, and says what it lacks.
+
+
+def test_a_binary_of_the_other_machine_is_named(load, tmp_path):
     foreign = tmp_path / "foreign.so"
-    run("gcc", "-shared", "-x", "c", "/dev/null", "-o", foreign)
-    with pytest.raises(AssertionError):
-        run(EMULATOR, "-L", system, system / "usr/bin/python3.11", "-c", LOAD, foreign)
+    run("gcc", "-shared", *NOTHING, "-o", foreign)
+    with pytest.raises(AssertionError, match=r"foreign\.so"):
+        load(foreign)
+
+
+def test_a_library_that_is_not_there_is_named(load, toolchain, tmp_path):
+    lacking = library(toolchain, tmp_path / "libabsent.so", "int absent(void) { return 1; }")
+    wanting = library(
+        toolchain, tmp_path / "wanting.so", "int absent(void); int f(void) { return absent(); }", lacking
+    )
+    lacking.unlink()
+    with pytest.raises(AssertionError, match=r"libabsent\.so: cannot open shared object file"):
+        load(wanting)
+
+
+def test_a_symbol_that_nobody_has_is_named(load, toolchain, tmp_path):
+    text = "extern int nobody_has_it; int *f(void) { return &nobody_has_it; }"
+    with pytest.raises(AssertionError, match="undefined symbol: nobody_has_it"):
+        load(library(toolchain, tmp_path / "wanting.so", text))

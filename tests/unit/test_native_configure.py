@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkwright.native.configure import configure_command
+from sparkwright.native.configure import _abstract, configure_command
 from sparkwright.native.model import Toolchain
+from sparkwright.native.workspace import Workspace
 
 PLACE = Path("/somewhere")
 CHAIN = Toolchain(
@@ -43,3 +44,18 @@ def test_nothing_is_downloaded_and_no_path_of_the_machine_stays_in_what_is_built
     for flags in ("CMAKE_CXX_FLAGS", "CMAKE_CUDA_FLAGS"):
         assert "-ffile-prefix-map=/build-folder=/sparkwright" in found[flags]
     assert found["CMAKE_SKIP_RPATH"] == "ON"
+
+
+def test_an_object_of_a_source_elsewhere_loses_the_work_folder(tmp_path: Path) -> None:
+    """CMake puts the whole path of such a source below its folder for the target."""
+    work = Workspace(tmp_path / "w", CHAIN)
+    root = tmp_path / "w"
+    command = (
+        f"nvcc -I{root}/source/csrc -c {root}/deps/q/a.cu -o CMakeFiles/_q.dir{root}/deps/q/a.cu.o "
+        f"-DHERE={root}/build"
+    )
+    words = [_abstract(work, word) for word in command.split()]
+    assert words[1:] == [
+        "-I{work}/source/csrc", "-c", "{work}/deps/q/a.cu", "-o", "CMakeFiles/_q.dir/deps/q/a.cu.o",
+        "-DHERE={work}/build",
+    ]  # fmt: skip

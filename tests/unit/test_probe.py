@@ -108,6 +108,7 @@ def test_proved(bench: Bench, heard: Recorder) -> None:
     assert proof.verdict is Verdict.PROVED
     assert proof.pristine == Run(verdict="fails", message="size(0) is 0")
     assert proof.merged == Run(verdict="passes", message="")
+    assert proof.finding == "size(0) is 0"
     assert [touched.path for touched in proof.touched] == [CACHE]
     assert proof.environment == {"python": "3", "torch": "none"}
     (judged,) = heard.of("probe.judged")
@@ -122,7 +123,7 @@ def test_not_needed(bench: Bench) -> None:
 def test_refuted(bench: Bench) -> None:
     proof = bench.prove(GOOD.replace("size(0) == 1", "size(0) == 7"))
     assert proof.verdict is Verdict.REFUTED
-    assert proof.merged.message == "size(0) is 1"
+    assert proof.finding == proof.merged.message == "size(0) is 1"
 
 
 def body(*lines: str) -> str:

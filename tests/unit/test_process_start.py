@@ -15,7 +15,7 @@ from kit import python
 from world import wait_until
 
 from sparkwright.errors import ToolError
-from sparkwright.process import Ended, Running, resident_mib, start
+from sparkwright.process import Ended, Running, companion, resident_mib, start
 
 if TYPE_CHECKING:
     from kit import Recorder
@@ -134,6 +134,22 @@ def test_kill_ends_the_whole_family(tmp_path: Path) -> None:
     assert all(map(is_dead, [*pids, running.pid]))
 
 
+def test_asking_it_to_end_reaches_the_program_alone(tmp_path: Path) -> None:
+    script = (
+        "import signal, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('asked', child.poll(), flush=True), sys.exit(3)))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    running = begin(tmp_path, script)
+    wait_until(lambda: "ready" in output(tmp_path))
+    running.ask_to_end()
+    assert ended(running).status == 3
+    assert output(tmp_path).endswith("asked None\n"), "its child was not asked"
+    running.ask_to_end()  # nothing is there any more
+
+
 def test_what_it_leaves_behind_is_killed(tmp_path: Path) -> None:
     running = begin(tmp_path, FAMILY.format(child="import time; time.sleep(60)", seconds=0))
     assert ended(running).status == 0
@@ -212,3 +228,21 @@ def test_signals_that_python_ignores_are_as_usual_again(tmp_path: Path) -> None:
     assert ended(running).status == 0
     (ignored,) = [line.split()[1] for line in output(tmp_path).splitlines() if line.startswith("SigIgn")]
     assert not int(ignored, 16) & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGTERM - 1))
+
+
+def test_a_companion_is_in_our_group_and_reads_until_it_is_closed(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    script = (
+        f"import os, sys; sys.stdin.read(); open({str(mark)!r}, 'w').write(str(os.getpgid(0))); print('x')"
+    )
+    child = companion([sys.executable, "-c", script])
+    assert child.poll() is None
+    assert child.stdin is not None
+    child.stdin.close()
+    assert child.wait(30) == 0
+    assert mark.read_text() == str(os.getpgid(0))
+
+
+def test_a_companion_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ToolError):
+        companion([tmp_path / "absent"])

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from kit import Recorder
+
+    from sparkwright.store import Store
+
 OURS = "0.24.0+spark.1a2b3c4d"
 INFO = f"vllm-{OURS}.dist-info"
 NAMES = ["upstream-digest", "archive-safe", *(name for name, _ in CHECKS)]
@@ -373,6 +377,26 @@ def test_a_lost_executable_bit_is_found(case: Case, tmp_path: Path) -> None:
 def test_the_floor_decides_what_compiles(case: Case, tmp_path: Path) -> None:
     spoilt = wheelkit.spoil(case.wheel, tmp_path, _set("vllm/config/cache.py", b"type A = int\n"))
     assert failed(spoilt, replace(case.expectation, floor="3.12")) == {EXACT}
+
+
+def test_what_compiled_once_is_not_compiled_again(
+    case: Case, tmp_path: Path, store: Store, heard: Recorder
+) -> None:
+    expectation = replace(case.expectation, store=store)
+
+    def looked() -> int:
+        return len([event for event in heard.of("process.ended") if "--isolated" in event["argv"]])
+
+    assert failed(case.wheel, expectation) == set()
+    assert looked() == 1
+    assert failed(case.wheel, expectation) == set()
+    assert looked() == 1, "every file is known"
+    for number in (2, 3):  # what is refused is looked at every time
+        spoilt = wheelkit.spoil(case.wheel, tmp_path, _set("vllm/config/cache.py", b"type A = int\n"))
+        assert failed(spoilt, expectation) == {"python-compiles", EXACT}
+        assert looked() == number
+    assert failed(spoilt, replace(expectation, floor="3.12")) == {EXACT}, "another Python is another matter"
+    assert failed(spoilt, expectation) == {"python-compiles", EXACT}
 
 
 @pytest.mark.parametrize(

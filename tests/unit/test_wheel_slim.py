@@ -8,7 +8,7 @@ import pytest
 import wheelkit
 
 from sparkwright.native.inspection import Tally
-from sparkwright.wheel.absence import module_of, namespaces_in, prove_absence
+from sparkwright.wheel.absence import called_namespaces, module_of, namespaces_in, prove_absence
 from sparkwright.wheel.slim import plan_slim, python_members
 from sparkwright.wheel.source import open_source
 
@@ -154,8 +154,10 @@ def test_op_namespaces_by_another_name() -> None:
     files = {"vllm/a.py": b"def f():\n    return torch.ops._ops_of_x.run()\n"}
     assert prove_absence("vllm._x", files).proved
     assert not prove_absence("vllm._x", files, namespaces=["_ops_of_x"]).proved
-    assert namespaces_in(b"\0_ops_of_x\0", files) == {"_ops_of_x"}
-    assert namespaces_in(b"\0_ops_of_x_and_more\0", files) == frozenset()
+    called = called_namespaces(files)
+    assert called == {"_ops_of_x"}
+    assert namespaces_in(b"\0_ops_of_x\0", called) == {"_ops_of_x"}
+    assert namespaces_in(b"\0_ops_of_x_and_more\0", called) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -187,11 +189,11 @@ def test_only_what_is_useless_and_not_missed_is_left_out() -> None:
     }
     asked: list[str] = []
 
-    def content(member: str) -> bytes:
+    def namespaces(member: str, called: frozenset[str]) -> frozenset[str]:
         asked.append(member)
-        return b""
+        return called
 
-    plan = plan_slim(python, binaries, content, "12.1a")
+    plan = plan_slim(python, binaries, namespaces, "12.1a")
     assert [one.member for one in plan.left_out] == ["vllm/_unmentioned.abi3.so", "vllm/_x.abi3.so"]
     assert plan.left_out[1].because == "none of its 5 kernels runs on 12.1a"
     assert plan.left_out[1].evidence == ("vllm/a.py:3: the import may fail",)
@@ -202,8 +204,12 @@ def test_only_what_is_useless_and_not_missed_is_left_out() -> None:
 
 def test_ops_that_only_the_binary_tells_of_count() -> None:
     python = {"vllm/a.py": GUARDED.encode(), "vllm/b.py": b"def f():\n    return torch.ops.secret.run()\n"}
-    for content, left_out in ((b"\0secret\0", 0), (b"\0public\0", 1)):
-        plan = plan_slim(python, {"vllm/_x.abi3.so": USELESS}, lambda _, content=content: content, "12.1a")
+    for binary, left_out in ((b"\0secret\0", 0), (b"\0public\0", 1)):
+
+        def namespaces(_: str, called: frozenset[str], binary: bytes = binary) -> frozenset[str]:
+            return namespaces_in(binary, called)
+
+        plan = plan_slim(python, {"vllm/_x.abi3.so": USELESS}, namespaces, "12.1a")
         assert len(plan.left_out) == left_out
 
 
@@ -302,7 +308,7 @@ def test_two_that_stand_in_for_each_other_are_not_both_left_out() -> None:
 
     def left_out(**tallies: Tally) -> list[str]:
         binaries = {x: tallies["x"], z: tallies["z"]}
-        return [one.member for one in plan_slim(python, binaries, lambda _: b"", "12.1a").left_out]
+        return [one.member for one in plan_slim(python, binaries, lambda *_: frozenset(), "12.1a").left_out]
 
     assert left_out(x=USELESS, z=MIXED) == [x]
     assert left_out(x=MIXED, z=USELESS) == [z]

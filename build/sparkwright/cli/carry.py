@@ -304,19 +304,17 @@ def prove(session: Session, *, names: tuple[str, ...], wanted: Wanted) -> None:
         described = [to_builtins(proof) for proof in proofs]
         print_json({"proofs": described, "needless": needless, "unproved": unproved})
     else:
-        rows = [
-            (proof.carry, str(proof.verdict), _first_line(proof.pristine.message or proof.merged.message))
-            for proof in proofs
-        ]
+        rows = [(proof.carry, str(proof.verdict), _first_line(proof.finding)) for proof in proofs]
         rows += [(name, "no proof needed", why) for name, why in needless.items()]
         judged = {proof.carry for proof in proofs}
         rows += [(name, "not proved", why) for name, why in unproved.items() if name not in judged]
         show_table(("carry", "verdict", "what was found"), rows)
-    refuted = [proof.carry for proof in proofs if proof.verdict == "refuted"]
+    refuted = {proof.carry: _first_line(proof.finding) for proof in proofs if proof.verdict == "refuted"}
     if refuted:
+        told = "; ".join(f"{name}: {why}" for name, why in refuted.items())
         raise ProofError(
             f"{', '.join(refuted)} refuted",
-            because="the probe fails on the merged tree",
+            because=f"the probe fails on the merged tree: {told}",
             next_step="mend the carry, or take it out of the patchset",
         )
     if unproved:
@@ -360,8 +358,7 @@ def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str
             elif proof.verdict is Verdict.NOT_NEEDED:
                 unproved[carry.name] = "its probe passes on the pristine tree: it is not needed here"
             elif proof.verdict is Verdict.BROKEN:
-                broken = proof.merged if proof.merged.verdict == "error" else proof.pristine
-                unproved[carry.name] = f"its probe could not run: {_first_line(broken.message, last=True)}"
+                unproved[carry.name] = f"its probe could not run: {_first_line(proof.finding, last=True)}"
     return proofs, needless, unproved
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import importlib
 import os
 import sys
@@ -25,6 +26,7 @@ COMMANDS = {
     "wheel": "Build the wheel: fetch, merge, prove, assemble, audit, publish.",
     "audit": "Check a wheel against upstream's own and against what was merged.",
     "publish": "Write a static package index over the wheels in a folder.",
+    "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",
     "status": "Show the pin, the carries with their outcomes and proofs, and what is in dist/.",
     "carry": "Make, show, edit, refresh and prove carries.",
     "lock": "Check upstream.lock against the release itself, or move it to another release.",
@@ -32,6 +34,9 @@ COMMANDS = {
     "doctor": "Check that this machine has what is needed.",
 }
 
+# Syntax trees and git's trees are a great many objects without a cycle, and Python looks for cycles every
+# time that 700 are new: that takes longer than making them.
+_COLLECT_EVERY = 100_000
 # What shells make of a program that SIGINT or SIGPIPE ended.
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -66,6 +71,7 @@ def group() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    gc.set_threshold(_COLLECT_EVERY)
     words = list(sys.argv[1:] if arguments is None else arguments)
     expect_json("--json" in words)
     try:

@@ -222,7 +222,7 @@ class Repository:
     def files(self, tree: str, paths: Iterable[str] | None = None) -> dict[str, Entry]:
         """The files of *tree* by path: all of them, or those among *paths* that exist."""
         if paths is None:
-            return dict(self.objects.walk(tree))
+            return self.objects.files(tree)
         found = {path: self.objects.entry(tree, path) for path in paths}
         return {path: entry for path, entry in found.items() if entry is not None}
 

@@ -46,6 +46,7 @@ class ObjectReader:
     database: Any
     loose: Any
     _nodes: dict[str, Node] = field(default_factory=dict)
+    _files: dict[str, dict[str, Entry]] = field(default_factory=dict)
 
     def read(self, object_id: str) -> bytes:
         """The bytes of an object.
@@ -87,6 +88,12 @@ class ObjectReader:
             tree = below.blob
         found = self.node(tree).get(name)
         return None if found is None or found.mode == FOLDER else found
+
+    def files(self, tree: str) -> dict[str, Entry]:
+        """Every file below *tree* by path; the answer is the caller's own."""
+        if tree not in self._files:
+            self._files[tree] = dict(self.walk(tree))
+        return dict(self._files[tree])
 
     def walk(self, tree: str, prefix: str = "") -> Iterator[tuple[str, Entry]]:
         """Every file below *tree*, with its path."""

@@ -21,7 +21,7 @@ from sparkwright.config import to_builtins
 from sparkwright.errors import NativeBuildError, ProcessError
 from sparkwright.events import task
 from sparkwright.git import Entry, FileEntry, patch_tree
-from sparkwright.native.model import Configuration, Link, Unit
+from sparkwright.native.model import WORK, Configuration, Link, Unit
 from sparkwright.native.toolchain import configure_environment, toolchain_file
 from sparkwright.native.workspace import open_workspace
 from sparkwright.process import run
@@ -46,7 +46,7 @@ __all__ = [
     "with_generated",
 ]
 
-RULES = 2
+RULES = 3
 """Part of every key of what was configured: raised when CMake's arguments, or what we read of it, change."""
 
 _COMPILED = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".inl"})
@@ -217,11 +217,11 @@ def _units(work: Workspace, outcome: _Outcome, lock: Lock) -> Iterable[Unit]:
         target = _target_of(command["output"])
         if target not in wanted:
             continue
-        argv = tuple(work.abstract(part) for part in shlex.split(command["command"]))
+        argv = tuple(_abstract(work, part) for part in shlex.split(command["command"]))
         yield Unit(
             target=target,
             source=_relative(work, work.build / command["file"]),
-            output=_relative(work, work.build / command["output"]),
+            output=f"build/{_abstract(work, command['output'])}",
             language="CUDA" if _is_cuda(command["file"]) else "CXX",
             argv=argv,
             arches=_arches(argv),
@@ -230,6 +230,15 @@ def _units(work: Workspace, outcome: _Outcome, lock: Lock) -> Iterable[Unit]:
 
 def _is_cuda(source: str) -> bool:
     return PurePosixPath(source).suffix == ".cu"
+
+
+def _abstract(work: Workspace, word: str) -> str:
+    """*word* of a command without the place of the work folder.
+
+    The object of a source that is not below the project's own gets that source's whole path below CMake's
+    folder for the target. It loses the work folder: a build elsewhere would not have a folder of that name.
+    """
+    return work.abstract(word).replace(f".dir{WORK}/", ".dir/")
 
 
 def _relative(work: Workspace, path: Path) -> str:
@@ -244,7 +253,7 @@ def _arches(argv: Sequence[str]) -> tuple[str, ...]:
 
 def _links(work: Workspace, outcome: _Outcome) -> Iterable[Link]:
     for target, line in outcome.links.items():
-        words = [work.abstract(word) for word in shlex.split(line)]
+        words = [_abstract(work, word) for word in shlex.split(line)]
         # CMake wraps a link as ``: && command && :`` to leave room for steps before and after it.
         argv = tuple(word for word in words if word not in {":", "&&"})
         output = argv[argv.index("-o") + 1]

@@ -201,12 +201,11 @@ def _refuse_unless_proved(proof: Proof) -> None:
     if proof.verdict is Verdict.REFUTED:
         raise ProofError(
             f"carry {proof.carry} is refuted",
-            because=f"its probe fails on the merged tree: {proof.merged.message}",
+            because=f"its probe fails on the merged tree: {proof.finding}",
             next_step="take it out of the patchset, or mend it",
         )
     if proof.verdict is Verdict.BROKEN:
-        broken = proof.merged if proof.merged.verdict == "error" else proof.pristine
-        raise _unproved(proof.carry, f"its probe could not run: {broken.message.splitlines()[-1]}")
+        raise _unproved(proof.carry, f"its probe could not run: {proof.finding.splitlines()[-1]}")
     if proof.verdict is Verdict.NOT_NEEDED:
         raise _unproved(proof.carry, "its probe passes on the pristine tree: the carry is not needed here")
 

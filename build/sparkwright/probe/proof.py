@@ -84,6 +84,16 @@ class Proof(Model, frozen=True):
     touched: tuple[Touched, ...]
     environment: dict[str, str]
 
+    @property
+    def finding(self) -> str:
+        """What the verdict rests on: what the run with the carry said if that one failed or broke.
+
+        Of a proved carry it is the defect, as the run without it found it; of a needless one, nothing.
+        """
+        if self.verdict is Verdict.REFUTED or self.merged.verdict == "error":
+            return self.merged.message
+        return self.pristine.message
+
 
 def proof_key(
     probe: bytes, harness: Iterable[bytes], settings: dict[str, Any], touched: Iterable[Touched]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ class Context:
             reach. While planning, only those of servers that run already.
         log_seen: whether servers' logs could be read; without them no error in one can be ruled out.
         band: key of the reference band that fits what is served, or empty.
+        floors: the client's own error by concurrency, measured against the simulator: 99th percentile of that
+            of TTFT in ms, and of that of TPOT in percent. Empty if it was not measured.
     """
 
     profile: Profile
@@ -33,6 +35,7 @@ class Context:
     facts: Mapping[tuple[str, int], BootFacts]
     log_seen: bool = True
     band: str = ""
+    floors: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def main(self) -> BootFacts:

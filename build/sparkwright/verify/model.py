@@ -148,7 +148,7 @@ class Failure(Model, frozen=True):
     status: int = 0
 
 
-class Chunk(Model, frozen=True, array_like=True):
+class Chunk(Model, frozen=True, array_like=True, gc=False):
     """One event with generated output: when its bytes were read, and how many tokens it brought.
 
     Attributes:
@@ -183,6 +183,7 @@ class Sample(Model, frozen=True):
         prompt: name of its `Prompt`.
         category: that prompt's.
         counted: whether it belongs to what is measured (a warm-up does not).
+        request: the server's name for it, as its log has it; empty if it never said.
         started: when its bytes were handed to the socket.
         headers: when the response's headers were read; 0 if never.
         ended: when the stream was over or given up.
@@ -203,6 +204,7 @@ class Sample(Model, frozen=True):
     started: int
     ended: int
     counted: bool = True
+    request: str = ""
     headers: int = 0
     chunks: tuple[Chunk, ...] = ()
     prompt_tokens: int = 0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sparkwright.wheel.presence import Value
 
-__all__ = ["Absence", "module_of", "namespaces_in", "prove_absence"]
+__all__ = ["Absence", "called_namespaces", "module_of", "namespaces_in", "prove_absence"]
 
 _CALLED = re.compile(rb"torch\.ops\.(\w+)")
 
@@ -72,14 +72,18 @@ def prove_absence(
     return Absence(module, *proof.run())
 
 
-def namespaces_in(binary: bytes, files: Mapping[str, bytes]) -> frozenset[str]:
-    """The op namespaces of all that *files* call by ``torch.ops.NAME`` whose names *binary* holds.
+def called_namespaces(files: Mapping[str, bytes]) -> frozenset[str]:
+    """The op namespaces of all that *files* call by ``torch.ops.NAME``."""
+    return frozenset(name.decode() for content in files.values() for name in _CALLED.findall(content))
+
+
+def namespaces_in(binary: bytes, called: Iterable[str]) -> frozenset[str]:
+    """Those of the namespaces *called* whose names *binary* holds.
 
     An extension registers its namespace by its name, a C string. One that holds a name and does not
     register it asks for more guards than are needed, never for fewer.
     """
-    called = {name for content in files.values() for name in _CALLED.findall(content)}
-    return frozenset(name.decode() for name in called if b"\0" + name + b"\0" in binary)
+    return frozenset(name for name in called if b"\0" + name.encode() + b"\0" in binary)
 
 
 class _Proof:

@@ -27,12 +27,13 @@ from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.native_checks import NATIVE_CHECKS, run_native_checks
 from sparkwright.wheel.source import open_source
-from sparkwright.wheel.survey import Facts, floor_of, survey, syntax_errors
+from sparkwright.wheel.survey import Facts, Syntax, floor_of, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sparkwright.lock import Artifact, Lock
+    from sparkwright.store import Store
     from sparkwright.wheel.insides import Insides, NativeExpectation
 
 __all__ = ["CHECKS", "NATIVE_CHECKS", "AuditReport", "Expectation", "audit"]
@@ -64,6 +65,7 @@ class Expectation:
         floor: the oldest Python that its code has to compile for, such as ``3.10``; `None` for
             the oldest that the release supports.
         native: what the binaries are looked into with; `None` skips the checks that need it.
+        store: remembers which Python files compile; `None` looks at each every time.
     """
 
     upstream_wheel: Path
@@ -73,6 +75,7 @@ class Expectation:
     version: str | None = None
     floor: str | None = None
     native: NativeExpectation | None = None
+    store: Store | None = None
 
 
 @dataclass(frozen=True)
@@ -212,8 +215,13 @@ def _all(archive: Archive, expectation: Expectation, *, ours: bool) -> tuple[tup
         except SparkwrightError as error:
             reason = f"upstream's wheel cannot be read: {error}"
             return (Check("archive-safe", "skipped", reason), *_skipped(reason)), _Kernels()
-        facts, numbers = survey(archive, scratch, upstream if ours else None)
-        errors = tuple((numbers[file], reason) for file, reason in syntax_errors(scratch, floor))
+        syntax = Syntax(floor, expectation.store)
+        facts, numbers = survey(archive, scratch, upstream if ours else None, syntax.known)
+        errors = tuple((numbers[file], reason) for file, reason in syntax.errors(scratch))
+        refused = {member for member, _ in errors}
+        syntax.remember(
+            facts[name].sha256 for name in numbers.values() if name not in refused and not facts[name].damage
+        )
         subject = Subject(
             archive, parse_name(archive.path.name), facts, upstream,
             expectation.changes, expectation.lock, expectation.version, floor, errors, ours=ours,

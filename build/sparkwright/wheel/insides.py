@@ -6,19 +6,33 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkwright.config import Model
 from sparkwright.errors import ArchiveError, BinaryError
-from sparkwright.native.inspection import Tally, classify
+from sparkwright.native.inspection import Resolution, Tally, classify, resolve
+from sparkwright.wheel.absence import namespaces_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sparkwright.native.inspection import Inspection, Inspector, Surroundings
+    from sparkwright.native.inspection import ElfFacts, Inspection, Inspector, Python, Surroundings
     from sparkwright.wheel.archive import Archive
 
-__all__ = ["BinaryReport", "Insides", "NativeExpectation", "look_inside", "look_into"]
+__all__ = [
+    "BinaryReport",
+    "Insides",
+    "NativeExpectation",
+    "look_inside",
+    "look_into",
+    "namespaces_held",
+    "resolution_of",
+]
+
+# Part of the keys of what is remembered below: raised when an answer would be another one.
+_RULES = 1
 
 _THREADS = 2  # each waits for a program of its own, which reads hundreds of MB
 
@@ -125,3 +139,34 @@ def look_into(archive: Archive, member: str, sha256: str, inspector: Inspector) 
             return path
 
         return inspector.inspect(sha256, unpack)
+
+
+class _Held(Model, frozen=True):
+    names: tuple[str, ...]
+
+
+def namespaces_held(
+    archive: Archive, member: str, sha256: str, called: Iterable[str], inspector: Inspector
+) -> frozenset[str]:
+    """Those of the op namespaces *called* that *member* may register; see `namespaces_in`.
+
+    Raises:
+        ArchiveError: it is damaged.
+    """
+    called = sorted(called)
+    held = inspector.remember(
+        [sha256, "namespaces", _RULES, called],
+        _Held,
+        lambda: _Held(names=tuple(sorted(namespaces_in(archive.read(member), called)))),
+    )
+    return frozenset(held.names)
+
+
+def resolution_of(
+    elf: ElfFacts, sha256: str, surroundings: Surroundings, python: Python, inspector: Inspector
+) -> Resolution:
+    """Who defines what the binary of digest *sha256* leaves open; see `resolve`."""
+    if not surroundings.key:
+        return resolve(elf, surroundings, python=python)
+    question = [sha256, "symbols", _RULES, surroundings.key, python, version("abi3info")]
+    return inspector.remember(question, Resolution, lambda: resolve(elf, surroundings, python=python))

@@ -6,14 +6,17 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sparkwright.wheel.code import ASKING
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sparkwright.wheel.code import Code
 
 __all__ = ["Kind", "Use", "absolute", "reaches", "uses_of"]
 
 Kind = Literal["import", "import from", "op", "check", "text"]
 _IMPORTERS = frozenset({"import_module", "__import__"})
-_FINDERS = frozenset({"find_spec", "hasattr", "getattr"})
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,10 @@ class Use:
         return getattr(self.node, "lineno", 0)
 
 
-def uses_of(tree: ast.Module, module: str, path: str, ops: frozenset[str]) -> Iterator[Use]:
-    """Every place in *tree* that mentions *module* or its op namespaces *ops*, outermost first."""
+def uses_of(code: Code, module: str, path: str, ops: frozenset[str]) -> Iterator[Use]:
+    """Every place in *code* that mentions *module* or its op namespaces *ops*, outermost first."""
     covered: set[int] = set()
-    for node in ast.walk(tree):
+    for node in code.mentioning(ops | {module.rpartition(".")[2]}):
         if id(node) in covered:
             continue
         kind = _kind_of(node, module, path, ops)
@@ -56,7 +59,7 @@ def _kind_of(node: ast.AST, module: str, path: str, ops: frozenset[str]) -> Kind
             attribute == module.rpartition(".")[2] and ast.unparse(node) == module
         ):
             kind = "op"
-        case ast.Constant(value=str(text)) if not any(map(str.isspace, text)):
+        case ast.Constant(value=str(text)):
             if text.partition("::")[0] in ops and "::" in text:
                 kind = "op"
             elif _holds(text, _marks(module, ops)):
@@ -105,7 +108,7 @@ def _call(name: str, args: list[ast.expr], module: str, ops: frozenset[str]) -> 
     if mentions and name in _IMPORTERS:
         whole = isinstance(args[0], ast.Constant) and reaches(str(args[0].value), module)
         kind = "import" if whole else "text"
-    elif mentions and name in _FINDERS and (name != "getattr" or len(args) > 2):  # noqa: PLR2004
+    elif mentions and name in ASKING - _IMPORTERS and (name != "getattr" or len(args) > 2):  # noqa: PLR2004
         kind = "check"  # getattr only with a default
     return kind
 

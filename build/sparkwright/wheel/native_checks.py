@@ -13,12 +13,11 @@ from sparkwright.native.inspection import (
     honest_platform,
     of_class,
     over_platform,
-    resolve,
     unprovided,
 )
-from sparkwright.wheel.absence import module_of, namespaces_in, prove_absence
+from sparkwright.wheel.absence import called_namespaces, module_of, prove_absence
 from sparkwright.wheel.checks import Check, Subject, judge
-from sparkwright.wheel.insides import look_into
+from sparkwright.wheel.insides import look_into, namespaces_held, resolution_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -108,16 +107,17 @@ def _shares(tally: Tally) -> str:
 
 def symbols_resolve(subject: Subject, insides: Insides) -> Check:
     """Every symbol that a binary leaves open is defined by what will be loaded with it."""
-    del subject
     name = "symbols-resolve"
-    surroundings = insides.expectation.surroundings
+    surroundings, inspector = insides.expectation.surroundings, insides.expectation.inspector
     if surroundings is None:
         return Check(name, "skipped", "torch's libraries are not at hand")
     faults: list[str] = []
     newest = (3, 2)
     count = 0
     for member, one in sorted(insides.found.items()):
-        found = resolve(one.elf, surroundings, python=_loaded_by(member))
+        found = resolution_of(
+            one.elf, subject.facts[member].sha256, surroundings, _loaded_by(member), inspector
+        )
         faults += [f"{member}: nobody defines {symbol}" for symbol in found.unresolved]
         newest = max(newest, found.stable_abi or newest)
         count += len(one.elf.undefined)
@@ -181,10 +181,11 @@ def left_out_unused(subject: Subject, insides: Insides) -> Check:
     if record is None or not record.left_out:
         return Check(name, "pass", "nothing was left out")
     python = {path: subject.archive.read(path) for path in subject.archive.members if path.endswith(".py")}
+    called = called_namespaces(python)
     faults = [
         f"{one.member} {because}"
         for one in record.left_out
-        for because in _left_out_faults(subject, insides, one, record.arch, python)
+        for because in _left_out_faults(subject, insides, one, record.arch, python=python, called=called)
     ]
     saved = sum(
         subject.upstream.archive.members[one.member].compressed_size
@@ -196,19 +197,25 @@ def left_out_unused(subject: Subject, insides: Insides) -> Check:
 
 
 def _left_out_faults(
-    subject: Subject, insides: Insides, one: LeftOut, arch: str, python: Mapping[str, bytes]
+    subject: Subject,
+    insides: Insides,
+    one: LeftOut,
+    arch: str,
+    *,
+    python: Mapping[str, bytes],
+    called: frozenset[str],
 ) -> Iterator[str]:
-    upstream = subject.upstream
+    upstream, inspector = subject.upstream, insides.expectation.inspector
     if one.member in subject.archive.members:
         yield "is said to be left out, and is there"
     if one.member not in upstream.binaries():
         yield "is no binary of upstream's wheel"
         return
     sha256 = upstream.listed[one.member].sha256
-    inspection = look_into(upstream.archive, one.member, sha256, insides.expectation.inspector)
+    inspection = look_into(upstream.archive, one.member, sha256, inspector)
     if not (tally := classify(inspection.device, arch)).useless:
         yield f"has kernels that run on {arch}: {_shares(tally)}" if tally.total else "has no device code"
-    namespaces = namespaces_in(upstream.archive.read(one.member), python)
+    namespaces = namespaces_held(upstream.archive, one.member, sha256, called, inspector)
     present = {module_of(member) for member in subject.binaries}
     absence = prove_absence(module_of(one.member), python, namespaces=namespaces, present=present)
     if not absence.proved:

@@ -10,10 +10,14 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from sparkwright.wheel.code import own
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["Presence", "Value", "catches_import_error", "module_level"]
+    from sparkwright.wheel.code import Code
+
+__all__ = ["Presence", "Value", "catches_import_error"]
 
 _CATCHING = frozenset({"ImportError", "Exception", "BaseException"})
 _CATCHING_SUBMODULE = _CATCHING | {"ModuleNotFoundError"}
@@ -39,7 +43,7 @@ def catches_import_error(node: ast.Try, *, submodule: bool) -> ast.ExceptHandler
     for handler in node.handlers:
         names = _names(handler.type)
         if handler.type is None or names & accepted:
-            raises = any(isinstance(inner, ast.Raise) for inner in _own(handler.body))
+            raises = any(isinstance(inner, ast.Raise) for inner in own(handler.body))
             return None if raises else handler
     return None
 
@@ -49,24 +53,11 @@ def _names(node: ast.expr | None) -> set[str]:
     return {part.id for part in parts if isinstance(part, ast.Name)}
 
 
-def _own(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """*body* and all in it, but for the bodies of functions that it defines."""
-    for node in body:
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _own(list(ast.iter_child_nodes(node)))
-
-
-def module_level(tree: ast.Module) -> Iterator[ast.AST]:
-    """All of *tree* that runs when the module is imported."""
-    return _own(tree.body)
-
-
 class Presence:
     """Values in one module while the statements in *dead* never run, as `flags` and by `value`.
 
     Args:
-        tree: the module.
+        code: the module.
         dead: statements that a failing import skips.
         missing: op namespaces that nobody registers, so that ``hasattr`` on them is false.
         known: values of names that it imports, where they are known.
@@ -74,7 +65,7 @@ class Presence:
 
     def __init__(
         self,
-        tree: ast.Module,
+        code: Code,
         dead: Sequence[ast.stmt],
         missing: frozenset[str],
         known: Mapping[str, Value] | None = None,
@@ -83,17 +74,17 @@ class Presence:
         self._functions: dict[str, ast.FunctionDef] = {}
         skipped = {id(node) for statement in dead for node in ast.walk(statement)}
         assigned: dict[str, list[Value]] = {}
-        for name, value in _bindings(node for node in module_level(tree) if id(node) not in skipped):
+        for name, value in _bindings(node for node in code.at_import if id(node) not in skipped):
             assigned.setdefault(name, []).append(value)
         for name, value in (known or {}).items():
             if assigned.get(name) == [UNKNOWN]:  # bound once, by that import
                 assigned[name] = [value]
-        for node in module_level(tree):
+        for node in code.at_import:
             if isinstance(node, ast.FunctionDef):
                 if node.name in self._functions or node.decorator_list:
                     assigned.setdefault(node.name, []).append(UNKNOWN)
                 self._functions[node.name] = node
-        rebound = _bound_in_functions(tree)
+        rebound = code.in_functions
         self.flags = {
             name: values[0]
             for name, values in assigned.items()
@@ -191,15 +182,6 @@ def _bindings(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Value]]:
                 yield name, UNKNOWN
             case _:
                 pass
-
-
-def _bound_in_functions(tree: ast.Module) -> set[str]:
-    """Names that some function of *tree* has of its own, or sets for the module."""
-    outside = {id(node) for node in module_level(tree)}
-    inside = [node for node in ast.walk(tree) if id(node) not in outside]
-    names = {node.arg for node in inside if isinstance(node, ast.arg)}
-    names |= {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return names | {name for node in inside if isinstance(node, ast.Global) for name in node.names}
 
 
 def _same(one: Value, other: Value) -> bool:

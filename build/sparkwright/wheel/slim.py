@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.wheel.absence import module_of, namespaces_in, prove_absence
+from sparkwright.wheel.absence import called_namespaces, module_of, prove_absence
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.kernels import LeftOut
 
@@ -34,7 +34,7 @@ class SlimPlan:
 def plan_slim(
     python: Mapping[str, bytes],
     binaries: Mapping[str, Tally],
-    content: Callable[[str], bytes],
+    namespaces: Callable[[str, frozenset[str]], frozenset[str]],
     arch: str,
 ) -> SlimPlan:
     """Choose the binaries that may be left out.
@@ -44,7 +44,8 @@ def plan_slim(
     Args:
         python: every Python file that the wheel will have, by member; see `python_members`.
         binaries: the kernels of every binary that the wheel may have, counted for the card, by member.
-        content: gives the bytes of a binary; asked for candidates only.
+        namespaces: tells which of some op namespaces a binary may register; see `namespaces_in`. It is
+            asked for candidates only.
         arch: the card.
     """
     left_out: list[LeftOut] = []
@@ -52,9 +53,11 @@ def plan_slim(
     useless = sorted(member for member, tally in binaries.items() if tally.useless)
     # The others stay for sure; which of the useless ones do is not known yet, and not counted on.
     present = {module_of(member) for member in set(binaries) - set(useless)}
+    called = called_namespaces(python) if useless else frozenset()
     for member in useless:
-        namespaces = namespaces_in(content(member), python)
-        absence = prove_absence(module_of(member), python, namespaces=namespaces, present=present)
+        absence = prove_absence(
+            module_of(member), python, namespaces=namespaces(member, called), present=present
+        )
         if absence.proved:
             because = f"none of its {binaries[member].total} kernels runs on {arch}"
             left_out.append(LeftOut(member=member, because=because, evidence=absence.evidence))

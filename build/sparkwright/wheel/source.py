@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sparkwright.errors import WheelError
@@ -46,6 +47,10 @@ class Source:
 
     def binaries(self) -> tuple[str, ...]:
         """The members that are ELF files, sorted."""
+        return self._binaries
+
+    @cached_property
+    def _binaries(self) -> tuple[str, ...]:
         return tuple(sorted(name for name in self.archive.members if self.is_binary(name)))
 
 

@@ -8,23 +8,27 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
 from sparkwright import process
-from sparkwright.canonical import CHUNK
+from sparkwright.canonical import CHUNK, digest_of
+from sparkwright.config import Model
 from sparkwright.errors import ArchiveError
 from sparkwright.wheel.elf import HEADER_SIZE, is_elf
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from sparkwright.store import Store
     from sparkwright.wheel.archive import Archive, Member
     from sparkwright.wheel.source import Source
 
-__all__ = ["Facts", "floor_of", "survey", "syntax_errors"]
+__all__ = ["Facts", "Syntax", "floor_of", "survey"]
 
 _MARKER = re.compile(rb"^(?:<{7}|>{7}) ", re.MULTILINE)
 _SEPARATOR = re.compile(rb"^={7}\r?$", re.MULTILINE)
@@ -32,6 +36,7 @@ _THREADS = 2  # more of them only wait for the interpreter lock: most members ar
 _MINORS = range(7, 15)
 # What CPython's compiler refuses beyond its grammar: late __future__ imports, too many starred
 # targets, and break, continue, yield, return, bare except, nonlocal and global out of place.
+_KIND = "compiles"
 _RULES = "E9,F404,F622,F701,F702,F704,F706,F707,PLE0117,PLE0118"
 
 
@@ -60,7 +65,7 @@ class Facts:
 
 
 def survey(
-    archive: Archive, folder: Path, upstream: Source | None
+    archive: Archive, folder: Path, upstream: Source | None, compiling: Container[str] = ()
 ) -> tuple[dict[str, Facts], dict[str, str]]:
     """Read every member of *archive* and write its Python files into *folder*, numbered.
 
@@ -73,6 +78,7 @@ def survey(
         upstream: a wheel of known digest. A binary whose compressed bytes are those of its
             namesake there is that binary: it takes its digest from the RECORD there and need
             not be inflated, which would take most of the time. `None` to read all.
+        compiling: SHA-256 of files that are known to compile, and are not written.
 
     Returns:
         The facts by member, and the member's name by the name of its file in *folder*.
@@ -88,7 +94,7 @@ def survey(
             beginning = archive.beginning(name, HEADER_SIZE)
             sha256, size = upstream.listed[name].sha256, archive.members[name].size
             return name, Facts(sha256, size, beginning, conflict=False)
-        return name, _look(archive, name, folder / numbers[name] if name in numbers else None)
+        return name, _look(archive, name, folder / numbers[name] if name in numbers else None, compiling)
 
     with ThreadPoolExecutor(_THREADS, "survey") as pool:
         facts = dict(pool.map(look, [member.name for member in ordered]))
@@ -110,7 +116,7 @@ def _summary(member: Member) -> tuple[int, int, int, int]:
     return member.method, member.crc, member.compressed_size, member.size
 
 
-def _look(archive: Archive, name: str, copy: Path | None) -> Facts:
+def _look(archive: Archive, name: str, copy: Path | None, compiling: Container[str]) -> Facts:
     digest = hashlib.sha256()
     size = 0
     beginning = b""
@@ -125,7 +131,7 @@ def _look(archive: Archive, name: str, copy: Path | None) -> Facts:
     except ArchiveError as error:
         return Facts("", size, beginning, conflict=False, damage=error.because)
     content = b"".join(text)
-    if copy is not None:
+    if copy is not None and digest.hexdigest() not in compiling:
         copy.write_bytes(content)
     return Facts(digest.hexdigest(), size, beginning, conflict=_holds_conflict(content))
 
@@ -142,24 +148,60 @@ def floor_of(requires_python: str) -> str:
     return next((f"3.{minor}" for minor in _MINORS if allowed.contains(f"3.{minor}.99")), f"3.{_MINORS[-1]}")
 
 
-def syntax_errors(folder: Path, floor: str) -> Sequence[tuple[str, str]]:
-    """What the Python *floor* could not compile among the files in *folder*.
+class _Compiling(Model, frozen=True):
+    """SHA-256 of files in which no syntax error was found."""
 
-    Returns:
-        The file's name, and the line with the reason, for each error.
+    files: frozenset[str] = frozenset()
 
-    Raises:
-        ProcessError: ruff itself failed.
+
+@dataclass(frozen=True)
+class Syntax:
+    """What an old Python could not compile; what it could is remembered by content.
+
+    Attributes:
+        floor: the Python, such as ``3.10``.
+        store: where that is kept; `None` looks at every file every time.
     """
-    from ruff.__main__ import find_ruff_bin
 
-    done = process.run(
-        [find_ruff_bin(), "check", "--isolated", "--no-cache", "--ignore-noqa", "--select", _RULES,
-         "--target-version", "py" + floor.replace(".", ""), "--output-format", "json", "."],
-        cwd=folder, accept=(0, 1),
-    )  # fmt: skip
-    found: list[Mapping[str, object]] = json.loads(done.stdout)
-    return [(os.path.basename(str(one["filename"])), _reason(one)) for one in found]  # noqa: PTH119
+    floor: str
+    store: Store | None = None
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """SHA-256 of the files of the latest wheel that compile."""
+        found = self.store and self.store.find_record_as(_Compiling, _KIND, self._key)
+        return found.files if found else frozenset()
+
+    def remember(self, files: Iterable[str]) -> None:
+        """Take in that the files with these SHA-256 compile, in place of what was known."""
+        kept = frozenset(files)
+        if self.store is not None and kept != self.known:
+            self.store.put_record(_KIND, self._key, {"files": sorted(kept)})
+
+    @property
+    def _key(self) -> str:
+        return digest_of([_RULES, version("ruff"), self.floor])
+
+    def errors(self, folder: Path) -> Sequence[tuple[str, str]]:
+        """The errors among the files in *folder*.
+
+        Returns:
+            The file's name, and the line with the reason, for each error.
+
+        Raises:
+            ProcessError: ruff itself failed.
+        """
+        from ruff.__main__ import find_ruff_bin
+
+        if not any(folder.iterdir()):
+            return []
+        done = process.run(
+            [find_ruff_bin(), "check", "--isolated", "--no-cache", "--ignore-noqa", "--select", _RULES,
+             "--target-version", "py" + self.floor.replace(".", ""), "--output-format", "json", "."],
+            cwd=folder, accept=(0, 1),
+        )  # fmt: skip
+        found: list[Mapping[str, object]] = json.loads(done.stdout)
+        return [(os.path.basename(str(one["filename"])), _reason(one)) for one in found]  # noqa: PTH119
 
 
 def _reason(error: Mapping[str, object]) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from sparkwright.wheel.code import read_code
 from sparkwright.wheel.mentions import Kind, Use, absolute, uses_of
-from sparkwright.wheel.presence import Presence, Value, catches_import_error, module_level
+from sparkwright.wheel.presence import Presence, Value, catches_import_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -72,13 +75,9 @@ class View:
     """
 
     def __init__(self, path: str, source: bytes, world: World) -> None:
-        tree = ast.parse(source)
-        self._path, self._tree, self._world = path, tree, world
-        self._parents = {
-            id(child): parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)
-        }
-        self._at_import = {id(node) for node in module_level(tree)}
-        uses = [use for name in world.missing for use in uses_of(tree, name, path, world.ops_of(name))]
+        self._code = code = read_code(source)
+        self._path, self._world = path, world
+        uses = [use for name in world.missing for use in uses_of(code, name, path, world.ops_of(name))]
         self._guarded = [use for use in uses if use.kind.startswith("import") and self._caught(use)]
         self._knows = bool(self._guarded) or any(use.kind == "check" for use in uses)
         dead = [statement for use in self._guarded for statement in self._dead_after(use)]
@@ -86,19 +85,26 @@ class View:
         dead += [statement for catcher in sure for handler in catcher.handlers for statement in handler.body]
         known = {local: world.flags[origin].get(name) for local, origin, name in self._from_flagged()}
         known = {name: value for name, value in known.items() if value is not None}
-        self._presence = Presence(tree, dead, world.ops, known)
-        self._skipped = {id(node) for statement in dead for node in ast.walk(statement)}
+        self._dead, self._known = dead, known
         self.guarded = bool(self._guarded)
         self.flags: Mapping[str, Value] = known
         if self.guarded:
             stored = _stored_in([*sure, *(self._caught(use) for use in self._guarded)])
             self.flags = {**known, **{name: self._presence.flags.get(name) for name in stored}}
 
+    @cached_property
+    def _presence(self) -> Presence:
+        return Presence(self._code, self._dead, self._world.ops, self._known)
+
+    @cached_property
+    def _skipped(self) -> frozenset[int]:
+        return frozenset(id(node) for statement in self._dead for node in ast.walk(statement))
+
     def judge(self, module: str) -> Judgement:
         """What the file does when *module*, one of the missing, is not there."""
         evidence: list[str] = []
         fatal = False
-        for use in uses_of(self._tree, module, self._path, self._world.ops_of(module)):
+        for use in uses_of(self._code, module, self._path, self._world.ops_of(module)):
             where = f"{self._path}:{use.line}"
             if any(use.node is guarded.node for guarded in self._guarded):
                 evidence.append(f"{where}: the import may fail")
@@ -110,7 +116,7 @@ class View:
                 evidence.append(f"{where}: runs only when it is there")
             elif use.kind == "text":
                 return Judgement(tuple(evidence), f"{where} names {module} in a text: what for is not known")
-            elif id(use.node) in self._at_import:
+            elif self._code.runs_at_import(use.node):
                 fatal = True
                 evidence.append(f"{where}: {module_of(self._path)} cannot be imported without it")
             elif use.kind == "op" and self._knows:
@@ -127,7 +133,7 @@ class View:
         """
         heard = {local for local, _, _ in self._from_flagged()}
         heard |= {name for flags in self._world.flags.values() for name in flags}
-        for node in module_level(self._tree):
+        for node in self._code.at_import:
             if (
                 not isinstance(node, ast.Raise | ast.Assert)
                 or self._never_runs(node)
@@ -142,7 +148,7 @@ class View:
 
     def _from_flagged(self) -> Iterator[tuple[str, str, str]]:
         """What is imported from modules with flags: the name here, the module, the name there."""
-        for node in module_level(self._tree):
+        for node in self._code.at_import:
             if isinstance(node, ast.ImportFrom):
                 origin = absolute(node.module or "", node.level, self._path)
                 if origin in self._world.flags:
@@ -150,8 +156,10 @@ class View:
 
     def _never_fails(self, source: bytes) -> list[ast.Try]:
         """The statements that would catch failures of imports that do not fail: what they bring is there."""
-        names = [name for name in self._world.present if name.rpartition(".")[2].encode() in source]
-        uses = [use for name in names for use in uses_of(self._tree, name, self._path, frozenset())]
+        # A module that is imported is named by a whole word; `_C` is in many others.
+        words = {name: re.escape(name.rpartition(".")[2]) for name in self._world.present}
+        names = [name for name, word in words.items() if re.search(rf"\b{word}\b".encode(), source)]
+        uses = [use for name in names for use in uses_of(self._code, name, self._path, frozenset())]
         catchers = [self._caught(use) for use in uses if use.kind.startswith("import")]
         failing = [self._caught(use) for use in self._guarded]
         return [
@@ -183,10 +191,10 @@ class View:
     def _used_at_import(self, use: Use) -> str:
         """A name that the guarded import *use* would have brought, and that is read although it failed."""
         catcher = self._caught(use)
-        if id(use.node) not in self._at_import or not isinstance(use.node, ast.Import | ast.ImportFrom):
+        if not self._code.runs_at_import(use.node) or not isinstance(use.node, ast.Import | ast.ImportFrom):
             return ""
         brought = {alias.asname or alias.name for alias in use.node.names} - _stored(catcher)
-        for node in module_level(self._tree):
+        for node in self._code.at_import:
             if (
                 isinstance(node, ast.Name)
                 and node.id in brought
@@ -199,7 +207,7 @@ class View:
 
     def _ancestors(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Each pair of a node and its parent from *node* upwards."""
-        while (parent := self._parents.get(id(node))) is not None:
+        while (parent := self._code.parent(node)) is not None:
             yield node, parent
             node = parent
 

@@ -63,6 +63,15 @@ class TestProofs:
         assert "clamp refuted" in prove.err
         assert not (world.root / "carries" / "clamp" / "proof.json").exists()
 
+    def test_what_is_told_of_a_refuted_carry_is_found_on_the_tree_with_it(self, world: World) -> None:
+        probe = CLAMP_PROBE.replace('"clamp(99) is not 10"', 'f"clamp(99) is {clamp(99)}"')
+        world.list_carries(["align"])
+        world.carry("clamp", {"vllm/clamp.py": CLAMP.replace("return value", "return -value")}, probe=probe)
+        refused(world, 40, says=("clamp(99) is -99",))
+        prove = world.call("carry", "prove", "clamp")
+        assert re.search(r"clamp +refuted +clamp\(99\) is -99", prove.out)
+        assert "merged tree: clamp: clamp(99) is -99" in prove.err
+
     def test_not_needed(self, world: World) -> None:
         probe = CLAMP_PROBE.replace("clamp(99) == 10", "clamp(9) == 9")
         world.list_carries(["align"])

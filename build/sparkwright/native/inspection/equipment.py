@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.canonical import digest_of
 from sparkwright.errors import ToolError
 from sparkwright.lock.native import named
 from sparkwright.native.host import this_machine
@@ -52,10 +53,13 @@ def find_surroundings(native: NativePin, machine: str, store: Store) -> Surround
         return None
     folders = [folder for folder in found.values() if folder is not None]
     libraries = [lib for folder in folders for lib in sorted(folder.glob("**/lib")) if lib.is_dir()]
-    return Surroundings.of(libraries, native.toolkit.link_only)
+    packages = [[table[name].sha256, sorted(table[name].folders)] for name, folder in found.items() if folder]
+    key = digest_of([packages, sorted(native.toolkit.link_only)])
+    return Surroundings.of(libraries, native.toolkit.link_only, key=key)
 
 
 def surroundings_of(native: NativePin, toolchain: Toolchain) -> Surroundings:
     """The libraries of the torch and the CUDA toolkit that *toolchain* is made of."""
     folders = (toolchain.torch / "lib", toolchain.cuda / "lib64")
-    return Surroundings.of([folder for folder in folders if folder.is_dir()], native.toolkit.link_only)
+    there = [folder for folder in folders if folder.is_dir()]
+    return Surroundings.of(there, native.toolkit.link_only, key=toolchain.key)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, TypeVar
 
 from sparkwright.canonical import digest_of
 from sparkwright.config import Model, to_builtins
@@ -22,6 +20,8 @@ __all__ = ["INSPECTION_RULES", "Inspection", "Inspector", "inspect"]
 
 INSPECTION_RULES = 1
 """Part of the records' keys: raised when the same bytes are read differently."""
+
+M = TypeVar("M", bound=Model)
 
 
 class Inspection(Model, frozen=True):
@@ -65,13 +65,19 @@ class Inspector:
             BinaryError: it cannot be looked into.
             ToolError: there is no program to do so.
         """
-        key = digest_of([INSPECTION_RULES, sha256])
-        record = self.store.find_record("inspection", key)
-        if record is not None:
-            try:
-                return msgspec.convert(record, Inspection)
-            except msgspec.ValidationError:
-                pass  # damaged, or of another time: it is found anew
-        found = inspect(provide(), self.cuobjdump())
-        self.store.put_record("inspection", key, to_builtins(found))
-        return found
+        return self.remember([sha256], Inspection, lambda: inspect(provide(), self.cuobjdump()))
+
+    def remember(self, question: list[object], kind: type[M], answer: Callable[[], M]) -> M:
+        """The answer to a *question* about a binary, which is found once for a store.
+
+        Args:
+            question: all that decides the answer, JSON-ready; the binary's SHA-256 among it.
+            kind: what the answer is.
+            answer: finds it.
+        """
+        key = digest_of([INSPECTION_RULES, *question])
+        known = self.store.find_record_as(kind, "inspection", key)
+        if known is None:  # or it is damaged, or of another time
+            known = answer()
+            self.store.put_record("inspection", key, to_builtins(known))
+        return known

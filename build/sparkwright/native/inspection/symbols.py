@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from sparkwright.config import Model
 from sparkwright.native.inspection.elf import exports, open_elf
 from sparkwright.native.inspection.floors import system_libraries
 
@@ -54,19 +55,21 @@ class Surroundings:
     Attributes:
         libraries: the files by soname that torch and its dependencies bring, as far as they are here.
         link_only: sonames that torch's dependencies bring as well, and of which no file is here.
+        key: digest of all that by content; empty where nobody knows one.
     """
 
     libraries: Mapping[str, Path]
     link_only: frozenset[str] = field(default_factory=frozenset)
+    key: str = ""
 
     @classmethod
-    def of(cls, folders: Iterable[Path], link_only: Iterable[str] = ()) -> Surroundings:
+    def of(cls, folders: Iterable[Path], link_only: Iterable[str] = (), *, key: str = "") -> Surroundings:
         """The libraries in *folders*; of two with one name, the first folder's counts."""
         found: dict[str, Path] = {}
         for folder in folders:
             for path in sorted(folder.glob("*.so*")):
                 found.setdefault(path.name, path)
-        return cls(found, frozenset(link_only) - set(found))
+        return cls(found, frozenset(link_only) - set(found), key)
 
     def provides(self, soname: str) -> bool:
         """Whether the library *soname* will be there."""
@@ -78,8 +81,7 @@ class Surroundings:
         )
 
 
-@dataclass(frozen=True)
-class Resolution:
+class Resolution(Model, frozen=True):
     """Who defines a binary's undefined symbols.
 
     Attributes:
@@ -89,7 +91,7 @@ class Resolution:
             `None` for binaries of no stable ABI.
     """
 
-    by: Mapping[str, int]
+    by: dict[str, int]
     unresolved: tuple[str, ...]
     stable_abi: tuple[int, int] | None = None
 
@@ -139,9 +141,9 @@ def resolve(elf: ElfFacts, surroundings: Surroundings, *, python: Python) -> Res
         else:
             unresolved.append(symbol.name + (f"@{symbol.version}" if symbol.version else ""))
     return Resolution(
-        {name: count for name, count in sorted(by.items()) if count},
-        tuple(sorted(unresolved)),
-        _stable_since(elf) if python == "stable-abi" else None,
+        by={name: count for name, count in sorted(by.items()) if count},
+        unresolved=tuple(sorted(unresolved)),
+        stable_abi=_stable_since(elf) if python == "stable-abi" else None,
     )
 
 

@@ -1,0 +1,276 @@
+"""``sparkwright verify``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.cli.output import print_json, unforeseen
+from sparkwright.cli.terminal import human_size, showing_events
+from sparkwright.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
+from sparkwright.events import JsonlSink, subscribe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.verify.results import Results
+    from sparkwright.verify.wish import Wish
+
+__all__ = ["command"]
+
+_DEFAULT_RECIPE = "qwen3.6-27b-dflash"
+
+
+class _Names(click.ParamType[tuple[str, ...]]):
+    """Words between commas."""
+
+    name = "names"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        del param, ctx
+        if isinstance(value, tuple):
+            return value
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+
+
+class _Numbers(_Names):
+    """Positive whole numbers between commas."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        words = super().convert(value, param, ctx)
+        if not all(str(word).isdecimal() and int(word) for word in words):
+            self.fail(f"{value!r} is not a list of positive numbers such as 1,8,64", param, ctx)
+        return tuple(map(int, words))
+
+
+_OPTIONS = (
+    click.option("--url", default="", help="Verify the server at this address instead of starting one."),
+    click.option(
+        "--api-key", default="", envvar="SPARKWRIGHT_API_KEY", help="Its key; best by SPARKWRIGHT_API_KEY."
+    ),
+    click.option("--baseline-url", default="", help="The same without speculation, to compare answers with."),
+    click.option("--model", default="", help="The model's name there, if it serves several."),
+    click.option("--log", default="", help="The file that the server at --url writes its log to."),
+    click.option(
+        "--recipe", default="", help=f"What to serve, by name or file.  [default: {_DEFAULT_RECIPE}]"
+    ),
+    click.option("--python", default="", help="Serve with this interpreter's vLLM instead of a wheel."),
+    click.option("--smoke", is_flag=True, help="A small run with tiny random models, on any CUDA GPU."),
+    click.option("--demo", is_flag=True, help="A run against the simulator, without any GPU."),
+    click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Break the simulator so."),
+    click.option(
+        "--dialect", default="0.24", show_default=True, help="Which vLLM the simulator speaks like."
+    ),
+    click.option("--runner", type=click.Choice(["v1", "v2"]), help="Ask for this model runner."),
+    click.option("--eager", is_flag=True, help="Serve without CUDA graphs."),
+    click.option(
+        "--against",
+        default="",
+        help="Only compare speed with this wheel or interpreter, over several starts.",
+    ),
+    click.option("--profile", default="", help="How much to measure: full, smoke or demo."),
+    click.option("--checks", type=_Names(), default=(), help="Run only these, such as boot,sweep."),
+    click.option("--levels", type=_Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
+    click.option("--categories", type=_Names(), default=(), help="Categories of prompts."),
+    click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
+    click.option("--boots", type=click.IntRange(min=1), help="Starts of each side of a comparison."),
+    click.option("--speed", type=float, default=0.0, hidden=True, help="How fast a simulator's clock runs."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of salts, documents and orders."),
+)
+
+
+@click.command("verify")
+@click.argument("wheel", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder for this run; one in dist/evidence/ by default."
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Go on with the run in this folder.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    *,
+    wheel: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    quiet: bool,
+    as_json: bool,
+    api_key: str,
+    **asked: Any,
+) -> None:
+    """Verify that a server with WHEEL serves as it should, up to 64 requests at a time.
+
+    Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Leaves a
+    report, and everything that was seen. A run that was stopped is gone on with by --resume.
+    """
+    from sparkwright.verify.wish import Wish
+
+    with _showing(quiet=quiet or as_json) as log:
+        if resume is not None:
+            from sparkwright.verify.journal import read_journal
+
+            _refuse_others(context, resume)
+            folder, wish = resume, Wish.from_options(read_journal(resume).manifest.options)
+        else:
+            wish = _wish(wheel, asked)
+            folder = out or _new_folder(wish)
+        log(folder)
+        results = _verify(wish, folder.absolute(), api_key)
+    if as_json:
+        print_json(results.described)
+    else:
+        _show(results)
+    _raise_for(results)
+
+
+for _option in reversed(_OPTIONS):
+    command = _option(command)
+"""The command, with every option that says what is verified."""
+
+
+def _verify(wish: Wish, folder: Path, api_key: str) -> Results:
+    from sparkwright.verify.results import write_results
+    from sparkwright.verify.setup import prepare
+    from sparkwright.verify.suite import run_suite
+
+    async def run() -> None:
+        suite, manifest = await prepare(wish, folder, api_key)
+        await run_suite(suite, folder, manifest)
+
+    asyncio.run(run())
+    return write_results(folder)
+
+
+def _wish(wheel: Path | None, asked: dict[str, Any]) -> Wish:
+    """What the options come to.
+
+    Raises:
+        ConfigError: they contradict each other, or something is missing.
+    """
+    from sparkwright.verify.wish import Wish
+
+    smoke, demo = asked.pop("smoke"), asked.pop("demo")
+    given = {name: value for name, value in asked.items() if value not in (None, "", ())}
+    sources = {
+        "--url": bool(asked["url"]),
+        "--demo": demo,
+        "a wheel or --python": bool(wheel or asked["python"]),
+    }
+    if sum(sources.values()) != 1:
+        named = [name for name, wanted in sources.items() if wanted]
+        raise ConfigError(
+            "it is not clear which server to verify",
+            because=f"{' and '.join(named)} exclude each other" if named else "none was named",
+            next_step="give a wheel, --python, --url or --demo",
+        )
+    if asked["faults"] and not demo:
+        raise ConfigError("only a simulator can be broken", because="--fault was given without --demo")
+    if not (asked["url"] or demo):
+        given["recipe"] = "smoke" if smoke else asked["recipe"] or _DEFAULT_RECIPE
+    given["profile"] = asked["profile"] or ("smoke" if smoke else "demo" if demo else "full")
+    given |= {
+        name: str(Path(given[name]).absolute()) for name in ("log", "python", "against") if name in given
+    }
+    if wheel is not None:
+        given["wheel"] = str(wheel.absolute())
+    return Wish(**given, simulator=demo)
+
+
+def _refuse_others(context: click.Context, folder: Path) -> None:
+    """Do nothing if no option says anew what is verified.
+
+    Raises:
+        ConfigError: one does.
+    """
+    usual = {"out", "resume", "quiet", "as_json", "api_key"}
+    command_line = click.core.ParameterSource.COMMANDLINE
+    told = [
+        name
+        for name in context.params
+        if name not in usual and context.get_parameter_source(name) == command_line
+    ]
+    if told:
+        raise ConfigError(
+            "a run is gone on with as it was begun",
+            because=f"{folder} says what is verified, and so does --{told[0].replace('_', '-')}",
+            next_step="leave that out, or begin a new run without --resume",
+        )
+
+
+def _new_folder(wish: Wish) -> Path:
+    from datetime import UTC, datetime
+
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return Path("dist") / "evidence" / f"{wish.title}-{stamp}"
+
+
+@contextlib.contextmanager
+def _showing(*, quiet: bool) -> Iterator[Any]:
+    """Show events, and keep them in the run's folder once that is known."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(showing_events(quiet=quiet))
+        folder = Path()
+
+        def keep(run: Path) -> None:
+            nonlocal folder
+            folder = run
+            log = JsonlSink(run / "events.jsonl")
+            stack.enter_context(contextlib.closing(log))
+            stack.enter_context(subscribe(log))
+
+        try:
+            yield keep
+        except (SparkwrightError, click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            raise unforeseen(error, folder) from error
+
+
+def _show(results: Results) -> None:
+    from rich.console import Console
+
+    from sparkwright.verify.report import render_terminal
+
+    render_terminal(results.run, Console(highlight=False))
+    for path, size, sha256 in results.files:
+        click.echo(f"{path.name:<13} {path}  {human_size(size)}  sha256 {sha256}")
+    click.echo(f"next     open {results.report}")
+
+
+def _raise_for(results: Results) -> None:
+    """Do nothing if all was passed.
+
+    Raises:
+        VerdictError: something failed.
+        UndecidedError: something could not be decided.
+    """
+    from sparkwright.verify.model import Verdict
+
+    if results.verdict is Verdict.PASS:
+        return
+    worst = [finding for finding in results.run.findings if finding.verdict is results.verdict]
+    kind = VerdictError if results.verdict is Verdict.FAIL else UndecidedError
+    what = (
+        "the server does not serve as it should"
+        if kind is VerdictError
+        else f"the verdict is {results.verdict}"
+    )
+    raise kind(
+        what,
+        because="\n".join(f"{finding.check}: {finding.cause}" for finding in worst[:5]),
+        next_step=f"open {results.report}",
+    )

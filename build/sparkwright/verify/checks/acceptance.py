@@ -1,0 +1,195 @@
+"""How much of what was drafted was accepted, how sure that is, and whether the drafter works at all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.metrics import SpeculationAbsentError, speculation
+from sparkwright.verify.model import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.verify.model import BootFacts, Observation
+
+__all__ = [
+    "FEW_DRAFTS",
+    "Acceptance",
+    "Interval",
+    "acceptance",
+    "drafter",
+    "drafts_expected",
+    "ratio",
+    "surely",
+]
+
+FEW_DRAFTS = 50
+"""With fewer drafts than this nothing is said about a drafter."""
+INERT = 0.05
+"""Accepted tokens a draft below which a drafter brings nothing. In published tables for GB10 the worst
+category of any model has 1.1; a drafter whose hidden states are wrong guesses a token in thousands."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What one measurement says of a drafter.
+
+    Attributes:
+        mal: mean acceptance length: tokens a verify step brings, the target's own included.
+        error: standard error of `mal`, over texts and drafts.
+        chance: the same of drafts alone, for the same texts again.
+        rate: share of drafted tokens that were accepted, 0 to 1.
+        drafts: requests times steps.
+        positions: share of drafts whose token was accepted, by position.
+    """
+
+    mal: float
+    error: float
+    chance: float
+    rate: float
+    drafts: float
+    positions: tuple[float, ...]
+
+    @property
+    def accepted(self) -> float:
+        """Accepted tokens a draft, which is `mal` less the target's own token."""
+        return self.mal - 1
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A ratio and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def acceptance(observation: Observation) -> Acceptance | None:
+    """Acceptance by the server's counters over one observation; `None` if nothing was drafted or counted.
+
+    The standard error is the larger of two: that of independent drafts, from the shares by position (the
+    variance of accepted tokens j is ``sum (2 i - 1) P(j >= i) - (sum P(j >= i))^2``), and that of a ratio
+    estimator over requests, whose texts differ (Cochran, Sampling Techniques, 6.4), where chunks tell
+    steps apart.
+    """
+    if observation.before is None or observation.after is None:
+        return None
+    try:
+        seen = speculation(observation.before, observation.after)
+    except SpeculationAbsentError:
+        return None
+    if not seen.drafts > 0 or not math.isfinite(seen.accepted):
+        return None
+    mal = seen.mean_acceptance_length
+    chance = math.sqrt(_variance(seen.position_rates, mal - 1) / seen.drafts)
+    error = max(chance, mal * _between_requests(observation))
+    return Acceptance(mal, error, chance, seen.acceptance_rate, seen.drafts, seen.position_rates)
+
+
+def _variance(positions: Sequence[float], mean: float) -> float:
+    """Variance of accepted tokens a draft."""
+    if not positions:
+        return mean * (mean + 1)  # of a geometric distribution
+    return max(sum((2 * i - 1) * share for i, share in enumerate(positions, 1)) - mean**2, 0.0)
+
+
+def _between_requests(observation: Observation) -> float:
+    """Relative standard error of tokens a step, requests drawn as wholes; 0 where that cannot be told."""
+    pairs = [
+        (sample.output_tokens - 1, len(sample.chunks) - 1)
+        for sample in observation.counted
+        if len(sample.chunks) > 1
+    ]
+    if len(pairs) < 3:  # noqa: PLR2004 - no spread from fewer
+        return 0.0
+    steps = sum(step for _, step in pairs)
+    each = sum(tokens for tokens, _ in pairs) / steps
+    spread = sum((tokens - each * step) ** 2 for tokens, step in pairs)
+    return math.sqrt(spread * len(pairs) / (len(pairs) - 1)) / steps / each
+
+
+def surely(comparisons: int = 1, error: float = 0.05) -> float:
+    """Standard errors either side of an interval, so that of all *comparisons* one errs by chance *error*.
+
+    Two-sided, with Bonferroni's correction.
+    """
+    return NormalDist().inv_cdf(1 - error / (2 * max(1, comparisons)))
+
+
+def ratio(
+    of: Acceptance, to: Acceptance, width: float, *, accepted: bool = False, same_texts: bool = False
+) -> Interval:
+    """One mean acceptance length over another, with its interval.
+
+    Args:
+        of: the numerator.
+        to: the denominator.
+        width: standard errors to either side, see `surely`.
+        accepted: compare accepted tokens a draft instead, without the target's own token, which hides how
+            much of the drafter is gone when it has never brought much.
+        same_texts: both were measured with the very same prompts, so that chance alone makes them differ.
+    """
+    one, other = (of.accepted, to.accepted) if accepted else (of.mal, to.mal)
+    if other <= 0:
+        return Interval(math.nan, 0.0, math.inf)
+    value = one / other
+    spread = (of.chance, to.chance) if same_texts else (of.error, to.error)
+    error = math.hypot(spread[0] / other, value * spread[1] / other)
+    return Interval(value, max(0.0, value - width * error), value + width * error)
+
+
+# Is there a drafter? -------------------------------------------------------------------------------------
+
+
+def drafts_expected(facts: BootFacts) -> bool:
+    """Whether the server is supposed to draft: it says so, or does not say that it does not."""
+    return facts.speculative_tokens != 0
+
+
+def drafter(facts: BootFacts, observations: Sequence[Observation]) -> list[tuple[Verdict, str]]:
+    """What speaks against the drafter over all of these observations together.
+
+    A drafter is *inert* when its series are absent although it is configured, when it drafts nothing, when
+    its counters are not numbers, or when next to nothing that it drafts is accepted.
+    """
+    if not drafts_expected(facts):
+        return [(Verdict.INCONCLUSIVE, "this server does not speculate: there is no acceptance to judge")]
+    pairs = [(o.before, o.after) for o in observations if o.before is not None and o.after is not None]
+    if not pairs:
+        return [(Verdict.INCONCLUSIVE, "nothing was measured that could tell of the drafter")]
+    try:
+        seen = [speculation(before, after) for before, after in pairs]
+    except SpeculationAbsentError:
+        why = "the server exposes no vllm:spec_decode_* series, so it does not speculate"
+        return [(Verdict.FAIL, f"drafter inert: {why}{_although(facts)}")]
+    drafts, accepted = sum(one.drafts for one in seen), sum(one.accepted for one in seen)
+    if 0 < drafts < FEW_DRAFTS:
+        return [(Verdict.INCONCLUSIVE, f"{drafts:.0f} drafts are too few to judge the drafter")]
+    why = _inert(drafts, accepted, facts)
+    return [(Verdict.FAIL, f"drafter inert: {why}")] if why else []
+
+
+def _inert(drafts: float, accepted: float, facts: BootFacts) -> str:
+    """Why a drafter brings nothing, by its counters; empty if it works."""
+    if not (math.isfinite(drafts) and math.isfinite(accepted)):
+        return f"its counters are not numbers ({drafts} drafts, {accepted} accepted)"
+    if not drafts:
+        return f"tokens were generated and nothing was drafted{_although(facts)}"
+    if accepted < INERT * drafts:
+        shown = f"{accepted:.0f} tokens of {drafts:.0f} drafts were accepted"
+        return f"{shown}, a mean acceptance length of {1 + accepted / drafts:.2f}"
+    return ""
+
+
+def _although(facts: BootFacts) -> str:
+    if facts.speculative_tokens < 0:
+        return ""
+    method = facts.speculative_method or "speculation"
+    return f" although {method} with {facts.speculative_tokens} tokens is configured"

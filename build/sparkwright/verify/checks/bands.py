@@ -1,0 +1,228 @@
+"""Published figures for the same machine: where this server differs from them, and where physics does.
+
+The figures are in ``bands.toml`` beside this file, each with its source and a grade. They only warn: the same
+model spans a factor of two between published tables, and even boots of one server differ by 15 %.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import field
+
+from sparkwright.config import Model, parse_toml
+from sparkwright.verify.checks import sweep
+from sparkwright.verify.checks.common import at, conclude, look, main_facts
+from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.model import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkwright.verify.check import Context
+    from sparkwright.verify.checks.common import Seen
+    from sparkwright.verify.checks.figures import Figures
+    from sparkwright.verify.model import Cell, Finding, Observation
+
+__all__ = ["Band", "Bands", "Reference", "capacity_of", "load_bands"]
+
+WIDTH = 0.25
+_FORMAT = 1
+
+
+class Reference(Model, frozen=True):
+    """Figures of one category at c=1; absent ones are 0.
+
+    Attributes:
+        decode: tokens a second of one request after its first.
+        ttft_ms: median time to first token.
+        tpot_ms: median time per output token.
+        acceptance: percent of drafted tokens.
+    """
+
+    decode: float = 0
+    ttft_ms: float = 0
+    tpot_ms: float = 0
+    acceptance: float = 0
+
+
+class Band(Model, frozen=True):
+    """Figures of one source for one configuration.
+
+    Attributes:
+        key: body/drafter/k/type of the KV cache; a recipe names it.
+        title: what was measured.
+        grade: ``A``, ``A-``, ``B`` or ``C``; see the file.
+        source: where the figures come from, and what was worked out.
+        k: drafted tokens a step.
+        step_ms: time of a verify step at c=1; 0 if unknown.
+        least_gb_a_step: 10^9 bytes of weights that one step reads at the least.
+        fp8_tokens_per_gib: tokens of an FP8 KV cache a GiB for this body; 0 if unknown.
+        categories: figures at c=1.
+        aggregate: tokens a second of all requests, by category and concurrency.
+    """
+
+    key: str
+    title: str
+    grade: Literal["A", "A-", "B", "C"]
+    source: str
+    k: int
+    step_ms: float = 0
+    least_gb_a_step: float = 0
+    fp8_tokens_per_gib: float = 0
+    categories: dict[str, Reference] = field(default_factory=dict)
+    aggregate: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+class _File(Model, frozen=True):
+    """All of them, and the machine."""
+
+    format: Literal[1]
+    bandwidth_gb_s: float
+    band: tuple[Band, ...]
+
+
+@functools.cache
+def load_bands() -> _File:
+    """What ships.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    data = (resources.files("sparkwright.verify.checks") / "bands.toml").read_bytes()
+    return parse_toml(data, _File, newest_format=_FORMAT, name="bands.toml")
+
+
+def capacity_of(key: str) -> float:
+    """Tokens of an FP8 KV cache a GiB that are known for the body of the band *key*; 0 if none are."""
+    body = key.partition("/")[0]
+    known = (band for band in load_bands().band if band.key.partition("/")[0] == body)
+    return next((band.fp8_tokens_per_gib for band in known if band.fp8_tokens_per_gib), 0.0)
+
+
+@dataclass(frozen=True)
+class Bands:
+    """The sweep's figures beside published ones.
+
+    Its cells are the sweep's own, equal to them and so measured once.
+
+    Attributes:
+        grades: of the figures that are compared with.
+    """
+
+    name: str = "bands"
+    grades: tuple[str, ...] = ("A", "A-")
+
+    def plan(self, context: Context) -> tuple[Cell, ...]:
+        """The sweep's cells for which there are figures; none without a band."""
+        bands, categories = self._bands(context), context.profile.categories
+        levels = {1} if bands or _least_gb(context.band) else set()
+        levels |= {int(level) for band in bands for of in band.aggregate.values() for level in of}
+        return tuple(
+            sweep.cell(context, category, level)
+            for category in categories
+            for level in sorted(levels)
+            if level in context.profile.levels
+        )
+
+    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
+        """What differs from published figures, and what cannot be."""
+        seen = look(self, context, observations)
+        grid = [(o, figures(o, context.profile.speed)) for o in seen.sound]
+        return [self._compared(seen, grid, context), *_ceiling(seen, grid, context)]
+
+    def _bands(self, context: Context) -> list[Band]:
+        return [b for b in load_bands().band if b.key == context.band and b.grade in self.grades]
+
+    def _compared(self, seen: Seen, grid: Sequence[tuple[Observation, Figures]], context: Context) -> Finding:
+        """Warnings only: whatever is seen, this passes unless it was not seen."""
+        k = main_facts(context).speculative_tokens
+        warnings, sources, compared = [], [], 0
+        for band in self._bands(context):
+            sources.append(f"{band.title} (grade {band.grade}; {band.source})")
+            if k not in {-1, band.k}:
+                warnings.append(f"not compared: {k} tokens are drafted here, and {band.k} in {band.title}")
+                continue
+            for observation, found in grid:
+                for name, here, there in _pairs(band, observation, found):
+                    compared += 1
+                    if abs(here / there - 1) > WIDTH:
+                        shown = f"{name} is {here:.1f}, published {there:.1f} ({here / there - 1:+.0%})"
+                        warnings.append(f"{at(observation.cell)}: {shown}")
+        nothing = "no reference band is known for what is served"
+        return conclude(
+            seen,
+            "figures are like published ones",
+            "Decode rate, time to first token, time per token, acceptance and verify step at c=1 beside"
+            " published figures for the same configuration on GB10.",
+            passed=f"{compared} figures were compared, {len(warnings)} are pointed out"
+            if sources
+            else nothing,
+            threshold=f"warns beyond ±{WIDTH:.0%}, never fails",
+            measured={f"source {i}": source for i, source in enumerate(sources, 1)},
+            warnings=warnings,
+            lenient=True,
+        )
+
+
+def _pairs(band: Band, observation: Observation, found: Figures) -> Iterator[tuple[str, float, float]]:
+    """Names of figures, as measured and as published; those that both have."""
+    category, level = observation.cell.tags["category"], found.concurrency
+    pairs = [("output tok/s", found.whole_tok_s, band.aggregate.get(category, {}).get(str(level), 0.0))]
+    known = band.categories.get(category)
+    if known is not None and level == 1:
+        accepted = found.acceptance
+        pairs += [
+            ("decode tok/s", found.decode_tok_s, known.decode),
+            ("TTFT p50 ms", found.ttft_ms.p50, known.ttft_ms),
+            ("TPOT p50 ms", found.tpot_ms.p50 if found.tpot_ms else math.nan, known.tpot_ms),
+            ("acceptance %", 100 * accepted.rate if accepted else math.nan, known.acceptance),
+            ("verify step ms", found.step_ms, band.step_ms),
+        ]
+    for name, here, there in pairs:
+        if there > 0 and math.isfinite(here):
+            yield name, here, there
+
+
+# Physics -------------------------------------------------------------------------------------------------
+
+
+def _least_gb(key: str) -> float:
+    return next((b.least_gb_a_step for b in load_bands().band if b.key == key and b.least_gb_a_step), 0.0)
+
+
+def _ceiling(seen: Seen, grid: Sequence[tuple[Observation, Figures]], context: Context) -> list[Finding]:
+    """A step reads the weights; nothing decodes faster than the memory gives them."""
+    least, bandwidth = _least_gb(context.band), load_bands().bandwidth_gb_s
+    if not least:
+        return []
+    steps = bandwidth / least
+    against, measured = [], {}
+    for observation, found in grid:
+        if found.concurrency != 1 or not math.isfinite(found.decode_tok_s):
+            continue
+        mal = found.acceptance.mal if found.acceptance else 1.0
+        measured[f"{at(observation.cell)} share of the ceiling"] = round(
+            found.decode_tok_s / (mal * steps), 4
+        )
+        if found.decode_tok_s > mal * steps:
+            shown = f"{found.decode_tok_s:.0f} tok/s at a mean acceptance length of {mal:.2f}"
+            limit = f"the memory's bandwidth allows {mal * steps:.0f}"
+            against.append((Verdict.INVALID, f"artefact: {at(observation.cell)} gives {shown}, and {limit}"))
+    return [
+        conclude(
+            seen.where(lambda cell: cell.load.concurrency == 1),
+            "no figure is beyond the machine",
+            f"One step reads at least {least:.2f} GB of weights, and GB10's memory gives {bandwidth:.0f}"
+            " GB/s. A decode rate above the mean acceptance length times that many steps is an artefact.",
+            against=against,
+            passed=f"at most {max(measured.values(), default=0.0):.0%} of the ceiling",
+            threshold=f"decode rate <= MAL x {steps:.1f} steps/s",
+            measured=dict(measured),
+            lenient=True,
+        )
+    ]

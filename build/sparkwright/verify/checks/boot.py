@@ -1,0 +1,326 @@
+"""What a server says while it starts, held against what must be true of it, and its first answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.checks.acceptance import drafter
+from sparkwright.verify.checks.bands import capacity_of
+from sparkwright.verify.checks.common import Seen, conclude, look, main_facts
+from sparkwright.verify.model import BootFacts, Cell, Finding, Load, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sparkwright.verify.check import Context
+    from sparkwright.verify.model import Observation
+
+__all__ = ["NVFP4_RATIO", "Boot"]
+
+ANSWERS = 8
+ANSWER_TOKENS = 96
+BUDGET_SLACK = 0.02
+"""Of the budget; logs round to a hundredth of a GiB, and the server itself measures what is free."""
+NVFP4_RATIO = 16 / 9
+"""Tokens a byte that NVFP4 holds over FP8: half a byte and a sixteenth for scales against one byte (vLLM
+0.24.0, ``nvfp4_kv_cache_full_dim``: head_size // 2 + head_size // 16). Measured on GB10: 1.79."""
+LEAST_OF_RATIO = 0.85
+"""Layers that stay in FP8 or 16 bit (a drafter's, linear attention's state) take their share."""
+
+_Judged = tuple[Verdict, str]
+_Boots = dict[str, BootFacts]
+
+
+@dataclass(frozen=True)
+class Boot:
+    """The start of every server, and one short request of each category to the first."""
+
+    name: str = "boot"
+
+    def plan(self, context: Context) -> tuple[Cell, ...]:
+        """One cell: the first answers, one at a time."""
+        categories, sizes = context.profile.categories, context.profile
+        each = -(-ANSWERS // max(1, len(categories)))
+        prompts = [
+            prompt
+            for category in categories
+            for prompt in context.corpus.prompts(category, each, sizes.seed, "boot")
+        ]
+        load = Load(requests=len(prompts), max_tokens=min(ANSWER_TOKENS, sizes.max_tokens), seed=sizes.seed)
+        return (Cell(check="boot", name="first answers", load=load, prompts=tuple(prompts)),)
+
+    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
+        """Whether the server answers and drafts; then each rule over every start whose log was read.
+
+        A server that did not come up is an observation of the first cell with its exit status in `died`, the
+        log's tail in `log`, or why it was given up in `canary`.
+        """
+        seen = look(self, context, observations)
+        known = context.facts or {("main", 0): BootFacts()}
+        boots = {f"{arm} boot {number}": facts for (arm, number), facts in sorted(known.items())}
+        rules = (_estimate, _budget, _captures, _runner)
+        return [
+            _answers(seen, context, [rule(seen, boots).name for rule in rules]),
+            _drafts(seen, context),
+            *(rule(seen, boots) for rule in rules if context.log_seen),
+            *_capacity(seen, boots, context),
+        ]
+
+
+# First answers -------------------------------------------------------------------------------------------
+
+
+def _answers(seen: Seen, context: Context, rules: Sequence[str]) -> Finding:
+    facts = main_facts(context)
+    unread = [] if context.log_seen else [f"not checked, for the log is out of reach: {', '.join(rules)}"]
+    return conclude(
+        seen,
+        "the server starts and answers",
+        "The server comes up and answers requests of every category in full. That /health answers is not"
+        " enough: it may do so while the engine is dead.",
+        passed=f"{sum(len(o.counted) for o in seen.sound)} requests were answered in full",
+        threshold="every request, by generating tokens",
+        measured={"seconds to the first answer": facts.seconds} if facts.seconds >= 0 else {},
+        warnings=[*unread, *seen.notes],
+    )
+
+
+def _drafts(seen: Seen, context: Context) -> Finding:
+    facts = main_facts(context)
+    return conclude(
+        seen,
+        "the drafter works",
+        "Tokens are drafted, and more than next to none of them are accepted.",
+        against=drafter(facts, seen.sound) if seen.sound else (),
+        passed="drafted tokens are accepted",
+        threshold="at least 0.05 accepted tokens a draft",
+        measured={"method": facts.speculative_method, "k": facts.speculative_tokens},
+        lenient=True,
+    )
+
+
+# Rules over each start -----------------------------------------------------------------------------------
+
+
+def _each(boots: _Boots, rule: Callable[[BootFacts], _Judged | None]) -> tuple[list[_Judged], list[str]]:
+    """What *rule* says of each start: what is against it by verdict, and what is only worth a warning."""
+    against: list[_Judged] = []
+    warnings: list[str] = []
+    for name, facts in boots.items():
+        if (found := rule(facts)) is None:
+            continue
+        verdict, cause = found
+        if verdict is Verdict.PASS:
+            warnings.append(f"{name}: {cause}")
+        else:
+            against.append((verdict, f"{name}: {cause}"))
+    return against, warnings
+
+
+def _facts_only(seen: Seen) -> Seen:
+    """For conclusions that rest on logs alone."""
+    return Seen(seen.check, (), (), ())
+
+
+def _estimate(seen: Seen, boots: _Boots) -> Finding:
+    against, warnings = _each(boots, _estimate_of)
+    return conclude(
+        _facts_only(seen),
+        "the estimate of CUDA graphs' memory is not negative",
+        "vLLM subtracts the estimated memory of CUDA graphs from what the KV cache may take; a negative"
+        " estimate adds memory that is not there. It happens where GPU and host share memory.",
+        against=against,
+        passed="no start estimated less than nothing",
+        threshold="estimate >= 0 GiB",
+        measured={
+            f"{name} estimate GiB": facts.graph_gib
+            for name, facts in boots.items()
+            if facts.graph_gib is not None
+        },
+        warnings=warnings,
+    )
+
+
+def _estimate_of(facts: BootFacts) -> _Judged | None:
+    if facts.graph_gib is None:
+        if facts.runner == "v2" or facts.graph_mode == "NONE":
+            return None  # 0.24's second model runner makes no estimate, and without graphs nobody does
+        return Verdict.INCONCLUSIVE, "its log names no estimate"
+    if facts.graph_gib >= 0:
+        return None
+    shown = f"CUDA graphs were estimated at {facts.graph_gib:.2f} GiB"
+    took = f"; the KV cache took {facts.kv_gib:.2f} GiB" if facts.kv_gib >= 0 else ""
+    return Verdict.FAIL, shown + took
+
+
+def _budget(seen: Seen, boots: _Boots) -> Finding:
+    against, warnings = _each(boots, _budget_of)
+    return conclude(
+        _facts_only(seen),
+        "KV cache and weights stay within the budget",
+        "KV cache and weights together take no more than the share of the memory that the server may use.",
+        against=against,
+        passed="every start stays within its budget",
+        threshold=f"KV + weights <= utilization x total, within {BUDGET_SLACK:.0%}",
+        measured={
+            f"{name} {what}": value
+            for name, facts in boots.items()
+            for what, value in (
+                ("KV GiB", facts.kv_gib),
+                ("weights GiB", facts.weights_gib),
+                ("total GiB", facts.total_gib),
+                ("utilization", facts.utilization),
+            )
+            if value >= 0
+        },
+        warnings=warnings,
+    )
+
+
+def _budget_of(facts: BootFacts) -> _Judged | None:
+    known = {
+        "KV cache": facts.kv_gib,
+        "weights": facts.weights_gib,
+        "total memory": facts.total_gib,
+        "utilization": facts.utilization,
+    }
+    if absent := [name for name, value in known.items() if value < 0]:
+        return Verdict.INCONCLUSIVE, f"not known: {', '.join(absent)}"
+    taken, budget = facts.kv_gib + facts.weights_gib, facts.utilization * facts.total_gib
+    if taken <= budget * (1 + BUDGET_SLACK):
+        return None
+    parts = f"{facts.kv_gib:.1f} GiB of KV cache and {facts.weights_gib:.1f} GiB of weights"
+    share = f"{facts.utilization:.2f} x {facts.total_gib:.1f} GiB"
+    return Verdict.FAIL, f"{parts} are {taken - budget:.1f} GiB more than {share} = {budget:.1f} GiB"
+
+
+def _captures(seen: Seen, boots: _Boots) -> Finding:
+    against, warnings = _each(boots, _captures_of)
+    return conclude(
+        _facts_only(seen),
+        "decode graphs are captured for whole drafts",
+        "With k drafted tokens a decode step has 1 + k rows a request, so sizes that full decode graphs are"
+        " captured for are multiples of 1 + k. In vLLM 0.24.0 the modes FULL, FULL_DECODE_ONLY and"
+        " FULL_AND_PIECEWISE have them (resolve_cudagraph_mode_and_sizes rounds there), the last two for"
+        " sizes from 1 + k to that many for each of max-num-seqs. Piecewise graphs leave attention out and"
+        " may have any size; others only pad more.",
+        against=against,
+        passed="every size that must be a multiple is one",
+        threshold="size % (1 + k) == 0",
+        measured={
+            f"{name} {what}": value
+            for name, facts in boots.items()
+            for what, value in (
+                ("graph mode", facts.graph_mode),
+                ("sizes", " ".join(map(str, facts.capture_sizes))),
+            )
+            if value
+        },
+        warnings=warnings,
+    )
+
+
+def _captures_of(facts: BootFacts) -> _Judged | None:
+    step = 1 + facts.speculative_tokens
+    if facts.graph_mode == "NONE" or step <= 1:
+        return None  # no graphs, no drafts, or k unknown: the finding on the drafter says which
+    if not facts.graph_mode or not facts.capture_sizes:
+        return Verdict.INCONCLUSIVE, "its log names no graph mode, or no capture sizes"
+    odd = [size for size in facts.capture_sizes if size % step]
+    wrong = odd if facts.graph_mode == "FULL" else [size for size in odd if _decodes(size, facts)]
+    if "FULL" in facts.graph_mode and wrong:
+        shown = f"sizes {_first(wrong)} are no multiples of 1 + k = {step}"
+        return Verdict.FAIL, f"{shown}, with {facts.graph_mode} graphs on runner {facts.runner or 'unknown'}"
+    if odd:
+        shown = f"sizes {_first(odd)} are no multiples of 1 + k = {step}"
+        return Verdict.PASS, f"{shown}: piecewise graphs may, and pad decode steps further than needed"
+    return None
+
+
+def _decodes(size: int, facts: BootFacts) -> bool:
+    """Whether a graph for decode steps alone is captured for this size."""
+    step = 1 + facts.speculative_tokens
+    return step <= size and (facts.max_num_seqs < 0 or size <= step * facts.max_num_seqs)
+
+
+def _first(sizes: Sequence[int], most: int = 6) -> str:
+    return ", ".join(map(str, sizes[:most])) + "…" * (len(sizes) > most)
+
+
+def _runner(seen: Seen, boots: _Boots) -> Finding:
+    against, warnings = _each(boots, _runner_of)
+    runners = {name: facts.runner for name, facts in boots.items() if facts.runner}
+    for arm in {name.partition(" ")[0] for name in runners}:
+        of_arm = {name: runner for name, runner in runners.items() if name.partition(" ")[0] == arm}
+        if len(set(of_arm.values())) > 1:
+            shown = ", ".join(f"{name} ran {runner}" for name, runner in of_arm.items())
+            against.append((Verdict.INVALID, f"starts of one arm ran different model runners: {shown}"))
+    return conclude(
+        _facts_only(seen),
+        "it is known which model runner ran",
+        "vLLM has two model runners, and a patch of one says nothing about the other. All starts of one arm"
+        " run the same one.",
+        against=against,
+        passed=", ".join(f"{name} ran {runner}" for name, runner in runners.items()) or "no start to ask",
+        threshold="named by the log",
+        measured=dict(runners),
+        warnings=warnings,
+    )
+
+
+def _runner_of(facts: BootFacts) -> _Judged | None:
+    return None if facts.runner else (Verdict.INCONCLUSIVE, "its log names no model runner")
+
+
+# Capacity ------------------------------------------------------------------------------------------------
+
+
+def _capacity(seen: Seen, boots: _Boots, context: Context) -> list[Finding]:
+    """For starts with an NVFP4 KV cache, against FP8 of another start or of the reference band."""
+    packed = {name: facts for name, facts in boots.items() if facts.kv_dtype.startswith("nvfp4")}
+    if not packed:
+        return []
+    fp8 = _fp8_tokens_per_gib(boots, context.band)
+    against, measured = _ratios(packed, fp8)
+    return [
+        conclude(
+            _facts_only(seen),
+            "NVFP4 holds more tokens a byte than FP8",
+            "Tokens of KV cache per GiB over those of FP8 for the same model. Totals do not tell: the two may"
+            " have been given different memory.",
+            against=against,
+            passed=f"{', '.join(f'{name} {value}' for name, value in measured.items())}",
+            threshold=f"at least {LEAST_OF_RATIO:.0%} of 16/9 = {LEAST_OF_RATIO * NVFP4_RATIO:.2f}",
+            measured=measured,
+        )
+    ]
+
+
+def _fp8_tokens_per_gib(boots: _Boots, band: str) -> float:
+    """Of a start with FP8 beside it, else of the band; 0 if there is none."""
+    for facts in boots.values():
+        if facts.kv_dtype.startswith("fp8") and facts.kv_tokens > 0 and facts.kv_gib > 0:
+            return facts.kv_tokens / facts.kv_gib
+    return capacity_of(band)
+
+
+def _ratios(packed: Mapping[str, BootFacts], fp8: float) -> tuple[list[_Judged], dict[str, float | str]]:
+    against: list[_Judged] = []
+    measured: dict[str, float | str] = {}
+    for name, facts in packed.items():
+        if fp8 <= 0:
+            against.append(
+                (Verdict.INCONCLUSIVE, f"{name}: there is no FP8 cache of this model to compare with")
+            )
+        elif facts.kv_tokens <= 0 or facts.kv_gib <= 0:
+            against.append(
+                (Verdict.INCONCLUSIVE, f"{name}: its log does not say how much the KV cache holds")
+            )
+        else:
+            value = facts.kv_tokens / facts.kv_gib / fp8
+            measured[f"{name} ratio"] = round(value, 3)
+            if value < LEAST_OF_RATIO * NVFP4_RATIO:
+                shown = f"its NVFP4 cache holds {value:.2f} times the tokens of FP8 per GiB"
+                against.append((Verdict.FAIL, f"{name}: {shown}, and 16/9 = 1.78 are expected"))
+    return against, measured

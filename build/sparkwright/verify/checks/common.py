@@ -1,0 +1,379 @@
+"""What makes an observation unfit, whatever the check: the server ended, requests failed, counts are wrong.
+
+`look` sorts a check's observations into those that figures may be taken from (`Seen.sound`) and the
+`Trouble` of the others. Every conclusion goes through `conclude`, so that none passes on a cell that is
+missing or in trouble.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.metrics import CountersResetError, SpeculationAbsentError, speculation
+from sparkwright.verify.model import BootFacts, FailureKind, Finding, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from sparkwright.verify.check import Check, Context
+    from sparkwright.verify.model import Cell, Observation, Sample
+
+__all__ = [
+    "SIGNATURES",
+    "Seen",
+    "Trouble",
+    "at",
+    "conclude",
+    "in_flight",
+    "look",
+    "main_facts",
+    "troubles",
+    "worst",
+]
+
+SIGNATURES = {
+    "block_table must have shape": "attention was given a block table of another batch size than its query:"
+    " requests counted with padding in one place and without in another",
+    "batch_size must be equal": "attention was given tensors of different batch sizes",
+    "illegal memory access": "a kernel read or wrote outside its memory",
+    "CUDA out of memory": "the GPU's memory was used up",
+    "Engine core initialization failed": "the engine did not come up",
+    "EngineDeadError": "the engine process has ended",
+    "CUDA error": "a CUDA call failed",
+}
+"""Lines of a log that mean that the engine is broken, the most telling first: part of the line, meaning."""
+
+_EXITS = {
+    137: "killed by SIGKILL, as the kernel does when memory is used up",
+    -9: "killed by SIGKILL, as the kernel does when memory is used up",
+    139: "segmentation fault",
+    -11: "segmentation fault",
+    134: "aborted",
+    -6: "aborted",
+}
+
+_FAILS = {
+    FailureKind.CONNECT: "found no connection",
+    FailureKind.STATUS: "got an HTTP error",
+    FailureKind.NOT_JSON: "got something that is not JSON",
+    FailureKind.IN_BAND: "got an error inside the stream",
+    FailureKind.TRUNCATED: "ended without [DONE]",
+    FailureKind.RESET: "had their connection broken",
+    FailureKind.NO_FINISH: "ended without a finish reason",
+    FailureKind.FIRST_TOKEN: "hung: no token within the deadline",
+    FailureKind.STALL: "stalled in the middle of the stream",
+}
+"""Failures that are the server's, and what the requests did."""
+
+_BREAKS = {FailureKind.RESET, FailureKind.TRUNCATED, FailureKind.IN_BAND}
+"""Those of a server that breaks under its batch."""
+
+_AFTER_DEATH = {FailureKind.CONNECT, FailureKind.STATUS, FailureKind.FIRST_TOKEN}
+"""What requests to a server get that was dead before they were sent."""
+
+_INVALIDATES = {
+    FailureKind.NO_COUNT: "brought no token count: neither usage nor token ids",
+    FailureKind.COUNT: "brought a token count that contradicts itself",
+    FailureKind.LENGTH: "brought another number of tokens than was asked for",
+    FailureKind.CANCELLED: "were stopped by this client",
+}
+"""Failures after which figures mean nothing, though the server answered."""
+
+_SEVERITY = (Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.INVALID, Verdict.FAIL)
+_LONGEST_LINE = 200
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One reason why a cell does not count.
+
+    Attributes:
+        verdict: what it makes of every conclusion that rests on the cell.
+        cause: what was seen, naming the cell.
+        cell: key of the cell.
+    """
+
+    verdict: Verdict
+    cause: str
+    cell: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A check's cells, and what became of them.
+
+    Attributes:
+        check: the check's name.
+        planned: all its cells, in order.
+        sound: observations that figures may be taken from, in order of the plan.
+        troubles: why the others may not, in order of the plan.
+        notes: what should be known of any of them, and decides nothing.
+    """
+
+    check: str
+    planned: tuple[Cell, ...]
+    sound: tuple[Observation, ...]
+    troubles: tuple[Trouble, ...]
+    notes: tuple[str, ...] = ()
+
+    def tagged(self, **tags: str) -> Seen:
+        """What concerns the cells with these tags."""
+        return self.where(lambda cell: tags.items() <= cell.tags.items())
+
+    def where(self, chosen: Callable[[Cell], bool]) -> Seen:
+        """What concerns the cells that *chosen* takes."""
+        planned = tuple(cell for cell in self.planned if chosen(cell))
+        keys = {cell.key for cell in planned}
+        return Seen(
+            self.check,
+            planned,
+            tuple(observation for observation in self.sound if observation.cell.key in keys),
+            tuple(trouble for trouble in self.troubles if trouble.cell in keys),
+            self.notes,
+        )
+
+
+def main_facts(context: Context) -> BootFacts:
+    """What the server under test said when it first started; empty facts if nothing is known."""
+    return context.facts.get(("main", 0), BootFacts())
+
+
+def worst(found: Iterable[Verdict]) -> Verdict:
+    """The worst of these verdicts; pass if there are none."""
+    return max(found, key=_SEVERITY.index, default=Verdict.PASS)
+
+
+# Looking -------------------------------------------------------------------------------------------------
+
+
+def look(check: Check, context: Context, observations: Sequence[Observation]) -> Seen:
+    """Sort what *check* asked for into sound observations and trouble."""
+    planned = tuple(check.plan(context))
+    by_key = {observation.cell.key: observation for observation in observations}
+    sound: list[Observation] = []
+    found: list[Trouble] = []
+    notes: list[str] = []
+    gone = ""
+    for cell in planned:
+        observation = by_key.get(cell.key)
+        if observation is None or (gone and _unreachable(observation)):
+            why = f": the server was gone since {gone}" if gone else ""
+            found.append(Trouble(Verdict.INCONCLUSIVE, f"{at(cell)} was not measured{why}", cell.key))
+            continue
+        gone = at(cell) if observation.died is not None or observation.canary else ""
+        of_this = troubles(observation)
+        found.extend(of_this)
+        notes.extend(_notes(observation))
+        if not of_this:
+            sound.append(observation)
+    return Seen(check.name, planned, tuple(sound), tuple(found), tuple(notes))
+
+
+def _unreachable(observation: Observation) -> bool:
+    """Whether every request fared as with a server that had gone before, its engine alone or all of it."""
+    failures = [sample.failure for sample in observation.samples]
+    return observation.died is None and all(
+        failure is not None and failure.kind in _AFTER_DEATH for failure in failures
+    )
+
+
+def _notes(observation: Observation) -> list[str]:
+    """Lines of the log that tell of an error and match no signature."""
+    where = at(observation.cell)
+    return [
+        f"{where}: the log says {_short(line)}" for line in observation.log[:3] if not _signatures((line,))
+    ]
+
+
+def at(cell: Cell) -> str:
+    """How a cell is named in a cause, such as ``code c=8`` or ``code c=8 of baseline, boot 2``."""
+    if cell.arm == "main" and not cell.boot:
+        return cell.name
+    return f"{cell.name} of {cell.arm}, boot {cell.boot}"
+
+
+def troubles(observation: Observation) -> tuple[Trouble, ...]:
+    """Every reason why this observation does not count, the worst and most telling first."""
+    found = [*_ended(observation), *_logged(observation), *_failures(observation)]
+    if observation.canary and observation.died is None:
+        found.append(_unanswered(observation))
+    if observation.died is None:
+        found.extend(_counters(observation))
+    if not found:
+        found.extend(_incomplete(observation))
+    found.sort(key=lambda entry: -_SEVERITY.index(entry[0]))
+    return tuple(Trouble(verdict, cause, observation.cell.key) for verdict, cause in found)
+
+
+def _unanswered(observation: Observation) -> tuple[Verdict, str]:
+    """What became of the canary; an answer of which only the count is wrong is an answer."""
+    kind = observation.canary.partition(":")[0]
+    if kind in {kind.value for kind in _INVALIDATES}:
+        cause = f"the answer to the plain request after {at(observation.cell)} cannot be used"
+        return Verdict.INVALID, f"{cause}: {observation.canary}"
+    cause = f"after {at(observation.cell)} the server no longer answered a plain request"
+    return Verdict.FAIL, f"{cause}: {observation.canary}"
+
+
+def _ended(observation: Observation) -> list[tuple[Verdict, str]]:
+    if observation.died is None:
+        return []
+    why = _EXITS.get(observation.died, "")
+    busy = in_flight(observation)
+    cause = f"the server ended in {at(observation.cell)}"
+    cause += f" with {busy} request{'s' * (busy != 1)} in flight" if busy else ""
+    cause += f", exit status {observation.died}" + (f" ({why})" if why else "")
+    told = _signatures(observation.log) or (
+        f"its log ends with {_short(observation.log[-1])}" if observation.log else ""
+    )
+    return [(Verdict.FAIL, f"{cause}; {told}" if told else cause)]
+
+
+def _logged(observation: Observation) -> list[tuple[Verdict, str]]:
+    told = _signatures(observation.log)
+    if not told or observation.died is not None:
+        return []
+    return [(Verdict.FAIL, f"in {at(observation.cell)} {told}")]
+
+
+def _signatures(log: Sequence[str]) -> str:
+    """The most telling line of a log and what it means, or nothing."""
+    for part, meaning in SIGNATURES.items():
+        for line in log:
+            if part.casefold() in line.casefold():
+                return f"the log says {_short(line)}: {meaning}"
+    return ""
+
+
+def _failures(observation: Observation) -> list[tuple[Verdict, str]]:
+    """Failed requests by kind, the most frequent first."""
+    failed = [(sample, sample.failure) for sample in observation.samples if sample.failure is not None]
+    found = []
+    for kind, count in Counter(failure.kind for _, failure in failed).most_common():
+        sample, failure = next((sample, failure) for sample, failure in failed if failure.kind is kind)
+        verdict = Verdict.INVALID if kind in _INVALIDATES else Verdict.FAIL
+        if kind is FailureKind.LENGTH and sample.finish_reason == "abort":
+            verdict = Verdict.FAIL
+        did = _FAILS.get(kind) or _INVALIDATES[kind]
+        did += f" with {in_flight(observation)} in flight" if kind in _BREAKS else ""
+        cause = f"{count} of {len(observation.samples)} requests in {at(observation.cell)} {did}"
+        cause += f" (status {failure.status})" if failure.status not in {0, 200} else ""
+        found.append((verdict, f"{cause}: {_short(failure.detail)}" if failure.detail else cause))
+    return found
+
+
+def _counters(observation: Observation) -> list[tuple[Verdict, str]]:
+    where = at(observation.cell)
+    if observation.before is None or observation.after is None:
+        when = "before" if observation.before is None else "after"
+        return [(Verdict.INVALID, f"the server's counters could not be read {when} {where}")]
+    moments = (observation.before, *observation.series, observation.after)
+    for earlier, later in pairwise(moments):
+        try:
+            speculation(earlier, later)
+        except SpeculationAbsentError:
+            continue
+        except CountersResetError as error:
+            return [(Verdict.INVALID, f"the server started again unnoticed in {where}: {error}")]
+        except ValueError as error:
+            return [(Verdict.INVALID, f"the counters of {where} cannot be used: {error}")]
+    return []
+
+
+def _incomplete(observation: Observation) -> list[tuple[Verdict, str]]:
+    """A cell that was cut short."""
+    load, where = observation.cell.load, at(observation.cell)
+    counted = len(observation.counted)
+    if not load.seconds and counted < load.requests:
+        return [(Verdict.INVALID, f"only {counted} of {load.requests} requests of {where} were recorded")]
+    if not counted:
+        return [(Verdict.INVALID, f"no request of {where} was recorded")]
+    return []
+
+
+def in_flight(observation: Observation) -> int:
+    """Requests that were under way when the first of them failed; 0 if none failed.
+
+    A server that ends breaks all of its requests at once: those that had not ended by then were its batch,
+    or waited for a place in it.
+    """
+    failed = [sample.ended for sample in observation.samples if _broke(sample)]
+    if not failed:
+        return 0
+    moment = min(failed)
+    return sum(sample.started <= moment <= sample.ended for sample in observation.samples)
+
+
+def _broke(sample: Sample) -> bool:
+    return sample.failure is not None and sample.failure.kind in _BREAKS
+
+
+def _short(line: str) -> str:
+    line = " ".join(line.split())
+    return f"“{line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + '…'}”"
+
+
+# Concluding ----------------------------------------------------------------------------------------------
+
+
+def conclude(
+    seen: Seen,
+    name: str,
+    definition: str,
+    *,
+    passed: str,
+    against: Sequence[tuple[Verdict, str]] = (),
+    threshold: str = "",
+    measured: Mapping[str, float | str] | None = None,
+    warnings: Sequence[str] = (),
+    lenient: bool = False,
+) -> Finding:
+    """A finding on what was seen.
+
+    Args:
+        seen: the cells that it rests on.
+        name: see `Finding`.
+        definition: see `Finding`.
+        passed: the cause to give when nothing speaks against it.
+        against: what the check itself found, as verdicts and causes.
+        threshold: see `Finding`.
+        measured: see `Finding`.
+        warnings: see `Finding`.
+        lenient: trouble of a cell makes the finding inconclusive rather than what it would be by itself: for
+            conclusions beside one that already says what the trouble is.
+    """
+    reasons = list(against)
+    if lenient and seen.troubles:
+        reasons.append((Verdict.INCONCLUSIVE, _left_out(seen)))
+    elif not lenient:
+        reasons += [(trouble.verdict, trouble.cause) for trouble in seen.troubles]
+    verdict = worst(verdict for verdict, _ in reasons)
+    causes = list(dict.fromkeys(cause for reason, cause in reasons if reason is verdict))
+    return Finding(
+        check=seen.check,
+        name=name,
+        definition=definition,
+        verdict=verdict,
+        cause=_join(causes) if verdict is not Verdict.PASS else passed,
+        measured=dict(measured or {}),
+        threshold=threshold,
+        evidence=tuple(cell.key for cell in seen.planned),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _left_out(seen: Seen, most: int = 4) -> str:
+    """Which cells do not count; why, another finding says."""
+    keys = {trouble.cell for trouble in seen.troubles}
+    names = [at(cell) for cell in seen.planned if cell.key in keys]
+    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return f"{len(names)} of {len(seen.planned)} cells do not count: {shown}"
+
+
+def _join(causes: Sequence[str], most: int = 3) -> str:
+    """Causes in one line, the first ones in full."""
+    text = "; ".join(causes[:most])
+    return text if len(causes) <= most else f"{text}; and {len(causes) - most} more"

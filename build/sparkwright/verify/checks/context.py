@@ -1,0 +1,293 @@
+"""Long prompts, cold and from the cache: is as much accepted as after short ones, and are they read?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkwright.verify.checks.acceptance import acceptance, drafter, drafts_expected, ratio, surely
+from sparkwright.verify.checks.common import conclude, look, main_facts
+from sparkwright.verify.metrics import hit_rate
+from sparkwright.verify.metrics.counters import SeriesAbsentError
+from sparkwright.verify.model import Cell, Load, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.verify.check import Context
+    from sparkwright.verify.checks.common import Seen
+    from sparkwright.verify.model import Finding, Observation, Prompt
+
+__all__ = ["LongContext"]
+
+SHORT_TOKENS = 400
+"""Of the control: the same kind of document and question, so that length alone differs."""
+OUTPUT_TOKENS = 256
+MARGIN = 1.25
+"""How much longer in tokens a document may turn out than was asked for."""
+WARN, FAIL = 0.75, 0.40
+"""Of the mean acceptance length after a short prompt. Healthy models on GB10 keep 0.82 to 1.35 at 16k and
+33k; a broken image had an acceptance of 0 to 7 % there."""
+FAIL_ACCEPTED = 0.25
+"""The same of accepted tokens a draft: a mean acceptance length cannot fall below 1, so that a drafter which
+brings little to begin with would never fall below 0.4."""
+KEPT = 0.80
+"""Accepted tokens a draft with a prompt from the cache, over those with the same prompt cold."""
+UNSURE = 0.50
+LEAST_HITS = 0.5
+
+_Judged = tuple[Verdict, str]
+
+
+@dataclass(frozen=True)
+class LongContext:
+    """Documents of each length, first cold and then again, beside short ones of the same kind."""
+
+    name: str = "context"
+
+    def plan(self, context: Context) -> tuple[Cell, ...]:
+        """The short control, then for each length the cold cell and at once the cached one."""
+        sizes = context.profile
+        each = max(1, sizes.context_requests)
+        cells = [_cell("short", SHORT_TOKENS, "control", _documents(context, SHORT_TOKENS, 2 * each))]
+        for tokens in sizes.contexts:
+            if not _fits(context, tokens):
+                continue
+            cold = _documents(context, tokens, each)
+            again = tuple(msgspec.structs.replace(prompt, name=f"{prompt.name} again") for prompt in cold)
+            cells += [_cell(f"{tokens} cold", tokens, "cold", cold)]
+            cells += [_cell(f"{tokens} cached", tokens, "cached", again)]
+        return tuple(cells)
+
+    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
+        """That every length is served; then for each its acceptance, its cache and its needles."""
+        seen = look(self, context, observations)
+        findings = [_served(seen, context), _drafter(seen, context)]
+        for tokens in context.profile.contexts:
+            if not _fits(context, tokens):
+                continue
+            findings += [_hold(seen, context, tokens), _cached(seen, context, tokens)]
+            # Models of made-up weights find no needle, and smoke runs have no others.
+            findings += [_needle(seen, tokens)] if context.profile.name != "smoke" else []
+        return findings
+
+
+def _fits(context: Context, tokens: int) -> bool:
+    longest = main_facts(context).max_model_len
+    return longest < 0 or tokens * MARGIN + OUTPUT_TOKENS <= longest
+
+
+def _documents(context: Context, tokens: int, count: int) -> tuple[Prompt, ...]:
+    first = 1000 * context.profile.seed
+    return tuple(context.corpus.document(tokens, seed=first + i, salt="context") for i in range(count))
+
+
+def _cell(name: str, tokens: int, cache: str, prompts: tuple[Prompt, ...]) -> Cell:
+    load = Load(requests=len(prompts), max_tokens=OUTPUT_TOKENS, chat=True)
+    tags = {"tokens": str(tokens), "cache": cache}
+    return Cell(check="context", name=name, load=load, prompts=prompts, tags=tags)
+
+
+# Findings ------------------------------------------------------------------------------------------------
+
+
+def _served(seen: Seen, context: Context) -> Finding:
+    short = [tokens for tokens in context.profile.contexts if not _fits(context, tokens)]
+    longest = main_facts(context).max_model_len
+    against = [
+        (Verdict.INCONCLUSIVE, f"{tokens} tokens were not tried: the server takes {longest} at the most")
+        for tokens in short
+    ]
+    lengths = [o.samples[0].prompt_tokens for o in seen.sound]
+    return conclude(
+        seen,
+        "long prompts are served",
+        "Every request with a long prompt is answered in full, whether its prompt is in the cache or not.",
+        against=against,
+        passed=f"prompts of up to {max(lengths, default=0)} tokens were answered",
+        threshold="no failed request",
+        measured={f"{o.cell.name} prompt tokens": o.samples[0].prompt_tokens for o in seen.sound},
+        warnings=seen.notes,
+    )
+
+
+def _drafter(seen: Seen, context: Context) -> Finding:
+    short = seen.tagged(cache="control")
+    return conclude(
+        short,
+        "the drafter works",
+        "After short prompts, tokens are drafted and more than next to none of them are accepted.",
+        against=drafter(main_facts(context), short.sound) if short.sound else (),
+        passed="drafted tokens are accepted",
+        threshold="at least 0.05 accepted tokens a draft",
+        lenient=True,
+    )
+
+
+def _hold(seen: Seen, context: Context, tokens: int) -> Finding:
+    """Acceptance at length, without the cache."""
+    pair = _only(seen, (str(SHORT_TOKENS), "control"), (str(tokens), "cold"))
+    against: list[_Judged] = []
+    measured: dict[str, float | str] = {}
+    warnings = []
+    short, cold = (acceptance(o) if o else None for o in _both(pair))
+    if short is not None and cold is not None:
+        width = surely()
+        whole, part = ratio(cold, short, width), ratio(cold, short, width, accepted=True)
+        measured = {
+            "MAL": round(cold.mal, 3),
+            "MAL after short prompts": round(short.mal, 3),
+            "MAL ratio": str(whole),
+            "accepted ratio": str(part),
+        }
+        shown = f"at {tokens} tokens MAL is {cold.mal:.2f}, {whole.value:.2f} of that after short prompts"
+        if whole.high < FAIL or part.high < FAIL_ACCEPTED:
+            against.append(
+                (Verdict.FAIL, f"acceptance is lost: {shown}; accepted tokens are {part} of theirs")
+            )
+        elif whole.low < FAIL or part.low < FAIL_ACCEPTED:
+            against.append((Verdict.INCONCLUSIVE, f"{shown}; its interval {whole} decides nothing"))
+        elif whole.low < WARN:
+            warnings.append(f"{shown}, and may be as low as {whole.low:.2f}")
+    return conclude(
+        pair,
+        f"acceptance holds at {tokens} tokens",
+        "Mean acceptance length after long documents, not cached, over that after short ones of the same"
+        " kind.",
+        against=against or _undrafted(pair, context, short, cold),
+        passed=f"MAL ratio {measured.get('MAL ratio', '')}",
+        threshold=f"fails where the 95 % interval lies below {FAIL}, or below {FAIL_ACCEPTED} for accepted"
+        f" tokens alone; warns where it reaches below {WARN}",
+        measured=measured,
+        warnings=warnings,
+        lenient=True,
+    )
+
+
+def _cached(seen: Seen, context: Context, tokens: int) -> Finding:
+    """Acceptance with the prompt from the cache: its tokens must be known to the drafter too."""
+    pair = _only(seen, (str(tokens), "cold"), (str(tokens), "cached"))
+    cold_seen, cached_seen = _both(pair)
+    against: list[_Judged] = []
+    measured: dict[str, float | str] = {}
+    warnings: list[str] = []
+    cold, cached = (acceptance(o) if o else None for o in (cold_seen, cached_seen))
+    unused = _unused(cached_seen) if cached_seen else []
+    if cold is not None and cached is not None and not unused and cold_seen and cached_seen:
+        kept = ratio(cached, cold, surely(), accepted=True, same_texts=True)
+        measured = {
+            "MAL cold": round(cold.mal, 3),
+            "MAL cached": round(cached.mal, 3),
+            "accepted ratio": str(kept),
+            "TTFT cold ms": _median_ttft(cold_seen, context),
+            "TTFT cached ms": _median_ttft(cached_seen, context),
+        }
+        shown = f"at {tokens} tokens from the cache, accepted tokens are {kept} of those with the prompt cold"
+        if kept.high < KEPT:
+            against.append((Verdict.FAIL, f"cached against cold: {shown}"))
+        elif kept.low < UNSURE:
+            against.append((Verdict.INCONCLUSIVE, f"cached against cold: {shown}"))
+        elif kept.value < KEPT:
+            warnings.append(shown)
+    return conclude(
+        pair,
+        f"the cache keeps acceptance at {tokens} tokens",
+        "The same documents again, now from the prefix cache: accepted tokens a draft over those when they"
+        " were cold. Tokens restored from the cache must be known to the drafter as well.",
+        against=against or unused or _undrafted(pair, context, cold, cached),
+        passed=f"accepted tokens are {measured.get('accepted ratio', '')} of those when cold",
+        threshold=f"fails where the whole 95 % interval lies below {KEPT}; decides nothing where it reaches"
+        f" below {UNSURE}; at least {LEAST_HITS:.0%} of the prompt from the cache",
+        measured=measured,
+        warnings=warnings,
+        lenient=True,
+    )
+
+
+def _needle(seen: Seen, tokens: int) -> Finding:
+    """A document is read when what stands in it can be told."""
+    long = str(tokens)
+    three = _only(seen, (str(SHORT_TOKENS), "control"), (long, "cold"), (long, "cached"))
+    against: list[_Judged] = []
+    answered = {o.cell.name: _found(o) for o in three.sound}
+    short = next((_found(o) for o in three.sound if o.cell.tags["cache"] == "control"), (0, 0))
+    for observation in three.sound:
+        found, of = _found(observation)
+        if observation.cell.tags["cache"] == "control":
+            if 2 * found < of:
+                shown = f"{found} of {of} codes were told after short documents already"
+                against.append((Verdict.INCONCLUSIVE, f"{shown}: this model cannot be asked so"))
+        elif 2 * found < of and 2 * short[0] >= short[1]:
+            shown = f"{observation.cell.name}: {found} of {of} codes were told"
+            against.append((Verdict.FAIL, f"{shown}, and {short[0]} of {short[1]} after short documents"))
+    return conclude(
+        three,
+        f"documents of {tokens} tokens are read",
+        "A code stands somewhere in each document, and the answer to the question for it must hold it.",
+        against=against,
+        passed="; ".join(f"{name}: {found} of {of}" for name, (found, of) in answered.items()),
+        threshold="half of the codes at least, where short documents' codes are told",
+        measured={f"{name} codes told": f"{found} of {of}" for name, (found, of) in answered.items()},
+        warnings=[
+            f"{name}: {of - found} of {of} codes were not told"
+            for name, (found, of) in answered.items()
+            if found < of
+        ],
+        lenient=True,
+    )
+
+
+# Parts ---------------------------------------------------------------------------------------------------
+
+
+def _only(seen: Seen, *tags: tuple[str, str]) -> Seen:
+    """What concerns the cells of these lengths and states of the cache."""
+    return seen.where(lambda cell: (cell.tags["tokens"], cell.tags["cache"]) in tags)
+
+
+def _both(pair: Seen) -> tuple[Observation | None, Observation | None]:
+    """The sound observations of two cells, in order of the plan."""
+    by_key = {observation.cell.key: observation for observation in pair.sound}
+    first, second = (by_key.get(cell.key) for cell in pair.planned)
+    return first, second
+
+
+def _undrafted(pair: Seen, context: Context, *of: object) -> list[_Judged]:
+    """Why there is nothing to compare, unless trouble of a cell says it."""
+    if not drafts_expected(main_facts(context)):
+        return [(Verdict.INCONCLUSIVE, "this server does not speculate: there is no acceptance to judge")]
+    if None in of and not pair.troubles:
+        return [(Verdict.INCONCLUSIVE, "nothing was drafted: there is no acceptance to judge")]
+    return []
+
+
+def _unused(cached: Observation) -> list[_Judged]:
+    """Whether the cache was used at all."""
+    if cached.before is None or cached.after is None:
+        return []
+    if cached.after.cache.get("enable_prefix_caching") == "False":
+        return [(Verdict.INCONCLUSIVE, "this server has no prefix cache")]
+    try:
+        share = hit_rate(cached.before, cached.after)
+    except SeriesAbsentError:
+        return [(Verdict.INCONCLUSIVE, "the server exposes no counters of the prefix cache")]
+    if share < LEAST_HITS:
+        shown = f"{share:.0%} of the prompt tokens of {cached.cell.name} came from it"
+        return [(Verdict.INVALID, f"cache not exercised: {shown}, though they were sent just before")]
+    return []
+
+
+def _median_ttft(observation: Observation, context: Context) -> float:
+    times = sorted(sample.ttft_ms * context.profile.speed for sample in observation.counted)
+    return round(times[len(times) // 2], 3)
+
+
+def _found(observation: Observation) -> tuple[int, int]:
+    """Answers that hold what their prompt expects, of how many."""
+    from sparkwright.verify.corpus import holds
+
+    expected = {prompt.name: prompt.expect for prompt in observation.cell.prompts}
+    asked = [(expected[s.prompt], s.text) for s in observation.counted if expected.get(s.prompt)]
+    return sum(holds(expect, text) for expect, text in asked), len(asked)

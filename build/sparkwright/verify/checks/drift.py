@@ -1,0 +1,221 @@
+"""Acceptance over time: windows out of counters, and when it began to fall."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.metrics import SpeculationAbsentError, speculation
+from sparkwright.verify.statistics import change_point, theil_sen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from sparkwright.verify.model import Observation, Snapshot
+
+__all__ = ["Fall", "Onset", "Point", "clock", "elapsed", "find_fall", "find_onset", "windows"]
+
+_FEW_DRAFTS = 20
+_LEAST_WINDOWS = 6
+_FULL = 0.5  # a window shorter than this share of what it should be is the drain of a cell
+_LONGEST_PAUSE_NS = 60_000_000_000  # of our clock, for counters to settle and a canary
+_SLACK_S = 0.5  # scrapes are not on the second
+
+
+@dataclass(frozen=True)
+class Point:
+    """One window.
+
+    Attributes:
+        begin_s: seconds of the server's clock since the first measurement, see `elapsed`.
+        end_s: likewise.
+        drafts: in it.
+        draft_tokens: in it.
+        accepted: of these.
+    """
+
+    begin_s: float
+    end_s: float
+    drafts: float
+    draft_tokens: float
+    accepted: float
+
+    @property
+    def rate(self) -> float:
+        """Accepted tokens a draft."""
+        return self.accepted / self.drafts
+
+    @property
+    def logit(self) -> float:
+        """Logit of the share of drafted tokens that were accepted, half a token added to either side."""
+        return math.log((self.accepted + 0.5) / (self.draft_tokens - self.accepted + 0.5))
+
+
+@dataclass(frozen=True)
+class Fall:
+    """How acceptance changed over a series of windows.
+
+    Attributes:
+        remains: accepted tokens a draft after the clearest change over those before it (medians).
+        p: how likely so clear a change is without any.
+        trend: what the robust slope makes of acceptance from the first window to the last, as a factor of its
+            odds; `trend_high` is the upper end of its 99 % interval.
+        trend_high: see `trend`.
+    """
+
+    remains: float
+    p: float
+    trend: float
+    trend_high: float
+
+
+@dataclass(frozen=True)
+class Onset:
+    """When acceptance began to fall.
+
+    Attributes:
+        at_s: see `Point.begin_s`.
+        over_s: how long the fall took; 0 where it was a step.
+        before: accepted tokens a draft before it.
+        after: after it.
+    """
+
+    at_s: float
+    over_s: float
+    before: float
+    after: float
+
+    def __str__(self) -> str:
+        how = f"over {clock(self.over_s)}" if self.over_s else "at once"
+        levels = f"from {self.before:.2f} to {self.after:.2f} accepted tokens a draft"
+        return f"from {clock(self.at_s)} on, {how}, {levels}"
+
+
+def clock(seconds: float) -> str:
+    """A duration as people say it: ``90 s``, ``10 min``, ``10 min 30 s``."""
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    if minutes < 2:  # noqa: PLR2004 - 90 s reads better than 1 min 30 s
+        return f"{whole} s"
+    return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+
+
+def elapsed(observations: Iterable[Observation], speed: float) -> dict[str, float]:
+    """When each cell began, by its name, in seconds of the server's clock since the first one did.
+
+    Cells' durations are added up, with the pauses between them, but for long ones: the clock's origin may
+    change when a run is resumed, and what the server did meanwhile was not soaking.
+
+    Args:
+        observations: in the order in which they were made.
+        speed: how many of the server's seconds pass in one of ours.
+    """
+    begun: dict[str, float] = {}
+    total, last = 0.0, None
+    for observation in observations:
+        before, after = observation.before, observation.after
+        if before is not None and last is not None and 0 < before.at - last <= _LONGEST_PAUSE_NS:
+            total += (before.at - last) * speed / 1e9
+        begun[observation.cell.name] = total
+        if before is not None and after is not None:
+            total += (after.at - before.at) * speed / 1e9
+        last = after.at if after is not None else None
+    return begun
+
+
+def windows(
+    observations: Sequence[Observation], begun: Mapping[str, float], length_s: float, speed: float
+) -> list[Point]:
+    """Windows of about *length_s* from the counters of these observations, in order of time.
+
+    A window ends with the first snapshot that is long enough after its beginning, and never reaches beyond
+    its cell. Those without speculation or with next to no drafts are left out.
+    """
+    points: list[Point] = []
+    for observation in observations:
+        if observation.before is None or observation.after is None:
+            continue
+        start, origin = observation.before, observation.before.at
+        for moment in (*observation.series, observation.after):
+            long = (moment.at - start.at) * speed / 1e9
+            last = moment is observation.after
+            if long < length_s - _SLACK_S and not (last and long >= length_s * _FULL):
+                continue
+            base = begun[observation.cell.name]
+            point = _point(start, moment, base - origin * speed / 1e9, speed)
+            points += [point] if point is not None else []
+            start = moment
+    return points
+
+
+def _point(start: Snapshot, end: Snapshot, base: float, speed: float) -> Point | None:
+    try:
+        seen = speculation(start, end)
+    except SpeculationAbsentError:
+        return None
+    if not seen.drafts >= _FEW_DRAFTS:
+        return None
+    return Point(
+        base + start.at * speed / 1e9,
+        base + end.at * speed / 1e9,
+        seen.drafts,
+        seen.draft_tokens,
+        seen.accepted,
+    )
+
+
+def find_fall(points: Sequence[Point], seed: int) -> Fall | None:
+    """The clearest change and the trend of acceptance; `None` with fewer than six windows."""
+    import numpy as np
+
+    if len(points) < _LEAST_WINDOWS:
+        return None
+    logits = [point.logit for point in points]
+    change = change_point(logits, seed)
+    before, after = points[: change.index], points[change.index :]
+    level = float(np.median([point.rate for point in before]))
+    remains = float(np.median([point.rate for point in after])) / level if level > 0 else 1.0
+    slope = theil_sen([point.begin_s for point in points], logits, level=0.99)
+    span = points[-1].begin_s - points[0].begin_s
+    return Fall(remains, change.p, math.exp(slope.slope * span), math.exp(min(slope.high * span, 700.0)))
+
+
+def find_onset(points: Sequence[Point]) -> Onset | None:
+    """When acceptance began to fall: of all steps and ramps from one level to a lower one the best fit.
+
+    Least squares over all pairs of windows that the fall may lie between; `None` with fewer than six windows,
+    or where no fit goes down.
+    """
+    import numpy as np
+
+    if len(points) < _LEAST_WINDOWS:
+        return None
+    rates = np.array([point.rate for point in points])
+    middles = np.array([(point.begin_s + point.end_s) / 2 for point in points])
+    # Between two windows lie probes: what happened there happened in the middle, for all that is known.
+    edges = [
+        points[0].begin_s,
+        *((earlier.end_s + later.begin_s) / 2 for earlier, later in pairwise(points)),
+    ]
+    best, found = math.inf, None
+    for first in range(1, len(points)):
+        for last in range(first, len(points)):
+            begin, end = edges[first], edges[last]
+            share = np.clip((middles - begin) / (end - begin), 0, 1) if last > first else middles > begin
+            slope, level = _line(np.asarray(share, dtype=float), rates)
+            error = float(((level + slope * share - rates) ** 2).sum())
+            if slope < 0 and error < best - 1e-12:
+                best, found = error, Onset(begin, end - begin, level, max(0.0, level + slope))
+    return found
+
+
+def _line(x: object, y: object) -> tuple[float, float]:
+    """Slope and intercept of least squares; slope 0 where x does not vary."""
+    import numpy as np
+
+    xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    spread = float(((xs - xs.mean()) ** 2).sum())
+    slope = float(((xs - xs.mean()) * (ys - ys.mean())).sum()) / spread if spread > 0 else 0.0
+    return slope, float(ys.mean() - slope * xs.mean())

@@ -1,0 +1,123 @@
+"""The figures of one cell: throughput, latency, acceptance and the time of a verify step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.checks.acceptance import acceptance
+from sparkwright.verify.metrics import step_time_ms
+from sparkwright.verify.statistics import steady_window, summary, whole_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.verify.checks.acceptance import Acceptance
+    from sparkwright.verify.model import Observation, Sample
+    from sparkwright.verify.statistics import Summary
+
+__all__ = ["Figures", "decode_rate", "figures"]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one cell. Times are in the server's ms, rates in tokens per second of the server's.
+
+    Attributes:
+        concurrency: requests at a time.
+        requests: that were counted.
+        steady_tok_s: output while at least 95 % of `concurrency` ran; NaN if that never was.
+        whole_tok_s: output from the first request's start to the last one's end.
+        decode_tok_s: of one request after its first token, over all requests' tokens.
+        ttft_ms: time to first token.
+        tpot_ms: time per output token after the first, by request; `None` if no request had two.
+        gap_ms: time between chunks with output, pooled; `None` if no request had two.
+        tokens_per_chunk: of chunks after a request's first.
+        acceptance: by the server's counters; `None` without.
+        step_ms: time of one verify step, ``MAL / decode rate``; NaN without acceptance.
+    """
+
+    concurrency: int
+    requests: int
+    steady_tok_s: float
+    whole_tok_s: float
+    decode_tok_s: float
+    ttft_ms: Summary
+    tpot_ms: Summary | None
+    gap_ms: Summary | None
+    tokens_per_chunk: float
+    acceptance: Acceptance | None
+    step_ms: float
+
+    def measured(self) -> dict[str, float | str]:
+        """Everything by name, for a finding."""
+        shown: dict[str, float | str] = {
+            "requests": self.requests,
+            "steady tok/s": self.steady_tok_s,
+            "whole tok/s": self.whole_tok_s,
+            "decode tok/s": self.decode_tok_s,
+            "tokens per chunk": self.tokens_per_chunk,
+        }
+        for name, found in (("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms), ("chunk gap", self.gap_ms)):
+            if found is not None:
+                shown |= {f"{name} p50 ms": found.p50, f"{name} p95 ms": found.p95}
+                shown |= {} if found.p99 is None else {f"{name} p99 ms": found.p99}
+        if self.acceptance is not None:
+            shown |= {
+                "acceptance %": 100 * self.acceptance.rate,
+                "MAL": self.acceptance.mal,
+                "verify step ms": self.step_ms,
+            }
+        return {
+            name: value if isinstance(value, str) else round(value, 3)
+            for name, value in shown.items()
+            if isinstance(value, str) or math.isfinite(value)
+        }
+
+
+def figures(observation: Observation, speed: float = 1.0) -> Figures:
+    """The figures of *observation*, whose server runs *speed* times as fast as our clock.
+
+    Raises:
+        ValueError: no request was counted.
+    """
+    counted, load = observation.counted, observation.cell.load
+    scale = speed / 1e6
+    tpot = [sample.tpot_ms * speed for sample in counted if sample.output_tokens > 1]
+    gaps = [(b.at - a.at) * scale for sample in counted for a, b in pairwise(sample.chunks)]
+    found, rate = acceptance(observation), decode_rate(counted, speed)
+    window = steady_window(observation.samples, load.concurrency)
+    return Figures(
+        concurrency=load.concurrency,
+        requests=len(counted),
+        steady_tok_s=window.tokens_per_s / speed if window else math.nan,
+        whole_tok_s=whole_run(observation.samples).tokens_per_s / speed,
+        decode_tok_s=rate,
+        ttft_ms=summary([sample.ttft_ms * speed for sample in counted]),
+        tpot_ms=summary(tpot) if tpot else None,
+        gap_ms=summary(gaps) if gaps else None,
+        tokens_per_chunk=_tokens_per_chunk(counted),
+        acceptance=found,
+        step_ms=step_time_ms(found.mal, rate) if found is not None and rate > 0 else math.nan,
+    )
+
+
+def decode_rate(samples: Sequence[Sample], speed: float = 1.0) -> float:
+    """Tokens per second of one request after its first, in the server's time, over all of *samples*.
+
+    All requests' tokens over all requests' time, so that it goes with a mean acceptance length over all
+    steps. NaN if no time passed.
+    """
+    several = [sample for sample in samples if sample.output_tokens > 1]
+    seconds = sum(sample.last - sample.first for sample in several) * speed / 1e9
+    tokens = sum(sample.output_tokens - 1 for sample in several)
+    return tokens / seconds if seconds > 0 else math.nan
+
+
+def _tokens_per_chunk(samples: Sequence[Sample]) -> float:
+    """Of chunks after the first, which brings what the prompt's own step gave; NaN without any."""
+    chunks = sum(len(sample.chunks) - 1 for sample in samples if len(sample.chunks) > 1)
+    tokens = sum(sample.output_tokens - 1 for sample in samples if len(sample.chunks) > 1)
+    return tokens / chunks if chunks else math.nan

@@ -1,0 +1,387 @@
+"""Concurrency from 1 to 64 by category: speed at every level, and what must not depend on the level."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter, drafts_expected, ratio, surely
+from sparkwright.verify.checks.common import Seen, at, conclude, look, main_facts
+from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.metrics import identities
+from sparkwright.verify.model import Cell, Load, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkwright.verify.check import Context
+    from sparkwright.verify.checks.acceptance import Acceptance
+    from sparkwright.verify.checks.figures import Figures
+    from sparkwright.verify.model import Finding, Observation
+    from sparkwright.verify.profile import Profile
+
+__all__ = ["Sweep", "cell"]
+
+STEP_SPREAD = 0.10
+"""Coefficient of variation of the verify-step time over categories at c=1. Published tables for three models
+on GB10 have 1.0, 2.3 and 2.7 %."""
+INVARIANCE = 0.10
+"""How far a mean acceptance length may lie from that of the lowest level. Others' servers keep theirs within
+3 % over c=1 to 64 (TensorRT-LLM#16914, sglang#16818)."""
+WIDEST = 0.20
+"""An interval wider than this to either side decides nothing."""
+COLLAPSE = 0.75
+"""Throughput below this share of a lower level's is pointed out."""
+STAGGER_S = 0.02
+CLEAR = 10.0
+"""A time is trusted when it is this many times the client's own error."""
+CLOCK_STEP_S = 1.0
+
+_Grid = dict[tuple[str, int], "Figures"]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Closed loops at every level, category by category."""
+
+    name: str = "sweep"
+
+    def plan(self, context: Context) -> tuple[Cell, ...]:
+        """One cell for each category and level, levels of a category in order."""
+        return tuple(
+            cell(context, category, level)
+            for category in context.profile.categories
+            for level in context.profile.levels
+        )
+
+    def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
+        """Speed by category, and what holds over levels, categories and positions."""
+        seen = look(self, context, observations)
+        speed = context.profile.speed
+        grid: _Grid = {
+            (o.cell.tags["category"], o.cell.load.concurrency): figures(o, speed) for o in seen.sound
+        }
+        sizes = context.profile
+        findings = [_category(seen.tagged(category=name), name, grid) for name in sizes.categories]
+        findings.append(_drafter(seen, context))
+        if len(sizes.levels) > 1:
+            findings.append(_invariance(seen, grid, context))
+        findings += [_positions(seen), _tokens(seen)]
+        if len(sizes.categories) > 1:
+            findings.append(_step_time(seen, grid, sizes))
+        return [*findings, _client(seen, grid, context)]
+
+
+def cell(context: Context, category: str, level: int) -> Cell:
+    """The cell of one category and level: three waves at the least, after one that warms up.
+
+    Each prompt begins with a nonce, so that nothing comes from the prefix cache, and every output is of the
+    same length, so that speed does not depend on what is said.
+    """
+    sizes = context.profile
+    requests = max(sizes.least_requests, sizes.requests_per_client * level)
+    name = f"{category} c={level}"
+    return Cell(
+        check="sweep",
+        name=name,
+        load=Load(
+            concurrency=level,
+            requests=requests,
+            warm_up=level,
+            max_tokens=sizes.max_tokens,
+            stagger_s=STAGGER_S,
+            seed=sizes.seed,
+        ),
+        prompts=context.corpus.prompts(category, requests, sizes.seed, f"sweep {name}"),
+        tags={"category": category, "level": str(level)},
+    )
+
+
+# Speed ---------------------------------------------------------------------------------------------------
+
+
+def _category(seen: Seen, category: str, grid: _Grid) -> Finding:
+    levels = {level: found for (of, level), found in sorted(grid.items()) if of == category}
+    return conclude(
+        seen,
+        f"{category}: served at every level",
+        "Every request of every level is answered in full, with a token count that usage or token ids give.",
+        passed=f"{sum(f.requests for f in levels.values())} requests at c={_list(levels)} were answered in"
+        " full",
+        threshold="no failed request, no cell left out",
+        measured={
+            f"c={level} {name}": value
+            for level, found in levels.items()
+            for name, value in found.measured().items()
+        },
+        warnings=[*_collapses(category, levels), *seen.notes],
+    )
+
+
+def _collapses(category: str, levels: Mapping[int, Figures]) -> list[str]:
+    """Levels that give much less than a lower one."""
+    found, best, of = [], 0.0, 0
+    for level, seen in levels.items():
+        rate = seen.whole_tok_s
+        if rate < COLLAPSE * best:
+            found.append(f"{category} c={level} gives {rate:.0f} tok/s, c={of} gave {best:.0f}")
+        if rate > best:
+            best, of = rate, level
+    return found
+
+
+# Acceptance ----------------------------------------------------------------------------------------------
+
+
+def _drafter(seen: Seen, context: Context) -> Finding:
+    facts = main_facts(context)
+    return conclude(
+        seen,
+        "the drafter works",
+        "Over the whole sweep tokens are drafted, and more than next to none of them are accepted.",
+        against=drafter(facts, seen.sound) if seen.sound else (),
+        passed="drafted tokens are accepted",
+        threshold="at least 0.05 accepted tokens a draft",
+        lenient=True,
+    )
+
+
+def _invariance(seen: Seen, grid: _Grid, context: Context) -> Finding:
+    known = {key: found.acceptance for key, found in grid.items() if found.acceptance is not None}
+    lowest = min(context.profile.levels, default=1)
+    against, measured = _compare_levels(known, lowest)
+    if not drafts_expected(main_facts(context)):
+        against = [(Verdict.INCONCLUSIVE, "this server does not speculate: there is no acceptance to judge")]
+    elif not known and not seen.troubles:
+        against = [(Verdict.INCONCLUSIVE, "nothing was drafted: there is no acceptance to judge")]
+    return conclude(
+        seen,
+        "acceptance does not depend on concurrency",
+        f"Mean acceptance length at each level over that at c={lowest}, for each category and over all of"
+        " them (geometric mean). The same prompts are drafted for, so concurrency alone differs.",
+        against=against,
+        passed=f"every level is within {INVARIANCE:.0%} of c={lowest}, as far as can be told apart from"
+        " chance",
+        threshold=f"fails where the whole interval lies beyond ±{INVARIANCE:.0%}; intervals err by chance in"
+        f" 1 % of runs, all comparisons together (Bonferroni); wider than ±{WIDEST:.0%} over all categories"
+        " decides nothing",
+        measured=measured,
+        lenient=True,
+    )
+
+
+def _compare_levels(
+    known: Mapping[tuple[str, int], Acceptance], lowest: int
+) -> tuple[list[tuple[Verdict, str]], dict[str, float | str]]:
+    pairs = [
+        (category, level, found, known[category, lowest])
+        for (category, level), found in sorted(known.items(), key=lambda item: (item[0][1], item[0][0]))
+        if level != lowest and (category, lowest) in known
+    ]
+    levels = sorted({level for _, level, _, _ in pairs})
+    width = surely(len(pairs) + len(levels), 0.01)
+    against: list[tuple[Verdict, str]] = []
+    measured: dict[str, float | str] = {}
+    for level in levels:
+        of = [(category, found, base) for category, there, found, base in pairs if there == level]
+        value, spread = _mean_ratio([(found, base) for _, found, base in of])
+        measured[f"c={level} MAL over c={lowest}"] = round(value, 4)
+        low, high = value * math.exp(-width * spread), value * math.exp(width * spread)
+        shown = f"at c={level} the mean acceptance length is {value:.2f} times that at c={lowest}"
+        few = min(sum(found.drafts for _, found, _ in of), sum(base.drafts for _, _, base in of))
+        if few < FEW_DRAFTS:
+            against.append((Verdict.INCONCLUSIVE, f"{shown}, but {few:.0f} drafts decide nothing"))
+            continue
+        if _beyond(low, high):
+            against.append((Verdict.FAIL, f"{shown} ({low:.2f} to {high:.2f})"))
+            continue
+        if math.exp(width * spread) > 1 + WIDEST:
+            against.append((Verdict.INCONCLUSIVE, f"{shown}, but it may be {low:.2f} to {high:.2f}"))
+        for category, found, base in of:
+            if min(found.drafts, base.drafts) < FEW_DRAFTS:
+                continue
+            one = ratio(found, base, width)
+            if _beyond(one.low, one.high):
+                shown = f"{category} c={level}: the mean acceptance length is {one} times that at c={lowest}"
+                against.append((Verdict.FAIL, shown))
+    return against, measured
+
+
+def _mean_ratio(pairs: Sequence[tuple[Acceptance, Acceptance]]) -> tuple[float, float]:
+    """Geometric mean of ratios, and the standard error of its logarithm."""
+    logs = [math.log(found.mal / base.mal) for found, base in pairs]
+    squares = [(found.error / found.mal) ** 2 + (base.error / base.mal) ** 2 for found, base in pairs]
+    return math.exp(fmean(logs)), math.sqrt(sum(squares)) / len(pairs)
+
+
+def _beyond(low: float, high: float) -> bool:
+    return low > 1 + INVARIANCE or high < 1 - INVARIANCE
+
+
+# Identities ----------------------------------------------------------------------------------------------
+
+_POSITIONS = "acceptance falls from position to position"
+
+
+def _positions(seen: Seen) -> Finding:
+    """A token is accepted only after the one before it, so later positions cannot have more."""
+    against = []
+    for observation in seen.sound:
+        before, after = observation.before, observation.after
+        assert before is not None  # noqa: S101 - sound
+        assert after is not None  # noqa: S101
+        start = before.accepted_per_position or (0.0,) * len(after.accepted_per_position)
+        grown = [b - a for a, b in zip(start, after.accepted_per_position, strict=False)]
+        rises = [i for i in range(1, len(grown)) if grown[i] > grown[i - 1]]
+        for i in rises[:1]:
+            shown = f"position {i + 1} of the draft was accepted more often than position {i}"
+            against.append(
+                (Verdict.FAIL, f"{at(observation.cell)}: {shown} ({grown[i]:.0f} > {grown[i - 1]:.0f})")
+            )
+    return conclude(
+        seen,
+        _POSITIONS,
+        "A drafted token is accepted only after the one before it, so counts by position cannot rise.",
+        against=against,
+        passed="counts by position never rise",
+        threshold="exact: these are counts",
+        lenient=True,
+    )
+
+
+def _tokens(seen: Seen) -> Finding:
+    """Counters and clients must agree."""
+    against, largest = [], 0.0
+    for observation in seen.sound:
+        assert observation.before is not None  # noqa: S101 - sound
+        assert observation.after is not None  # noqa: S101
+        for identity in identities(observation.before, observation.after, observation.samples):
+            if identity.name == _POSITIONS:
+                continue
+            largest = max(largest, identity.deviation)
+            if identity.broken:
+                shown = f"{at(observation.cell)}: “{identity.name}” is off by {identity.deviation:.1%}"
+                against.append((Verdict.INVALID, f"{shown}, and {identity.limit:.1%} is allowed"))
+    return conclude(
+        seen,
+        "counters and clients agree on tokens",
+        "Generated tokens are accepted tokens, drafts and requests together, and what clients counted.",
+        against=against,
+        passed=f"all identities hold within {largest:.2%}",
+        threshold="see the identities: 3 % between counters, 1 % against clients, exact within a draft",
+        measured={"largest deviation": round(largest, 5)},
+        lenient=True,
+    )
+
+
+def _step_time(seen: Seen, grid: _Grid, profile: Profile) -> Finding:
+    """Content changes how much is accepted, not how long a step takes."""
+    level = min(profile.levels, default=1)
+    times = {
+        category: found.step_ms
+        for (category, at_level), found in grid.items()
+        if at_level == level and math.isfinite(found.step_ms)
+    }
+    spread = pstdev(times.values()) / fmean(times.values()) if len(times) > 1 else math.nan
+    against, warnings = _odd_step(times, spread, level, timed=_timed(profile))
+    measured: dict[str, float | str] = {f"{name} verify step ms": round(ms, 3) for name, ms in times.items()}
+    if not math.isnan(spread):
+        measured["coefficient of variation"] = round(spread, 5)
+    return conclude(
+        seen.tagged(level=str(level)),
+        "a verify step takes as long whatever is said",
+        "MAL over decode rate at the lowest level is the time of one step of the engine. It does not depend"
+        " on content; where it seems to, counters, token counts or clocks are wrong.",
+        against=against,
+        passed=f"it varies by {spread:.1%} over {len(times)} categories at c={level}",
+        threshold=f"coefficient of variation at most {STEP_SPREAD:.0%}; a warning where times mean nothing",
+        measured=measured,
+        warnings=warnings,
+        lenient=True,
+    )
+
+
+def _odd_step(
+    times: Mapping[str, float], spread: float, level: int, *, timed: bool
+) -> tuple[list[tuple[Verdict, str]], list[str]]:
+    """What speaks against these step times, and what is only pointed out."""
+    if len(times) < 2:  # noqa: PLR2004 - nothing to compare
+        return [(Verdict.INCONCLUSIVE, f"too few categories have a step time at c={level} to compare")], []
+    if spread <= STEP_SPREAD:
+        return [], []
+    usual = sorted(times.values())[len(times) // 2]
+    odd = max(times, key=lambda category: abs(times[category] - usual))
+    shown = f"the verify step at c={level} varies by {spread:.1%} over categories"
+    shown += f"; {odd} takes {times[odd]:.1f} ms where {usual:.1f} are usual"
+    if timed:
+        return [(Verdict.FAIL, shown)], []
+    return [], [f"{shown}: not judged here"]
+
+
+def _timed(profile: Profile) -> bool:
+    """Whether times mean something.
+
+    An accelerated clock multiplies this machine's own hiccups; steps of the tiny models of a smoke run take
+    no longer than those.
+    """
+    return profile.speed == 1 and profile.name != "smoke"
+
+
+# The client ----------------------------------------------------------------------------------------------
+
+
+def _client(seen: Seen, grid: _Grid, context: Context) -> Finding:
+    """Whether it was the server that was measured."""
+    against: list[tuple[Verdict, str]] = []
+    flags: list[str] = []
+    for observation in seen.sound:
+        key = observation.cell.tags["category"], observation.cell.load.concurrency
+        flags.extend(_flags(observation, grid[key], context))
+        error, first = _client_error_ms(observation, context), grid[key].ttft_ms.p50
+        if _timed(context.profile) and error > first / 2:
+            shown = f"{at(observation.cell)}: {error:.1f} ms of a time to first token of {first:.1f} ms"
+            against.append((Verdict.INVALID, f"client floor: {shown} may be the client's own"))
+    if context.profile.speed != 1 and flags:
+        flags = [
+            f"the clock runs {context.profile.speed:g} times as fast, and so do the client's errors",
+            *flags,
+        ]
+    return conclude(
+        seen,
+        "the client kept up",
+        "The lag of the client's own loop and its error against the simulator are small beside what was"
+        " measured, and the wall clock did not jump.",
+        against=against,
+        passed=f"{len(flags)} flags, see the warnings" if flags else "nothing is flagged",
+        threshold=f"flagged where a time is less than {CLEAR:.0f} times the client's error; invalid where it"
+        " is over half of the time to first token (not judged where times mean nothing)",
+        measured={"worst lag ms": max((o.lag_ms[0] for o in seen.sound), default=0.0)},
+        warnings=flags,
+        lenient=True,
+    )
+
+
+def _flags(observation: Observation, found: Figures, context: Context) -> list[str]:
+    where = at(observation.cell)
+    _, floor_percent = context.floors.get(found.concurrency, (0.0, 0.0))
+    flags = []
+    error = _client_error_ms(observation, context)
+    if error * CLEAR > found.ttft_ms.p50:
+        flags.append(f"{where}: client floor: {error:.1f} ms of a TTFT of {found.ttft_ms.p50:.1f} ms")
+    if floor_percent * CLEAR > 100:  # noqa: PLR2004 - percent
+        flags.append(f"{where}: client floor: {floor_percent:.1f} % of the TPOT may be the client's")
+    if abs(observation.clock_step_s) > CLOCK_STEP_S:
+        flags.append(f"{where}: the wall clock jumped by {observation.clock_step_s:+.1f} s")
+    return flags
+
+
+def _client_error_ms(observation: Observation, context: Context) -> float:
+    """The client's own error of a time, in the server's ms: as calibrated, or its loop's lag (p99)."""
+    floor_ms, _ = context.floors.get(observation.cell.load.concurrency, (0.0, 0.0))
+    return max(floor_ms, observation.lag_ms[1]) * context.profile.speed
+
+
+def _list(levels: Mapping[int, object]) -> str:
+    return ", ".join(map(str, levels)) or "none"

@@ -1,0 +1,129 @@
+"""What is wrong with a text whatever it is about: one token, repetition, garbage, nothing at all."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+__all__ = ["Flaw", "flaw"]
+
+LEAST_TOKENS = 32
+"""Shorter texts are not judged: “Yes.” is a good answer."""
+ONE_TOKEN = 0.8
+LONGEST_PERIOD = 100
+LEAST_REPEATS = 4
+REPEATED = 0.5
+STRANGE = 0.02
+MIXED_SCRIPTS = 0.2
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """One thing that no good answer has.
+
+    Attributes:
+        kind: which.
+        shown: what of the text shows it.
+    """
+
+    kind: Literal["empty", "one token", "repetition", "garbage"]
+    shown: str
+
+
+def flaw(text: str, token_ids: Sequence[int] = (), tokens: int = 0) -> Flaw | None:
+    """What is wrong with a generated text, the plainest first; `None` if nothing is.
+
+    Args:
+        text: what was generated.
+        token_ids: the same as ids; without them words and single marks stand for tokens.
+        tokens: how many there were.
+    """
+    if tokens and not text.strip():
+        return Flaw("empty", f"{tokens} tokens without any text")
+    units: Sequence[Hashable] = token_ids or _units(text)
+    if len(units) < LEAST_TOKENS:
+        return None
+    return _one_token(units, text) or _garbage(text) or _repetition(units, text)
+
+
+def _units(text: str) -> list[str]:
+    """Words; a run of one mark or letter without spaces counts each, for ``!!!!`` is no word."""
+    units: list[str] = []
+    for word in text.split():
+        units.extend(word if len(set(word)) == 1 else (word,))
+    return units
+
+
+def _one_token(units: Sequence[Hashable], text: str) -> Flaw | None:
+    """One token over and over, or one mark: tokenizers join those, such as ``!!!`` and ``!``."""
+    marks = "".join(text.split())
+    for name, items in (("tokens", units), ("characters", marks)):
+        if len(items) < LEAST_TOKENS:
+            continue
+        count = Counter(items).most_common(1)[0][1]
+        if count >= ONE_TOKEN * len(items):
+            return Flaw("one token", f"{count} of {len(items)} {name} are the same: “{_excerpt(text)}”")
+    return None
+
+
+def _garbage(text: str) -> Flaw | None:
+    """Characters that no text has, or alphabets that change from word to word."""
+    strange = sum(
+        char == "\ufffd" or unicodedata.category(char) in {"Cc", "Co", "Cn"}
+        for char in text
+        if not char.isspace()
+    )
+    if strange > STRANGE * len(text):
+        return Flaw("garbage", f"{strange} of {len(text)} characters are none: “{_excerpt(text)}”")
+    scripts = [script for word in text.split() if (script := _script(word))]
+    changes = sum(a != b for a, b in pairwise(scripts))
+    if len(scripts) >= LEAST_TOKENS and changes > MIXED_SCRIPTS * len(scripts):
+        return Flaw(
+            "garbage", f"the alphabet changes {changes} times in {len(scripts)} words: “{_excerpt(text)}”"
+        )
+    return None
+
+
+def _script(word: str) -> str:
+    """The alphabet of a word's first letter, such as ``LATIN``; empty if it has none.
+
+    Chinese and Japanese are written with several, and Greek letters stand in formulas for themselves.
+    """
+    for char in word:
+        if char.isalpha():
+            name = unicodedata.name(char, "?").partition(" ")[0]
+            name = "CJK" if name in {"CJK", "HIRAGANA", "KATAKANA", "HANGUL", "FULLWIDTH"} else name
+            return "" if name in {"GREEK", "MATHEMATICAL", "DOUBLE-STRUCK", "SCRIPT"} else name
+    return ""
+
+
+def _repetition(units: Sequence[Hashable], text: str) -> Flaw | None:
+    """Whether the end of the text is the same few tokens over and over."""
+    longest = min(LONGEST_PERIOD, len(units) // LEAST_REPEATS)
+    for period in range(1, longest + 1):
+        length = _periodic_end(units, period)
+        if length >= max(REPEATED * len(units), LEAST_REPEATS * period, LEAST_TOKENS):
+            shown = f"the last {length} of {len(units)} tokens repeat {period}: “{_excerpt(text[-400:])}”"
+            return Flaw("repetition", shown)
+    return None
+
+
+def _periodic_end(units: Sequence[Hashable], period: int) -> int:
+    """How many of the last tokens repeat with this period."""
+    same = 0
+    for at in range(len(units) - 1, period - 1, -1):
+        if units[at] != units[at - period]:
+            break
+        same += 1
+    return same + period if same else 0
+
+
+def _excerpt(text: str, most: int = 40) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[:most] + "…"

@@ -1,0 +1,288 @@
+"""Where the server is, and whether what answers there can be verified."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from sparkwright.errors import EndpointError
+from sparkwright.events import warn
+
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    import aiohttp
+
+    from sparkwright.verify.profile import Deadlines
+
+__all__ = ["OLDEST", "Endpoint", "EndpointFacts", "check_endpoint", "open_session"]
+
+OLDEST = (0, 20)
+"""The oldest vLLM whose counters, log and chunks are known here."""
+
+_IDLE_S = 2.0  # vLLM ends a connection after 5 idle seconds; one that is about to go must not be used
+_READ_SIZE = 1 << 20
+_EXCERPT = 200
+_RELEASE = re.compile(r"v?(\d+)\.(\d+)")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A running server.
+
+    Attributes:
+        url: its root, such as ``http://host:8000``; a slash or ``/v1`` at the end is taken off.
+        model: name of the model to ask for; empty for the only one that it serves.
+        api_key: what it asks for as a bearer token, if it does.
+        insecure: whether its certificate may be anybody's.
+    """
+
+    url: str
+    model: str
+    api_key: str = field(default="", repr=False)
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        root = self.url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+        object.__setattr__(self, "url", root)
+
+
+@dataclass(frozen=True)
+class EndpointFacts:
+    """What a server says of itself.
+
+    Attributes:
+        version: vLLM's.
+        model: the model that will be asked for.
+        max_model_len: tokens of its longest request, prompt and output; -1 if not said.
+    """
+
+    version: str
+    model: str
+    max_model_len: int
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
+    """A session for *endpoint*, an async context manager.
+
+    It opens as many connections as there are requests, keeps them for as long as the server surely does,
+    and lets each request of `request.send` know when its bytes went to the socket.
+    """
+    import aiohttp
+
+    from sparkwright.verify.client.connection import StampingConnector
+
+    async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
+        if (sent := context.trace_request_ctx) is not None:
+            sent()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_chunk_sent.append(note_sent)
+    # Compressed streams would come in other pieces than the server wrote.
+    headers = {"Accept-Encoding": "identity"}
+    if endpoint.api_key:
+        headers["Authorization"] = f"Bearer {endpoint.api_key}"
+    return aiohttp.ClientSession(
+        connector=StampingConnector(
+            limit=0, keepalive_timeout=_IDLE_S, ttl_dns_cache=None, ssl=not endpoint.insecure
+        ),
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=None),
+        read_bufsize=_READ_SIZE,
+        trace_configs=[trace],
+    )
+
+
+async def check_endpoint(
+    session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines
+) -> EndpointFacts:
+    """See whether what answers at *endpoint* can be verified.
+
+    Raises:
+        EndpointError: it is no vLLM that we know, does not let us in, or does not serve the model.
+    """
+    _check_address(endpoint.url)
+    served = _read_json(await _get(session, endpoint, "/v1/models", deadlines), _Models)
+    model = _choose(endpoint, served)
+    version = await _version(session, endpoint, deadlines)
+    metrics = await _get(session, endpoint, "/metrics", deadlines)
+    if metrics.status != _OK or "\nvllm:" not in f"\n{metrics.text}":
+        raise EndpointError(
+            f"{endpoint.url}/metrics has no counters of vLLM",
+            because=f"it answers with status {metrics.status}" if metrics.status != _OK else metrics.excerpt,
+            next_step="start the server without --disable-log-stats, and let /metrics through any proxy",
+        )
+    return EndpointFacts(version, model.id, model.max_model_len or -1)
+
+
+def _check_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        because = "" if parts.port != 0 else "its port is 0"
+    except ValueError as error:
+        because = str(error)
+    else:
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            because = "it does not begin with http:// or https:// and a host"
+    if because:
+        raise _no_address(url, because)
+
+
+def _no_address(url: str, because: str) -> EndpointError:
+    return EndpointError(
+        f"{url!r} is not the address of a server",
+        because=because,
+        next_step="give its root, such as http://localhost:8000",
+    )
+
+
+# What it says -------------------------------------------------------------------------------------------
+
+_OK, _NOT_FOUND, _REFUSED = 200, 404, (401, 403)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    url: str
+    status: int
+    kind: str
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode(errors="replace")
+
+    @property
+    def excerpt(self) -> str:
+        """The beginning of the body, on one line."""
+        shown = " ".join(self.text.split())[:_EXCERPT]
+        return f"it says {shown!r}" if shown else "it says nothing"
+
+    @property
+    def is_html(self) -> bool:
+        return "html" in self.kind or self.body.lstrip()[:1] == b"<"
+
+
+async def _get(
+    session: aiohttp.ClientSession, endpoint: Endpoint, path: str, deadlines: Deadlines
+) -> _Answer:
+    import aiohttp
+
+    url = endpoint.url + path
+    timeout = aiohttp.ClientTimeout(total=deadlines.canary_s, sock_connect=deadlines.connect_s)
+    try:
+        async with session.get(url, timeout=timeout) as response:
+            answer = _Answer(url, response.status, response.content_type, await response.read())
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise _unreachable(endpoint, url, error) from error
+    if answer.status in _REFUSED:
+        raise EndpointError(
+            f"{endpoint.url} does not let us in (status {answer.status})",
+            because="the API key is wrong"
+            if endpoint.api_key
+            else "it asks for an API key and none was given",
+            next_step="give the key that the server was started with (--api-key)",
+        )
+    return answer
+
+
+def _unreachable(endpoint: Endpoint, url: str, error: Exception) -> EndpointError:
+    import aiohttp
+
+    next_step = "see whether the server runs and whether host and port are right"
+    match error:
+        case aiohttp.ClientSSLError():
+            what, because = f"no safe connection to {endpoint.url}", str(error)
+            next_step = (
+                "use http:// if the server has no certificate, or allow any certificate if you trust it"
+            )
+        case ValueError():  # aiohttp.InvalidURL among them
+            return _no_address(endpoint.url, str(error))
+        case aiohttp.ConnectionTimeoutError():
+            what, because = f"nothing answers at {endpoint.url}", "no connection came about in time"
+        case TimeoutError():
+            what, because = f"{url} did not answer in time", "it takes the connection and stays silent"
+        case aiohttp.ClientConnectorError():
+            what, because = f"nothing answers at {endpoint.url}", str(error)
+        case _:
+            what, because = f"{url} was not answered as HTTP asks", str(error) or type(error).__name__
+    return EndpointError(what, because=because, next_step=next_step)
+
+
+def _read_json(answer: _Answer, model: type[T]) -> T:
+    if answer.is_html:
+        raise EndpointError(
+            f"{answer.url} answers with a web page instead of JSON (status {answer.status})",
+            because=answer.excerpt,
+            next_step="give the address of the server's own port, not of a user interface or a proxy's login",
+        )
+    if answer.status != _OK:
+        raise EndpointError(
+            f"{answer.url} answers with status {answer.status}",
+            because=answer.excerpt,
+            next_step="give the root of a vLLM server, such as http://localhost:8000",
+        )
+    try:
+        return msgspec.json.decode(answer.body, type=model)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EndpointError(
+            f"{answer.url} does not answer as vLLM does",
+            because=f"{error}; {answer.excerpt}",
+            next_step="give the root of a vLLM server, such as http://localhost:8000",
+        ) from error
+
+
+def _choose(endpoint: Endpoint, served: _Models) -> _Model:
+    names = ", ".join(model.id for model in served.data) or "none"
+    if not endpoint.model and len(served.data) == 1:
+        return served.data[0]
+    for model in served.data:
+        if model.id == endpoint.model:
+            return model
+    raise EndpointError(
+        f"{endpoint.url} does not serve the model {endpoint.model!r}" if endpoint.model
+        else f"{endpoint.url} does not serve exactly one model, and none was named",
+        because=f"it serves: {names}",
+        next_step="name one of these",
+    )  # fmt: skip
+
+
+async def _version(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines) -> str:
+    answer = await _get(session, endpoint, "/version", deadlines)
+    if answer.status == _NOT_FOUND:
+        raise EndpointError(
+            f"{endpoint.url} is not vLLM",
+            because="it has no /version",
+            next_step="give the root of a vLLM server itself, not of another server or a router before it",
+        )
+    version = _read_json(answer, _Version).version
+    found = _RELEASE.match(version)
+    if found is None:
+        warn(f"{endpoint.url} calls itself vLLM {version!r}, which may be older than we know")
+    elif (int(found[1]), int(found[2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise EndpointError(
+            f"{endpoint.url} runs vLLM {version}",
+            because=f"nothing before {oldest} can be verified: its counters and chunks differ",
+            next_step=f"serve with vLLM {oldest} or newer",
+        )
+    return version

@@ -1,0 +1,210 @@
+"""Many requests, in the shape that a cell asks for.
+
+Requests are made ready before the first one is sent, but for loops that go on for a time: there each is made
+when its turn comes, with its number as salt. Times of a `Load` are in the server's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from sparkwright.events import warn
+from sparkwright.verify.client.request import Exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
+
+    import aiohttp
+
+    from sparkwright.verify.client.endpoint import Endpoint
+    from sparkwright.verify.model import Cell, Load, Sample
+    from sparkwright.verify.profile import Deadlines
+
+__all__ = ["arrivals", "output_lengths", "run_load"]
+
+_LEAST_FAILURES = 8
+_PAUSE_S = 1.0
+
+
+async def run_load(
+    session: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    cell: Cell,
+    deadlines: Deadlines,
+    *,
+    speed: float,
+    on_sample: Callable[[Sample], None] | None = None,
+) -> list[Sample]:
+    """Send the warm-up of *cell* and then its load; all samples, in the order of their starts.
+
+    When requests fail one after another, twice as many as run at a time and eight at the least, nothing more
+    is sent: the server is gone, and the samples say how.
+
+    Args:
+        session: from `endpoint.open_session`.
+        endpoint: the server.
+        cell: what to send, and how.
+        deadlines: after how long to give a request up.
+        speed: how many of the server's seconds pass in one of ours.
+        on_sample: called with each sample as soon as it is there, and with those of requests that a
+            cancellation stopped; what it raises ends the load.
+    """
+    make = partial(Exchange, endpoint, load=cell.load, deadlines=deadlines, speed=speed)
+    return await _Run(session, cell, make, speed, on_sample).run()
+
+
+def arrivals(rate: float, seed: int) -> Iterator[float]:
+    """Moments of a Poisson process with *rate* a second, in seconds from its begin; endless."""
+    draw = random.Random(seed)  # noqa: S311 - load, not secrets
+    at = 0.0
+    while True:
+        at += draw.expovariate(rate)
+        yield at
+
+
+def output_lengths(load: Load) -> list[int]:
+    """The tokens to ask for with each request: all alike, or for ``drain`` from the longest down."""
+    if load.shape != "drain" or load.requests == 1:
+        return [load.max_tokens] * load.requests
+    span, last = load.max_tokens - load.min_tokens, load.requests - 1
+    return [load.max_tokens - (span * i + last // 2) // last for i in range(load.requests)]
+
+
+class _Run:
+    """One load under way."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        cell: Cell,
+        make: Callable[..., Exchange],
+        speed: float,
+        on_sample: Callable[[Sample], None] | None,
+    ) -> None:
+        self._session, self._make, self._speed = session, make, speed
+        self._cell, self._load, self._on_sample = cell, cell.load, on_sample
+        self._samples: list[Sample] = []
+        self._failures = 0  # in a row
+
+    async def run(self) -> list[Sample]:
+        load = self._load
+        await self._closed(self._warm_up(), stagger_s=0)
+        match load.shape:
+            case "closed":
+                await self._closed(self._timed() if load.seconds else self._listed(), load.stagger_s)
+            case "burst" | "drain":
+                await _together(self._send(exchange) for exchange in self._listed())
+            case "open":
+                await self._open()
+        return sorted(self._samples, key=lambda sample: sample.started)
+
+    # What is sent -------------------------------------------------------------------------------------------
+
+    def _exchange(self, number: int, max_tokens: int, salt: str, *, counted: bool = True) -> Exchange:
+        prompt = self._cell.prompts[number % len(self._cell.prompts)]
+        return self._make(prompt, max_tokens=max_tokens, counted=counted, salt=salt)
+
+    def _warm_up(self) -> list[Exchange]:
+        """Warm-ups are salted: they must not put the prompts that are measured into the prefix cache."""
+        tokens, key = self._load.max_tokens, self._cell.key
+        return [
+            self._exchange(number, tokens, f"warm-up {key} {number}", counted=False)
+            for number in range(self._load.warm_up)
+        ]
+
+    def _listed(self) -> list[Exchange]:
+        """Each prompt as it is; prompts that come again get a salt, or the prefix cache would know them."""
+        once = len(self._cell.prompts)
+        return [
+            self._exchange(number, length, "" if number < once else str(number))
+            for number, length in enumerate(output_lengths(self._load))
+        ]
+
+    def _timed(self) -> Iterator[Exchange]:
+        end = perf_counter() + self._load.seconds / self._speed
+        for number in itertools.count():
+            if perf_counter() >= end:
+                return
+            yield self._exchange(number, self._load.max_tokens, str(number))
+
+    # How it is sent -----------------------------------------------------------------------------------------
+
+    @property
+    def _gone(self) -> bool:
+        return self._failures >= max(_LEAST_FAILURES, 2 * self._load.concurrency)
+
+    async def _send(self, exchange: Exchange) -> None:
+        try:
+            sample = await exchange.run(self._session)
+        except asyncio.CancelledError:
+            self._note(exchange.sample())
+            raise
+        self._failures = 0 if sample.failure is None else self._failures + 1
+        self._note(sample)
+
+    def _note(self, sample: Sample) -> None:
+        self._samples.append(sample)
+        if self._on_sample is not None:
+            self._on_sample(sample)
+
+    async def _closed(self, exchanges: Iterable[Exchange], stagger_s: float) -> None:
+        """Each of the clients sends one request after another, all out of the same *exchanges*."""
+        turns = iter(exchanges)
+        clients = self._load.concurrency
+
+        async def client(number: int) -> None:
+            await asyncio.sleep(stagger_s / self._speed * number / clients)
+            for exchange in turns:
+                await self._send(exchange)
+                if self._gone:
+                    return
+                if self._failures and self._load.seconds:
+                    await asyncio.sleep(_PAUSE_S / self._speed)  # not to hammer a server that refuses
+
+        await _together(client(number) for number in range(clients))
+
+    async def _open(self) -> None:
+        load, begin = self._load, perf_counter()
+        moments = arrivals(load.rate, load.seed)
+        if load.seconds:
+            moments = itertools.takewhile(lambda at: at < load.seconds, moments)
+            turns = zip(moments, self._timed(), strict=False)
+        else:
+            turns = zip(moments, self._listed(), strict=False)
+        free = asyncio.Semaphore(load.concurrency)
+        late = 0
+
+        async def one(exchange: Exchange) -> None:
+            nonlocal late
+            late += free.locked()
+            async with free:
+                if not self._gone:
+                    await self._send(exchange)
+
+        async def all_of_them() -> None:
+            async with asyncio.TaskGroup() as group:
+                for at, exchange in turns:
+                    await asyncio.sleep(begin + at / self._speed - perf_counter())
+                    group.create_task(one(exchange))
+
+        await _together([all_of_them()])
+        if late:
+            warn(f"{late} requests of {self._cell.name!r} waited: {load.concurrency} were running already")
+
+
+async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
+    """Run all of them at once; the first error ends the others and is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for coroutine in coroutines:
+                group.create_task(coroutine)
+    except BaseExceptionGroup as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None

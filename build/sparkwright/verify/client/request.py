@@ -1,0 +1,305 @@
+"""One request, and everything that came of it. Whatever the server does ends up in the sample.
+
+The clock is `perf_counter_ns`, read where bytes leave the socket and before they are looked at. A request
+counts only if its stream ended as it must: ``[DONE]``, a finish reason, a count of tokens that adds up and
+is what was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkwright.verify.client.reply import Reply, ReplyError
+from sparkwright.verify.client.sse import EventParser
+from sparkwright.verify.model import Failure, FailureKind, Load, Prompt, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import aiohttp
+
+    from sparkwright.verify.client.endpoint import Endpoint
+    from sparkwright.verify.profile import Deadlines
+
+__all__ = ["Exchange", "canary", "patience", "salted", "send"]
+
+_OK = 200
+_EXCERPT = 300
+_LAST_BYTES_S = 1.0  # for the end of the response that follows [DONE]
+_OWN_S = 1.0  # that our own side may lose
+
+
+def patience(seconds: float, speed: float) -> float:
+    """*seconds* of the server's clock in our seconds, for waiting.
+
+    A simulated clock may run faster than ours, but the machine that both run on does not: what it may lose
+    on the way is added as the speed grows.
+    """
+    return seconds / speed + _OWN_S * max(0.0, 1 - 1 / speed)
+
+
+def salted(prompt: Prompt, salt: str) -> str:
+    """The text of *prompt*, made unlike any other by *salt*.
+
+    The salt comes first, so that no block of the prompt is found in the prefix cache. What prompts share on
+    purpose stays in front of it; where `Prompt.prefix` only names that, the salt comes last.
+    """
+    if not salt:
+        return prompt.text
+    mark = f"[{salt}]"
+    if not prompt.prefix:
+        return f"{mark}\n{prompt.text}"
+    if prompt.text.startswith(prompt.prefix):
+        return f"{prompt.prefix}\n{mark}\n{prompt.text[len(prompt.prefix) :]}"
+    return f"{prompt.text}\n{mark}"
+
+
+async def send(
+    session: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    prompt: Prompt,
+    load: Load,
+    *,
+    max_tokens: int,
+    deadlines: Deadlines,
+    speed: float,
+    counted: bool = True,
+    salt: str = "",
+) -> Sample:
+    """Ask for *prompt* once; never raises for what the server does.
+
+    Args:
+        session: from `endpoint.open_session`.
+        endpoint: the server.
+        prompt: what to ask.
+        load: how: endpoint, sampling, log-probabilities, natural stop.
+        max_tokens: tokens of output; exactly so many unless the load lets the model stop by itself.
+        deadlines: after how long to give up.
+        speed: how many of the server's seconds pass in one of ours.
+        counted: whether the sample belongs to what is measured.
+        salt: makes the prompt unlike any other; see `salted`.
+    """
+    exchange = Exchange(
+        endpoint,
+        prompt,
+        load,
+        max_tokens=max_tokens,
+        deadlines=deadlines,
+        speed=speed,
+        counted=counted,
+        salt=salt,
+    )
+    return await exchange.run(session)
+
+
+class Exchange:
+    """One request: ready to be sent when made, and with its sample at any time after."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        prompt: Prompt,
+        load: Load,
+        *,
+        max_tokens: int,
+        deadlines: Deadlines,
+        speed: float,
+        counted: bool = True,
+        salt: str = "",
+    ) -> None:
+        self._prompt, self._counted, self._deadlines, self._speed = prompt, counted, deadlines, speed
+        self._max_tokens, self._natural_stop = max_tokens, load.natural_stop
+        self._url = endpoint.url + ("/v1/chat/completions" if load.chat else "/v1/completions")
+        self._body = _body(endpoint.model, salted(prompt, salt), load, max_tokens)
+        self._started = self._headers = self._ended = 0
+        self._sent = False
+        self._reply = Reply()
+        self._failure: Failure | None = None
+
+    async def run(self, session: aiohttp.ClientSession) -> Sample:
+        """Send it and read what comes; the connection is back or closed when this returns or is cancelled."""
+        import aiohttp
+
+        from sparkwright.verify.client.connection import read_clock
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._deadlines.connect_s)
+        self._started = perf_counter_ns()
+        try:
+            async with (
+                asyncio.timeout(patience(self._deadlines.first_token_s, self._speed)) as deadline,
+                session.post(
+                    self._url,
+                    data=self._body,
+                    headers={"Content-Type": "application/json"},
+                    timeout=timeout,
+                    allow_redirects=False,
+                    trace_request_ctx=self._note_sent,
+                ) as response,
+            ):
+                read_at = read_clock(response)
+                self._headers = read_at()
+                await self._check_head(response)
+                await self._read(response, deadline, read_at)
+        except ReplyError as error:
+            self._failure = error.failure
+        except (aiohttp.ClientError, OSError) as error:
+            self._failure = self._broken(error)
+        except asyncio.CancelledError:
+            self._failure = Failure(kind=FailureKind.CANCELLED, detail="we stopped it")
+            raise
+        finally:
+            self._ended = self._ended or perf_counter_ns()
+        return self.sample()
+
+    def sample(self) -> Sample:
+        """All that is known of it."""
+        reply = self._reply
+        return Sample(
+            prompt=self._prompt.name,
+            category=self._prompt.category,
+            counted=self._counted,
+            request=reply.request,
+            started=self._started,
+            headers=self._headers,
+            ended=self._ended,
+            chunks=tuple(reply.chunks),
+            prompt_tokens=reply.prompt_tokens,
+            cached_tokens=reply.cached_tokens,
+            output_tokens=reply.output_tokens,
+            counted_by=reply.counted_by,
+            finish_reason=reply.finish_reason,
+            text=reply.text,
+            token_ids=tuple(reply.token_ids),
+            logprobs=tuple(reply.logprobs),
+            failure=self._failure,
+        )
+
+    def _note_sent(self) -> None:
+        if not self._sent:
+            self._sent, self._started = True, perf_counter_ns()
+
+    async def _check_head(self, response: aiohttp.ClientResponse) -> None:
+        """Refuse whatever is no event stream, with what it says instead."""
+        if response.status == _OK and response.content_type == "text/event-stream":
+            return
+        body = await response.content.read(_EXCERPT * 10)
+        said = " ".join(body.decode(errors="replace").split())[:_EXCERPT]
+        if response.status != _OK:
+            raise ReplyError(FailureKind.STATUS, f"status {response.status}: {said}", response.status)
+        raise ReplyError(FailureKind.NOT_JSON, f"{response.content_type} instead of an event stream: {said}")
+
+    async def _read(
+        self, response: aiohttp.ClientResponse, deadline: asyncio.Timeout, read_at: Callable[[], int]
+    ) -> None:
+        parser, reply = EventParser(), self._reply
+        stall = patience(self._deadlines.stall_s, self._speed)
+        now = asyncio.get_running_loop().time
+        while data := await response.content.readany():
+            at = read_at()
+            chunks = len(reply.chunks)
+            for event in parser.feed(data):
+                reply.take(event.data, at)
+            if reply.done:
+                self._ended = at
+                break
+            if len(reply.chunks) > chunks:
+                deadline.reschedule(now() + stall)
+        self._failure = reply.problem(max_tokens=self._max_tokens, natural_stop=self._natural_stop)
+        if reply.done:
+            await _read_to_end(response, deadline)
+
+    def _broken(self, error: Exception) -> Failure:
+        """What *error* means for this request at its present stage."""
+        import aiohttp
+
+        detail = " ".join(str(error).split())[:_EXCERPT] or type(error).__name__
+        match error:
+            case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
+                kind = FailureKind.CONNECT
+            case TimeoutError():
+                kind, detail = self._late()
+            case aiohttp.ClientPayloadError() if "ConnectionResetError" not in detail:
+                kind = FailureKind.TRUNCATED
+                detail = f"the response broke off after {len(self._reply.chunks)} chunks: {detail}"
+            case aiohttp.ClientPayloadError() | aiohttp.ClientConnectionError() | OSError():
+                kind = FailureKind.RESET
+            case _:
+                kind = FailureKind.NOT_JSON
+        return Failure(kind=kind, detail=detail)
+
+    def _late(self) -> tuple[FailureKind, str]:
+        if not self._reply.chunks:
+            where = "after the headers" if self._headers else "and not even headers"
+            return FailureKind.FIRST_TOKEN, f"no token within {self._deadlines.first_token_s:g} s, {where}"
+        chunks = len(self._reply.chunks)
+        return FailureKind.STALL, f"nothing for {self._deadlines.stall_s:g} s after {chunks} chunks"
+
+
+def _body(model: str, text: str, load: Load, max_tokens: int) -> bytes:
+    """The request as JSON.
+
+    vLLM tells the count of tokens in its last chunk (``include_usage``) and the ids of tokens in each of them
+    (``return_token_ids``), so usage in each chunk (``continuous_usage_stats``) would only be more to send.
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": max_tokens,
+        "temperature": load.temperature,
+        "seed": load.seed,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    }
+    if not load.natural_stop:
+        body["ignore_eos"] = True
+    if load.chat:
+        body["messages"] = [{"role": "user", "content": text}]
+        if load.logprobs:
+            body |= {"logprobs": True, "top_logprobs": load.logprobs}
+    else:
+        body["prompt"] = text
+        if load.logprobs:
+            body["logprobs"] = load.logprobs
+    if load.logprobs:
+        body["return_tokens_as_token_ids"] = True  # two tokens may have the same text
+    return msgspec.json.encode(body)
+
+
+async def _read_to_end(response: aiohttp.ClientResponse, deadline: asyncio.Timeout) -> None:
+    """Read what follows ``[DONE]``, so that the connection can be used again; it decides nothing more."""
+    import aiohttp
+
+    deadline.reschedule(None)
+    try:
+        async with asyncio.timeout(_LAST_BYTES_S):
+            while await response.content.readany():
+                pass
+    except (aiohttp.ClientError, OSError):
+        response.close()
+
+
+_CANARY = Prompt(name="canary", category="canary", text="Count from one to ten: one, two, three,")
+_CANARY_LOAD = Load(max_tokens=8)
+
+
+async def canary(
+    session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines, speed: float
+) -> str:
+    """Ask for a few tokens, within `Deadlines.canary_s`; empty if they came, else why not."""
+    limits = msgspec.structs.replace(deadlines, first_token_s=deadlines.canary_s, stall_s=deadlines.canary_s)
+    sample = await send(
+        session,
+        endpoint,
+        _CANARY,
+        _CANARY_LOAD,
+        max_tokens=_CANARY_LOAD.max_tokens,
+        deadlines=limits,
+        speed=speed,
+        counted=False,
+        salt=str(perf_counter_ns()),
+    )
+    return "" if sample.failure is None else f"{sample.failure.kind}: {sample.failure.detail}"

@@ -1,0 +1,72 @@
+"""Server-sent events out of bytes, whatever the reads that brought them (WHATWG HTML, section 9.2)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Event", "EventParser"]
+
+_MARK = b"\xef\xbb\xbf"
+
+
+class Event(NamedTuple):
+    """One event: the value of its ``data`` lines, and its name, which is nearly always empty."""
+
+    data: bytes
+    name: bytes = b""
+
+
+class EventParser:
+    """Takes bytes as they come and gives the events that they complete.
+
+    Everything stays bytes, so a character that is split over two reads is no matter. Lines end with LF, CRLF
+    or CR; comments, ``id`` and ``retry`` are passed over.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""  # of a line that has not ended
+        self._after_cr = False  # a LF that comes now belongs to the line that ended already
+        self._begun = False
+        self._data: list[bytes] = []
+        self._name = b""
+
+    @property
+    def pending(self) -> bool:
+        """Whether an event has begun and not ended."""
+        return bool(self._rest or self._data or self._name)
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that *data* completes, in order."""
+        if not data:
+            return []
+        if self._after_cr:
+            data = data.removeprefix(b"\n")
+        self._after_cr = data.endswith(b"\r")
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        events: list[Event] = []
+        for line in lines:
+            if line:
+                self._take(line)
+            else:
+                self._begun = True
+                self._dispatch(events)
+        return events
+
+    def _take(self, line: bytes) -> None:
+        if not self._begun:
+            self._begun = True
+            line = line.removeprefix(_MARK)
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            self._data.append(value)
+        elif field == b"event":
+            self._name = value
+
+    def _dispatch(self, events: list[Event]) -> None:
+        if self._data:
+            data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+            events.append(Event(data, self._name))
+        self._data, self._name = [], b""

@@ -1,0 +1,11 @@
+"""What is asked of the server: our own prompts by category, and long documents made from a seed.
+
+`collection` is the file to open first; the prompts are in the TOML files beside it. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from sparkwright.verify.corpus.answers import holds
+from sparkwright.verify.corpus.collection import CATEGORIES, Corpus, load_corpus
+
+__all__ = ["CATEGORIES", "Corpus", "holds", "load_corpus"]

@@ -1,0 +1,158 @@
+"""The prompts that ship, in as many salted copies as are asked for."""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Literal
+
+from sparkwright.canonical import digest_of
+from sparkwright.config import Model, parse_toml
+from sparkwright.errors import UnknownNameError
+from sparkwright.verify.corpus.document import write_document, write_notes
+from sparkwright.verify.corpus.tasks import write_task
+from sparkwright.verify.model import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CATEGORIES", "Corpus", "Entry", "load_corpus"]
+
+CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
+_FORMAT = 1
+
+
+class Entry(Model, frozen=True):
+    """A prompt as it ships.
+
+    Attributes:
+        name: unique within its category.
+        text: what the user says.
+        expect: a string that a right answer holds, or empty.
+        working: how `expect` is had, as a Python expression that the tests work out; only for math.
+    """
+
+    name: str
+    text: str
+    expect: str = ""
+    working: str = ""
+
+
+class _File(Model, frozen=True):
+    """One category's file."""
+
+    format: Literal[1]
+    category: str
+    prompt: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Prompts by category.
+
+    Attributes:
+        entries: what ships, by category.
+    """
+
+    entries: Mapping[str, tuple[Entry, ...]]
+
+    def prompts(self, category: str, count: int, seed: int, salt: str) -> tuple[Prompt, ...]:
+        """*count* prompts of *category*, each beginning with a nonce of its own.
+
+        The nonce stands first so that no two prompts share a block of the prefix cache, not even copies of
+        the same text, which appear when more are asked for than ship. The same arguments give the same
+        prompts; another *salt* or *seed* gives other nonces, names and another order.
+
+        Args:
+            category: one of `CATEGORIES`.
+            count: how many.
+            seed: of their order.
+            salt: tells those who ask apart, for example ``sweep code c=8``.
+
+        Raises:
+            UnknownNameError: no such category.
+        """
+        if category not in self.entries:
+            raise UnknownNameError(
+                f"there are no prompts of category {category!r}",
+                next_step=f"take one of {', '.join(self.entries)}",
+            )
+        entries = self.entries[category]
+        order = random.Random(f"{category} {seed} {salt}")  # noqa: S311 - an order, not a secret
+        made: list[Prompt] = []
+        while len(made) < count:
+            for entry in order.sample(entries, min(len(entries), count - len(made))):
+                nonce = digest_of([category, entry.name, seed, salt, len(made)])[:12]
+                made.append(
+                    Prompt(
+                        name=f"{category}/{entry.name}/{nonce}",
+                        category=category,
+                        text=f"[{nonce}]\n{entry.text.strip()}",
+                        expect=entry.expect,
+                    )
+                )
+        return tuple(made)
+
+    def document(self, tokens: int, seed: int, needle: str = "", salt: str = "") -> Prompt:
+        """A document of about *tokens* tokens that states a code somewhere, and a question for that code.
+
+        See `sparkwright.verify.corpus.document.write_document` for how it is made and how long it really is.
+        It begins with a nonce, so that documents of different seeds or salts share no block of the prefix
+        cache. For a prompt of another length but the same kind, ask for another number of tokens.
+
+        Args:
+            tokens: length of the whole prompt, at least 120.
+            seed: of its words and of the needle's place and code.
+            needle: name of what the code is for; made from the seed where it is empty.
+            salt: as for `prompts`.
+
+        Returns:
+            The prompt, of category ``extraction``; its `expect` is the code.
+        """
+        nonce = digest_of(["document", tokens, seed, needle, salt])[:12]
+        text, code = write_document(tokens, seed, needle)
+        return Prompt(
+            name=f"document/{tokens}/{nonce}", category="extraction", text=f"[{nonce}]\n{text}", expect=code
+        )
+
+    def notes(self, tokens: int, seed: int, salt: str = "") -> str:
+        """Text of about *tokens* tokens that asks nothing: what prompts with a shared prefix begin with.
+
+        It begins with a nonce, as `document` does.
+        """
+        nonce = digest_of(["notes", tokens, seed, salt])[:12]
+        return f"[{nonce}]\n{write_notes(tokens, seed)}\n\n"
+
+    def tasks(self, count: int, seed: int, salt: str) -> tuple[Prompt, ...]:
+        """*count* small tasks that a model in good order hardly ever gets wrong: sums and look-ups.
+
+        What `expect` says of them is sure, and one wrong token spoils the answer. Nonces are as in `prompts`.
+        """
+        made = []
+        for number in range(count):
+            nonce = digest_of(["task", seed, salt, number])[:12]
+            category, text, expect = write_task(seed, salt, number)
+            made.append(
+                Prompt(
+                    name=f"task/{number}/{nonce}", category=category, text=f"[{nonce}]\n{text}", expect=expect
+                )
+            )
+        return tuple(made)
+
+
+@functools.cache
+def load_corpus() -> Corpus:
+    """The corpus that ships with this package.
+
+    Raises:
+        ConfigError: a file of it is damaged.
+    """
+    folder = resources.files("sparkwright.verify.corpus")
+    entries = {}
+    for category in CATEGORIES:
+        name = f"{category}.toml"
+        file = parse_toml((folder / name).read_bytes(), _File, newest_format=_FORMAT, name=name)
+        entries[file.category] = file.prompt
+    return Corpus(entries)

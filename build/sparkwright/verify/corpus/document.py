@@ -1,0 +1,145 @@
+"""Long documents that nobody has written: English-like notes from a seed, with one fact hidden in them.
+
+The sentences come from a small grammar over common words, so that tokenizers treat them as English and a
+reader may follow them, but no model has seen them before.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+
+__all__ = ["WORDS_PER_TOKEN", "write_document", "write_notes"]
+
+WORDS_PER_TOKEN = 0.8
+"""Words of a document for each token of it. By Qwen3's tokenizer, documents come to 96 to 98 % of the tokens
+that were asked for from 2,000 on, and to 111 % at 200, where nonce and question weigh more."""
+
+_PEOPLE = (
+    "the harbour master", "a young surveyor", "the baker's widow", "the second engineer", "an old pilot",
+    "the schoolteacher", "a clerk from the town hall", "the night watchman", "her younger brother",
+    "the owner of the mill", "a visitor from the north", "the doctor", "two of the fishermen",
+    "the carpenter",
+    "the keeper of the archive", "a travelling photographer", "the head gardener", "the postman",
+    "my aunt",
+    "a student of botany", "the ferryman", "the committee", "one of the sailors", "the new librarian",
+)  # fmt: skip
+_VERBS = (
+    "measured", "repaired", "painted", "described", "counted", "moved", "inspected", "bought", "forgot",
+    "borrowed", "sketched", "sold", "weighed", "cleaned", "photographed", "looked for", "wrote about",
+    "argued over", "listed", "covered", "carried away", "replaced", "found", "admired",
+)  # fmt: skip
+_THINGS = (
+    "the old bridge", "a wooden boat", "seven barrels of tar", "the north wall", "a map of the islands",
+    "the pump behind the church", "three crates of glass", "the lower meadow", "a letter without a date",
+    "the broken clock", "the apple trees", "a box of brass screws", "the roof of the boathouse", "the ledger",
+    "a pair of heavy scales", "the well in the yard", "an unfinished portrait", "the market hall",
+    "the ropes",
+    "a lantern with green glass", "the stone steps", "the weather station", "a sack of seed", "the mooring",
+)  # fmt: skip
+_TIMES = (
+    "early in the morning", "on the third day", "after the long rain", "before the harvest",
+    "in late October",
+    "towards evening", "during the second winter", "when the tide was low", "on the last day of the fair",
+    "a week later", "in the year of the flood", "at about noon", "while the others slept", "on a clear night",
+    "before anybody noticed", "in the middle of March",
+)  # fmt: skip
+_ENDS = (
+    "and nobody asked why", "although the price had doubled", "because the wind had turned",
+    "which took longer than expected", "and noted the cost in the margin", "so that the road stayed open",
+    "but the result was never checked", "as had been agreed in spring", "and sent a copy to the county",
+    "while the children watched from the wall", "which is mentioned in two other notes",
+    "and the matter rested there", "since the first attempt had failed", "but kept the better half",
+    "and found it lighter than before", "which explains the missing page",
+)  # fmt: skip
+_REMARKS = (
+    "The weather stayed mild for most of the week.", "Nothing else was recorded that day.",
+    "Opinions about it differ to this day.", "The handwriting is hard to read here.",
+    "There were {n} witnesses, of whom {m} signed.", "It cost {n} crowns and {m} pence.",
+    "The distance was given as {n} paces.", "See also page {n} of the second volume.",
+    "This was the {n}th entry of its kind.", "A margin note says only: look again.",
+)  # fmt: skip
+_NEEDLES = (
+    "Marrowgate", "Tindlehope", "Osterwick", "Quillhaven", "Brandlemoor", "Silverholt", "Underfell",
+    "Cranmarsh", "Hollowmere", "Pellworth", "Ravenstoke", "Wexbarrow",
+)  # fmt: skip
+_LEAST_TOKENS = 120
+
+
+def write_document(tokens: int, seed: int, needle: str = "") -> tuple[str, str]:
+    """A document and a question about it.
+
+    Its length is a number of words, `WORDS_PER_TOKEN` for each token, because no tokenizer is at hand; what
+    it really is comes back in the server's ``usage``. The needle stands at a random place between a tenth
+    and nine tenths of the text, as ``The code for NAME is CODE.``
+
+    Args:
+        tokens: length of the whole prompt.
+        seed: of everything random in it.
+        needle: NAME; one is chosen where it is empty.
+
+    Returns:
+        The text, and CODE (six digits).
+
+    Raises:
+        ValueError: *tokens* is too small for the question and a few sentences.
+    """
+    if tokens < _LEAST_TOKENS:
+        raise ValueError(f"a document needs at least {_LEAST_TOKENS} tokens, not {tokens}")
+    random_ = random.Random(f"document {tokens} {seed}")  # noqa: S311 - words, not secrets
+    name = needle or random_.choice(_NEEDLES)
+    code = str(random_.randrange(100_000, 1_000_000))
+    question = (
+        f"These were the notes. What is the code for {name}? Give the code first. Then sum up in your own "
+        "words what the notes say about people, work and weather, in about three hundred words."
+    )
+    fact = f"The code for {name} is {code}."
+    budget = int(tokens * WORDS_PER_TOKEN) - len(f"{question} {fact}".split())
+    sentences = _sentences(budget, random_)
+    sentences.insert(int(len(sentences) * random_.uniform(0.1, 0.9)), fact)
+    return f"{_paragraphs(sentences, random_)}\n\n{question}", code
+
+
+@functools.lru_cache(maxsize=64)  # the same prefixes are asked for in every round of a soak
+def write_notes(tokens: int, seed: int) -> str:
+    """Notes of about *tokens* tokens that hide nothing and ask nothing, for prompts to begin with."""
+    random_ = random.Random(f"notes {tokens} {seed}")  # noqa: S311 - words, not secrets
+    return _paragraphs(_sentences(int(tokens * WORDS_PER_TOKEN), random_), random_)
+
+
+def _sentences(words: int, random_: random.Random) -> list[str]:
+    """Sentences of about *words* words together."""
+    made: list[str] = []
+    left = words
+    while left > 0:
+        made.append(_sentence(random_))
+        left -= len(made[-1].split())
+    return made
+
+
+def _sentence(random_: random.Random) -> str:
+    """One sentence."""
+    if random_.random() < 0.2:  # noqa: PLR2004 - one in five is a remark
+        return random_.choice(_REMARKS).format(n=random_.randrange(20, 900), m=random_.randrange(4, 20))
+    who, did, what = random_.choice(_PEOPLE), random_.choice(_VERBS), random_.choice(_THINGS)
+    when, end = random_.choice(_TIMES), random_.choice(_ENDS)
+    text = random_.choice(
+        (
+            f"{when}, {who} {did} {what}, {end}.",
+            f"{who} {did} {what} {when}, {end}.",
+            f"{when} {who} {did} {what}.",
+            f"{who} {did} {what}, {end}.",
+        )
+    )
+    return text[0].upper() + text[1:]
+
+
+def _paragraphs(sentences: list[str], random_: random.Random) -> str:
+    """The sentences in paragraphs of four to nine."""
+    blocks: list[str] = []
+    start = 0
+    while start < len(sentences):
+        end = start + random_.randrange(4, 10)
+        blocks.append(" ".join(sentences[start:end]))
+        start = end
+    return "\n\n".join(blocks)

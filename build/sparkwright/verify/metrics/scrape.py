@@ -1,0 +1,111 @@
+"""Fetching counters from a running server, and waiting until it has nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkwright.errors import EndpointError, UndecidedError
+from sparkwright.verify.metrics.snapshot import parse_snapshot
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from sparkwright.verify.client.endpoint import Endpoint
+    from sparkwright.verify.model import Snapshot
+    from sparkwright.verify.profile import Deadlines
+
+__all__ = ["NotQuietError", "fetch_snapshot", "quiesce"]
+
+_DEADLINE_S = 10.0
+_POLL_S = 0.1  # of the server's seconds
+_LEAST_POLL_S = 0.01
+_OK = 200
+
+
+class NotQuietError(UndecidedError):
+    """Requests still run or wait after the deadline, though no client waits for any.
+
+    Attributes:
+        last: the counters as last seen.
+    """
+
+    def __init__(self, last: Snapshot, seconds: float) -> None:
+        self.last = last
+        super().__init__(
+            "the server did not become idle",
+            because=f"{last.running:.0f} requests ran and {last.waiting:.0f} waited after {seconds:g} s",
+            next_step="make sure that nobody else uses it; if nobody does, its engine hangs",
+        )
+
+
+async def fetch_snapshot(session: aiohttp.ClientSession, endpoint: Endpoint) -> Snapshot:
+    """The server's counters now.
+
+    Plain text is asked for: Python's front end would write OpenMetrics with ``_`` for the ``:`` in its names.
+
+    Raises:
+        EndpointError: nothing answers, or not with Prometheus text.
+    """
+    import aiohttp
+
+    url = f"{endpoint.url}/metrics"
+    timeout = aiohttp.ClientTimeout(total=_DEADLINE_S)
+    try:
+        async with session.get(url, timeout=timeout, headers={"Accept": "text/plain"}) as response:
+            body = await response.text(encoding="utf-8")
+            at = time.perf_counter_ns()
+    except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
+        because = str(error) or type(error).__name__
+        raise EndpointError(f"{url} could not be read", because=because) from error
+    if response.status != _OK:
+        raise EndpointError(f"{url} could not be read", because=f"the server answered {response.status}")
+    try:
+        return parse_snapshot(body, at)
+    except ValueError as error:
+        raise EndpointError(f"{url} does not hold vLLM's metrics", because=str(error)) from error
+
+
+async def quiesce(
+    session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines, speed: float
+) -> Snapshot:
+    """Wait until nothing runs and nothing waits, and give the counters of then.
+
+    vLLM answers a client before it counts what it answered, and its gauges are those of the last step: idle
+    is what looks idle twice with the same counters.
+
+    Args:
+        session: to ask with.
+        endpoint: whom to ask.
+        deadlines: ``quiesce_s`` counts.
+        speed: the server's seconds in one of ours.
+
+    Raises:
+        NotQuietError: it did not become idle in time.
+        EndpointError: it does not answer, or exposes no counters of vLLM's.
+    """
+    give_up = time.perf_counter() + deadlines.quiesce_s / speed
+    previous: Snapshot | None = None
+    while True:
+        current = await fetch_snapshot(session, endpoint)
+        if min(current.running, current.waiting) < 0:
+            raise EndpointError(
+                f"{endpoint.url} does not expose vLLM's metrics",
+                because="vllm:num_requests_running and vllm:num_requests_waiting are not there",
+                next_step="start vLLM without --disable-log-stats",
+            )
+        idle = current.running == 0 and current.waiting == 0
+        if idle and previous is not None and _same(previous, current):
+            return current
+        if time.perf_counter() > give_up:
+            raise NotQuietError(current, deadlines.quiesce_s)
+        previous = current if idle else None
+        await asyncio.sleep(max(_POLL_S / speed, _LEAST_POLL_S))
+
+
+def _same(one: Snapshot, other: Snapshot) -> bool:
+    """Whether two snapshots say the same, but for their time."""
+    return msgspec.structs.replace(one, at=0) == msgspec.structs.replace(other, at=0)

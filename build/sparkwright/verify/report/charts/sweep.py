@@ -1,0 +1,345 @@
+"""Charts of the concurrency sweep: throughput, latencies, step time and acceptance by category."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.report.charts.chart import HALF, WHOLE, Chart
+from sparkwright.verify.report.drawing import scale
+from sparkwright.verify.report.drawing.kinds import BarPanel, bar_panels, line_chart
+from sparkwright.verify.report.drawing.plot import Naming, Point, Rule, Series
+from sparkwright.verify.report.figures import pooled
+from sparkwright.verify.report.text import TIMES, at_c, number, share, span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sparkwright.verify.report.drawing.scale import Axis
+    from sparkwright.verify.report.figures import CellFigures
+    from sparkwright.verify.run import Run
+
+__all__ = ["sweep_charts"]
+
+CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
+CONCURRENCY = "requests at a time (c)"
+
+# A time below this many times the client's own error says as much of the client as of the server.
+FLOOR_FACTOR = 10
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """One chart over concurrency: what is drawn, and how it is told in words."""
+
+    key: str
+    title: str
+    unit: str
+    value: Callable[[CellFigures], float]
+    axis: Callable[[str, list[float]], Axis]
+    meaning: str
+    spoken: Callable[[_Measure, list[CellFigures]], str]
+
+    @property
+    def short_unit(self) -> str:
+        """The unit without what is said of the axis."""
+        return self.unit.partition(",")[0]
+
+
+def sweep_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
+    """All charts of the sweep; none where nothing was swept."""
+    swept = [cell for cell in found if cell.observation.cell.check == "sweep" and cell.category]
+    for measure in _MEASURES:
+        shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
+        if shown:
+            rules = _floor_rules(run) if measure.key == "ttft" else ()
+            yield _over_concurrency(measure, swept, rules)
+    if chart := _tradeoff(swept):
+        yield chart
+    if chart := _positions(swept):
+        yield chart
+
+
+def categories(found: Sequence[CellFigures]) -> dict[str, int]:
+    """Categories with the number of their colour and shape, the same in every chart."""
+    seen = dict.fromkeys(cell.category for cell in found if cell.category)
+    known = [name for name in CATEGORIES if name in seen]
+    others = [name for name in seen if name not in CATEGORIES]
+    styles = {name: CATEGORIES.index(name) for name in known}
+    return styles | {name: (len(CATEGORIES) + index) % 6 for index, name in enumerate(others)}
+
+
+def _ttft(cell: CellFigures) -> float:
+    return cell.ttft_ms.p50 if cell.ttft_ms else math.nan
+
+
+def _tpot(cell: CellFigures) -> float:
+    return cell.tpot_ms.p50 if cell.tpot_ms else math.nan
+
+
+def _highest(measure: _Measure, found: list[CellFigures]) -> str:
+    best = max(found, key=measure.value)
+    return f"Highest: {number(measure.value(best))} {measure.short_unit} ({_place(best)})."
+
+
+def _edges(measure: _Measure, found: list[CellFigures]) -> str:
+    """What is seen at the lowest and at the highest concurrency."""
+    least, most = (edge(cell.concurrency for cell in found) for edge in (min, max))
+    parts = []
+    for level in dict.fromkeys((least, most)):
+        values = [measure.value(cell) for cell in found if cell.concurrency == level]
+        parts.append(f"{span(values)} {measure.short_unit} at {at_c(level)}")
+    return f"{', '.join(parts)}."
+
+
+def _spread(measure: _Measure, found: list[CellFigures]) -> str:
+    """Which category varies the most over concurrency."""
+    widest, of = 0.0, ""
+    for name in categories(found):
+        values = [measure.value(cell) for cell in found if cell.category == name]
+        if min(values) > 0 and max(values) / min(values) - 1 >= widest:
+            widest, of = max(values) / min(values) - 1, name
+    return f"Widest spread over concurrency: {share(widest)} ({of})."
+
+
+def _from_one(title: str, values: list[float]) -> Axis:
+    return scale.linear(title, [*values, 1.0])
+
+
+_MEASURES = (
+    _Measure(
+        "throughput",
+        "Throughput",
+        "tokens/s",
+        lambda cell: cell.steady_tok_s,
+        scale.linear,
+        "All requests together, while at least 95 % of them ran.",
+        _highest,
+    ),
+    _Measure(
+        "ttft",
+        "Time to first token",
+        "ms, median, logarithmic",
+        _ttft,
+        scale.log10,
+        "From the request to the first chunk with a generated token.",
+        _edges,
+    ),
+    _Measure(
+        "tpot",
+        "Time per output token",
+        "ms, median",
+        _tpot,
+        scale.linear,
+        "Of one request, after its first token.",
+        _edges,
+    ),
+    _Measure(
+        "step",
+        "Verify-step time",
+        "ms",
+        lambda cell: cell.step_ms,
+        scale.linear,
+        "Mean acceptance length over decode rate: the engine's speed, apart from the drafter's quality. "
+        f"At {at_c(1)} all categories should meet.",
+        _edges,
+    ),
+    _Measure(
+        "mal",
+        "Mean acceptance length",
+        "tokens a step",
+        lambda cell: cell.mal,
+        _from_one,
+        "1 + accepted over drafts. It must not depend on concurrency: lines should be flat.",
+        _spread,
+    ),
+)
+
+
+def _floor_rules(run: Run) -> tuple[Rule, ...]:
+    floors = [floor.ttft_p99_ms for floor in run.floors if math.isfinite(floor.ttft_p99_ms)]
+    if not floors or max(floors) <= 0:
+        return ()
+    return (Rule(max(floors) * run.speed * FLOOR_FACTOR, f"{FLOOR_FACTOR} {TIMES} the client's own error"),)
+
+
+def _over_concurrency(measure: _Measure, swept: Sequence[CellFigures], rules: tuple[Rule, ...]) -> Chart:
+    shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
+    styles = categories(swept)
+    series = tuple(_series(measure, name, style, _levels(swept, name)) for name, style in styles.items())
+    x = scale.log2(CONCURRENCY, [cell.concurrency for cell in swept])
+    values = [measure.value(cell) for cell in shown] + [rule.y for rule in rules]
+    y = measure.axis(measure.unit, values)
+    spoken = measure.spoken(measure, shown)
+    description = f"{measure.meaning} {spoken} One line for each of {', '.join(styles)}."
+    return Chart(
+        key=measure.key,
+        title=measure.title,
+        lead=spoken,
+        meaning=measure.meaning,
+        widths=HALF,
+        draw=lambda key, width: line_chart(
+            Naming(key, measure.title, description), width, (x, y), series, rules
+        ),
+        columns=("category", "c", *_COLUMNS),
+        rows=tuple(_row(cell) for name in styles for cell in _levels(swept, name)),
+    )
+
+
+def _series(measure: _Measure, name: str, style: int, levels: list[CellFigures]) -> Series:
+    known = [math.isfinite(measure.value(cell)) for cell in levels]
+    return Series(
+        name,
+        style,
+        tuple(_point(measure, cell) for cell, there in zip(levels, known, strict=True) if there),
+        tuple(_point(measure, cell) for cell, there in zip(levels, known, strict=True) if not there),
+    )
+
+
+def _levels(found: Sequence[CellFigures], category: str) -> list[CellFigures]:
+    return sorted((c for c in found if c.category == category), key=lambda cell: cell.concurrency)
+
+
+def _point(measure: _Measure, cell: CellFigures) -> Point:
+    value = measure.value(cell)
+    words = f"{_place(cell)}: {number(value)} {measure.short_unit}"
+    trouble = f" ({'; '.join(cell.trouble)})" if cell.trouble else ""
+    return Point(cell.concurrency, value, words + trouble, suspect=bool(cell.trouble))
+
+
+_COLUMNS = (
+    "requests",
+    "tokens/s, steady",
+    "tokens/s, whole",
+    "TTFT p50, ms",
+    "TTFT p95, ms",
+    "TPOT p50, ms",
+    "TPOT p95, ms",
+    "step, ms",
+    "MAL",
+    "trouble",
+)
+
+
+def _row(cell: CellFigures) -> tuple[str, ...]:
+    ttft, tpot = cell.ttft_ms, cell.tpot_ms
+    values = (
+        float(len(cell.observation.counted)),
+        cell.steady_tok_s,
+        cell.whole_tok_s,
+        ttft.p50 if ttft else math.nan,
+        ttft.p95 if ttft else math.nan,
+        tpot.p50 if tpot else math.nan,
+        tpot.p95 if tpot else math.nan,
+        cell.step_ms,
+        cell.mal,
+    )
+    return (cell.category, str(cell.concurrency), *map(number, values), "; ".join(cell.trouble))
+
+
+def _tradeoff(swept: Sequence[CellFigures]) -> Chart | None:
+    """What one user gets against what all get together, from level to level."""
+    shown = [c for c in swept if math.isfinite(c.steady_tok_s) and math.isfinite(c.decode_tok_s)]
+    if not shown:
+        return None
+    styles = categories(shown)
+    series = tuple(
+        Series(
+            name,
+            style,
+            tuple(
+                Point(cell.decode_tok_s, cell.steady_tok_s, _said(cell), suspect=bool(cell.trouble))
+                for cell in reversed(_levels(shown, name))
+            ),
+        )
+        for name, style in styles.items()
+    )
+    x = scale.linear("tokens/s of one request", [cell.decode_tok_s for cell in shown])
+    y = scale.linear("tokens/s of all requests", [cell.steady_tok_s for cell in shown])
+    fastest = max(shown, key=lambda cell: cell.decode_tok_s)
+    lead = f"One request gets at most {number(fastest.decode_tok_s)} tokens/s ({_place(fastest)})."
+    meaning = (
+        "Each line goes from the highest concurrency (left) to the lowest. Farther up and right is better."
+    )
+    title = "Throughput against one request's speed"
+    return Chart(
+        key="tradeoff",
+        title=title,
+        lead=lead,
+        meaning=meaning,
+        widths=HALF,
+        draw=lambda key, width: line_chart(
+            Naming(key, title, f"{meaning} {lead}"), width, (x, y), series, listed=True
+        ),
+        columns=("category", "c", "tokens/s of one request", "tokens/s of all"),
+        rows=tuple(
+            (name, str(cell.concurrency), number(cell.decode_tok_s), number(cell.steady_tok_s))
+            for name in styles
+            for cell in _levels(shown, name)
+        ),
+    )
+
+
+def _said(cell: CellFigures) -> str:
+    speeds = f"{number(cell.decode_tok_s)} tokens/s each, {number(cell.steady_tok_s)} together"
+    return f"{_place(cell)}: {speeds}"
+
+
+def _place(cell: CellFigures) -> str:
+    """Category and concurrency; the latter in one piece."""
+    return f"{cell.category}, {at_c(cell.concurrency)}"
+
+
+def _positions(swept: Sequence[CellFigures]) -> Chart | None:
+    """Acceptance at each position of the draft, each category's levels together."""
+    rates: dict[str, tuple[float, ...]] = {}
+    for name in categories(swept):
+        found = [cell.speculation for cell in swept if cell.category == name and cell.speculation]
+        if (whole := pooled(found)) and whole.position_rates:
+            rates[name] = whole.position_rates
+    if not rates:
+        return None
+    styles = categories(swept)
+    panels = tuple(_panel(name, styles[name], values) for name, values in rates.items())
+    y = scale.linear("", [1.0], most=1.0, ticks=4, percent=True)
+    longest = max(len(values) for values in rates.values())
+    firsts = [values[0] for values in rates.values()]
+    lead = f"First position: {share(min(firsts))} to {share(max(firsts))} accepted."
+    meaning = (
+        "Share of drafts whose token at this position was accepted. It can only fall from left to right."
+    )
+    return Chart(
+        key="positions",
+        title="Acceptance by position in the draft",
+        lead=lead,
+        meaning=meaning,
+        widths=WHOLE,
+        draw=lambda key, width: bar_panels(
+            Naming(key, "Acceptance by position in the draft", f"{meaning} {lead}"),
+            width,
+            y,
+            "position",
+            panels,
+        ),
+        columns=("category", *(str(index + 1) for index in range(longest))),
+        rows=tuple(
+            (name, *(share(rate) for rate in values), *[""] * (longest - len(values)))
+            for name, values in rates.items()
+        ),
+    )
+
+
+def _panel(name: str, style: int, rates: tuple[float, ...]) -> BarPanel:
+    rising = tuple(index > 0 and rate > rates[index - 1] + 1e-9 for index, rate in enumerate(rates))
+    return BarPanel(
+        title=name,
+        style=style,
+        labels=tuple(str(index + 1) for index in range(len(rates))),
+        values=rates,
+        words=tuple(
+            f"{name}, position {index + 1}: {rate:.1%}" + (" (above the one before it)" if rises else "")
+            for index, (rate, rises) in enumerate(zip(rates, rising, strict=True))
+        ),
+        suspect=rising,
+    )

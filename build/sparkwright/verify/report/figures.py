@@ -1,0 +1,224 @@
+"""Figures that a report shows: those that checks judge by, and the course of counters over time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkwright.verify.checks.common import troubles
+from sparkwright.verify.checks.figures import Figures, figures
+from sparkwright.verify.metrics import Speculation, hit_rate, speculation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sparkwright.verify.model import Observation, Snapshot
+    from sparkwright.verify.run import Run
+    from sparkwright.verify.statistics import Summary
+
+__all__ = ["CellFigures", "Moment", "cells", "moments", "pooled"]
+
+WINDOW_S = 30.0  # of a timeline, in the server's clock
+_NEARLY = 0.98  # of it: snapshots do not come on the second
+_FULL = 0.5  # of it: less is the end of a cell, when little runs
+
+
+@dataclass(frozen=True)
+class CellFigures:
+    """What one cell came to. Times and rates are in the server's clock; what cannot be said is NaN or `None`.
+
+    Attributes:
+        observation: where it comes from.
+        key: the cell's.
+        category: of its prompts, or empty if they are mixed.
+        figures: as checks see them; `None` if no request counted.
+        speculation: what drafting brought, or `None` where counters do not say.
+        hit_rate: share of prompt tokens that came from the prefix cache.
+        trouble: why its figures are not to be trusted; empty if they are.
+    """
+
+    observation: Observation
+    key: str
+    category: str
+    figures: Figures | None
+    speculation: Speculation | None
+    hit_rate: float
+    trouble: tuple[str, ...]
+
+    @property
+    def concurrency(self) -> int:
+        """Requests at a time."""
+        return self.observation.cell.load.concurrency
+
+    @property
+    def steady_tok_s(self) -> float:
+        """Tokens a second while at least 95 % of the concurrency ran; all requests together."""
+        return self.figures.steady_tok_s if self.figures else math.nan
+
+    @property
+    def whole_tok_s(self) -> float:
+        """Tokens a second from the first request's start to the last one's end."""
+        return self.figures.whole_tok_s if self.figures else math.nan
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens a second of one request after its first."""
+        return self.figures.decode_tok_s if self.figures else math.nan
+
+    @property
+    def ttft_ms(self) -> Summary | None:
+        """Time to the first token."""
+        return self.figures.ttft_ms if self.figures else None
+
+    @property
+    def tpot_ms(self) -> Summary | None:
+        """Time per token after it."""
+        return self.figures.tpot_ms if self.figures else None
+
+    @property
+    def step_ms(self) -> float:
+        """Time of one verify step."""
+        return self.figures.step_ms if self.figures else math.nan
+
+    @property
+    def mal(self) -> float:
+        """Mean acceptance length, in tokens a step."""
+        return self.figures.acceptance.mal if self.figures and self.figures.acceptance else math.nan
+
+    @property
+    def mal_error(self) -> float:
+        """Its standard error."""
+        return self.figures.acceptance.error if self.figures and self.figures.acceptance else math.nan
+
+
+def cells(run: Run) -> tuple[CellFigures, ...]:
+    """Figures of every cell, in order."""
+    return tuple(_cell(observation, run.speed) for observation in run.observations)
+
+
+def _cell(observation: Observation, speed: float) -> CellFigures:
+    categories = {sample.category for sample in observation.counted}
+    spec = _speculation(observation.before, observation.after)
+    # counters that began anew say nothing; clients' times still do
+    judged = observation if spec else msgspec.structs.replace(observation, before=None, after=None)
+    return CellFigures(
+        observation=observation,
+        key=observation.cell.key,
+        category=observation.cell.tags.get("category") or (categories.pop() if len(categories) == 1 else ""),
+        figures=figures(judged, speed) if observation.counted else None,
+        speculation=spec,
+        hit_rate=_hits(observation.before, observation.after),
+        trouble=tuple(trouble.cause for trouble in troubles(observation)),
+    )
+
+
+def _speculation(before: Snapshot | None, after: Snapshot | None) -> Speculation | None:
+    """What drafting brought, if the counters are there and went on without a restart."""
+    if before is None or after is None:
+        return None
+    try:
+        return speculation(before, after)
+    except ValueError:
+        return None
+
+
+def _hits(before: Snapshot | None, after: Snapshot | None) -> float:
+    if before is None or after is None:
+        return math.nan
+    try:
+        return hit_rate(before, after)
+    except ValueError:
+        return math.nan
+
+
+def pooled(found: Sequence[Speculation]) -> Speculation | None:
+    """Several spans of drafting as one; `None` if there are none, or their drafts differ in length."""
+    if not found or len({len(one.per_position) for one in found}) > 1:
+        return None
+    return Speculation(
+        drafts=sum(one.drafts for one in found),
+        draft_tokens=sum(one.draft_tokens for one in found),
+        accepted=sum(one.accepted for one in found),
+        per_position=tuple(map(sum, zip(*(one.per_position for one in found), strict=True))),
+        generation_tokens=sum(one.generation_tokens for one in found),
+        requests=sum(one.requests for one in found),
+    )
+
+
+# Over time ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One window of a long cell, in the server's seconds since the soak's first cell began.
+
+    Attributes:
+        begin_s: when it begins.
+        end_s: when it ends.
+        acceptance: share of drafted tokens that were accepted; NaN where nothing was drafted.
+        hit_rate: share of prompt tokens from the prefix cache; NaN where none was looked up.
+        tokens_per_s: generated, all requests together.
+        kv_usage: share of the KV cache in use at its end.
+        preemptions: in it.
+        reset: whether the counters began anew in it.
+    """
+
+    begin_s: float
+    end_s: float
+    acceptance: float
+    hit_rate: float
+    tokens_per_s: float
+    kv_usage: float
+    preemptions: float
+    reset: bool = False
+
+    @property
+    def middle_s(self) -> float:
+        """The moment that stands for it."""
+        return (self.begin_s + self.end_s) / 2
+
+
+def moments(
+    observation: Observation, begin_s: float, speed: float, window_s: float = WINDOW_S
+) -> tuple[Moment, ...]:
+    """Windows of about *window_s* over the counters of a cell that began at *begin_s*."""
+    snapshots = _snapshots(observation)
+    if not snapshots:
+        return ()
+    origin = snapshots[0].at - round(begin_s * 1e9 / speed)
+    return tuple(_windows(snapshots, origin, speed, window_s))
+
+
+def _snapshots(observation: Observation) -> list[Snapshot]:
+    ends = (observation.before, *observation.series, observation.after)
+    return [snapshot for snapshot in ends if snapshot is not None]
+
+
+def _windows(snapshots: Sequence[Snapshot], origin: int, speed: float, window_s: float) -> Iterable[Moment]:
+    """Windows that end with the first snapshot that is late enough; a short rest is left out."""
+    first = snapshots[0]
+    for later in snapshots[1:]:
+        seconds = (later.at - first.at) * speed / 1e9
+        if seconds >= window_s * (_FULL if later is snapshots[-1] else _NEARLY):
+            yield _moment(first, later, origin, speed)
+            first = later
+
+
+def _moment(first: Snapshot, later: Snapshot, origin: int, speed: float) -> Moment:
+    begin, end = ((snapshot.at - origin) * speed / 1e9 for snapshot in (first, later))
+    spec = _speculation(first, later)
+    drafted = spec is not None and spec.draft_tokens > 0
+    generated = later.generation_tokens - first.generation_tokens
+    return Moment(
+        begin_s=begin,
+        end_s=end,
+        acceptance=spec.acceptance_rate if spec and drafted else math.nan,
+        hit_rate=_hits(first, later) if later.prefix_queries > first.prefix_queries else math.nan,
+        tokens_per_s=generated / (end - begin) if end > begin and generated >= 0 else math.nan,
+        kv_usage=later.kv_usage if later.kv_usage >= 0 else math.nan,
+        preemptions=max(0.0, later.preemptions - first.preemptions),
+        reset=later.start_s != first.start_s or generated < 0,
+    )

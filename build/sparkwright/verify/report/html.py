@@ -1,0 +1,187 @@
+"""The page: one file that needs no network and no script."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from sparkwright.config import to_builtins
+from sparkwright.verify.report.charts import all_charts
+from sparkwright.verify.report.drawing.svg import to_text
+from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.overview import flat, headline, highlights
+from sparkwright.verify.report.text import (
+    NOTHING,
+    SYMBOLS,
+    WORDS,
+    clean,
+    duration,
+    figure,
+    number,
+    plural,
+    share,
+)
+from sparkwright.verify.run import worst
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jinja2 import Environment
+
+    from sparkwright.verify.model import Observation
+    from sparkwright.verify.report.charts import Chart
+    from sparkwright.verify.run import Run
+
+__all__ = ["render_html"]
+
+TEMPLATES = Path(__file__).parent / "template"
+
+_FAILURES_SHOWN = 5
+_LOG_LINES_SHOWN = 20
+
+
+def render_html(run: Run) -> str:
+    """*run* as one HTML page, the same for the same run."""
+    found = cells(run)
+    charts = all_charts(run, found)
+    page = (
+        _environment()
+        .get_template("page.html")
+        .render(
+            run=run,
+            said=_said(run),
+            headline=headline(run),
+            highlights=highlights(run, found),
+            charts=charts,
+            cells=found,
+            known={cell.key for cell in found},
+            names={cell.key: cell.observation.cell.name for cell in found},
+            numbered=list(enumerate(run.findings, 1)),
+            manifest=list(flat(run.manifest)),
+            boots=_boots(run),
+            files=list(_files(run)),
+            floors=_floor_table(run),
+            worst=worst,
+        )
+    )
+    return page.strip() + "\n"
+
+
+def _said(run: Run) -> dict[str, Any]:
+    """What the manifest says of the run as a whole, for the head of the page."""
+    said = run.manifest
+    subject = said.get("title") or said.get("model") or said.get("url") or ""
+    small = [clean(str(said["profile"]))] if said.get("profile") else []
+    small += [_moment(str(said["started"]))] if said.get("started") else []
+    if said.get("seconds"):
+        small.append(f"took {duration(float(said['seconds']))}")
+    return {
+        "subject": clean(str(subject)),
+        "small": small,
+        "interrupted": clean(str(said.get("interrupted", ""))),
+    }
+
+
+def _moment(stamp: str) -> str:
+    """A moment in ISO 8601 as people read it, or the words as they are."""
+    try:
+        moment = datetime.fromisoformat(stamp)
+    except ValueError:
+        return clean(stamp)
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if moment.tzinfo else f"{moment:%Y-%m-%d %H:%M}"
+
+
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "clean": clean,
+        "duration": duration,
+        "figure": figure,
+        "number": number,
+        "plural": plural,
+        "share": share,
+        "drawings": _drawings,
+        "troubles": _troubles,
+    }
+    made.globals |= {"SYMBOLS": SYMBOLS, "WORDS": WORDS}
+    return made
+
+
+def _drawings(chart: Chart) -> Any:
+    """The chart for each width; the style sheet shows one of them."""
+    from markupsafe import Markup
+
+    drawn = "\n".join(to_text(chart.draw(f"{chart.key}-{width}", width)) for width in chart.widths)
+    return Markup(drawn)  # noqa: S704 - built as a tree of elements, which escapes
+
+
+def _troubles(observation: Observation) -> list[str]:
+    """What went wrong in a cell, in the words of those who said it; what is repeated is counted."""
+    said: dict[str, int] = {}
+    for sample in observation.failed:
+        if sample.failure is not None:
+            status = f" (status {sample.failure.status})" if sample.failure.status else ""
+            words = f"{sample.failure.kind}{status}: {sample.failure.detail}"
+            said[words] = said.get(words, 0) + 1
+    shown = [f"{plural(count, 'request')}: {words}" for words, count in list(said.items())[:_FAILURES_SHOWN]]
+    if len(said) > _FAILURES_SHOWN:
+        shown.append(f"and {len(said) - _FAILURES_SHOWN} other failures")
+    if observation.died is not None:
+        shown.append(f"the server ended with status {observation.died}")
+    if observation.canary:
+        shown.append(f"no answer to a plain request afterwards: {observation.canary}")
+    shown.extend(f"log: {line}" for line in observation.log[:_LOG_LINES_SHOWN])
+    return shown
+
+
+def _boots(run: Run) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Boot facts as a table: heads, and one row for each fact that any boot told."""
+    heads = [f"{arm}, boot {boot}" for arm, boot in run.facts]
+    columns = [to_builtins(facts) for facts in run.facts.values()]
+    rows = []
+    for name in dict.fromkeys(name for column in columns for name in column):
+        values = [_fact(column.get(name)) for column in columns]
+        if any(value != NOTHING for value in values):
+            rows.append((name.replace("-", " "), values))
+    return heads, rows
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return clean(", ".join(map(str, value))) or NOTHING
+    if value is None or value in {"", -1}:
+        return NOTHING
+    return figure(value)
+
+
+def _files(run: Run) -> Iterator[tuple[str, str, str]]:
+    """Raw files by what they are: label, path, and a link that stays within the report's own folder."""
+    files = run.manifest.get("files", {})
+    for label, path in files.items():
+        yield clean(str(label)), clean(str(path)), f"./{quote(str(path).lstrip('/'))}"
+
+
+def _floor_table(run: Run) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """The client's own error by concurrency."""
+    columns = ("c", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, %", "TPOT p99, %")
+    rows = tuple(
+        (
+            str(floor.concurrency),
+            number(floor.ttft_p50_ms),
+            number(floor.ttft_p99_ms),
+            number(floor.tpot_p50_percent),
+            number(floor.tpot_p99_percent),
+        )
+        for floor in run.floors
+    )
+    return columns, rows

@@ -1,0 +1,96 @@
+"""Findings as JUnit XML, for machines that build.
+
+There is no standard; what is written here is valid against the schemas of Jenkins' xUnit plug-in
+(junit-10.xsd) and of Ant's task (JUnit.xsd by Windy Road), which most readers accept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+from sparkwright.verify.model import Verdict
+from sparkwright.verify.report.text import clean, figure
+
+if TYPE_CHECKING:
+    from sparkwright.verify.model import Finding
+    from sparkwright.verify.run import Run
+
+__all__ = ["render_junit"]
+
+_OUTCOMES = {Verdict.FAIL: "failure", Verdict.INVALID: "error", Verdict.INCONCLUSIVE: "skipped"}
+_TIMESTAMP = "1970-01-01T00:00:00"  # the schemas want one, also where none is known
+_TIMESTAMP_LENGTH = len(_TIMESTAMP)
+
+
+def render_junit(run: Run) -> str:
+    """A test suite for each check and a test case for each finding.
+
+    A failed finding is a failure, an invalid one an error, and an inconclusive one is skipped; each with its
+    cause; what it rests on stands in the text below. Warnings are the suite's output.
+    """
+    root = ET.Element("testsuites")
+    for index, (check, findings) in enumerate(run.by_check.items()):
+        root.append(_suite(run, index, check, findings))
+    ET.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def _suite(run: Run, index: int, check: str, findings: list[Finding]) -> ET.Element:
+    counts = {
+        outcome: sum(finding.verdict is verdict for finding in findings)
+        for verdict, outcome in _OUTCOMES.items()
+    }
+    suite = ET.Element(
+        "testsuite",
+        {
+            "name": clean(check),
+            "id": str(index),
+            "package": "sparkwright.verify",
+            "hostname": clean(str(run.manifest.get("host") or "localhost")).strip() or "localhost",
+            "timestamp": _timestamp(run),
+            "tests": str(len(findings)),
+            "failures": str(counts["failure"]),
+            "errors": str(counts["error"]),
+            "skipped": str(counts["skipped"]),
+            "time": "0",
+        },
+    )
+    ET.SubElement(suite, "properties")
+    suite.extend(_case(finding) for finding in findings)
+    warned = [f"{finding.name}: {warning}" for finding in findings for warning in finding.warnings]
+    ET.SubElement(suite, "system-out").text = clean("\n".join(warned))
+    ET.SubElement(suite, "system-err")
+    return suite
+
+
+def _timestamp(run: Run) -> str:
+    """ISO 8601 without a zone, as the schema asks."""
+    said = str(run.manifest.get("started", ""))[:_TIMESTAMP_LENGTH]
+    shape = "".join("0" if character in "123456789" else character for character in said)
+    return said if shape == "0000-00-00T00:00:00" else _TIMESTAMP
+
+
+def _case(finding: Finding) -> ET.Element:
+    case = ET.Element(
+        "testcase",
+        {"name": clean(finding.name), "classname": f"sparkwright.verify.{clean(finding.check)}", "time": "0"},
+    )
+    if outcome := _OUTCOMES.get(finding.verdict):
+        told = ET.SubElement(case, outcome, {"message": clean(finding.cause)})
+        if outcome != "skipped":
+            told.set("type", finding.verdict.value)
+        told.text = _told(finding)
+    return case
+
+
+def _told(finding: Finding) -> str:
+    """All that a finding rests on, one thing a line."""
+    parts = [finding.definition]
+    if finding.threshold:
+        parts.append(f"threshold: {finding.threshold}")
+    parts.extend(f"{name}: {figure(value)}" for name, value in finding.measured.items())
+    if finding.evidence:
+        parts.append(f"cells: {', '.join(finding.evidence)}")
+    parts.extend(f"warning: {warning}" for warning in finding.warnings)
+    return "\n".join(map(clean, parts))

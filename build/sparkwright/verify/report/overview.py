@@ -1,0 +1,106 @@
+"""What a reader wants to know first: the verdict in one sentence, and the figures that people compare."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkwright.verify.model import Verdict
+from sparkwright.verify.report.text import NOTHING, at_c, clean, number, plural, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sparkwright.verify.report.figures import CellFigures
+    from sparkwright.verify.run import Run
+
+__all__ = ["Highlight", "flat", "headline", "highlights"]
+
+# The manifest's entries that have places of their own on the page.
+_SHOWN_ELSEWHERE = {"files", "report"}
+
+_SAID = {
+    Verdict.FAIL: "failed",
+    Verdict.INVALID: "cannot be trusted",
+    Verdict.INCONCLUSIVE: "undecided",
+    Verdict.PASS: "passed",
+}
+
+
+class Highlight(NamedTuple):
+    """One figure in large type: what it is, the figure, its unit, and where it was seen."""
+
+    label: str
+    value: str
+    unit: str
+    note: str
+
+
+def headline(run: Run) -> str:
+    """How many conclusions came out how, worst first, in one sentence."""
+    counts = {verdict: sum(f.verdict is verdict for f in run.findings) for verdict in _SAID}
+    if not run.findings:
+        return "Nothing was concluded."
+    total = plural(len(run.findings), "conclusion")
+    if counts[Verdict.PASS] == len(run.findings):
+        return f"{total}, all passed."
+    said = [f"{count} {_SAID[verdict]}" for verdict, count in counts.items() if count]
+    return f"{total}: {', '.join(said)}."
+
+
+def highlights(run: Run, found: Sequence[CellFigures]) -> list[Highlight]:
+    """Figures of the sweep, of memory and of failures, as far as they are known."""
+    swept = [cell for cell in found if cell.observation.cell.check == "sweep"]
+    alone = [cell for cell in swept if cell.concurrency == min(c.concurrency for c in swept)]
+    return [*_speeds(swept, alone), *_memory(run), *_requests(found)]
+
+
+def _speeds(swept: Sequence[CellFigures], alone: Sequence[CellFigures]) -> Iterator[Highlight]:
+    rated = [cell for cell in swept if math.isfinite(cell.steady_tok_s)]
+    if rated:
+        best = max(rated, key=lambda cell: cell.steady_tok_s)
+        where = f"at best: {best.category}, {at_c(best.concurrency)}"
+        yield Highlight("Throughput", number(best.steady_tok_s), "tokens/s", where)
+    if not alone:
+        return
+    level = f"{at_c(alone[0].concurrency)}, by category"
+    yield from _range("One request", [c.decode_tok_s for c in alone], "tokens/s", level)
+    firsts = [cell.ttft_ms.p50 for cell in alone if cell.ttft_ms]
+    yield from _range("First token", firsts, "ms", f"median, {level}")
+    yield from _range("Acceptance", [cell.mal for cell in alone], "tokens a step", level)
+    yield from _range("Verify step", [cell.step_ms for cell in alone], "ms", level)
+
+
+def _range(label: str, values: Sequence[float], unit: str, note: str) -> Iterator[Highlight]:
+    finite = [value for value in values if math.isfinite(value)]
+    if finite:
+        yield Highlight(label, span(finite).replace(" to ", NOTHING), unit, note)
+
+
+def _memory(run: Run) -> Iterator[Highlight]:
+    facts = next(iter(run.facts.values()), None)
+    if facts and facts.kv_tokens > 0:
+        dtype = f"{facts.kv_dtype}, " if facts.kv_dtype else ""
+        size = f"{number(facts.kv_gib)} GiB" if facts.kv_gib >= 0 else ""
+        yield Highlight("KV cache", f"{facts.kv_tokens:,}", "tokens", clean(f"{dtype}{size}".strip(", ")))
+
+
+def _requests(found: Sequence[CellFigures]) -> Iterator[Highlight]:
+    sent = sum(len(cell.observation.samples) for cell in found)
+    failed = sum(len(cell.observation.failed) for cell in found)
+    if sent:
+        note = f"in {plural(len(found), 'cell')}, {failed:,} failed"
+        yield Highlight("Requests", f"{sent:,}", "", note)
+
+
+def flat(manifest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Entries of a manifest with nested names joined, in their order; files have a place of their own."""
+    for name, value in manifest.items():
+        if not prefix and name in _SHOWN_ELSEWHERE:
+            continue
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name} ")
+        elif isinstance(value, list | tuple):
+            yield clean(f"{prefix}{name}"), clean(", ".join(map(str, value)))
+        else:
+            yield clean(f"{prefix}{name}"), clean(str(value))

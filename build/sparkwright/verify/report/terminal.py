@@ -1,0 +1,90 @@
+"""A run's verdict on a terminal, or as plain lines where there is none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.model import Verdict
+from sparkwright.verify.report.overview import headline
+from sparkwright.verify.report.text import SYMBOLS, WORDS, clean
+from sparkwright.verify.run import worst
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sparkwright.verify.model import Finding
+    from sparkwright.verify.run import Run
+
+__all__ = ["render_terminal"]
+
+_STYLES = {
+    Verdict.PASS: "green",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.INVALID: "magenta",
+    Verdict.FAIL: "bold red",
+}
+
+
+def render_terminal(run: Run, console: Console) -> None:
+    """Write the verdict of each check, the causes of what did not pass, and where the report is."""
+    if console.is_terminal:
+        console.print(_table(run))
+    else:
+        for line in _lines(run):
+            _plain(console, line)
+    verdict = run.verdict
+    _plain(console, f"{SYMBOLS[verdict]} {WORDS[verdict]}. {headline(run)}", _STYLES[verdict])
+    if why := run.manifest.get("interrupted"):
+        _plain(console, f"The run is not complete: {clean(str(why))}")
+    if report := run.manifest.get("report"):
+        _plain(console, f"report: {clean(str(report))}")
+
+
+def _plain(console: Console, line: str, style: str = "") -> None:
+    """One line as it is: nothing in it is markup, and a narrow terminal does not break it."""
+    shown = style if console.is_terminal else ""
+    console.print(line, style=shown, markup=False, highlight=False, soft_wrap=True)
+
+
+def _lines(run: Run) -> list[str]:
+    lines = []
+    for check, findings in run.by_check.items():
+        verdict = worst(findings)
+        lines.append(f"{SYMBOLS[verdict]} {clean(check)}: {verdict}")
+        lines.extend(f"  {how}: {said}" for how, said in _causes(findings))
+    return lines
+
+
+def _causes(findings: list[Finding]) -> list[tuple[str, str]]:
+    """What did not pass, and warnings, in one line each: what it is, and the words."""
+    said: list[tuple[str, str]] = []
+    for finding in findings:
+        if finding.verdict is not Verdict.PASS:
+            said.append((finding.verdict.value, _one_line(f"{finding.name}: {finding.cause}")))
+        said.extend(("warning", _one_line(warning)) for warning in finding.warnings)
+    return said
+
+
+def _one_line(text: str) -> str:
+    return " ".join(clean(text, 500).split())
+
+
+def _table(run: Run) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    for check, findings in run.by_check.items():
+        verdict = worst(findings)
+        lines = [
+            Text(words if how != "warning" else f"warning: {words}", "dim" if how == "warning" else "")
+            for how, words in _causes(findings)
+        ]
+        said = Text("\n").join(lines or [Text(_one_line(findings[-1].cause), "dim")])
+        sign = Text(f"{SYMBOLS[verdict]} {WORDS[verdict]}", _STYLES[verdict])
+        table.add_row(sign, Text(_one_line(check)), said)
+    return table

@@ -1,0 +1,119 @@
+"""Words and figures as a report shows them; what others wrote is made harmless here, once for all formats."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.model import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "MINUS",
+    "NOTHING",
+    "SYMBOLS",
+    "TIMES",
+    "WORDS",
+    "at_c",
+    "clean",
+    "duration",
+    "figure",
+    "number",
+    "plural",
+    "share",
+    "span",
+]
+
+MINUS, NOTHING, TIMES = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
+_UNBROKEN = "\N{NO-BREAK SPACE}"
+
+SYMBOLS = {Verdict.PASS: "✓", Verdict.INCONCLUSIVE: "?", Verdict.INVALID: "⊘", Verdict.FAIL: "✗"}
+WORDS = {
+    Verdict.PASS: "Passed",
+    Verdict.INCONCLUSIVE: "Inconclusive",
+    Verdict.INVALID: "Invalid",
+    Verdict.FAIL: "Failed",
+}
+
+_SIGNIFICANT = 3
+
+
+def clean(text: str, most: int = 4000) -> str:
+    """*text* without anything that a terminal, an XML parser or a reader's eye could be misled by.
+
+    Control characters other than line feeds and tabs, lone surrogates, code points that Unicode calls no
+    characters and marks that turn the direction of text are written as escapes. What is longer than *most*
+    characters is cut, and says so.
+    """
+    shown = text[:most]
+    if not shown.isprintable():
+        shown = "".join(map(_harmless, shown))
+    left = len(text) - most
+    return f"{shown}… ({left:,} more characters)" if left > 0 else shown
+
+
+def _harmless(character: str) -> str:
+    """The character itself, or an escape for it."""
+    shown = character in "\n\t" or character.isprintable() or unicodedata.category(character) == "Zs"
+    return character if shown else _escaped(character)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"  # noqa: PLR2004
+
+
+def number(value: float | None) -> str:
+    """*value* with three significant digits, or a dash where there is none."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    if math.isinf(value):
+        return "∞" if value > 0 else f"{MINUS}∞"
+    if value == int(value) and abs(value) < 1e15:  # noqa: PLR2004 - beyond, digits are no longer exact
+        return f"{int(value):,}".replace("-", MINUS)
+    if abs(value) >= 100:  # noqa: PLR2004 - three digits before the point
+        return f"{value:,.0f}".replace("-", MINUS)
+    if abs(value) < 1e-4:  # noqa: PLR2004
+        return f"{value:.2e}".replace("-", MINUS)
+    digits = max(0, _SIGNIFICANT - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{digits}f}".replace("-", MINUS)
+
+
+def figure(value: float | str) -> str:
+    """One entry of a finding's ``measured``."""
+    return clean(value) if isinstance(value, str) else number(value)
+
+
+def duration(seconds: float) -> str:
+    """*seconds* as a moment on a time axis: ``45 s``, ``12:30 min``, ``1:05 h``."""
+    if seconds < 60:  # noqa: PLR2004
+        return f"{number(round(seconds, 1))} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:  # noqa: PLR2004
+        return f"{minutes}:{rest:02d} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d} h"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """``1 cell``, ``2 cells``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def share(value: float) -> str:
+    """0.25 as ``25 %``, to a tenth."""
+    return f"{value * 100 + 0.0:.1f}".removesuffix(".0") + " %" if math.isfinite(value) else NOTHING
+
+
+def span(values: Sequence[float]) -> str:
+    """``12.1 to 24.5``, or one figure if all are the same."""
+    low, high = number(min(values)), number(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def at_c(concurrency: int) -> str:
+    """``c = 8``, in one piece."""
+    return f"c{_UNBROKEN}={_UNBROKEN}{concurrency}"

@@ -1,0 +1,178 @@
+"""What a run leaves for people and machines, made from its journal alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkwright.canonical import sha256_file
+from sparkwright.config import to_builtins
+from sparkwright.errors import StorageError
+from sparkwright.verify.journal import FILE, read_journal
+from sparkwright.verify.run import Run
+from sparkwright.verify.wish import Wish, profile_of
+
+if TYPE_CHECKING:
+    from sparkwright.verify.journal import Contents
+    from sparkwright.verify.model import Observation, Verdict
+
+__all__ = ["Results", "load_run", "write_results"]
+
+REPORT, JUNIT, VERDICT = "report.html", "junit.xml", "verdict.json"
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run and the files that tell of it.
+
+    Attributes:
+        run: what was seen and concluded.
+        folder: where its files are.
+        files: each file's path, size in bytes and SHA-256.
+    """
+
+    run: Run
+    folder: Path
+    files: tuple[tuple[Path, int, str], ...]
+
+    @property
+    def report(self) -> Path:
+        """The page to open first."""
+        return self.folder / REPORT
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the run says as a whole."""
+        return self.run.verdict
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The same for machines."""
+        return {
+            **_described(self.run),
+            "files": [
+                {"path": str(path), "size": size, "sha256": sha256} for path, size, sha256 in self.files
+            ],
+        }
+
+
+def load_run(folder: Path) -> Run:
+    """The run in *folder*, as far as it came.
+
+    Raises:
+        ConfigError: there is none, or its journal is damaged.
+    """
+    from sparkwright.verify.client.calibrate import Floor
+    from sparkwright.verify.suite import FLOOR
+
+    contents = read_journal(folder)
+    floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
+    return Run(
+        manifest=_manifest(folder, contents),
+        facts={place: boot.facts for place, boot in contents.boots.items()},
+        observations=tuple(contents.measured.values()),
+        findings=contents.findings,
+        floors=floors,
+    )
+
+
+def write_results(folder: Path) -> Results:
+    """Write the report, the JUnit file and the verdict of the run in *folder*.
+
+    Raises:
+        ConfigError: there is no run, or its journal is damaged.
+        StorageError: the disk is full or cannot be written.
+    """
+    from sparkwright.canonical import to_json
+    from sparkwright.verify.report import render_html, render_junit
+
+    run = load_run(folder)
+    rendered = {
+        REPORT: render_html(run).encode(),
+        JUNIT: render_junit(run).encode(),
+        VERDICT: to_json(_described(run)) + b"\n",
+    }
+    for name, data in rendered.items():
+        _replace(folder / name, data)
+    paths = [folder / name for name in (*rendered, FILE)]
+    return Results(run, folder, tuple((path, path.stat().st_size, sha256_file(path)) for path in paths))
+
+
+def _described(run: Run) -> dict[str, Any]:
+    return {
+        "verdict": str(run.verdict),
+        "run": dict(run.manifest),
+        "servers": {f"{arm}-{boot}": to_builtins(facts) for (arm, boot), facts in run.facts.items()},
+        "findings": [to_builtins(finding) for finding in run.findings],
+        "cells": len(run.observations),
+        "requests": sum(len(seen.samples) for seen in run.observations),
+        "failed-requests": sum(len(seen.failed) for seen in run.observations),
+    }
+
+
+def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
+    """What reports say at the top."""
+    manifest = contents.manifest
+    wish = Wish.from_options(manifest.options)
+    told: dict[str, Any] = {
+        "title": manifest.server,
+        "profile": wish.profile,
+        "started": manifest.created,
+        "speed": profile_of(wish).speed,
+        "report": str(folder / REPORT),
+        "files": _files(folder),
+        "restarts": contents.restarts,
+    }
+    if wish.url:
+        told["url"] = wish.url
+    if wish.wheel:
+        told["wheel"] = {"name": Path(wish.wheel).name, "sha256": manifest.identity["wheel"]}
+    if not contents.findings:
+        told["interrupted"] = "the run was stopped before it came to a verdict"
+    if seen := tuple(contents.measured.values()):
+        told["seconds"] = round(sum(_length(observation) for observation in seen), 1)
+    return {
+        **told,
+        **{name: value for name, value in manifest.identity.items() if name not in told},
+        **manifest.client,
+    }
+
+
+def _length(observation: Observation) -> float:
+    """Seconds that a cell took."""
+    samples = observation.samples
+    if not samples:
+        return 0.0
+    return (max(sample.ended for sample in samples) - min(sample.started for sample in samples)) / 1e9
+
+
+def _files(folder: Path) -> dict[str, str]:
+    """Raw files of the run, relative to the report, by what they are."""
+    found = {"journal": FILE} if (folder / FILE).is_file() else {}
+    servers = sorted(path for path in folder.glob("servers/**/*") if path.is_file())
+    return {
+        **found,
+        **{f"server {path.parent.name} {path.name}": str(path.relative_to(folder)) for path in servers},
+    }
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write *data* to *path* as a whole or not at all."""
+    import os
+
+    new = path.with_name(f".{path.name}.new")
+    try:
+        with new.open("wb") as stream:
+            stream.write(data)
+            os.fsync(stream.fileno())
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise StorageError(
+            f"{path} could not be written",
+            because=error.strerror or str(error),
+            next_step="make room, then run again with --resume: nothing is measured twice",
+        ) from error

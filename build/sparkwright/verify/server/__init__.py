@@ -1,0 +1,39 @@
+"""The server under test: which, with which options, started how, and what it says of itself.
+
+`launch` is the file to open first: `start_server`. `recipe` and `rules` say what may be started, `lifecycle`
+keeps it running, `bootlog` reads what it says, `failures` and `evidence` say why it did not.
+"""
+
+from sparkwright.verify.server.bootlog import error_lines, facts_from_metrics, read_boot_log
+from sparkwright.verify.server.environment import installed_version, prepare_wheel
+from sparkwright.verify.server.failures import CAUSES, Cause, diagnose
+from sparkwright.verify.server.host import card_capability, sample_host
+from sparkwright.verify.server.launch import BOOT_S, start_server
+from sparkwright.verify.server.lifecycle import ServerFailedError, ServerProcess
+from sparkwright.verify.server.recipe import Recipe, load_recipe, recipes, variant
+from sparkwright.verify.server.rules import RULES, Rule, check_compatible, incompatibilities
+
+__all__ = [
+    "BOOT_S",
+    "CAUSES",
+    "RULES",
+    "Cause",
+    "Recipe",
+    "Rule",
+    "ServerFailedError",
+    "ServerProcess",
+    "card_capability",
+    "check_compatible",
+    "diagnose",
+    "error_lines",
+    "facts_from_metrics",
+    "incompatibilities",
+    "installed_version",
+    "load_recipe",
+    "prepare_wheel",
+    "read_boot_log",
+    "recipes",
+    "sample_host",
+    "start_server",
+    "variant",
+]

@@ -1,0 +1,113 @@
+"""Where vLLM comes from: an environment that has it, or a wheel for which one is made."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from sparkwright.errors import ProcessError, ServerError, ToolError
+
+__all__ = ["installed_version", "prepare_wheel", "vllm_command"]
+
+_BEGUN = ".sparkwright-environment"
+_DONE = ".sparkwright-wheel.json"
+_INSTALL_S = 3600.0
+
+
+def vllm_command(python: Path) -> tuple[str, ...]:
+    """How ``vllm`` is called by the interpreter *python*, whatever its scripts' first lines say."""
+    return (str(python), "-m", "vllm.entrypoints.cli.main")
+
+
+def installed_version(python: Path) -> str:
+    """The version of vLLM that *python* has, from its metadata alone: nothing of it is imported.
+
+    Raises:
+        ServerError: there is none, or *python* cannot be run.
+    """
+    from sparkwright.process import run
+
+    script = "from importlib.metadata import version; print(version('vllm'))"
+    try:
+        return run([python, "-c", script], timeout=60).text
+    except (ProcessError, ToolError) as error:
+        raise ServerError(
+            f"{python} has no vLLM",
+            because=error.because.strip().rpartition("\n")[2],
+            next_step="name the interpreter of an environment that has it, or a wheel",
+        ) from error
+
+
+def prepare_wheel(wheel: Path, folder: Path) -> Path:
+    """Make an environment that has *wheel* and what it needs; returns its interpreter.
+
+    Made once: a folder that was made for the same wheel, byte by byte, is taken as it is, and one that was
+    begun and not finished is made anew. Two calls at once wait for each other.
+
+    Args:
+        wheel: of vLLM.
+        folder: where; it must not exist, be empty, or be one of ours.
+
+    Raises:
+        ServerError: it cannot be made, or *folder* holds something else.
+    """
+    from filelock import FileLock
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(folder.name + ".lock")):
+        with wheel.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        python = folder / "bin" / "python"
+        if python.exists() and _made_for(folder) == digest:
+            return python
+        _clear(folder)
+        try:
+            _make(folder, python, wheel)
+        except (ProcessError, ToolError) as error:
+            raise ServerError(
+                f"no environment could be made for {wheel.name}",
+                because=f"{error.what}: {error.because}",
+                next_step="the wheel must be for this machine and Python, and what it requires reachable",
+            ) from error
+        (folder / _DONE).write_text(json.dumps({"wheel": wheel.name, "sha256": digest}), encoding="utf-8")
+    return python
+
+
+def _made_for(folder: Path) -> str:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((folder / _DONE).read_text(encoding="utf-8"))["sha256"])
+    return ""
+
+
+def _clear(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()) and not (folder / _BEGUN).exists():
+        raise ServerError(
+            f"no environment can be made in {folder}",
+            because="it holds something else",
+            next_step="name another folder",
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / _BEGUN).touch()
+
+
+def _make(folder: Path, python: Path, wheel: Path) -> None:
+    """Make the environment and install into it: by uv where it is installed, else by venv and pip."""
+    from sparkwright.process import run
+
+    beside = Path(sys.executable).with_name("uv")
+    uv = str(beside) if beside.exists() else shutil.which("uv")
+    if uv is not None:
+        run(
+            [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, folder],
+            timeout=_INSTALL_S,
+        )
+        run([uv, "pip", "install", "--quiet", "--python", python, wheel.resolve()], timeout=_INSTALL_S)
+    else:
+        run([sys.executable, "-m", "venv", folder], timeout=_INSTALL_S)
+        pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run([*pip, wheel.resolve()], timeout=_INSTALL_S)

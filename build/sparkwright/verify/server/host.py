@@ -1,0 +1,114 @@
+"""The machine at one moment: memory, and the card's clock, power and temperature where they can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from contextvars import Context
+
+from sparkwright.errors import SparkwrightError
+from sparkwright.verify.model import HostSample
+
+__all__ = ["card_capability", "card_memory_gib", "sample_host"]
+
+_QUERY = "clocks.sm,power.draw,temperature.gpu"
+_SECONDS = 10.0
+
+
+async def sample_host(pid: int | None = None) -> HostSample:
+    """Look at the machine.
+
+    Args:
+        pid: the server's first process; its descendants count with it. `None` leaves its memory out.
+
+    Returns:
+        The sample. What cannot be read, on a machine without an NVIDIA card for instance, is -1.
+    """
+    loop = asyncio.get_running_loop()
+    # In an empty context: a sample every few seconds is no news to those who listen to what we start.
+    return await loop.run_in_executor(None, Context().run, _sample, pid)
+
+
+def _sample(pid: int | None) -> HostSample:
+    clock, power, temperature = _card(_QUERY, 3)
+    return HostSample(
+        at=time.perf_counter_ns(),
+        memory_available_mib=_memory_available_mib(),
+        server_rss_mib=-1 if pid is None else _resident_mib(pid),
+        gpu_clock_mhz=clock,
+        gpu_power_w=power,
+        gpu_temperature_c=temperature,
+    )
+
+
+def card_memory_gib() -> float:
+    """Memory of the first card, or of a machine that shares its own (GB10 says ``[N/A]``); -1 without one."""
+    raw = _ask("memory.total")
+    if not raw:
+        return -1
+    (mib,) = _numbers(raw, 1)
+    return mib / 1024 if mib >= 0 else _memory_total_gib()
+
+
+def card_capability() -> str:
+    """Compute capability of the first card, such as ``12.1``; empty where it cannot be read."""
+    return _ask("compute_cap").strip()
+
+
+def _card(query: str, count: int) -> tuple[float, ...]:
+    return _numbers(_ask(query), count)
+
+
+def _ask(query: str) -> str:
+    """What ``nvidia-smi`` says of the first card, or nothing."""
+    from sparkwright.process import run
+
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    arguments = [program, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    with contextlib.suppress(SparkwrightError):
+        return run(arguments, timeout=_SECONDS).text.partition("\n")[0]
+    return ""
+
+
+def _numbers(line: str, count: int) -> tuple[float, ...]:
+    """*count* numbers of a line with commas; -1 for what is none, as ``[N/A]``."""
+    cells = [cell.strip() for cell in line.split(",")]
+    found = []
+    for cell in (cells + [""] * count)[:count]:
+        try:
+            found.append(float(cell))
+        except ValueError:
+            found.append(-1.0)
+    return tuple(found)
+
+
+def _memory_available_mib() -> float:
+    import psutil
+
+    return float(psutil.virtual_memory().available) / (1 << 20)
+
+
+def _memory_total_gib() -> float:
+    import psutil
+
+    return float(psutil.virtual_memory().total) / (1 << 30)
+
+
+def _resident_mib(pid: int) -> float:
+    """Resident memory of *pid* and its descendants; -1 when it is gone."""
+    import psutil
+
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return -1
+    used = 0
+    for process in family:
+        with contextlib.suppress(psutil.Error):  # ended since it was listed
+            used += process.memory_info().rss
+    return used / (1 << 20)

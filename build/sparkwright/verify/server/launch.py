@@ -1,0 +1,138 @@
+"""From a recipe or a command to a server that is about to be started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkwright.verify.model import BootFacts
+from sparkwright.verify.profile import Deadlines
+from sparkwright.verify.server.environment import installed_version, vllm_command
+from sparkwright.verify.server.host import card_capability, card_memory_gib
+from sparkwright.verify.server.lifecycle import Launch, ServerProcess, free_port
+from sparkwright.verify.server.recipe import TINY, Recipe, serve_arguments
+from sparkwright.verify.server.rules import check_compatible
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["BOOT_S", "start_server"]
+
+BOOT_S = 1800.0
+"""For a boot: on GB10 tens of gigabytes are read, graphs captured and kernels tuned."""
+
+_DEFAULTS = {
+    "PYTHONUNBUFFERED": "1",  # so that the log holds what was said before a crash
+    "NO_COLOR": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def start_server(
+    what: Recipe | Sequence[str | Path],
+    *,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    speed: float = 1.0,
+    deadlines: Deadlines | None = None,
+    python: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    model: str = "",
+    api_key: str = "",
+    boot_s: float = BOOT_S,
+    end_s: float = 30.0,
+    known: BootFacts | None = None,
+) -> ServerProcess:
+    """A server that starts when its block of ``async with`` begins.
+
+    Args:
+        what: a recipe, or the command of a server that speaks vLLM's language; in its arguments ``{host}``,
+            ``{port}`` and ``{folder}`` stand for these.
+        folder: takes the log, evidence and generated models.
+        environment: variables on top of ours and the recipe's.
+        speed: how many of the server's seconds pass in one of ours; above 1 only for a simulator.
+        deadlines: for canaries.
+        python: interpreter of the environment that has vLLM, for a recipe; ours by default.
+        host: address to listen at.
+        port: port to listen at; 0 chooses a free one.
+        model: name under which a command's server serves; empty asks it. A recipe's is its own name.
+        api_key: that clients send. A recipe's server is told to ask for it.
+        boot_s: for the boot, in the server's seconds.
+        end_s: from being asked to end until it is killed, in ours.
+        known: of a command's server, what its log does not say, such as the card's memory.
+
+    Raises:
+        IncompatibleOptionsError: the recipe's options are known not to work with that vLLM on this card.
+        ServerError: *python* has no vLLM.
+    """
+    folder = folder.absolute()
+    port = port or free_port(host)
+    if isinstance(what, Recipe):
+        interpreter = (python or Path(sys.executable)).absolute()
+        version = installed_version(interpreter)
+        check_compatible(what, version, capability=card_capability())
+        recipe = _with_models(what, folder)
+        argv = (*vllm_command(interpreter), *serve_arguments(recipe, host=host, port=port))
+        variables = {**recipe.environment, **({"VLLM_API_KEY": api_key} if api_key else {})}
+        model, facts = recipe.name, _foreseen(recipe, version)
+    else:
+        argv = _command([str(part) for part in what], host, port, folder)
+        variables, facts = {}, known or BootFacts()
+    return ServerProcess(
+        Launch(
+            argv=argv,
+            environment={**os.environ, **_DEFAULTS, **variables, **(environment or {})},
+            folder=folder,
+            host=host,
+            port=port,
+            model=model,
+            api_key=api_key,
+            speed=speed,
+            deadlines=deadlines or Deadlines(),
+            boot_s=boot_s,
+            end_s=end_s,
+            facts=facts,
+        )
+    )
+
+
+def _command(argv: list[str], host: str, port: int, folder: Path) -> tuple[str, ...]:
+    values = {"{host}": host, "{port}": str(port), "{folder}": str(folder)}
+    for name, value in values.items():
+        argv = [part.replace(name, value) for part in argv]
+    # Where it is found must not depend on the folder that it will work in.
+    found = shutil.which(argv[0])
+    return (str(Path(found).absolute()) if found else argv[0], *argv[1:])
+
+
+def _with_models(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with generated models in place of those that ask for them."""
+    if not recipe.model.startswith(TINY) and not recipe.drafter.startswith(TINY):
+        return recipe
+    from sparkwright.verify.tiny import write_tiny_models
+
+    target, drafter = write_tiny_models(folder / "tiny-models")
+    places = {f"{TINY}target": str(target), f"{TINY}drafter": str(drafter)}
+    return msgspec.structs.replace(
+        recipe,
+        model=places.get(recipe.model, recipe.model),
+        drafter=places.get(recipe.drafter, recipe.drafter),
+    )
+
+
+def _foreseen(recipe: Recipe, version: str) -> BootFacts:
+    """What a recipe and the card say of a boot before it happens."""
+    whole = {name: value for name, value in recipe.flags.items() if isinstance(value, int)}
+    return BootFacts(
+        version=version,
+        total_gib=card_memory_gib(),
+        utilization=float(recipe.flags.get("gpu-memory-utilization", -1)),
+        max_model_len=int(whole.get("max-model-len", -1)),
+        max_num_seqs=int(whole.get("max-num-seqs", -1)),
+    )

@@ -1,0 +1,446 @@
+"""A server's life: started, ready when it has answered, watched, and ended with all that it started.
+
+Ready means that a request was answered with tokens: ``/health`` says 200 while an engine is dead
+(vllm#39863), and a server that listens may still hang. Ended means that nothing of it runs any more: its
+process group is killed, and also what left the group, which is found by a variable in its environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from sparkwright.errors import ServerError, SparkwrightError
+from sparkwright.events import emit, warn
+from sparkwright.process import start
+from sparkwright.verify.model import BootFacts
+from sparkwright.verify.server.bootlog import error_lines, facts_from_metrics, read_boot_log
+from sparkwright.verify.server.evidence import Incident, keep_evidence
+from sparkwright.verify.server.failures import Cause, diagnose, tail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+    import aiohttp
+    import psutil
+
+    from sparkwright.process import Running
+    from sparkwright.verify.client.endpoint import Endpoint
+    from sparkwright.verify.profile import Deadlines
+
+__all__ = ["Launch", "ServerFailedError", "ServerProcess"]
+
+_MARK = "SPARKWRIGHT_SERVER"
+_POLL_S = 0.25
+_METRICS_S = 10.0  # between two looks at the counters that evidence of a death would hold
+_ANSWER_S = 5.0
+_OWN_S = 30.0  # an interpreter starts no faster because its clock does
+_CANARIES = 3  # kernels may be compiled at their first use, so that the first canary may be late
+_DYING_S = 3.0
+
+
+class ServerFailedError(ServerError):
+    """The server under test could not be started, or stopped answering.
+
+    Attributes:
+        cause: what is known of why.
+        status: its exit status, negative for a signal; `None` if it still ran.
+        log_tail: the end of its log.
+        evidence: folder that holds all that was kept.
+    """
+
+    def __init__(self, what: str, cause: Cause, status: int | None, log_tail: str, evidence: Path) -> None:
+        self.cause, self.status, self.log_tail, self.evidence = cause, status, log_tail, evidence
+        super().__init__(
+            f"{what} ({cause.name})",
+            because=f"{cause.because}; its log ends:\n{log_tail}",
+            next_step=f"{cause.next_step}; see {evidence}",
+        )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a server is started, and for how long one waits.
+
+    Attributes:
+        argv: program and arguments.
+        environment: its whole environment.
+        folder: takes ``server.log`` and evidence; its working folder.
+        host: address that it listens at.
+        port: port that it listens at.
+        model: name under which it serves; empty to ask it.
+        api_key: that clients must send.
+        speed: how many of its seconds pass in one of ours; waits shrink by it.
+        deadlines: for canaries.
+        boot_s: from start to the first answer, in the server's seconds.
+        end_s: from being asked to end until it is killed, in ours.
+        facts: what is known beforehand and its log may not say.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+    host: str
+    port: int
+    model: str
+    api_key: str
+    speed: float
+    deadlines: Deadlines
+    boot_s: float
+    end_s: float
+    facts: BootFacts
+
+
+class ServerProcess:
+    """A server that runs as long as the block of ``async with`` does.
+
+    Attributes:
+        launch: how it was started.
+        log: file with all that it says.
+        facts: what it said while it started.
+        model: name under which it serves.
+        orphans: processes that outlived it, in its group or out of it, and were killed at its end.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.log = launch.folder / "server.log"
+        self.facts = launch.facts
+        self.model = launch.model
+        self.orphans = 0
+        self._marker = secrets.token_hex(8)
+        self._running: Running | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._died: int | None = None
+        self._ending = False
+        self._kept: Path | None = None
+        self._metrics = ""
+
+    # What it is ------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """Its root."""
+        return f"http://{self.launch.host}:{self.launch.port}"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where to send requests."""
+        from sparkwright.verify.client.endpoint import Endpoint
+
+        return Endpoint(self.url, self.model, self.launch.api_key)
+
+    @property
+    def pid(self) -> int | None:
+        """The first of its processes, for `sample_host`; `None` before it is started."""
+        return None if self._running is None else self._running.pid
+
+    @property
+    def died(self) -> int | None:
+        """Its exit status if it ended by itself, negative for a signal; `None` while it lives."""
+        if self._died is None and self._running is not None and not self._ending:
+            ended = self._running.poll()
+            self._died = None if ended is None else ended.status
+        return self._died
+
+    @property
+    def log_seen(self) -> bool:
+        """Its log can be read: it is ours."""
+        return True
+
+    @property
+    def mark(self) -> int:
+        """A place in the log: where it ends now."""
+        try:
+            return self.log.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def errors_since(self, mark: int) -> tuple[str, ...]:
+        """Lines of the log that tell of an error, from *mark* on."""
+        return error_lines(self._said(mark))
+
+    def _said(self, since: int = 0) -> str:
+        try:
+            with self.log.open("rb") as stream:
+                stream.seek(since)
+                return stream.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    # Its life --------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Start it and wait for its first answer.
+
+        Raises:
+            ServerFailedError: it did not come up.
+            ServerError: its port is taken.
+            ToolError: its program does not exist.
+        """
+        launch = self.launch
+        launch.folder.mkdir(parents=True, exist_ok=True)
+        if await self._listens():
+            raise ServerError(
+                f"no server can be started at {self.url} (port-in-use)",
+                because="something listens there already, and would answer in its place",
+                next_step="end it, or let a free port be chosen",
+            )
+        emit("server.started", url=self.url, log=str(self.log))
+        environment = {**launch.environment, _MARK: self._marker}
+        self._running = start(launch.argv, cwd=launch.folder, env=environment, log=self.log)
+        try:
+            await self._boot()
+        except BaseException:
+            await self._end()
+            raise
+        emit("server.ready", url=self.url, model=self.model, seconds=round(self.facts.seconds, 3))
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it, with all that it started; keep evidence if it had ended by itself."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watcher
+        try:
+            if self.died is not None:
+                await self.keep_evidence("it ended by itself")
+        finally:
+            await self._end()
+
+    async def keep_evidence(self, reason: str) -> Path:
+        """Keep what can be known of a server that died or stopped answering; once, in one folder.
+
+        Args:
+            reason: what was noticed.
+        """
+        if self._kept is None:
+            running = self._running
+            incident = Incident(
+                reason=reason,
+                status=self.died,
+                log=self._said(),
+                metrics=self._metrics,
+                argv=self.launch.argv,
+                seconds=0.0 if running is None else time.monotonic() - running.started,
+            )
+            self._kept = await asyncio.to_thread(keep_evidence, self.launch.folder, incident)
+            emit("server.evidence", folder=str(self._kept), reason=reason)
+        return self._kept
+
+    async def _boot(self) -> None:
+        from sparkwright.verify.client.endpoint import open_session
+        from sparkwright.verify.metrics.scrape import fetch_snapshot
+
+        async with open_session(self.endpoint) as session:
+            await self._until_ready(session)
+            took = self._age * self.launch.speed
+            facts = _merged(read_boot_log(self._said()), self.launch.facts)
+            with contextlib.suppress(SparkwrightError):  # the checks will say what is missing
+                facts = facts_from_metrics(await fetch_snapshot(session, self.endpoint), facts)
+            await self._look_at_metrics(session)
+        self.facts = msgspec.structs.replace(facts, seconds=took)
+
+    @property
+    def _age(self) -> float:
+        assert self._running is not None  # noqa: S101 - it was started
+        return time.monotonic() - self._running.started
+
+    async def _until_ready(self, session: aiohttp.ClientSession) -> None:
+        """Wait for the first good answer.
+
+        Raises:
+            ServerFailedError: it ended, or time is up.
+        """
+        launch, why = self.launch, "nothing listens at its port"
+        end = self._within(launch.boot_s)
+        while self._age < end:
+            if self.died is not None:
+                raise await self._failure("the server ended while it started")
+            if await self._listens():
+                # It listens, so that its engine is up: from here on a few canaries are enough.
+                end = min(end, self._age + self._within(_CANARIES * launch.deadlines.canary_s))
+                why = await self._first_answer(session, end)
+                if not why:
+                    return
+            await asyncio.sleep(max(_POLL_S / launch.speed, 0.02))
+        raise await self._failure(f"the server gave no answer within {self._age * launch.speed:.0f} s", why)
+
+    def _within(self, seconds: float) -> float:
+        """How long one waits for what takes *seconds* of the server's."""
+        speed = self.launch.speed
+        return seconds if speed == 1 else seconds / speed + _OWN_S
+
+    async def _first_answer(self, session: aiohttp.ClientSession, end: float) -> str:
+        """Send canaries until one is answered, the server ends or it is *end* seconds old; says why not."""
+        why = "it accepts connections and does not answer"
+        while self._age < end and self.died is None:
+            attempt = asyncio.create_task(self._canary(session))
+            while not attempt.done() and self._age < end and self.died is None:
+                await asyncio.wait({attempt}, timeout=_POLL_S)
+            if not attempt.done():
+                attempt.cancel()
+                await asyncio.wait({attempt})
+                return why
+            if not (why := attempt.result()):
+                return ""
+            await asyncio.sleep(_POLL_S)
+        return why
+
+    async def _canary(self, session: aiohttp.ClientSession) -> str:
+        from sparkwright.verify.client.request import canary
+
+        if not self.model:
+            self.model = await self._served(session)
+            if not self.model:
+                return "it does not say which model it serves"
+        return await canary(session, self.endpoint, self.launch.deadlines, self.launch.speed)
+
+    async def _served(self, session: aiohttp.ClientSession) -> str:
+        """The first model that it serves, or nothing."""
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
+        try:
+            async with session.get(f"{self.url}/v1/models", timeout=timeout) as response:
+                return str((await response.json())["data"][0]["id"])
+        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+            return ""
+
+    async def _listens(self) -> bool:
+        """Whether something takes connections at its port."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                _, writer = await asyncio.open_connection(self.launch.host, self.launch.port)
+        except OSError:  # TimeoutError among them
+            return False
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
+
+    async def _failure(self, what: str, why: str = "") -> ServerFailedError:
+        said, status = self._said(), self.died
+        cause = diagnose(said, status)
+        if status is None and cause.name == "unknown":
+            next_step = "see what the log says last; allow more time if it was still at work"
+            cause = Cause("boot-timeout", why, next_step)
+        evidence = await self.keep_evidence(f"{what}: {why}" if why else what)
+        return ServerFailedError(what, cause, status, tail(said), evidence)
+
+    async def _watch(self) -> None:
+        """Keep the last counters, and evidence as soon as it ends by itself."""
+        from sparkwright.verify.client.endpoint import open_session
+
+        async with open_session(self.endpoint) as session:
+            looked = time.monotonic()
+            while self.died is None:
+                await asyncio.sleep(_POLL_S)
+                if time.monotonic() - looked > _METRICS_S:
+                    await self._look_at_metrics(session)
+                    looked = time.monotonic()
+        warn(f"the server at {self.url} ended by itself with status {self._died}")
+        await self.keep_evidence("it ended by itself")
+
+    async def _look_at_metrics(self, session: aiohttp.ClientSession) -> None:
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+            async with session.get(f"{self.url}/metrics", timeout=timeout) as response:
+                text = await response.text()
+                self._metrics = text if response.ok else self._metrics
+
+    async def _end(self) -> None:
+        """Ask it to end, kill what has not ended in time, and also what left its group."""
+        running = self._running
+        if running is None:
+            return
+        _ = self.died  # if it ended by itself, that is how it ended
+        self._ending = True
+        try:
+            if running.poll() is None:
+                running.ask_to_end()
+                await _while(lambda: _runs(running.pid), self.launch.end_s)
+                if not _runs(running.pid):
+                    # Some are on their way out yet: none that is still there after a while is.
+                    await _while(lambda: bool(_marked(self._marker, running.pid)), _DYING_S)
+                    self.orphans = len(_marked(self._marker, running.pid))
+        finally:  # also when we are interrupted
+            running.kill()
+            self.orphans = max(self.orphans, _sweep(self._marker))
+        if self.orphans:
+            warn(f"{self.orphans} processes outlived the server and were killed")
+        emit("server.ended", url=self.url, orphans=self.orphans)
+
+
+def free_port(host: str) -> int:
+    """A port that nothing listens at now."""
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
+
+
+def _merged(read: BootFacts, known: BootFacts) -> BootFacts:
+    """What the log said, and for what it did not say, what was *known* beforehand."""
+    unsaid = BootFacts()
+    fields = {
+        name: getattr(known, name)
+        for name in BootFacts.__struct_fields__
+        if getattr(read, name) == getattr(unsaid, name)
+    }
+    return msgspec.structs.replace(read, **fields)
+
+
+async def _while(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until *condition* is over, or time is."""
+    until = time.monotonic() + seconds
+    while condition() and time.monotonic() < until:  # noqa: ASYNC110 - no event tells of processes' ends
+        await asyncio.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; unlike `Running.poll`, this leaves alone what it left behind."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _marked(marker: str, leader: int) -> list[psutil.Process]:
+    """Processes but the *leader* that are alive and whose environment holds *marker*."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid not in {os.getpid(), leader} and process.environ().get(_MARK) == marker:
+                found.append(process)
+    return found
+
+
+def _sweep(marker: str) -> int:
+    """Kill every process whose environment holds *marker*, and wait until they are gone; returns how many."""
+    import psutil
+
+    found = _marked(marker, leader=0)
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(found, timeout=_DYING_S)
+    return len(found)

@@ -1,0 +1,447 @@
+"""Options that are known not to work together, each with the reason and with what works instead.
+
+Every rule was read in upstream's source, and says where: `Rule.source` is the release and file:line whose
+words it repeats. A rule refuses only what is *known* to fail: where a release's source was not read, or a
+card is not known, it is silent and vLLM has the last word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.errors import IncompatibleOptionsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sparkwright.verify.server.recipe import Recipe
+
+__all__ = ["RULES", "Options", "Rule", "check_compatible", "incompatibilities"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """A recipe as rules look at it.
+
+    Attributes:
+        flags: of ``vllm serve``, with dashes.
+        environment: variables.
+        speculative: the speculative configuration.
+        weights: how the checkpoint is quantized.
+        traits: what the model is.
+        capability: of the card, major and minor; `None` where it is not known.
+    """
+
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    speculative: Mapping[str, Any] = field(default_factory=dict)
+    weights: str = ""
+    traits: tuple[str, ...] = ()
+    capability: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe, capability: str = "") -> Options:
+        """The options of *recipe* on a card of *capability*; by default on the one that it is made for."""
+        card = capability or recipe.capability
+        major, _, minor = card.partition(".")
+        return cls(
+            flags={name.replace("_", "-"): value for name, value in recipe.flags.items()},
+            environment=recipe.environment,
+            speculative=recipe.speculative,
+            weights=recipe.weights,
+            traits=recipe.traits,
+            capability=(int(major), int(minor or 0)) if card else None,
+        )
+
+    @property
+    def kv(self) -> str:
+        """Type of the KV cache."""
+        return str(self.flags.get("kv-cache-dtype", "auto"))
+
+    @property
+    def fp8_kv(self) -> bool:
+        """Whether that is plain FP8."""
+        return self.kv in {"fp8", "fp8_e4m3", "fp8_e5m2"}
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Attention backends that are asked for: the target's and the drafter's."""
+        config = self.flags.get("attention-config")
+        inner = config.get("backend") if isinstance(config, dict) else None
+        named = (
+            self.flags.get("attention-backend"),
+            self.flags.get("attention-config.backend"),
+            inner,
+            self.speculative.get("attention_backend"),
+        )
+        return tuple(str(name).upper() for name in named if name and str(name).lower() != "auto")
+
+    @property
+    def method(self) -> str:
+        """How tokens are drafted; empty without speculation."""
+        return str(self.speculative.get("method", "")) if self.speculative else ""
+
+    @property
+    def k(self) -> int:
+        """Tokens that are drafted in a step; 0 without speculation, -1 where it is not said."""
+        return int(self.speculative.get("num_speculative_tokens", -1)) if self.speculative else 0
+
+    @property
+    def runner(self) -> str:
+        """The model runner that is forced, ``v1`` or ``v2``; empty where vLLM chooses."""
+        value = self.environment.get("VLLM_USE_V2_MODEL_RUNNER", "")
+        return {"1": "v2", "true": "v2", "0": "v1", "false": "v1"}.get(value.lower(), "")
+
+    def number(self, flag: str) -> int | None:
+        """A flag's value, where it is given as a whole number."""
+        value = self.flags.get(flag)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def family(self, major: int) -> bool | None:
+        """Whether the card is of that major capability; `None` where it is not known."""
+        return None if self.capability is None else self.capability[0] == major
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One combination that does not work.
+
+    Attributes:
+        name: short and unique.
+        reason: why it does not.
+        instead: what works.
+        source: release and file:line under ``vllm/`` where that is decided.
+        broken: whether options are such a combination.
+        before: the first release in which it works, or whose source was not read; empty where none is known.
+        patched: wheels of ours carry a fix.
+    """
+
+    name: str
+    reason: str
+    instead: str
+    source: str
+    broken: Callable[[Options], bool]
+    before: str = ""
+    patched: bool = False
+
+    def holds_in(self, version: str) -> bool:
+        """Whether the rule holds in that release of vLLM; a local part tells whose wheel it is."""
+        from packaging.version import InvalidVersion, Version
+
+        try:
+            release = Version(version)
+        except InvalidVersion:
+            return not self.before
+        if self.patched and (release.local or "").startswith("spark"):
+            return False
+        return not self.before or Version(release.base_version) < Version(self.before)
+
+
+_EAGLE_LIKE = ("eagle", "eagle3", "dflash", "extract_hidden_states", "draft_model", "ngram_gpu")
+_NON_CAUSAL = {"FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION", "TRITON_ATTN"}
+_KV_024 = {
+    *("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4"),
+    *("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
+    *("int8_per_token_head", "fp8_per_token_head"),
+}
+_GONE = ("VLLM_NVFP4_GEMM_BACKEND", "VLLM_USE_FLASHINFER_MOE_")
+
+
+def _turboquant(options: Options) -> bool:
+    return options.kv.startswith("turboquant_")
+
+
+def _rates_wrong(options: Options) -> bool:
+    """Whether synthetic acceptance is given in a way that is refused."""
+    rates = options.speculative.get("synthetic_acceptance_rates")
+    length = options.speculative.get("synthetic_acceptance_length")
+    if options.speculative.get("rejection_sample_method") != "synthetic":
+        return rates is not None or length is not None
+    if (rates is None) == (length is None):
+        return True
+    if rates is None:
+        return not 1 <= float(length or 0) <= options.k + 1
+    falling = all(after <= before for before, after in pairwise(rates))
+    return len(rates) != options.k or not falling or not all(0 <= rate <= 1 for rate in rates)
+
+
+def _slots_missing(options: Options) -> bool:
+    """Whether a full batch's draft slots leave no token to schedule: k - 1 of them for each request."""
+    tokens, requests = options.number("max-num-batched-tokens"), options.number("max-num-seqs")
+    return (
+        options.method == "dflash"
+        and None not in {tokens, requests}
+        and (tokens or 0) - (options.k - 1) * (requests or 0) <= 0
+    )
+
+
+def _no_size_left(options: Options) -> bool:
+    """Whether no capture size is left when they are rounded to whole requests of 1 + k tokens."""
+    sizes = options.flags.get("cudagraph-capture-sizes")
+    most = options.number("max-cudagraph-capture-size")
+    largest = max(sizes) if isinstance(sizes, list) and sizes else most
+    return options.k > 0 and not options.flags.get("enforce-eager") and 0 < (largest or 0) < options.k + 1
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "dflash-nvfp4-kv",
+        "DFlash attends without a causal mask, and no backend does that on an NVFP4 KV cache: FlashInfer,"
+        " the only one that reads such a cache, refuses it",
+        'use kv-cache-dtype = "fp8_e4m3" with DFlash, or draft with a causal method such as mtp',
+        # The same words stand in 0.33.0 v1/attention/backends/flashinfer.py:1391.
+        "0.24.0 v1/attention/backends/flashinfer.py:807",
+        lambda o: o.method == "dflash" and o.kv.startswith("nvfp4"),
+    ),
+    Rule(
+        "nvfp4-kv-card",
+        "an NVFP4 KV cache is read by kernels of compute capability 10.x alone in this release, and a "
+        "GB10 is 12.1",
+        'use kv-cache-dtype = "fp8_e4m3", or vLLM 0.33, which reads it on 8.x, 9.x and 12.x too',
+        # 0.33.0: _nvfp4_kv_on_fa2 (flashinfer.py:114). Releases 0.30 to 0.32 were not read.
+        "0.24.0 v1/attention/backends/flashinfer.py:654",
+        lambda o: o.kv == "nvfp4" and o.family(10) is False,
+        before="0.30",
+    ),
+    Rule(
+        "nvfp4-kv-backend",
+        "FLASHINFER is the only attention backend that takes an NVFP4 KV cache",
+        "leave attention-backend out, or name FLASHINFER",
+        "0.24.0 v1/attention/backends/flashinfer.py:327, triton_attn.py:254, flash_attn.py:183",
+        lambda o: o.kv.startswith("nvfp4") and any(name != "FLASHINFER" for name in o.backends),
+    ),
+    Rule(
+        "nvfp4-kv-mla",
+        "models with multi-head latent attention have no NVFP4 KV cache in this release",
+        'use kv-cache-dtype = "fp8" or "auto"',
+        "0.24.0 config/vllm.py:2164",
+        lambda o: o.kv == "nvfp4" and "mla" in o.traits,
+        before="0.25",
+    ),
+    Rule(
+        "turboquant-nvfp4-kv",
+        "TurboQuant and NVFP4 are two types of one KV cache: the TURBOQUANT backend reads turboquant_* alone",
+        'choose one: kv-cache-dtype = "turboquant_k8v4" with no backend named, or "nvfp4" with FLASHINFER',
+        "0.24.0 v1/attention/backends/turboquant_attn.py:101",
+        lambda o: (
+            o.kv.startswith("nvfp4")
+            and ("TURBOQUANT" in o.backends or o.environment.get("VLLM_USE_TURBOQUANT", "0") not in {"", "0"})
+        ),
+    ),
+    Rule(
+        "turboquant-dflash",
+        "DFlash attends without a causal mask, and TURBOQUANT, the only backend for this KV cache, cannot",
+        'use kv-cache-dtype = "fp8_e4m3" with DFlash, or draft with a causal method',
+        "0.24.0 v1/attention/backend.py:261 and :356, turboquant_attn.py:101",
+        lambda o: _turboquant(o) and o.method == "dflash",
+    ),
+    Rule(
+        "turboquant-backend",
+        "TURBOQUANT is the only attention backend that reads a turboquant_* KV cache",
+        "leave attention-backend out, or name TURBOQUANT",
+        "0.24.0 v1/attention/backends/turboquant_attn.py:101, triton_attn.py:254, flash_attn.py:183",
+        lambda o: _turboquant(o) and any(name != "TURBOQUANT" for name in o.backends),
+    ),
+    Rule(
+        "flash-attn-fp8-kv",
+        "FLASH_ATTN reads an FP8 KV cache with FlashAttention 3 on compute capability 9.x alone",
+        'use attention-backend = "TRITON_ATTN" for the target, and the same in [speculative] for the drafter',
+        # 0.27.1 onwards asks the kernels instead (0.33.0 flash_attn.py:438).
+        "0.24.0 v1/attention/backends/flash_attn.py:186",
+        lambda o: o.fp8_kv and "FLASH_ATTN" in o.backends and o.family(9) is False,
+        before="0.27",
+    ),
+    Rule(
+        "flex-attention-fp8-kv",
+        "FLEX_ATTENTION takes a 16-bit KV cache alone",
+        'use attention-backend = "TRITON_ATTN", or kv-cache-dtype = "auto"',
+        "0.24.0 v1/attention/backends/flex_attention.py:91",
+        lambda o: o.fp8_kv and "FLEX_ATTENTION" in o.backends,
+        before="0.25",
+    ),
+    Rule(
+        "dflash-causal-backend",
+        "a DFlash drafter attends without a causal mask, which the backend that is named for it cannot",
+        f"name one of {', '.join(sorted(_NON_CAUSAL))} in [speculative], or none",
+        "0.24.0 v1/attention/backend.py:356, v1/spec_decode/dflash.py:85",
+        lambda o: (
+            o.method == "dflash"
+            and bool(name := str(o.speculative.get("attention_backend", "")).upper())
+            and name not in {*_NON_CAUSAL, "AUTO"}
+        ),
+        before="0.25",
+    ),
+    Rule(
+        "kv-type-unknown",
+        "this release knows no such type of KV cache",
+        'use "auto", "fp8_e4m3" or another of its types',
+        "0.24.0 config/cache.py:19",
+        lambda o: o.kv not in _KV_024,
+        before="0.25",
+    ),
+    Rule(
+        "quantization-other",
+        "the quantization that is asked for is not the checkpoint's, and vLLM does not convert between "
+        "the two",
+        "leave `quantization` out: vLLM reads it from the checkpoint",
+        # Other methods may override what the user says (modelopt.py:1062, and GPTQ's and AWQ's): not refused.
+        "0.24.0 config/model.py:1042",
+        lambda o: (
+            o.weights in {"compressed-tensors", "fp8"}
+            and o.flags.get("quantization") not in {None, o.weights, "humming"}
+        ),
+    ),
+    Rule(
+        "quantization-of-nothing",
+        "ModelOpt and compressed-tensors describe checkpoints that are quantized already, and this one is"
+        " not",
+        "leave `quantization` out, use a quantized checkpoint, or `fp8` to quantize while loading",
+        "0.24.0 model_executor/model_loader/weight_utils.py:286",
+        lambda o: (
+            o.weights == "none"
+            and str(o.flags.get("quantization", "")).startswith(("modelopt", "compressed-tensors"))
+        ),
+    ),
+    Rule(
+        "tied-modelopt",
+        "ModelOpt's quantization cannot tie the output layer to the embeddings in this release: loading "
+        "ends in NotImplementedError",
+        "use a wheel of ours (carry tie-weights) or vLLM 0.25",
+        "0.24.0 model_executor/layers/quantization/base_config.py:51",
+        lambda o: o.weights.startswith("modelopt") and "tied-embeddings" in o.traits,
+        before="0.25",
+        patched=True,
+    ),
+    Rule(
+        "v2-hybrid-prefix-cache",
+        "model runner V2 does not take hybrid models with prefix caching in this release (their cache "
+        "would be in mode align)",
+        "leave VLLM_USE_V2_MODEL_RUNNER out or set it to 0, or switch enable-prefix-caching off",
+        "0.24.0 config/vllm.py:2000 and :2156, model_executor/models/config.py:417",
+        lambda o: o.runner == "v2" and "hybrid" in o.traits and o.flags.get("enable-prefix-caching") is True,
+        before="0.25",
+    ),
+    Rule(
+        "v2-method",
+        "model runner V2 drafts by eagle, eagle3, mtp and dflash alone in this release",
+        "set VLLM_USE_V2_MODEL_RUNNER to 0, or draft by one of these",
+        "0.24.0 config/vllm.py:2029",
+        lambda o: (
+            o.runner == "v2"
+            and o.method not in {"", "eagle", "eagle3", "dflash"}
+            and not o.method.endswith("mtp")
+        ),
+        before="0.25",
+    ),
+    Rule(
+        "v2-dynamic-k",
+        "model runner V2 cannot change the number of drafted tokens by batch size in this release",
+        "set VLLM_USE_V2_MODEL_RUNNER to 0, or leave num_speculative_tokens_per_batch_size out",
+        "0.24.0 config/vllm.py:2034",
+        lambda o: o.runner == "v2" and bool(o.speculative.get("num_speculative_tokens_per_batch_size")),
+        before="0.25",
+    ),
+    Rule(
+        "async-method",
+        "asynchronous scheduling was asked for, and this way of drafting does not support it",
+        "leave async-scheduling out: vLLM switches it on where it can",
+        "0.24.0 config/vllm.py:944",
+        lambda o: (
+            o.flags.get("async-scheduling") is True
+            and o.method not in {"", *_EAGLE_LIKE}
+            and not o.method.endswith("mtp")
+        ),
+        before="0.25",
+    ),
+    Rule(
+        "async-unpadded-drafts",
+        "asynchronous scheduling needs the drafter's batch padded",
+        "leave async-scheduling or disable_padded_drafter_batch out",
+        "0.24.0 config/vllm.py:955",
+        lambda o: (
+            o.flags.get("async-scheduling") is True
+            and bool(o.speculative.get("disable_padded_drafter_batch"))
+        ),
+        before="0.25",
+    ),
+    Rule(
+        "drafter-missing",
+        "DFlash needs a drafter's checkpoint and the number of tokens to draft",
+        "name `drafter` in the recipe and num_speculative_tokens in [speculative]",
+        "0.24.0 config/speculative.py:626 and :1022",
+        lambda o: o.method == "dflash" and o.k <= 0,
+    ),
+    Rule(
+        "drafter-parallelism",
+        "tensor_parallel_size is no key of the speculative configuration",
+        "use draft_tensor_parallel_size",
+        "0.24.0 config/speculative.py:1016",
+        lambda o: "tensor_parallel_size" in o.speculative,
+    ),
+    Rule(
+        "synthetic-acceptance",
+        "synthetic acceptance needs exactly one of synthetic_acceptance_rates (as many as are drafted, "
+        "from 0 to 1, none above the one before it) and synthetic_acceptance_length (from 1 to 1 + k), "
+        "and only together with rejection_sample_method = synthetic",
+        "give one of the two, within these limits",
+        "0.24.0 config/speculative.py:238 and :1043",
+        _rates_wrong,
+    ),
+    Rule(
+        "draft-slots",
+        "DFlash takes k - 1 slots of a batch for each request, and a full batch leaves none for tokens",
+        "raise max-num-batched-tokens above (k - 1) times max-num-seqs, or lower one of these",
+        "0.24.0 config/vllm.py:1605, config/speculative.py:1084",
+        _slots_missing,
+    ),
+    Rule(
+        "capture-sizes",
+        "capture sizes are rounded to whole requests of 1 + k tokens, and none is as large as one request",
+        "raise the largest capture size to at least 1 + k, or leave them to vLLM",
+        "0.24.0 config/compilation.py:1497",
+        _no_size_left,
+    ),
+    Rule(
+        "mamba-block-size",
+        "mamba-block-size has a meaning with prefix caching alone",
+        "leave it out: vLLM derives it",
+        "0.24.0 config/vllm.py:2179",
+        lambda o: "mamba-block-size" in o.flags and o.flags.get("enable-prefix-caching") is False,
+    ),
+    Rule(
+        "removed-variables",
+        "VLLM_NVFP4_GEMM_BACKEND and VLLM_USE_FLASHINFER_MOE_* were removed: vLLM only warns of them, and"
+        " other kernels would be measured than those that were asked for",
+        "use the flags linear-backend and moe-backend",
+        "0.24.0 envs.py:1998",
+        lambda o: any(name.startswith(_GONE) and not name.endswith("_INT4") for name in o.environment),
+    ),
+)
+
+
+def incompatibilities(recipe: Recipe, version: str, capability: str = "") -> tuple[Rule, ...]:
+    """The rules that *recipe* breaks.
+
+    Args:
+        recipe: what is to be served.
+        version: vLLM's; where it is no version at all, rules that are bound to releases are silent.
+        capability: of the card, such as ``9.0``; by default the recipe's.
+    """
+    options = Options.of(recipe, capability)
+    return tuple(rule for rule in RULES if rule.holds_in(version) and rule.broken(options))
+
+
+def check_compatible(recipe: Recipe, version: str, *, capability: str = "") -> None:
+    """Refuse a recipe whose options are known not to work together; see `incompatibilities`.
+
+    Raises:
+        IncompatibleOptionsError: with every reason, and what works instead.
+    """
+    if broken := incompatibilities(recipe, version, capability):
+        raise IncompatibleOptionsError(
+            f"the recipe {recipe.name} cannot be served by vLLM {version}",
+            because="; ".join(f"{rule.reason} [{rule.name}; {rule.source}]" for rule in broken),
+            next_step="; ".join(dict.fromkeys(rule.instead for rule in broken)),
+        )

@@ -1,0 +1,220 @@
+"""From a wish to a run: which servers, which checks, which sizes, and what decides the answers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkwright import __version__
+from sparkwright.canonical import digest_of, sha256_file
+from sparkwright.config import to_builtins
+from sparkwright.errors import ConfigError, UnknownNameError
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.client import Endpoint, check_endpoint, open_session
+from sparkwright.verify.corpus import CATEGORIES, load_corpus
+from sparkwright.verify.fleet import Starters, standing
+from sparkwright.verify.journal import Manifest
+from sparkwright.verify.model import BootFacts
+from sparkwright.verify.server import (
+    installed_version,
+    load_recipe,
+    prepare_wheel,
+    start_server,
+    variant,
+)
+from sparkwright.verify.simulator.faults import parse_faults
+from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.suite import Suite
+from sparkwright.verify.wish import profile_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from sparkwright.verify.client import EndpointFacts
+    from sparkwright.verify.measure import Server
+    from sparkwright.verify.profile import Profile
+    from sparkwright.verify.server import Recipe
+    from sparkwright.verify.wish import Wish
+
+    Start = Callable[[int], AbstractAsyncContextManager[Server]]
+
+__all__ = ["prepare"]
+
+
+async def prepare(wish: Wish, folder: Path, api_key: str = "") -> tuple[Suite, Manifest]:
+    """The run that *wish* comes to; servers' files go below *folder*.
+
+    Raises:
+        ConfigError: options contradict each other.
+        UnknownNameError: there is no such recipe, profile, check, category or fault.
+        EndpointError: what answers at the address cannot be verified.
+        IncompatibleOptionsError: the recipe's options are known not to work together.
+        EnvironmentSetupError: the wheel could not be installed.
+    """
+    profile = profile_of(wish)
+    _require_known(profile)
+    if wish.url:
+        fleet, server, identity = await _at_address(wish, profile, api_key)
+    elif wish.simulator:
+        fleet, server, identity = _simulated(wish, profile, folder)
+    else:
+        fleet, server, identity, profile = _by_recipe(wish, profile, folder)
+    suite = Suite([ALL[name] for name in profile.checks], profile, load_corpus(), fleet, band=_band(wish))
+    return suite, _manifest(wish, folder, server, {**identity, "profile": _digest(profile)})
+
+
+def _require_known(profile: Profile) -> None:
+    """Do nothing if every name in *profile* means something.
+
+    Raises:
+        UnknownNameError: one does not.
+    """
+    for what, names, known in (
+        ("check", profile.checks, tuple(ALL)),
+        ("category", profile.categories, CATEGORIES),
+    ):
+        if unknown := [name for name in names if name not in known]:
+            raise UnknownNameError(
+                f"there is no {what} {unknown[0]!r}", next_step=f"take some of {', '.join(known)}"
+            )
+
+
+# By address ---------------------------------------------------------------------------------------------
+
+
+async def _at_address(wish: Wish, profile: Profile, api_key: str) -> tuple[Starters, str, dict[str, str]]:
+    log = Path(wish.log) if wish.log else None
+    if log is not None and not log.is_file():
+        raise ConfigError(
+            f"{log} cannot be read", because="there is no such file", next_step="leave --log out"
+        )
+    starters: dict[str, Start] = {}
+    identity: dict[str, str] = {}
+    for arm, url in (("main", wish.url), ("baseline", wish.baseline_url)):
+        if not url:
+            continue
+        endpoint = Endpoint(url, wish.model, api_key)
+        async with open_session(endpoint) as session:
+            known = await check_endpoint(session, endpoint, profile.deadlines)
+        endpoint = replace(endpoint, model=known.model)
+        own_log = log if arm == "main" else None
+        starters[arm] = partial(_stand, endpoint, known, own_log)
+        identity |= {f"{arm}-vllm": known.version, f"{arm}-model": known.model}
+    return Starters(starters), f"vLLM {identity['main-vllm']} at {wish.url}", identity
+
+
+def _stand(
+    endpoint: Endpoint, known: EndpointFacts, log: Path | None, boot: int
+) -> AbstractAsyncContextManager[Server]:
+    del boot  # whoever started it, it was not us
+    return standing(endpoint, known, log)
+
+
+# The simulator ------------------------------------------------------------------------------------------
+
+
+def _simulated(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, str, dict[str, str]]:
+    _ = parse_faults(wish.faults)  # an unknown one is said before anything starts
+
+    def start(arm: str, boot: int) -> AbstractAsyncContextManager[Server]:
+        k = 0 if arm == "baseline" and not wish.against else wish.speculative_tokens
+        argv: list[str | Path] = [
+            sys.executable, "-m", "sparkwright.verify.simulator.main",
+            "--host", "{host}", "--port", "{port}", "--dialect", wish.dialect, "--k", str(k),
+            "--speed", str(profile.speed), "--seed", str(wish.seed + boot),
+        ]  # fmt: skip
+        if wish.runner:
+            argv += ["--runner", wish.runner]
+        for fault in wish.faults if arm == "main" else ():
+            argv += ["--fault", fault]
+        place = folder / "servers" / f"{arm}-{boot}"
+        return start_server(
+            argv,
+            folder=place,
+            speed=profile.speed,
+            deadlines=profile.deadlines,
+            known=BootFacts(total_gib=Settings.total_gib, utilization=Settings.utilization),
+        )
+
+    identity = {
+        "simulator": f"{wish.dialect} k={wish.speculative_tokens} {wish.runner}",
+        "faults": " ".join(wish.faults),
+        "seed": str(wish.seed),
+    }
+    broken = f" with {', '.join(wish.faults)}" if wish.faults else ""
+    arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
+    return Starters(arms), f"simulated vLLM {wish.dialect}{broken}", identity
+
+
+# A recipe -----------------------------------------------------------------------------------------------
+
+
+def _by_recipe(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, str, dict[str, str], Profile]:
+    recipe = variant(load_recipe(wish.recipe), runner=wish.runner, eager=True if wish.eager else None)
+    profile = _with_hints(profile, recipe, wish)
+    main, identity = _environment(wish.wheel or wish.python, folder, "wheel")
+    baseline, baseline_recipe = main, variant(recipe, speculation=False)
+    if wish.against:
+        baseline, other = _environment(wish.against, folder, "against")
+        baseline_recipe, identity = recipe, {**identity, **other}
+
+    def start(arm: str, boot: int) -> AbstractAsyncContextManager[Server]:
+        return start_server(
+            recipe if arm == "main" else baseline_recipe,
+            folder=folder / "servers" / f"{arm}-{boot}",
+            python=main if arm == "main" else baseline,
+            deadlines=profile.deadlines,
+        )
+
+    arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
+    return Starters(arms), recipe.title, {**identity, "recipe": _digest(recipe)}, profile
+
+
+def _environment(place: str, folder: Path, name: str) -> tuple[Path, dict[str, str]]:
+    """The interpreter that has vLLM, and what tells this vLLM from others."""
+    path = Path(place)
+    if path.suffix != ".whl":
+        return path, {name: f"vLLM {installed_version(path)} of an environment"}
+    python = prepare_wheel(path, folder / "environments" / name)
+    return python, {name: sha256_file(path), f"{name}-file": path.name}
+
+
+def _with_hints(profile: Profile, recipe: Recipe, wish: Wish) -> Profile:
+    """*profile* with what *recipe* asks for, unless the user said otherwise."""
+    hints = {name: value for name, value in recipe.profile.items() if not getattr(wish, name, None)}
+    return msgspec.convert({**to_builtins(profile), **hints}, type(profile)) if hints else profile
+
+
+def _band(wish: Wish) -> str:
+    return load_recipe(wish.recipe).band if wish.recipe else ""
+
+
+# What the journal begins with ---------------------------------------------------------------------------
+
+
+def _digest(model: Any) -> str:
+    return digest_of(to_builtins(model))[:16]
+
+
+def _manifest(wish: Wish, folder: Path, server: str, identity: dict[str, str]) -> Manifest:
+    return Manifest(
+        run=folder.name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        server=server,
+        identity=identity,
+        options=wish.options,
+        client={
+            "sparkwright": __version__,
+            "python": platform.python_version(),
+            "client": f"{platform.machine()}, {os.cpu_count()} cores, {platform.platform(terse=True)}",
+        },
+    )

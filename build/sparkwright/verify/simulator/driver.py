@@ -1,0 +1,156 @@
+"""Drives the engine through simulated time, and passes on what each step brings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Final
+
+from sparkwright.verify.simulator.counters import Counters
+from sparkwright.verify.simulator.engine import Engine
+from sparkwright.verify.simulator.harm import EngineDeadError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from sparkwright.verify.simulator.clock import Clock
+    from sparkwright.verify.simulator.log import Log
+    from sparkwright.verify.simulator.request import Delta, Request
+    from sparkwright.verify.simulator.settings import Settings
+
+__all__ = ["DEAD", "Driver"]
+
+DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+_REPORT_S: Final = 10.0  # between two lines of figures in the log
+_AT_ONCE: Final = 8  # deltas that go out before new requests are looked at: each of these waits so long
+_GRACE_S: Final = 0.5  # real seconds from the engine's death to the server's, to tell those who wait
+
+
+class Driver:
+    """One engine, its clock, and the queues of those who wait for tokens.
+
+    Attributes:
+        engine: all requests.
+        dead: why the engine died, or empty.
+        over: the server's exit status, once it has to end.
+        started_s: when this life of the server began, seconds since 1970.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock, log: Log) -> None:
+        self.settings, self.clock, self.log = settings, clock, log
+        self.engine = Engine(settings)
+        self.dead = ""
+        self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.started_s = clock.wall()
+        self._queues: dict[Request, asyncio.Queue[Delta | None]] = {}
+        self._work = asyncio.Event()
+        self._finished = 0
+
+    def submit(self, request: Request) -> asyncio.Queue[Delta | None]:
+        """Let *request* run; the queue gives what it gets, and `None` when the engine is dead."""
+        queue: asyncio.Queue[Delta | None] = asyncio.Queue()
+        self._queues[request] = queue
+        self.engine.add(request)
+        self._work.set()
+        return queue
+
+    def leave(self, request: Request) -> None:
+        """The client of *request* is gone, or has all."""
+        self.engine.abort(request)
+        self._queues.pop(request, None)
+
+    async def run(self) -> None:
+        """Step by step, until the engine dies."""
+        due = self.clock.now()
+        while not self.dead:
+            if not self.engine.busy:
+                self._work.clear()
+                await self._work.wait()
+                due = self.clock.now()
+            after = self.settings.faults.value("dead-engine", "after")
+            if after is not None and self._finished >= after:
+                return  # and nobody hears of it
+            try:
+                step = self.engine.step(due)
+            except EngineDeadError as error:
+                self.die(str(error))
+                return
+            except OutOfMemoryError:
+                os.kill(os.getpid(), signal.SIGKILL)
+                return
+            due = await self.clock.until(due + step.seconds)
+            for index, (request, delta) in enumerate(step.deltas, 1):
+                self._deliver(request, delta)
+                if not index % _AT_ONCE:
+                    await asyncio.sleep(0)
+
+    def _deliver(self, request: Request, delta: Delta) -> None:
+        queue = self._queues.get(request)
+        if queue is not None:
+            queue.put_nowait(delta)
+        if delta.finish:
+            self._finished += 1
+            if self._finished == self.settings.faults.value("counter-reset", "after"):
+                self.engine.counters = Counters(self.settings.k)
+                self.started_s = self.clock.wall()
+
+    def die(self, reason: str) -> None:
+        """The engine is dead: whoever waits is told, and the server ends soon."""
+        if self.dead:
+            return
+        self.dead = reason
+        for text in ("EngineCore encountered a fatal error.", "Traceback (most recent call last):", reason):
+            self.log.write(text, where="core.py:1174", level="ERROR", engine=True)
+        self.log.write(
+            f"AsyncLLM output_handler failed: vllm.v1.engine.exceptions.EngineDeadError: {DEAD}",
+            where="async_llm.py:708",
+            level="ERROR",
+        )
+        for queue in self._queues.values():
+            queue.put_nowait(None)
+        asyncio.get_running_loop().call_later(_GRACE_S, self.end, 1)
+
+    def end(self, status: int) -> None:
+        """The server has to end with *status*."""
+        if not self.over.done():
+            self.over.set_result(status)
+
+    async def report(self) -> None:
+        """Write figures into the log, as vLLM does every ten seconds while something runs."""
+        before = self._totals()
+        while not self.dead:
+            await self.clock.sleep(_REPORT_S)
+            now = self._totals()
+            if now != before and all(new >= old for new, old in zip(now, before, strict=True)):
+                self._figures([new - old for new, old in zip(now, before, strict=True)])
+            before = now
+
+    def _totals(self) -> tuple[int, ...]:
+        counters = self.engine.counters
+        return (
+            counters.prompt,
+            counters.generated,
+            counters.drafts,
+            counters.draft_tokens,
+            counters.accepted,
+            counters.prefix_queries,
+            counters.prefix_hits,
+        )
+
+    def _figures(self, since: list[int]) -> None:
+        prompt, generated, drafts, drafted, accepted, queries, hits = since
+        engine = self.engine
+        self.log.write(
+            f"Engine 000: Avg prompt throughput: {prompt / _REPORT_S:.1f} tokens/s, Avg generation "
+            f"throughput: {generated / _REPORT_S:.1f} tokens/s, Running: {len(engine.running)} reqs, "
+            f"Waiting: {len(engine.waiting)} reqs, GPU KV cache usage: {100 * engine.pool.usage:.1f}%, "
+            f"Prefix cache hit rate: {100 * hits / max(1, queries):.1f}%",
+            where="loggers.py:271",
+        )
+        if drafts:
+            self.log.write(
+                f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / drafts:.2f}, Accepted "
+                f"throughput: {accepted / _REPORT_S:.2f} tokens/s, Drafted throughput: "
+                f"{drafted / _REPORT_S:.2f} tokens/s, Accepted: {accepted} tokens, Drafted: {drafted} "
+                f"tokens, Avg Draft acceptance rate: {100 * accepted / drafted:.1f}%",
+                where="metrics.py:101",
+            )

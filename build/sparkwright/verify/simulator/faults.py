@@ -1,0 +1,205 @@
+"""What can be wrong with a simulated server: a table of switches, each with who is expected to notice.
+
+Every row of the fault matrix that a server can cause is here. `Faults` is what is switched on in one server;
+the modules ask it where they would otherwise do right: ``faults.value("slow", "factor")`` is `None` while
+healthy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from sparkwright.errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["FAULTS", "Fault", "Faults", "parse_faults"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One switch.
+
+    Attributes:
+        name: as given to ``--fault``.
+        does: what it changes.
+        noticed_by: names of the checks that must not pass while it is on; ``endpoint`` and ``server`` are the
+            preflight and the server's lifecycle. Empty for what is odd but right: everything stays green.
+        parameters: their defaults, by name; the first is the one that ``--fault NAME=VALUE`` sets.
+    """
+
+    name: str
+    does: str
+    noticed_by: tuple[str, ...]
+    parameters: Mapping[str, float] = field(default_factory=dict)
+
+
+_EVERY: Final = {"every": 5.0}
+
+_TABLE: Final = (
+    # Acceptance
+    Fault(
+        "decay-linear",
+        "acceptance falls in a straight line to its floor",
+        ("soak",),
+        {"onset_s": 300, "over_s": 600, "floor": 0},
+    ),
+    Fault("decay-step", "acceptance falls at once", ("soak",), {"onset_s": 600, "floor": 0}),
+    Fault(
+        "decay-cached",
+        "tokens from the prefix cache are unknown to the drafter: acceptance falls with their share",
+        ("soak",),
+        {"floor": 0},
+    ),
+    Fault("no-hits", "the prefix cache finds nothing", ("soak",)),
+    Fault("inert", "no drafted token is ever accepted", ("sweep",)),
+    Fault("nan-drafts", "drafts are NaN: none is accepted, and requests count as corrupted", ("sweep",)),
+    Fault("no-spec-series", "/metrics has no series of speculative decoding", ("sweep",)),
+    Fault(
+        "long-context",
+        "acceptance is all but lost beyond a length",
+        ("context",),
+        {"beyond": 2048, "floor": 0.05},
+    ),
+    Fault("falls-with-load", "acceptance falls as the batch grows", ("sweep",), {"power": 0.25}),
+    Fault(
+        "inflated-acceptance",
+        "counters call the token after the accepted ones accepted too",
+        ("sweep",),
+    ),
+    # Ends and standstills
+    Fault("crash-at", "the engine dies at this batch size and above", ("crash",), {"batch": 32}),
+    Fault("crash-off-grid", "the engine dies at exactly this batch size", ("crash",), {"batch": 17}),
+    Fault("crash-on-drain", "the engine dies when the batch shrinks to this size", ("crash",), {"batch": 5}),
+    Fault("oom-under-load", "the whole server is killed (137) at this batch size", ("crash",), {"batch": 16}),
+    Fault(
+        "dead-engine",
+        "after so many requests nothing is generated any more, and /health still says 200",
+        ("crash",),
+        {"after": 20},
+    ),
+    Fault("hang", "every so many requests one is accepted and gets no token", ("sweep",), _EVERY),
+    Fault("stall", "every so many requests one stops in the middle", ("sweep",), {"every": 5, "chunks": 2}),
+    Fault("slow", "every step takes so many times as long", ("bands", "compare"), {"factor": 10}),
+    Fault("counter-reset", "after so many requests the server restarts unseen", ("sweep",), {"after": 30}),
+    Fault("orphan", "the engine outlives the server and ignores SIGTERM", ("server",)),
+    # Streams that break
+    Fault("cut-fin", "streams end properly, but without [DONE]", ("sweep",), {"every": 5, "chunks": 2}),
+    Fault("cut-close", "the connection is closed in mid-stream", ("sweep",), {"every": 5, "chunks": 2}),
+    Fault("cut-reset", "the connection is reset (RST)", ("sweep",), {"every": 5, "chunks": 2}),
+    Fault("cut-json", "an event's JSON is cut, then [DONE]", ("sweep",), {"every": 5, "chunks": 2}),
+    Fault(
+        "error-in-band", "an error object in the stream, then [DONE]", ("sweep",), {"every": 5, "chunks": 2}
+    ),
+    Fault("status", "an HTTP error instead of an answer", ("sweep",), {"code": 500, "every": 5}),
+    Fault("html", "an HTML page with status 200 instead of a stream", ("sweep",), _EVERY),
+    # Counts
+    Fault("no-usage", "neither usage nor token ids are sent", ("sweep",), _EVERY),
+    Fault(
+        "wrong-usage", "usage says so many tokens more than were sent", ("sweep",), {"more": 3, "every": 5}
+    ),
+    Fault(
+        "early-stop", "generation ends early with finish_reason stop", ("sweep",), {"every": 5, "share": 0.5}
+    ),
+    Fault("abort", "generation ends early with finish_reason abort", ("sweep",), {"every": 5, "share": 0.5}),
+    # Streams that are odd, and right
+    Fault("usage-at-end", "no token ids and no continuous usage: only the count at the end", ()),
+    Fault("role-chunks", "chunks with nothing but a role", (), {"many": 3}),
+    Fault("empty-content", "chunks with empty content between the others", ()),
+    Fault("reasoning-only", "chat answers consist of reasoning alone", ()),
+    Fault("reasoning-content", "reasoning alone, under its older name", ()),
+    Fault("tool-calls", "chat answers come as arguments of a tool call", ()),
+    Fault("sse-comments", "comments between events", ()),
+    Fault("crlf", "lines end with CR and LF", ()),
+    Fault("split-reads", "events are sent in pieces, through JSON and UTF-8", (), {"bytes": 7}),
+    Fault("joined-events", "so many events are sent at once", (), {"many": 3}),
+    # Start
+    Fault("boot-killed", "killed while it starts, as when memory runs out (137)", ("boot",)),
+    Fault("boot-cuda-oom", "CUDA out of memory while it starts", ("boot",)),
+    Fault("boot-engine", "the engine fails to initialize", ("boot",)),
+    Fault("boot-slow", "it takes this long to start", ("boot",), {"seconds": 100_000}),
+    Fault(
+        "negative-estimate",
+        "the estimate of the graphs' memory is negative, and the KV cache gets what is not there",
+        ("boot",),
+        {"gib": -35.69},
+    ),
+    Fault("unrounded-graphs", "decode graphs are captured for sizes that hold no whole drafts", ("boot",)),
+    Fault("nvfp4-no-gain", "NVFP4 KV that holds no more tokens than FP8", ("boot",)),
+    # What is generated
+    Fault("repeated-token", "nothing but exclamation marks", ("coherence",)),
+    Fault("one-token", "the same word again and again", ("coherence",)),
+    Fault("lossy", "speculation accepts wrong tokens at this rate", ("lossless",), {"rate": 0.01}),
+    Fault("lossy-position", "speculation accepts a wrong token at one position", ("lossless",), {"at": 24}),
+    Fault("near-ties", "speculation turns this share of near ties the other way", (), {"share": 0.15}),
+    # What it is, and how fast
+    Fault("flood", "steps are so many times faster than any client", ("sweep",), {"factor": 1000}),
+    Fault("no-metrics", "/metrics is not there", ("endpoint",)),
+    Fault("old-version", "a version that is too old", ("endpoint",)),
+    Fault("not-json", "every page is HTML, as from something that is no vLLM", ("endpoint",)),
+)
+FAULTS: Final[Mapping[str, Fault]] = MappingProxyType({fault.name: fault for fault in _TABLE})
+
+
+@dataclass(frozen=True)
+class Faults:
+    """The faults that are on, with their parameters."""
+
+    active: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def __contains__(self, name: str) -> bool:
+        return FAULTS[name].name in self.active  # a misspelt name must not read as healthy
+
+    def value(self, name: str, parameter: str) -> float | None:
+        """A parameter of the fault *name*, or `None` while it is off.
+
+        Raises:
+            KeyError: there is no such fault, or it has no such parameter.
+        """
+        FAULTS[name].parameters[parameter]  # a misspelt name must not read as healthy
+        found = self.active.get(name)
+        return None if found is None else found[parameter]
+
+    def hits(self, name: str, number: int) -> bool:
+        """Whether request *number* (from 1) is one of those that the fault *name* befalls."""
+        every = self.value(name, "every")
+        return every is not None and number % int(every) == 0
+
+
+def parse_faults(texts: Iterable[str]) -> Faults:
+    """Read ``NAME``, ``NAME=VALUE`` and ``NAME=parameter:value,…``.
+
+    Raises:
+        UnknownNameError: there is no such fault.
+        ConfigError: it has no such parameter, or that is no number.
+    """
+    active: dict[str, dict[str, float]] = {}
+    for text in texts:
+        name, _, rest = text.partition("=")
+        if name not in FAULTS:
+            raise UnknownNameError(
+                f"there is no fault {name!r}", next_step="`sparkwright-simulator --list-faults` lists them"
+            )
+        active[name] = {**FAULTS[name].parameters, **_parameters(FAULTS[name], rest)}
+    return Faults(active)
+
+
+def _parameters(fault: Fault, text: str) -> dict[str, float]:
+    names = list(fault.parameters)
+    found: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, colon, value = part.rpartition(":")
+        name = name if colon else (names[0] if names else "")
+        try:
+            found[name] = float(value)
+        except ValueError as error:
+            raise ConfigError(f"the fault {fault.name!r} takes numbers, not {value!r}") from error
+        if name not in names:
+            raise ConfigError(
+                f"the fault {fault.name!r} has no parameter {name!r}",
+                because=f"it has {', '.join(names) or 'none'}",
+            )
+    return found

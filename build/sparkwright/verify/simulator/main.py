@@ -1,0 +1,125 @@
+"""``sparkwright-simulator``: the command line of the simulated server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.errors import SparkwrightError
+from sparkwright.verify.simulator.faults import FAULTS, parse_faults
+from sparkwright.verify.simulator.life import serve
+from sparkwright.verify.simulator.memory import fitted
+from sparkwright.verify.simulator.settings import VERSIONS, Costs, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_DEFAULTS = Settings()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    try:
+        status = _command.main(
+            args=None if argv is None else list(argv),
+            prog_name="sparkwright-simulator",
+            standalone_mode=False,
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except SparkwrightError as error:
+        click.echo(str(error), err=True)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    return int(status or 0)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--host", default=_DEFAULTS.host, help="Address to listen on.")
+@click.option("--port", default=0, help="0 takes a free one.")
+@click.option(
+    "--ready-file", "ready", type=click.Path(path_type=Path), help="Written as JSON once it listens."
+)
+@click.option("--log", type=click.Path(path_type=Path), help="File for its log; else standard error.")
+@click.option("--truth", type=click.Path(path_type=Path), help="File for a JSON line about each request.")
+@click.option(
+    "--dialect", default="0.24", type=click.Choice(list(VERSIONS)), help="Which vLLM it speaks like."
+)
+@click.option("--speed", default=1.0, help="Simulated seconds in a real one.")
+@click.option("--seed", default=0, help="Of all that is drawn.")
+@click.option("--model", default=_DEFAULTS.model, help="The name that it serves.")
+@click.option("--api-key", default="", help="What clients must know.")
+@click.option("--k", default=_DEFAULTS.k, help="Drafted tokens a step; 0 serves without speculation.")
+@click.option("--max-num-seqs", default=_DEFAULTS.max_num_seqs, help="Requests that may run at a time.")
+@click.option("--max-model-len", default=0, help="Tokens of the longest request; 0 for what fits.")
+@click.option("--kv-tokens", default=0, help="Tokens that the KV cache holds; 0 for what memory allows.")
+@click.option(
+    "--kv-dtype", default="fp8", type=click.Choice(["bfloat16", "fp8", "nvfp4"]), help="Their type."
+)
+@click.option("--runner", default="v1", type=click.Choice(["v1", "v2"]), help="Model runner.")
+@click.option("--prefix-caching/--no-prefix-caching", default=True, help="Find blocks again.")
+@click.option("--prompt-details/--no-prompt-details", default=True, help="Say what came from the cache.")
+@click.option("--reasoning", is_flag=True, help="Chat answers begin with thoughts.")
+@click.option(
+    "--per-request-spec-decode-metrics",
+    "spec_metrics",
+    default="",
+    type=click.Choice(["", "summary", "detailed"]),
+    help="Acceptance on each response (0.33).",
+)
+@click.option("--boot-seconds", "boot_s", default=_DEFAULTS.boot_s, help="Simulated time until it is ready.")
+@click.option("--step-ms", default="", help="BASE,REQUEST,CONTEXT,PREFILL: what a step costs.")
+@click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="What is wrong with it.")
+@click.option("--engine/--no-engine", default=True, help="Start the engine's process.")
+@click.option("--list-faults", is_flag=True, help="List the faults and end.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def _command(
+    *, list_faults: bool, as_json: bool, step_ms: str, faults: tuple[str, ...], **options: Any
+) -> int:
+    """A server that speaks like vLLM with speculative decoding, and computes nothing."""
+    if list_faults:
+        click.echo(_fault_table(as_json=as_json))
+        return 0
+    settings = Settings(**options, costs=_costs(step_ms), faults=parse_faults(faults))
+    return asyncio.run(serve(fitted(settings)))
+
+
+def _costs(text: str) -> Costs:
+    if not text:
+        return Costs()
+    try:
+        return Costs(*(float(part) for part in text.split(",")))
+    except (TypeError, ValueError) as error:
+        raise click.BadParameter(f"{text!r} is not BASE,REQUEST,CONTEXT,PREFILL") from error
+
+
+def _fault_table(*, as_json: bool) -> str:
+    if as_json:
+        rows = [
+            {
+                "name": fault.name,
+                "does": fault.does,
+                "noticed-by": list(fault.noticed_by),
+                "parameters": dict(fault.parameters),
+            }
+            for fault in FAULTS.values()
+        ]
+        return json.dumps(rows, indent=1)
+    return "\n".join(
+        f"{fault.name:20} {fault.does}"
+        + "".join(f" [{name}={value:g}]" for name, value in fault.parameters.items())
+        + (f" -> {', '.join(fault.noticed_by)}" if fault.noticed_by else " -> stays green")
+        for fault in FAULTS.values()
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

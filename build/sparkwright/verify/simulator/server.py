@@ -1,0 +1,219 @@
+"""The HTTP side: what a vLLM server answers at each of its addresses."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from sparkwright.verify.simulator.ask import AskError, read_ask, template
+from sparkwright.verify.simulator.exposition import Life, expose
+from sparkwright.verify.simulator.generate import Generation
+from sparkwright.verify.simulator.language import encode, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiohttp import web
+
+    from sparkwright.verify.simulator.driver import Driver
+    from sparkwright.verify.simulator.truth import Truth
+
+    _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+__all__ = ["Server"]
+
+_PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
+_PAGE: Final = (
+    "<!DOCTYPE html><html><head><title>Welcome</title></head><body><h1>It works.</h1></body></html>"
+)
+_OLD: Final = "0.8.5"
+_MOST_BYTES: Final = 64 << 20
+
+
+class Server:
+    """Answers for one engine."""
+
+    def __init__(self, driver: Driver, truth: Truth) -> None:
+        self._driver, self._truth = driver, truth
+        self._settings = driver.settings
+        self._requests = 0
+
+    def application(self) -> web.Application:
+        """The application, ready to be run."""
+        from aiohttp import web
+
+        @web.middleware
+        async def around(request: web.Request, handler: _Handler) -> web.StreamResponse:
+            return await self._around(request, handler)
+
+        application = web.Application(middlewares=[around], client_max_size=_MOST_BYTES)
+        application.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/ping", self._health),
+                web.post("/ping", self._health),
+                web.get("/version", self._version),
+                web.get("/v1/models", self._models),
+                web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/tokenize", self._tokenize),
+                web.post("/detokenize", self._detokenize),
+                web.post("/reset_prefix_cache", self._reset),
+                web.get("/server_info", self._info),
+            ]
+        )
+        if "no-metrics" not in self._settings.faults:
+            application.add_routes([web.get("/metrics", self._metrics)])
+        return application
+
+    async def _around(self, http: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Keys, errors as JSON, and a line in the log, around each request."""
+        from aiohttp import web
+
+        try:
+            if "not-json" in self._settings.faults:
+                response: web.StreamResponse = web.Response(text=_PAGE, content_type="text/html")
+            elif not self._allowed(http):
+                response = web.json_response({"error": "Unauthorized"}, status=401)
+            else:
+                response = await handler(http)
+        except AskError as error:
+            response = web.json_response(error.body(), status=error.status)
+        except web.HTTPException as error:
+            response = web.json_response({"detail": error.reason}, status=error.status)
+        line = f"{http.method} {http.path} HTTP/1.1"
+        self._driver.log.access(str(http.remote), line, response.status, response.reason or "")
+        return response
+
+    def _allowed(self, http: web.Request) -> bool:
+        """Whether the request has the key; only addresses below /v1 ask for it, as in vLLM."""
+        key = self._settings.api_key
+        if not key or not http.path.startswith("/v1"):
+            return True
+        return hmac.compare_digest(http.headers.get("Authorization", "").encode(), f"Bearer {key}".encode())
+
+    # Text -----------------------------------------------------------------------------------------------
+
+    async def _completions(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, chat=False)
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, chat=True)
+
+    async def _generate(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
+        accepted_ns = time.perf_counter_ns()
+        body = await self._json(http)
+        ask = read_ask(body, self._settings, chat=chat, named=http.headers.get("X-Request-Id", ""))
+        self._requests += 1
+        generation = Generation(self._driver, ask, self._requests, accepted_ns)
+        refused = self._refuse(generation)
+        try:
+            return refused or await generation.serve(http)
+        finally:
+            self._truth.tell(generation.note())
+
+    def _refuse(self, generation: Generation) -> web.Response | None:
+        """What faults answer instead of generating."""
+        from aiohttp import web
+
+        faults, witness = self._settings.faults, generation.witness
+        if faults.hits("status", witness.number):
+            witness.fault = "status"
+            status = int(faults.value("status", "code") or 0)
+            error = AskError(status, "InternalServerError", "the simulated server refuses this request")
+            return web.json_response(error.body(), status=status)
+        if faults.hits("html", witness.number):
+            witness.fault = "html"
+            return web.Response(text=_PAGE, content_type="text/html")
+        return None
+
+    async def _json(self, http: web.Request) -> dict[str, Any]:
+        try:
+            body = json.loads(await http.read())
+        except ValueError as error:
+            raise AskError(400, "BadRequestError", f"JSON decode error: {error}") from error
+        if not isinstance(body, dict):
+            raise AskError(400, "BadRequestError", "the body must be an object")
+        return body
+
+    async def _tokenize(self, http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        body = await self._json(http)
+        text = template(body["messages"]) if "messages" in body else str(body.get("prompt", ""))
+        tokens = encode(text)
+        return web.json_response(
+            {
+                "count": len(tokens),
+                "max_model_len": self._settings.max_model_len,
+                "tokens": tokens,
+                "token_strs": None,
+            }
+        )
+
+    async def _detokenize(self, http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        body = await self._json(http)
+        return web.json_response({"prompt": text_of(body.get("tokens", []))})
+
+    # What it is, and how it does ------------------------------------------------------------------------
+
+    async def _health(self, _http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        return web.Response(status=503 if self._driver.dead else 200)
+
+    async def _version(self, _http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        old = "old-version" in self._settings.faults
+        return web.json_response({"version": _OLD if old else self._settings.version})
+
+    async def _models(self, _http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        model = {
+            "id": self._settings.model,
+            "object": "model",
+            "created": int(self._driver.clock.wall()),
+            "owned_by": "vllm",
+            "root": self._settings.model,
+            "parent": None,
+            "max_model_len": self._settings.max_model_len,
+            "permission": [],
+        }
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _reset(self, _http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        self._driver.engine.pool.reset()
+        return web.Response()
+
+    async def _info(self, http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        settings = self._settings
+        config: dict[str, Any] = {
+            "model": settings.model,
+            "max_model_len": settings.max_model_len,
+            "max_num_seqs": settings.max_num_seqs,
+            "speculative_config": (
+                {"method": settings.method, "num_speculative_tokens": settings.k} if settings.k else None
+            ),
+        }
+        as_json = http.query.get("config_format") == "json"
+        return web.json_response(
+            {"vllm_config": config if as_json else str(config), "vllm_env": {}, "system_env": {}}
+        )
+
+    async def _metrics(self, _http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        driver = self._driver
+        life = Life(driver.started_s, driver.clock.wall() - driver.started_s)
+        text = expose(driver.engine, life)
+        return web.Response(body=text.encode(), headers={"Content-Type": _PLAIN})

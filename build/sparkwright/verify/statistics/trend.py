@@ -1,0 +1,149 @@
+"""What drifts or jumps over time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.statistics.describe import finite
+from sparkwright.verify.statistics.significance import midranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["ChangePoint", "Slope", "change_point", "empirical_logit", "theil_sen"]
+
+SHUFFLES = 2000
+LEAST_SEGMENT = 3
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A robust slope in units of y a unit of x, and its 95 % interval."""
+
+    slope: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ChangePoint:
+    """Where a series changes its level.
+
+    Attributes:
+        index: of the first value at the new level.
+        before: median of the values before it.
+        after: median of those from it on.
+        p: how likely so clear a change is in a series without one.
+    """
+
+    index: int
+    before: float
+    after: float
+    p: float
+
+
+def empirical_logit(successes: float, trials: float) -> float:
+    """Logarithm of the odds of a share, finite also for none and all (half a count is added; Haldane 1956).
+
+    Shares are compared over time on this scale: on it their noise is much the same wherever they lie.
+
+    Raises:
+        ValueError: there are no trials, or more successes than trials.
+    """
+    if not 0 <= successes <= trials or trials <= 0:
+        raise ValueError(f"no share is {successes} of {trials}")
+    return math.log((successes + 0.5) / (trials - successes + 0.5))
+
+
+def theil_sen(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> Slope:
+    """The median of the slopes between all pairs (Theil 1950), with Sen's interval (1968).
+
+    The interval counts pairs by the variance of Kendall's S, corrected for ties. It is infinite where
+    there are too few values for any.
+
+    False alarms, as counted over 1000 seeds for 8 to 120 values of pure noise: the whole interval lies below
+    0 in 1 to 2.5 % of cases. Where neighbours resemble each other it does so more often: with a correlation
+    of 0.3 from one to the next in 3 to 6 %, with 0.6 in 7 to 16 %. So ask for a size of the slope, too.
+
+    Args:
+        x: times, shape (n,), at least two different.
+        y: values, shape (n,).
+        level: of the interval.
+    """
+    import numpy as np
+
+    times, values = finite(x, 2), finite(y, 2)
+    if times.size != values.size:
+        raise ValueError(f"{times.size} times and {values.size} values")
+    one, other = np.triu_indices(times.size, 1)
+    apart = times[other] - times[one]
+    if not apart.any():
+        raise ValueError("all times are the same")
+    slopes = np.sort((values[other] - values[one])[apart != 0] / apart[apart != 0])
+    spread = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(_kendall_variance(times, values))
+    below = math.floor((slopes.size - spread) / 2)
+    if below < 1:
+        return Slope(float(np.median(slopes)), -math.inf, math.inf)
+    return Slope(float(np.median(slopes)), float(slopes[below - 1]), float(slopes[-below]))
+
+
+def change_point(values: Sequence[float], seed: int = 0, block: int = 1) -> ChangePoint:
+    """The one moment at which a series most clearly changes its level.
+
+    The largest standardised rank sum over all cuts that leave three values on each side (Lausen and
+    Schumacher 1992), judged by 2000 permutations: no shape of distribution is assumed, but that values
+    follow each other independently. With fewer than six values p is 1.
+
+    False alarms at p < 0.05 and p < 0.01, as counted over 500 seeds of 60 values: 4.8 and 1.4 %. Where
+    neighbours correlate by 0.3 they are 25 and 8 %, and with ``block=4`` 7 and 1.6 %. Blocks need 15 or more
+    of them for a p below 0.01: six blocks have too few orders. A step of two standard deviations in the
+    middle of 60 values was found at p < 0.01 in 99 % of cases with blocks of four.
+
+    Args:
+        values: in order of time, shape (n,).
+        seed: of the permutations.
+        block: so many neighbours are permuted together; more than 1 where neighbours resemble each other.
+    """
+    import numpy as np
+
+    array = finite(values)
+    if array.size < 2 * LEAST_SEGMENT:
+        middle = float(np.median(array))
+        return ChangePoint(0, middle, middle, 1.0)
+    ranks = midranks(array)
+    cuts = np.arange(LEAST_SEGMENT, array.size - LEAST_SEGMENT + 1)
+    weights = np.sqrt(cuts * (array.size - cuts))
+
+    def clearness(order: NDArray[np.float64]) -> NDArray[np.float64]:
+        sums = np.cumsum(order - ranks.mean(), axis=-1)
+        return np.asarray(np.abs(sums[..., cuts - 1]) / weights)
+
+    seen = clearness(ranks)
+    blocks = np.arange(array.size) // block
+    keys = np.random.default_rng(seed).random((SHUFFLES, blocks[-1] + 1))
+    shuffled = ranks[np.argsort(keys[:, blocks], axis=1, kind="stable")]
+    as_clear = (clearness(shuffled).max(axis=1) >= seen.max() - 1e-9).sum()
+    cut = int(cuts[seen.argmax()])
+    return ChangePoint(
+        cut,
+        float(np.median(array[:cut])),
+        float(np.median(array[cut:])),
+        float((1 + as_clear) / (1 + SHUFFLES)),
+    )
+
+
+def _kendall_variance(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+    """Variance of Kendall's S without trend: n(n-1)(2n+5)/18, less the same for each group of ties."""
+    import numpy as np
+
+    def pairs(sizes: NDArray[np.int64]) -> float:
+        return float((sizes * (sizes - 1) * (2 * sizes + 5)).sum()) / 18
+
+    ties = (np.unique(array, return_counts=True)[1] for array in (times, values))
+    return max(0.0, pairs(np.array([values.size])) - sum(pairs(sizes) for sizes in ties))

@@ -1,0 +1,101 @@
+"""The part of a run in which as many requests ran as were asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkwright.verify.model import Sample
+
+__all__ = ["Window", "steady_window", "whole_run"]
+
+PLATEAU = 0.95
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of time and what was generated in it.
+
+    Attributes:
+        begin: ns of the client's clock.
+        end: likewise; equal to `begin` if there is no such stretch.
+        tokens: generated after `begin` and up to `end`, by requests that did not fail.
+    """
+
+    begin: int
+    end: int
+    tokens: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it is, on the client's clock."""
+        return (self.end - self.begin) / 1e9
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Throughput on the client's clock; 0 if the window is empty."""
+        return self.tokens / self.seconds if self.end > self.begin else 0.0
+
+    def __bool__(self) -> bool:
+        """Whether there is such a stretch."""
+        return self.end > self.begin
+
+
+def steady_window(samples: Sequence[Sample], concurrency: int) -> Window:
+    """From when at least 95 % of *concurrency* first ran until fewer did for good.
+
+    The rule is that of vLLM's Rust benchmark: it leaves out the rise at the beginning and the drain at the
+    end, and keeps the moments between one request's end and the next one's start. Failed requests count as
+    running, and their tokens do not count. The window is empty if so many never ran.
+
+    Args:
+        samples: of a closed loop; warm-ups are left out.
+        concurrency: how many were to run at a time.
+    """
+    counted = [sample for sample in samples if sample.counted]
+    enough = max(1, math.ceil(PLATEAU * concurrency - 1e-9))  # 0.95 * 20 is 19, not a bit more
+    running, begin, end = 0, None, None
+    for at, step in _steps(counted):
+        running += step
+        if step > 0 and running >= enough and begin is None:
+            begin = at
+        if step < 0 and running == enough - 1 and begin is not None:
+            end = at
+    if begin is None or end is None:
+        return Window(0, 0, 0.0)
+    return Window(begin, end, _tokens(counted, begin, end))
+
+
+def whole_run(samples: Sequence[Sample]) -> Window:
+    """From the first start to the last end, warm-ups left out; empty without samples."""
+    counted = [sample for sample in samples if sample.counted]
+    if not counted:
+        return Window(0, 0, 0.0)
+    begin, end = min(s.started for s in counted), max(s.ended for s in counted)
+    return Window(begin, end, _tokens(counted, begin, end))
+
+
+def _steps(samples: Sequence[Sample]) -> list[tuple[int, int]]:
+    """Starts (+1) and ends (-1) in order; at the same moment ends come first."""
+    return sorted([*((s.started, 1) for s in samples), *((s.ended, -1) for s in samples)])
+
+
+def _tokens(samples: Sequence[Sample], begin: int, end: int) -> float:
+    good = (sample for sample in samples if sample.failure is None)
+    return math.fsum(tokens for sample in good for at, tokens in _arrivals(sample) if begin < at <= end)
+
+
+def _arrivals(sample: Sample) -> Iterator[tuple[int, float]]:
+    """When how many tokens came.
+
+    Where chunks do not say how many they brought, each is taken to have brought the same; they always add up
+    to what the server counted.
+    """
+    said = sum(chunk.tokens for chunk in sample.chunks)
+    for chunk in sample.chunks:
+        share = chunk.tokens / said if said else 1 / len(sample.chunks)
+        yield chunk.at, share * sample.output_tokens

@@ -1,0 +1,226 @@
+"""A run of the suite: servers are started, cells are planned and measured, observations are judged.
+
+Everything seen goes into the journal at once. A run that was stopped is gone on with: cells that the
+journal holds are not measured again, and only servers that something is still to be asked of are started.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from sparkwright.config import to_builtins
+from sparkwright.errors import ServerError
+from sparkwright.events import emit, task, warn
+from sparkwright.verify.check import Context
+from sparkwright.verify.client.calibrate import Floor, calibrate
+from sparkwright.verify.journal import Boot, Concluded, Journal, Measured, Noted, cell_id, read_journal
+from sparkwright.verify.measure import measure
+from sparkwright.verify.model import BootFacts, Finding, Observation
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from sparkwright.verify.check import Check
+    from sparkwright.verify.corpus import Corpus
+    from sparkwright.verify.journal import Manifest
+    from sparkwright.verify.measure import Server
+    from sparkwright.verify.model import Cell
+    from sparkwright.verify.profile import Profile
+
+__all__ = ["FLOOR", "Fleet", "Suite", "run_suite"]
+
+FLOOR = "floor"
+"""Name of the journal's note on the client's own error."""
+
+# A server that ends by itself is started again so often for what is still to be asked of it.
+_MOST_RESTARTS = 2
+
+
+class Fleet(Protocol):
+    """Whoever can bring servers up."""
+
+    @property
+    def arms(self) -> frozenset[str]:
+        """The servers that it knows."""
+        ...
+
+    def start(self, arm: str, boot: int) -> contextlib.AbstractAsyncContextManager[Server]:
+        """One start of a server, ended with the block.
+
+        Raises:
+            ServerError: it does not come up, or (while it is asked for anything) ends by itself.
+            EndpointError: what answers cannot be verified.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a run is made of.
+
+    Attributes:
+        checks: what is to be found out, in order.
+        profile: how much is measured.
+        corpus: what is asked.
+        fleet: brings servers up.
+        band: key of the reference band that fits what is served, or empty.
+    """
+
+    checks: Sequence[Check]
+    profile: Profile
+    corpus: Corpus
+    fleet: Fleet
+    band: str = ""
+
+
+async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Finding, ...]:
+    """Measure what the journal in *folder* lacks, judge, and write down the findings.
+
+    Raises:
+        BusyError: another process works on this run.
+        ConfigError: the folder holds another run.
+        ServerError: no server came up at all.
+        EndpointError: what answers cannot be verified.
+        StorageError: the disk is full or cannot be written.
+    """
+    with Journal(folder, manifest) as journal:
+        run = _Run(suite, folder, journal)
+        await run.measure_all()
+        findings = tuple(map(_finite, run.judge()))
+        journal.write(Concluded(findings=findings))
+    return findings
+
+
+class _Run:
+    """One run, with what is known of it so far."""
+
+    def __init__(self, suite: Suite, folder: Path, journal: Journal) -> None:
+        contents = read_journal(folder)
+        self.suite = suite
+        self.journal = journal
+        self.identity = contents.manifest.identity
+        self.boots: dict[tuple[str, int], Boot] = dict(contents.boots)
+        self.measured: dict[str, Observation] = dict(contents.measured)
+        self.floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
+
+    @property
+    def context(self) -> Context:
+        """What checks may know."""
+        facts = {place: boot.facts for place, boot in self.boots.items()}
+        return Context(
+            self.suite.profile,
+            self.suite.corpus,
+            facts,
+            log_seen=all(boot.log_seen for boot in self.boots.values()),
+            band=self.suite.band,
+            floors={floor.concurrency: (floor.ttft_p99_ms, floor.tpot_p99_percent) for floor in self.floors},
+        )
+
+    def plan(self) -> list[Cell]:
+        """All cells, those of the first start of the main server first; what two checks ask for is one."""
+        asked = [cell for check in self.suite.checks for cell in check.plan(self.context)]
+        cells = {cell.key: cell for cell in asked}.values()
+        places = list(dict.fromkeys([("main", 0), *((cell.arm, cell.boot) for cell in cells)]))
+        return sorted(cells, key=lambda cell: places.index((cell.arm, cell.boot)))
+
+    def missing(self, arm: str, boot: int) -> list[Cell]:
+        """The cells of one start of one server that are still to be measured."""
+        return [
+            cell
+            for cell in self.plan()
+            if (cell.arm, cell.boot) == (arm, boot) and cell_id(cell, self.identity) not in self.measured
+        ]
+
+    async def measure_all(self) -> None:
+        """Bring up one server after another and measure what is missing on it.
+
+        The first one always comes first: what it says of itself decides what is planned.
+        """
+        if self.suite.profile.speed == 1 and not self.floors:
+            await self._calibrate()
+        if ("main", 0) not in self.boots or self.missing("main", 0):
+            await self._measure_on("main", 0)
+        places = dict.fromkeys((cell.arm, cell.boot) for cell in self.plan())
+        for arm, boot in places:
+            if (arm, boot) != ("main", 0) and arm in self.suite.fleet.arms and self.missing(arm, boot):
+                await self._measure_on(arm, boot)
+
+    async def _calibrate(self) -> None:
+        """See how far the client's own figures can be trusted, before any server needs the machine.
+
+        A simulator with a faster clock is left out: its times mean nothing beyond itself.
+        """
+        with task("calibrate the client"):
+            self.floors = list(await calibrate(self.suite.profile.levels))
+        levels = [to_builtins(floor) for floor in self.floors]
+        self.journal.write(Noted(name=FLOOR, data={"levels": levels}))
+
+    async def _measure_on(self, arm: str, boot: int) -> None:
+        """Measure what is missing on one server, which is started again where it ends by itself."""
+        for again in range(_MOST_RESTARTS + 1):
+            try:
+                async with self.suite.fleet.start(arm, boot) as server:
+                    self._note_boot(arm, boot, server, again)
+                    await self._measure_cells(server, self.missing(arm, boot))
+            except ServerError as error:
+                if ("main", 0) not in self.boots:
+                    raise
+                self._note_failure(arm, boot, error)
+                return
+            if not self.missing(arm, boot):
+                return
+        left = len(self.missing(arm, boot))
+        warn(f"{arm} ended by itself {_MOST_RESTARTS + 1} times: {left} cells are left out")
+
+    async def _measure_cells(self, server: Server, cells: list[Cell]) -> None:
+        """Measure *cells* for as long as *server* lives."""
+        with task("measure", total=len(cells), unit="cells") as progress:
+            for cell in cells:
+                emit("verify.cell", check=cell.check, cell=cell.name, requests=cell.load.requests)
+                observation = await measure(server, cell, self.suite.profile)
+                identity = cell_id(cell, self.identity)
+                self.journal.write(Measured(id=identity, observation=observation))
+                self.measured[identity] = observation
+                progress.advance()
+                if server.died is not None:
+                    return
+
+    def _note_boot(self, arm: str, boot: int, server: Server, restart: int) -> None:
+        record = Boot(arm=arm, boot=boot, facts=server.facts, restart=restart, log_seen=server.log_seen)
+        self.journal.write(record)
+        self.boots[arm, boot] = record
+
+    def _note_failure(self, arm: str, boot: int, error: ServerError) -> None:
+        warn(f"{arm} could not be started: {error}")
+        self.journal.write(Noted(name=f"{arm}-{boot} did not start", data={"because": str(error)}))
+        self.boots.setdefault((arm, boot), Boot(arm=arm, boot=boot, facts=BootFacts()))
+
+    def judge(self) -> list[Finding]:
+        """What each check makes of its own observations."""
+        context = self.context
+        seen = self._observations()
+        findings: list[Finding] = []
+        for check in self.suite.checks:
+            own = [seen[cell.key] for cell in check.plan(context) if cell.key in seen]
+            findings.extend(check.judge(context, own))
+        return findings
+
+    def _observations(self) -> Mapping[str, Observation]:
+        """Observations of the cells that are planned, by the cell's key."""
+        found = ((cell.key, self.measured.get(cell_id(cell, self.identity))) for cell in self.plan())
+        return {key: observation for key, observation in found if observation}
+
+
+def _finite(finding: Finding) -> Finding:
+    """*finding* with figures that JSON has no number for in words."""
+    measured = {
+        name: value if isinstance(value, str) or math.isfinite(value) else str(value)
+        for name, value in finding.measured.items()
+    }
+    return msgspec.structs.replace(finding, measured=measured)

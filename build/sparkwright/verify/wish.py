@@ -1,0 +1,117 @@
+"""What a user asks to be verified, and how much of it; the journal keeps it, to resume the run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from sparkwright.config import Model
+from sparkwright.errors import ConfigError, UnknownNameError
+from sparkwright.verify import profiles
+
+if TYPE_CHECKING:
+    from sparkwright.verify.profile import Profile
+
+__all__ = ["Wish", "profile_of"]
+
+
+class Wish(Model, frozen=True):
+    """What is to be verified. One of `url`, `recipe` and `simulator` says where the server comes from.
+
+    Attributes:
+        profile: how much is measured: ``full``, ``smoke`` or ``demo``.
+        url: address of a server that runs already.
+        baseline_url: address of the same server without speculation.
+        model: the name that it serves its model under; the only one by default.
+        log: file that the server at `url` writes its log to.
+        recipe: a recipe's name or file: start vLLM so.
+        wheel: path of the wheel that the recipe's server is started from.
+        python: interpreter of an environment with vLLM in it, instead of a wheel.
+        runner: model runner to ask for: ``v1`` or ``v2``; the release's own choice if empty.
+        eager: start the recipe's server without CUDA graphs.
+        against: a wheel or interpreter to compare with, or ``simulator`` for a healthy one; only that
+            comparison is made then.
+        simulator: start a simulator instead of a server.
+        faults: what is wrong with it, as ``name`` or ``name=value``.
+        dialect: the vLLM release that it speaks like.
+        speculative_tokens: tokens that it drafts a step.
+        checks: those to run instead of the profile's.
+        levels: concurrencies of the sweep instead of the profile's.
+        categories: of prompts, instead of the profile's.
+        soak_s: length of the soak instead of the profile's, in seconds of the server's clock.
+        boots: starts of each arm of a comparison instead of the profile's.
+        speed: how many of the server's seconds pass in one of ours; the profile's if 0.
+        seed: of salts, documents and orders.
+    """
+
+    profile: str = "full"
+    url: str = ""
+    baseline_url: str = ""
+    model: str = ""
+    log: str = ""
+    recipe: str = ""
+    wheel: str = ""
+    python: str = ""
+    runner: Literal["", "v1", "v2"] = ""
+    eager: bool = False
+    against: str = ""
+    simulator: bool = False
+    faults: tuple[str, ...] = ()
+    dialect: str = "0.24"
+    speculative_tokens: int = 7
+    checks: tuple[str, ...] = ()
+    levels: tuple[int, ...] = ()
+    categories: tuple[str, ...] = ()
+    soak_s: float = 0.0
+    boots: int = 0
+    speed: float = 0.0
+    seed: int = 0
+
+    @property
+    def title(self) -> str:
+        """What is verified, as part of a folder's name."""
+        if self.simulator:
+            return "simulator"
+        return re.sub(r"[^\w.+-]+", "-", self.url.partition("://")[2] or PurePath(self.recipe).stem)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What differs from the defaults, as a manifest keeps it."""
+        asked, usual = (msgspec.json.decode(msgspec.json.encode(wish)) for wish in (self, Wish()))
+        return {name: value for name, value in asked.items() if value != usual[name]}
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any]) -> Wish:
+        """The wish that a manifest keeps.
+
+        Raises:
+            ConfigError: it was written by something else.
+        """
+        try:
+            return msgspec.convert(options, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError("the run's options cannot be read", because=str(error)) from error
+
+
+def profile_of(wish: Wish) -> Profile:
+    """The sizes that *wish* comes to.
+
+    Raises:
+        UnknownNameError: there is no such profile.
+    """
+    if wish.profile not in profiles.PROFILES:
+        raise UnknownNameError(
+            f"there is no profile {wish.profile!r}", next_step=f"take one of {', '.join(profiles.PROFILES)}"
+        )
+    profile = profiles.PROFILES[wish.profile]
+    changes: dict[str, Any] = {"seed": wish.seed}
+    for name in ("checks", "levels", "categories", "soak_s", "boots"):
+        if value := getattr(wish, name):
+            changes[name] = value
+    if wish.against and not wish.checks:
+        changes["checks"] = ("compare",)
+    changes["speed"] = wish.speed or (profile.speed if wish.simulator else 1.0)
+    return msgspec.structs.replace(profile, **changes)

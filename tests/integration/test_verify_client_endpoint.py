@@ -1,0 +1,188 @@
+"""What cannot be verified is refused before anything is measured, with one message for each cause."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+from vllm_like import MODEL, answering, serving
+
+from sparkwright.errors import EndpointError
+from sparkwright.verify.client import Endpoint, EndpointFacts, check_endpoint, open_session
+from sparkwright.verify.profile import Deadlines
+
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Handler
+    from kit import Recorder
+
+HTML = answering("<!doctype html><title>Sign in</title>", kind="text/html")
+
+
+async def check(endpoint: Endpoint, deadlines: Deadlines | None = None) -> EndpointFacts:
+    async with open_session(endpoint) as session:
+        return await check_endpoint(session, endpoint, deadlines or Deadlines())
+
+
+def look(
+    deadlines: Deadlines | None = None, *, pages: dict[str, Handler] | None = None, **changes: Any
+) -> EndpointFacts:
+    """Check a server whose *pages* are replaced, at an endpoint with *changes*."""
+
+    async def run() -> EndpointFacts:
+        async with serving(**(pages or {})) as served:
+            return await check(replace(served.endpoint, **changes), deadlines)
+
+    return asyncio.run(run())
+
+
+def refusal(*arguments: Any, **options: Any) -> str:
+    """The whole message with which the server is refused."""
+    with pytest.raises(EndpointError) as caught:
+        look(*arguments, **options)
+    assert caught.value.because
+    assert caught.value.next_step
+    return str(caught.value)
+
+
+def locked(key: str) -> dict[str, Handler]:
+    """Pages as vLLM guards them: all below /v1."""
+    models = json.dumps({"data": [{"id": MODEL, "max_model_len": 99}]})
+
+    async def guarded(request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return web.Response(text=models, content_type="application/json")
+
+    return {"models": guarded}
+
+
+def test_a_healthy_server_tells_of_itself() -> None:
+    assert look() == EndpointFacts(version="0.24.0", model=MODEL, max_model_len=4096)
+
+
+def test_the_only_model_need_not_be_named() -> None:
+    assert look(model="").model == MODEL
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost",
+        "localhost:8000",
+        "ftp://host",
+        "http://",
+        "http://host:port",
+        "http://[::1",
+        "http://h:0",
+    ],
+)
+def test_no_address(url: str) -> None:
+    with pytest.raises(EndpointError, match="is not the address of a server") as caught:
+        asyncio.run(check(Endpoint(url, MODEL)))
+    assert "http://localhost:8000" in caught.value.next_step
+
+
+def test_nothing_there() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(EndpointError, match=r"nothing answers at http://127\.0\.0\.1"):
+            asyncio.run(check(Endpoint(f"http://127.0.0.1:{taken.getsockname()[1]}", MODEL)))
+
+
+def test_no_such_host() -> None:
+    with pytest.raises(EndpointError, match=r"nothing answers at http://nowhere\.invalid"):
+        asyncio.run(check(Endpoint("http://nowhere.invalid", MODEL)))
+
+
+def test_silence() -> None:
+    async def hang(_: web.Request) -> web.Response:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    said = refusal(Deadlines(canary_s=0.4), pages={"models": hang})
+    assert "did not answer in time" in said
+
+
+def test_a_server_of_another_protocol() -> None:
+    async def run() -> EndpointFacts:
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+            return await check(Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", MODEL))
+
+    with pytest.raises(EndpointError, match="was not answered as HTTP asks"):
+        asyncio.run(run())
+
+
+def test_no_certificate() -> None:
+    async def run() -> EndpointFacts:
+        async with serving() as served:
+            return await check(replace(served.endpoint, url=served.endpoint.url.replace("http", "https")))
+
+    with pytest.raises(EndpointError, match="no safe connection"):
+        asyncio.run(run())
+
+
+def test_a_wrong_key() -> None:
+    assert "because the API key is wrong" in refusal(pages=locked("right"), api_key="wrong")
+    assert "none was given" in refusal(pages=locked("right"))
+    assert look(pages=locked("right"), api_key="right").max_model_len == 99
+
+
+def test_an_unknown_model() -> None:
+    assert f"because it serves: {MODEL}" in refusal(model="other")
+
+
+def test_several_models_and_none_named() -> None:
+    both = answering('{"data": [{"id": "a"}, {"id": "b"}]}')
+    assert "because it serves: a, b" in refusal(pages={"models": both}, model="")
+    assert look(pages={"models": both}, model="b") == EndpointFacts("0.24.0", "b", -1)
+
+
+@pytest.mark.parametrize("page", ["models", "version"])
+def test_a_web_page(page: str) -> None:
+    said = refusal(pages={page: HTML})
+    assert f"/{page} answers with a web page instead of JSON" in said
+    assert "Sign in" in said
+
+
+@pytest.mark.parametrize("body", ["", "OK", '{"data": "none"}', '{"models": []}', '["\xe9"]'])
+def test_other_json(body: str) -> None:
+    assert "does not answer as vLLM does" in refusal(pages={"models": answering(body)})
+
+
+def test_a_server_in_trouble() -> None:
+    assert "answers with status 503" in refusal(pages={"models": answering("{}", 503)})
+
+
+def test_not_vllm() -> None:
+    assert "is not vLLM, because it has no /version" in refusal(pages={"version": answering("{}", 404)})
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.8.5.post1", "v0.11.0", "0.19.2rc1.dev3+gabc"])
+def test_an_older_vllm(version: str) -> None:
+    said = refusal(pages={"version": answering(json.dumps({"version": version}))})
+    assert f"runs vLLM {version}, because nothing before 0.20" in said
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "0.33.0", "1.0.0", "0.24.1.dev7+g123.cu130"])
+def test_a_newer_vllm(version: str) -> None:
+    assert look(pages={"version": answering(json.dumps({"version": version}))}).version == version
+
+
+def test_a_vllm_of_no_known_age_is_told_of(heard: Recorder) -> None:
+    assert look(pages={"version": answering('{"version": "dev"}')}).version == "dev"
+    assert any("dev" in said["message"] for said in heard.of("warning"))
+
+
+@pytest.mark.parametrize("page", [answering("Not Found", 404), answering("python_info 1\n"), HTML])
+def test_no_counters(page: Handler) -> None:
+    assert "/metrics has no counters of vLLM" in refusal(pages={"metrics": page})

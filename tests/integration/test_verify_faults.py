@@ -1,0 +1,59 @@
+"""The fault matrix: everything that can be switched on in the simulator is noticed by the check that should,
+with the right verdict and a cause that names it; a healthy server passes every check, whatever it draws.
+
+The whole suite runs each time: simulator in its own process, client, counters, journal, checks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from fault_matrix import CASES, Case, run_case, seeds
+
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.model import Verdict
+from sparkwright.verify.simulator.faults import FAULTS
+
+if TYPE_CHECKING:
+    from fault_matrix import Outcome
+
+# Twenty with `make test-verify`; each takes half a minute of CPU time.
+SEEDS = int(os.environ.get("SPARKWRIGHT_SEEDS", "2"))
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """What every case came to; two at a time, as each waits for its simulator's clock now and again."""
+    folder = tmp_path_factory.mktemp("faults")
+    cases = (*CASES, *seeds(SEEDS))
+    with ProcessPoolExecutor(2) as pool:
+        found = pool.map(run_case, cases, [folder / f"{number}" for number in range(len(cases))])
+        return {case.name: outcome for case, outcome in zip(cases, found, strict=True)}
+
+
+def test_every_fault_has_a_case() -> None:
+    assert {case.fault.partition("=")[0] for case in CASES} == set(FAULTS)
+    for case in CASES:
+        expected = FAULTS[case.fault.partition("=")[0]].noticed_by
+        assert case.check in expected if expected else case.verdict is Verdict.PASS, case.fault
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_fault_is_noticed_and_named(case: Case, outcomes: dict[str, Outcome]) -> None:
+    outcome = outcomes[case.name]
+    assert outcome.verdict is case.verdict, outcome.told
+    assert any(re.search(case.warns, warning) for warning in outcome.warnings) or not case.warns
+    if case.verdict is not Verdict.PASS:
+        assert any(re.search(case.says, cause) for cause in outcome.causes), outcome.told
+
+
+@pytest.mark.parametrize("name", [case.name for case in seeds(SEEDS)])
+def test_a_healthy_server_passes_every_check(name: str, outcomes: dict[str, Outcome]) -> None:
+    outcome = outcomes[name]
+    assert outcome.verdict is Verdict.PASS, outcome.told
+    assert outcome.checks == set(ALL) - {"bands", "compare"}
+    assert outcome.findings > 20

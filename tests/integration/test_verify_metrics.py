@@ -1,0 +1,132 @@
+"""Counters over real HTTP: what may answer at /metrics, and when a server is idle."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from sparkwright.errors import EndpointError, UndecidedError
+from sparkwright.verify.metrics import NotQuietError, fetch_snapshot, quiesce
+from sparkwright.verify.profile import Deadlines
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from typing import Any
+
+    from sparkwright.verify.model import Snapshot
+
+DEADLINES = Deadlines(quiesce_s=60)
+SPEED = 20.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """As much of an endpoint as is asked for."""
+
+    url: str
+
+
+def counters(running: float, waiting: float = 0, generated: float = 5) -> str:
+    return (
+        "# TYPE vllm:num_requests_running gauge\n"
+        f'vllm:num_requests_running{{engine="0"}} {running}\n'
+        f'vllm:num_requests_waiting{{engine="0"}} {waiting}\n'
+        f'vllm:generation_tokens_total{{engine="0"}} {generated}\n'
+    )
+
+
+@asynccontextmanager
+async def serving(*answers: str | web.Response) -> AsyncIterator[tuple[Address, list[str]]]:
+    """Gives *answers* one after another, the last one for good, and notes what each request accepted."""
+    accepted: list[str] = []
+
+    async def metrics(request: web.Request) -> web.Response:
+        accepted.append(request.headers["Accept"])
+        answer = answers[min(len(accepted), len(answers)) - 1]
+        return answer if isinstance(answer, web.Response) else web.Response(text=answer)
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    try:
+        yield Address(f"http://{host}:{port}"), accepted
+    finally:
+        await runner.cleanup()
+
+
+def ask(
+    function: Callable[..., Coroutine[Any, Any, Snapshot]], answers: Sequence[str | web.Response], *more: Any
+) -> tuple[Snapshot, list[str]]:
+    async def run() -> tuple[Snapshot, list[str]]:
+        async with serving(*answers) as (address, accepted), aiohttp.ClientSession() as session:
+            return await function(session, address, *more), accepted
+
+    return asyncio.run(run())
+
+
+def test_fetches_plain_text() -> None:
+    snapshot, accepted = ask(fetch_snapshot, [counters(3, 2, 7)])
+    assert (snapshot.running, snapshot.waiting, snapshot.generation_tokens) == (3, 2, 7)
+    assert snapshot.at > 0
+    assert accepted == ["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "because"),
+    [
+        (web.Response(text="<!doctype html>\n", content_type="text/html"), "line 1 of the metrics"),
+        (web.Response(text='{"error": "no"}\n', content_type="application/json"), "line 1 of the metrics"),
+        (web.Response(text=counters(0)[:-1]), "line 4 of the metrics is cut"),
+        (web.Response(body=b"\xff\xfe\n"), "can't decode"),
+        (web.Response(status=401, text="no\n"), "answered 401"),
+        (web.Response(status=500), "answered 500"),
+    ],
+    ids=["html", "json", "cut", "binary", "unauthorised", "broken"],
+)
+def test_says_what_is_wrong_with_what_answers(answer: web.Response, because: str) -> None:
+    with pytest.raises(EndpointError) as caught:
+        ask(fetch_snapshot, [answer])
+    assert because in str(caught.value)
+    assert "/metrics" in str(caught.value)
+
+
+def test_says_that_nothing_answers() -> None:
+    async def fetch() -> None:
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            async with aiohttp.ClientSession() as session:
+                await fetch_snapshot(session, Address(f"http://127.0.0.1:{closed.getsockname()[1]}"))
+
+    with pytest.raises(EndpointError, match="could not be read"):
+        asyncio.run(fetch())
+
+
+def test_idle_is_idle_twice_with_the_same_counters() -> None:
+    answers = [counters(2), counters(0, 1), counters(0, 0, 8), counters(0, 0, 9), counters(1, 0, 9)]
+    answers += [counters(0, 0, 12), counters(0, 0, 12)]
+    snapshot, accepted = ask(quiesce, answers, DEADLINES, SPEED)
+    assert snapshot.generation_tokens == 12
+    assert len(accepted) == 7
+
+
+def test_a_server_that_is_never_idle_is_given_up() -> None:
+    with pytest.raises(NotQuietError, match=r"3 requests ran and 1 waited after 0\.2 s") as caught:
+        ask(quiesce, [counters(3, 1)], Deadlines(quiesce_s=0.2), SPEED)
+    assert isinstance(caught.value, UndecidedError)
+    assert caught.value.last.running == 3
+
+
+def test_a_server_without_gauges_is_none_of_vllm() -> None:
+    with pytest.raises(EndpointError, match="does not expose vLLM's metrics"):
+        ask(quiesce, ["up 1\n"], DEADLINES, SPEED)

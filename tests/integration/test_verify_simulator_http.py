@@ -1,0 +1,423 @@
+"""The simulated server over real HTTP: what it answers when healthy, and what faults make of its streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+from simulator_kit import Served, body, parsed, prompt, served
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+FULL = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "return_token_ids": True}
+
+
+def on(folder: Path, test: Callable[[Served], Awaitable[Any]], *faults: str, **changes: Any) -> Any:
+    """What *test* returns for a server with *faults*."""
+
+    async def run() -> Any:
+        async with served(folder, *faults, **changes) as server:
+            return await asyncio.wait_for(test(server), 60)
+
+    return asyncio.run(run())
+
+
+def choices(events: list[Any]) -> list[dict[str, Any]]:
+    return [event["choices"][0] for event in events if isinstance(event, dict) and event.get("choices")]
+
+
+def text(events: list[Any]) -> str:
+    return "".join(choice["text"] for choice in choices(events))
+
+
+def metrics(page: str) -> dict[str, float]:
+    lines = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
+    common = re.compile(r',?(engine|model_name)="[^"]*",?')
+    return {common.sub("", name): float(value) for name, _, value in lines}
+
+
+# Healthy -------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_has_its_tokens_its_count_and_its_end(tmp_path: Path) -> None:
+    events = on(tmp_path, lambda server: server.events(body(prompt(1), 50) | FULL))
+    assert events[-1] == "[DONE]"
+    ids = [choice["token_ids"] for choice in choices(events)]
+    assert sum(map(len, ids)) == 50
+    assert len(ids[0]) == 1
+    assert max(map(len, ids)) > 2  # several tokens in an event: what was accepted, and one more
+    assert choices(events)[0]["prompt_token_ids"]
+    assert [choice["finish_reason"] for choice in choices(events)][-2:] == [None, "length"]
+    counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
+    assert counts[-1] == 50
+    assert counts[:-1] == [sum(map(len, ids[: index + 1])) for index in range(len(ids))]
+    assert events[-2]["choices"] == []
+    assert events[-2]["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert "usage" not in on(tmp_path, lambda server: server.events(body(prompt(1))))[0]
+
+
+def test_a_chat_begins_with_a_role_and_goes_on_with_content(tmp_path: Path) -> None:
+    ask = {"messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 40, "temperature": 0}
+
+    async def both(server: Served) -> tuple[list[Any], Any]:
+        events = await server.events(ask | FULL | {"ignore_eos": True}, "/v1/chat/completions")
+        return events, await server.post("/v1/chat/completions", ask | {"ignore_eos": True})
+
+    events, (status, whole) = on(tmp_path, both)
+    assert choices(events)[0]["delta"] == {"role": "assistant", "content": ""}
+    streamed = "".join(choice["delta"]["content"] for choice in choices(events))
+    assert status == 200
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": streamed}
+    assert whole["usage"]["completion_tokens"] == 40
+    assert events[0]["object"] == "chat.completion.chunk"
+
+
+def test_thoughts_are_reasoning(tmp_path: Path) -> None:
+    ask = {"messages": [{"role": "user", "content": "Hm"}], "max_tokens": 80, "ignore_eos": True}
+    events = on(tmp_path, lambda server: server.events(ask, "/v1/chat/completions"), reasoning=True)
+    kinds = [next(iter(choice["delta"])) for choice in choices(events)[1:]]
+    assert kinds.count("reasoning") > 2
+    assert kinds == ["reasoning"] * kinds.count("reasoning") + ["content"] * kinds.count("content")
+
+
+def test_what_a_prompt_states_is_answered(tmp_path: Path) -> None:
+    question = "The code for Otter is 4711. The code for Elk is 815.\n\nWhat is the code for Elk? Be short."
+
+    async def ask(server: Served) -> list[str]:
+        found = []
+        for asked in (question, "Work this out: 1234 + 4321", "Nothing is asked here"):
+            _, whole = await server.post("/v1/completions", body(asked, 200) | {"ignore_eos": False})
+            assert whole["choices"][0]["finish_reason"] in {"stop", "length"}
+            found.append(whole["choices"][0]["text"])
+        return found
+
+    assert on(tmp_path, ask)[:2] == [" The code for Elk is 815.", " The result is 5555."]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_logprobs_hold_the_chosen_token_by_its_id(tmp_path: Path, *, chat: bool) -> None:
+    fields: dict[str, Any] = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    fields |= {"logprobs": True, "top_logprobs": 3} if chat else {"logprobs": 3}
+    ask = body(prompt(1), 30, **fields) | {"messages": [{"role": "user", "content": "Go"}]}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    events = on(tmp_path, lambda server: server.events(ask, path))
+    for choice in choices(events)[1 if chat else 0 :]:
+        names = [f"token_id:{token}" for token in choice["token_ids"]]
+        if chat:
+            entries = choice["logprobs"]["content"]
+            assert [entry["token"] for entry in entries] == names
+            assert all(len(entry["top_logprobs"]) <= 3 for entry in entries)
+        else:
+            assert choice["logprobs"]["tokens"] == names
+            for name, own, top in zip(
+                names, choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"], strict=True
+            ):
+                assert top[name] == own <= max(top.values()) < 0
+
+
+def test_acceptance_of_each_request_in_the_newer_dialect(tmp_path: Path) -> None:
+    ask = body(prompt(1), 60) | FULL
+    newer = on(tmp_path, lambda s: s.events(ask), dialect="0.33", spec_metrics="detailed")
+    older = on(tmp_path, lambda s: s.events(ask), dialect="0.24", spec_metrics="detailed")
+    told = newer[-2]["metrics"]["speculative_decoding"]
+    assert told["num_spec_steps"] == len(choices(newer)) - 1 == len(told["per_step_accepted"])
+    assert told["mean_acceptance_length"] == 1 + told["num_accepted_draft_tokens"] / told["num_spec_steps"]
+    assert sum(told["acceptance_histogram"]) == told["num_spec_steps"]
+    assert "metrics" not in older[-2]
+
+
+def test_metrics_say_what_was_served(tmp_path: Path) -> None:
+    async def ask(server: Served) -> dict[str, float]:
+        for _ in range(2):
+            await server.events(body(prompt(1, words=60), 50))
+        status, page = await server.get("/metrics")
+        assert status == 200
+        return metrics(page)
+
+    found = on(tmp_path, ask)
+    drafts, accepted = (
+        found["vllm:spec_decode_num_drafts_total{}"],
+        found["vllm:spec_decode_num_accepted_tokens_total{}"],
+    )
+    positions = [
+        found[f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{at}"}}'] for at in range(7)
+    ]
+    assert sum(positions) == accepted > 0
+    assert 0 <= accepted + drafts + 2 - found["vllm:generation_tokens_total{}"] <= 14
+    assert found["vllm:generation_tokens_total{}"] == 100
+    assert found['vllm:request_success_total{finished_reason="length"}'] == 2
+    assert found["vllm:prefix_cache_hits_total{}"] > 0
+    assert found["vllm:num_requests_running{}"] == found["vllm:num_requests_waiting{}"] == 0
+    assert found["process_start_time_seconds"] > 1e9
+    assert not any("spec_decode" in name for name in on(tmp_path, ask, k=0))
+
+
+def test_addresses_answer_as_vllms_do(tmp_path: Path) -> None:
+    async def ask(server: Served) -> None:
+        key = {"Authorization": "Bearer K"}
+        for path in ("/health", "/ping", "/server_info?config_format=json", "/metrics"):
+            assert (await server.get(path))[0] == 200
+        assert json.loads((await server.get("/version"))[1]) == {"version": "0.33.0"}
+        assert (await server.get("/v1/models"))[0] == 401
+        assert (await server.get("/nowhere"))[0] == 404
+        async with server.session.get(f"{server.url}/v1/models", headers=key) as response:
+            (model,) = (await response.json())["data"]
+        assert model["max_model_len"] == 40_960
+        other = body("Hello") | {"model": "other"}
+        for data, status in ((other, 404), (body("Hello", 10**6), 400), ({}, 400), ({"prompt": 7}, 400)):
+            async with server.session.post(
+                f"{server.url}/v1/completions", json=data, headers=key
+            ) as response:
+                assert response.status == status
+                assert (await response.json())["error"]["code"] == status
+        async with server.session.post(f"{server.url}/v1/completions", data=b"{", headers=key) as response:
+            assert response.status == 400
+        _, tokens = await server.post("/tokenize", {"prompt": "One two three"})
+        assert tokens["count"] == len(tokens["tokens"]) == 3
+        assert (await server.session.post(f"{server.url}/reset_prefix_cache")).status == 200
+
+    on(tmp_path, ask, dialect="0.33", api_key="K")
+
+
+def test_the_truth_is_told_of_each_request(tmp_path: Path) -> None:
+    async def ask(server: Served) -> list[dict[str, Any]]:
+        await asyncio.gather(*(server.events(body(prompt(number), 40)) for number in range(6)))
+        return server.witnesses()
+
+    witnesses = on(tmp_path, ask)
+    assert sorted(witness["number"] for witness in witnesses) == [1, 2, 3, 4, 5, 6]
+    for witness in witnesses:
+        assert witness["accepted_ns"] < witness["first_token_written_ns"] < witness["last_token_written_ns"]
+        assert witness["tokens"] == 40
+        assert witness["drafts"] == witness["chunks"] - 1
+        assert witness["category"] == "code"
+
+
+def test_a_client_that_goes_is_forgotten(tmp_path: Path) -> None:
+    async def ask(server: Served) -> None:
+        response = await server.session.post(
+            f"{server.url}/v1/completions", json=body(prompt(1), 30_000) | {"stream": True}
+        )
+        await response.content.readline()
+        assert server.driver.engine.busy
+        response.close()
+        while server.driver.engine.busy:  # noqa: ASYNC110 - the engine tells nobody
+            await asyncio.sleep(0.01)
+        assert server.driver.engine.pool.used == 0
+
+    on(tmp_path, ask)
+
+
+# Faults --------------------------------------------------------------------------------------------------
+
+
+def pieces(folder: Path, *faults: str, path: str = "/v1/completions", **fields: Any) -> list[bytes]:
+    ask = body(prompt(1), 40) | FULL | {"stream": True, "messages": [{"role": "user", "content": "Go"}]}
+
+    async def read(server: Served) -> list[bytes]:
+        return (await server.raw(path, ask | fields))[1]
+
+    found: list[bytes] = on(folder, read, *faults)
+    return found
+
+
+def test_streams_that_end_without_their_end(tmp_path: Path) -> None:
+    cut = list(parsed(b"".join(pieces(tmp_path, "cut-fin=every:1")).decode()))
+    assert len(choices(cut)) == 2
+    assert cut[-1] != "[DONE]"
+    healthy = list(parsed(b"".join(pieces(tmp_path, "cut-fin=every:2")).decode()))
+    assert healthy[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("cut-close", aiohttp.ClientPayloadError),
+        ("cut-reset", (aiohttp.ClientPayloadError, aiohttp.ClientOSError, ConnectionResetError)),
+    ],
+)
+def test_connections_that_break(tmp_path: Path, fault: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        pieces(tmp_path, f"{fault}=every:1")
+    assert pieces(tmp_path, f"{fault}=every:2")
+
+
+def test_json_that_is_cut(tmp_path: Path) -> None:
+    events = list(parsed(b"".join(pieces(tmp_path, "cut-json=every:1")).decode()))
+    assert isinstance(events[-2], str)
+    assert events[-2].startswith('{"id"')
+    assert events[-1] == "[DONE]"
+
+
+def test_errors_in_the_stream(tmp_path: Path) -> None:
+    events = list(parsed(b"".join(pieces(tmp_path, "error-in-band=every:1")).decode()))
+    assert events[-2]["error"]["code"] == 500
+    assert events[-1] == "[DONE]"
+    assert len(choices(events)) == 2
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_errors_instead_of_a_stream(tmp_path: Path, status: int) -> None:
+    async def ask(server: Served) -> list[int]:
+        return [(await server.raw("/v1/completions", body(prompt(n))))[0] for n in range(4)]
+
+    assert on(tmp_path, ask, f"status=code:{status},every:2") == [200, status, 200, status]
+
+
+def test_html_instead_of_a_stream(tmp_path: Path) -> None:
+    assert b"".join(pieces(tmp_path, "html=1")).startswith(b"<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize("fault", ["hang=1", "stall=every:1"])
+def test_streams_that_stand_still(tmp_path: Path, fault: str) -> None:
+    async def ask(server: Served) -> int:
+        seen = 0
+        async with server.session.post(
+            f"{server.url}/v1/completions", json=body(prompt(1), 40) | {"stream": True}
+        ) as response:
+            assert response.status == 200
+            try:
+                async with asyncio.timeout(2):  # 200 of its seconds
+                    async for line in response.content:
+                        seen += line.startswith(b"data: ")
+            except TimeoutError:
+                return seen
+        raise AssertionError("it came to an end")
+
+    assert on(tmp_path, ask, fault) == (0 if fault == "hang=1" else 2)
+
+
+def test_counts_that_are_missing_or_wrong(tmp_path: Path) -> None:
+    ask = body(prompt(1), 40) | FULL
+
+    def last(*faults: str) -> tuple[int, int]:
+        """The count in the last usage, and the number of token ids."""
+        events = on(tmp_path, lambda server: server.events(ask), *faults)
+        usage = [event["usage"]["completion_tokens"] for event in events if "usage" in event]
+        return usage[-1] if usage else -1, sum(len(choice["token_ids"] or ()) for choice in choices(events))
+
+    assert last() == (40, 40)
+    assert last("no-usage=1") == (-1, 0)
+    assert last("wrong-usage=every:1") == (43, 40)
+    assert last("usage-at-end") == (40, 0)
+
+
+def test_odd_streams_bring_the_same_text(tmp_path: Path) -> None:
+    plain = text(list(parsed(b"".join(pieces(tmp_path)).decode())))
+    for fault in ("empty-content", "role-chunks", "sse-comments", "crlf", "split-reads", "joined-events"):
+        data = b"".join(pieces(tmp_path, fault))
+        assert text(list(parsed(data.decode()))) == plain, fault
+        assert (b"\n: " in data) == (fault == "sse-comments")
+        assert (b"\r\n\r\n" in data) == (fault == "crlf")
+    empty = choices(list(parsed(b"".join(pieces(tmp_path, "empty-content")).decode())))
+    assert sum(choice["text"] == "" for choice in empty) == len(empty) // 2
+
+
+def test_events_come_in_pieces_or_joined(tmp_path: Path) -> None:
+    assert sum(not piece.endswith(b"\n") for piece in pieces(tmp_path, "split-reads=5")) > 10
+    assert all(piece.endswith(b"\n\n") for piece in pieces(tmp_path))
+    joined = pieces(tmp_path, "joined-events=3")
+    assert max(piece.count(b"data: ") for piece in joined) >= 3
+    plain = b"".join(pieces(tmp_path, max_tokens=400)).decode()
+    assert any(ord(letter) > 127 for letter in plain)  # so that pieces cut UTF-8 too
+
+
+@pytest.mark.parametrize(
+    ("fault", "key"),
+    [
+        ("reasoning-only", "reasoning"),
+        ("reasoning-content", "reasoning_content"),
+        ("tool-calls", "tool_calls"),
+    ],
+)
+def test_a_chats_text_goes_elsewhere(tmp_path: Path, fault: str, key: str) -> None:
+    data = b"".join(pieces(tmp_path, fault, path="/v1/chat/completions"))
+    deltas = [choice["delta"] for choice in choices(list(parsed(data.decode())))][1:]
+    assert all(list(delta) == [key] for delta in deltas)
+    if fault == "tool-calls":
+        arguments = "".join(delta[key][0]["function"]["arguments"] for delta in deltas)
+        assert len(arguments) > 20
+
+
+def test_series_that_are_absent_or_false(tmp_path: Path) -> None:
+    async def ask(server: Served) -> dict[str, float]:
+        await server.events(body(prompt(1), 50))
+        return metrics((await server.get("/metrics"))[1])
+
+    healthy = on(tmp_path, ask)
+    absent, inflated, corrupt = (
+        on(tmp_path, ask, fault) for fault in ("no-spec-series", "inflated-acceptance", "nan-drafts")
+    )
+    accepted, drafts = "vllm:spec_decode_num_accepted_tokens_total{}", "vllm:spec_decode_num_drafts_total{}"
+    assert drafts in healthy
+    assert not any("spec_decode" in name for name in absent)
+    assert inflated[accepted] == healthy[accepted] + healthy[drafts]
+    assert corrupt["vllm:corrupted_requests_total{}"] == 1
+    assert "vllm:corrupted_requests_total{}" not in healthy
+
+
+def test_counters_that_start_again(tmp_path: Path) -> None:
+    async def ask(server: Served) -> list[tuple[float, float]]:
+        found = []
+        for number in range(3):
+            await server.events(body(prompt(number), 20))
+            page = metrics((await server.get("/metrics"))[1])
+            found.append((page["process_start_time_seconds"], page["vllm:generation_tokens_total{}"]))
+        return found
+
+    before, reset, after = on(tmp_path, ask, "counter-reset=2")
+    assert reset[0] > before[0]
+    assert (before[1], reset[1], after[1]) == (20, 0, 20)
+    assert [tokens for _, tokens in on(tmp_path, ask)] == [20, 40, 60]
+
+
+def test_a_dead_engine_that_looks_healthy(tmp_path: Path) -> None:
+    async def ask(server: Served) -> bool:
+        for number in range(2):
+            await server.events(body(prompt(number), 20))
+        try:
+            async with asyncio.timeout(2):
+                await server.events(body(prompt(9), 20))
+        except TimeoutError:
+            assert (await server.get("/health"))[0] == 200
+            return True
+        return False
+
+    assert on(tmp_path, ask, "dead-engine=2")
+    assert not on(tmp_path, ask)
+
+
+def test_an_engine_that_dies_tells_all_that_wait(tmp_path: Path) -> None:
+    async def ask(server: Served) -> tuple[list[Any], list[Any], int, int]:
+        waiting = [asyncio.create_task(server.events(body(prompt(n), 50))) for n in range(4)]
+        ended = await asyncio.gather(*waiting)
+        late, _ = await server.raw("/v1/completions", body(prompt(9)) | {"stream": True})
+        status = await server.driver.over
+        return [events[-2] for events in ended], [events[-1] for events in ended], late, status
+
+    errors, ends, late, status = on(tmp_path, ask, "crash-at=4")
+    assert [error["error"]["code"] for error in errors] == [500] * 4
+    assert ends == ["[DONE]"] * 4
+    assert (late, status) == (500, 1)
+    assert "block_table must have shape" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("fault", "path", "shows"),
+    [
+        ("no-metrics", "/metrics", lambda status, _: status == 404),
+        ("old-version", "/version", lambda _, page: "0.8" in page),
+        ("not-json", "/v1/models", lambda _, page: page.startswith("<!DOCTYPE")),
+    ],
+)
+def test_what_is_no_server_of_this_kind(
+    tmp_path: Path, fault: str, path: str, shows: Callable[[int, str], bool]
+) -> None:
+    assert shows(*on(tmp_path, lambda server: server.get(path), fault))
+    assert not shows(*on(tmp_path, lambda server: server.get(path)))

@@ -1,0 +1,231 @@
+"""The fault matrix: what is switched on in the simulator, and what the suite has to make of it.
+
+One case is one run of the whole suite against a simulator with one thing wrong, small enough to be done a
+hundred times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkwright.errors import EndpointError, ServerError
+from sparkwright.verify import profiles, setup
+from sparkwright.verify.client.calibrate import simulator
+from sparkwright.verify.model import Verdict
+from sparkwright.verify.profile import Deadlines, Profile
+from sparkwright.verify.run import worst
+from sparkwright.verify.suite import run_suite
+from sparkwright.verify.wish import Wish
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkwright.verify.model import Finding
+
+# In the server's seconds, of which 60 pass in one of ours.
+PATIENT = Deadlines(first_token_s=1200.0, stall_s=600.0, canary_s=600.0, quiesce_s=600.0)
+HASTY = Deadlines(first_token_s=120.0, stall_s=120.0, canary_s=120.0, quiesce_s=120.0)
+
+SMALL = Profile(
+    name="small",
+    checks=("boot", "coherence", "sweep", "crash", "context", "soak", "lossless"),
+    categories=("code", "prose"),
+    levels=(1, 8, 32),
+    requests_per_client=1,
+    least_requests=16,
+    max_tokens=96,
+    off_grid=(17,),
+    waves=1,
+    contexts=(8_000,),
+    context_requests=2,
+    soak_s=1200.0,
+    lossless_prompts=24,
+    speed=60.0,
+    deadlines=PATIENT,
+)
+# Where every request shows the fault, or none counts.
+TINY = msgspec.structs.replace(SMALL, name="tiny", categories=("code",), levels=(1, 4), least_requests=10)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that is wrong, and what has to come of it.
+
+    Attributes:
+        fault: as for ``--fault``; empty for a healthy server.
+        check: who has to notice.
+        verdict: of that check.
+        says: pattern of a cause among its findings that did not pass.
+        profile: the sizes.
+        wish: more of what is asked for.
+        warns: pattern of a warning of any finding.
+    """
+
+    fault: str
+    check: str
+    verdict: Verdict
+    says: str = ""
+    profile: Profile = SMALL
+    wish: Mapping[str, Any] = field(default_factory=dict)
+    warns: str = ""
+
+    @property
+    def name(self) -> str:
+        """Unique among cases."""
+        return self.fault or f"healthy {self.wish.get('seed', 0)}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        verdict: of the check that the case is about, or of all for a healthy server.
+        causes: why it did not pass, one for each of its findings that did not.
+        warnings: of all findings.
+        verdicts: of every check that ran.
+        findings: how many conclusions there were.
+    """
+
+    verdict: Verdict
+    causes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    verdicts: Mapping[str, Verdict]
+    findings: int
+
+    @property
+    def checks(self) -> set[str]:
+        """Names of the checks that ran."""
+        return set(self.verdicts)
+
+    @property
+    def told(self) -> str:
+        """What did not pass, for a test that fails."""
+        return "\n".join(self.causes)
+
+
+def run_case(case: Case, folder: Path) -> Outcome:
+    """Run the suite as *case* says; its files go to *folder*."""
+    checks = (case.check,) if case.check in profiles.PROFILES["full"].checks else ("boot",)
+    if not case.fault:
+        checks = case.profile.checks
+    if case.check == "compare":
+        checks = ("compare",)
+    profile = msgspec.structs.replace(case.profile, checks=checks)
+    profiles.PROFILES = {**profiles.PROFILES, profile.name: profile}
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        findings = asyncio.run(_run(case, profile, folder))
+    except (EndpointError, ServerError) as error:
+        causes = (f"{error}",)
+        return Outcome(Verdict.FAIL, causes, (), {case.check: Verdict.FAIL}, 1)
+    bad = [finding for finding in findings if finding.verdict is not Verdict.PASS]
+    own = [finding for finding in findings if finding.check == case.check]
+    return Outcome(
+        worst(own or findings),
+        tuple(f"{finding.verdict} {finding.check}: {finding.name}: {finding.cause}" for finding in bad),
+        tuple(warning for finding in findings for warning in finding.warnings),
+        {name: worst([finding for finding in findings if finding.check == name]) for name in checks},
+        len(findings),
+    )
+
+
+async def _run(case: Case, profile: Profile, folder: Path) -> tuple[Finding, ...]:
+    if case.check == "endpoint":
+        async with simulator(folder, "--fault", case.fault) as endpoint:
+            suite, manifest = await setup.prepare(
+                Wish(profile=profile.name, url=endpoint.url), folder / "run"
+            )
+            return await run_suite(suite, folder / "run", manifest)
+    faults = (case.fault,) if case.fault else ()
+    wish = Wish(profile=profile.name, simulator=True, faults=faults, **case.wish)
+    suite, manifest = await setup.prepare(wish, folder)
+    return await run_suite(suite, folder, manifest)
+
+
+def seeds(count: int) -> tuple[Case, ...]:
+    """*count* healthy servers, of which each draws differently."""
+    return tuple(Case("", "", Verdict.PASS, wish={"seed": seed}) for seed in range(count))
+
+
+def _stream(fault: str, says: str, verdict: Verdict = Verdict.FAIL, **changes: Any) -> Case:
+    """A fault that requests of the sweep show one by one."""
+    return Case(fault, "sweep", verdict, says, msgspec.structs.replace(TINY, **changes))
+
+
+FAIL, INVALID, PASS = Verdict.FAIL, Verdict.INVALID, Verdict.PASS
+
+# A healthy server beside it, whose KV cache is FP8.
+AGAINST_FP8 = {"against": "simulator", "checks": ("boot", "compare"), "boots": 1}
+
+CASES = (
+    # Acceptance
+    Case("decay-linear", "soak", FAIL, "decay"),
+    Case("decay-step", "soak", FAIL, "decay"),
+    Case("decay-cached", "soak", FAIL, "cached"),
+    Case("no-hits", "soak", FAIL, "not exercised"),
+    Case("inert", "sweep", FAIL, "drafter inert", TINY),
+    Case("nan-drafts", "sweep", FAIL, "drafter inert", TINY),
+    Case("no-spec-series", "sweep", FAIL, "exposes no vllm:spec_decode", TINY),
+    Case("long-context", "context", FAIL, "acceptance is lost: at 8000 tokens"),
+    Case("falls-with-load", "sweep", FAIL, r"at c=32 the mean acceptance length is 0\."),
+    Case("inflated-acceptance", "sweep", INVALID, "is off by", TINY),
+    # Ends and standstills
+    Case("crash-at", "crash", FAIL, "burst c=32.*block_table"),
+    Case("crash-off-grid", "crash", FAIL, "burst c=17.*block_table"),
+    Case("crash-on-drain", "crash", FAIL, "block_table"),
+    Case("oom-under-load", "crash", FAIL, r"ended in burst c=17.*(137|-9)"),
+    Case("dead-engine", "crash", FAIL, "no longer answered", msgspec.structs.replace(TINY, deadlines=HASTY)),
+    _stream("hang", "hung: no token", deadlines=HASTY),
+    _stream("stall", "stalled in the middle", deadlines=HASTY),
+    Case("slow", "compare", FAIL, "slower|worse", TINY, {"against": "simulator"}),
+    Case("counter-reset", "sweep", INVALID, "started again unnoticed"),
+    Case("orphan", "server", PASS),
+    # Streams that break
+    _stream("cut-fin", r"without \[DONE\]"),
+    _stream("cut-close", "broke off"),
+    _stream("cut-reset", "reset"),
+    _stream("cut-json", "not JSON"),
+    _stream("error-in-band", "error inside the stream"),
+    _stream("status", "status 500"),
+    _stream("status=code:429", "status 429"),
+    _stream("status=code:503", "status 503"),
+    _stream("html", "not JSON.*text/html"),
+    # Counts
+    _stream("no-usage", "no token count", INVALID),
+    _stream("wrong-usage", "contradicts itself", INVALID),
+    _stream("early-stop", "another number of tokens", INVALID),
+    _stream("abort", "finish reason 'abort'"),
+    # Streams that are odd, and right
+    *(
+        Case(name, "coherence", PASS)
+        for name in (
+            "usage-at-end", "role-chunks", "empty-content", "reasoning-only", "reasoning-content",
+            "tool-calls", "sse-comments", "crlf", "split-reads", "joined-events",
+        )
+    ),
+    # Start
+    Case("boot-killed", "boot", FAIL, "137|memory"),
+    Case("boot-cuda-oom", "boot", FAIL, "CUDA out of memory"),
+    Case("boot-engine", "boot", FAIL, "attention backend"),
+    Case("boot-slow", "boot", FAIL, "gave no answer within", msgspec.structs.replace(TINY, speed=1200.0)),
+    Case("negative-estimate", "boot", FAIL, "-35.69"),
+    Case("unrounded-graphs", "boot", FAIL, "no multiples of 1"),
+    Case("nvfp4-no-gain", "boot", FAIL, "NVFP4 cache holds 1.00 times", TINY, AGAINST_FP8),
+    # What is generated
+    Case("repeated-token", "coherence", FAIL, "loop|one token|repeat"),
+    Case("one-token", "coherence", FAIL, "loop|one token|repeat"),
+    Case("lossy", "lossless", FAIL, "gap"),
+    Case("lossy-position", "lossless", FAIL, "lossy at a fixed place.*output token 24"),
+    Case("near-ties", "lossless", PASS),
+    # What it is, and how fast
+    Case("flood", "sweep", PASS, warns="client floor"),
+    Case("no-metrics", "endpoint", FAIL, "metrics"),
+    Case("old-version", "endpoint", FAIL, "before 0.20"),
+    Case("not-json", "endpoint", FAIL, "HTML|JSON"),
+)  # fmt: skip

@@ -1,0 +1,147 @@
+"""A simulated server in the test's own process: its engine alone, or behind real HTTP."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from sparkwright.verify.simulator import Costs, Settings, parse_faults
+from sparkwright.verify.simulator.ask import read_ask
+from sparkwright.verify.simulator.clock import Clock
+from sparkwright.verify.simulator.engine import Engine
+from sparkwright.verify.simulator.generate import make_request
+from sparkwright.verify.simulator.life import listening
+from sparkwright.verify.simulator.log import Log
+from sparkwright.verify.simulator.truth import Truth
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from sparkwright.verify.simulator.driver import Driver
+    from sparkwright.verify.simulator.request import Request
+
+QUICK = Costs(base=20, request=1, context=0, prefill=0.01)
+
+
+def settings(*faults: str, **changes: Any) -> Settings:
+    """A small, quick server with *faults*."""
+    return replace(Settings(costs=QUICK, faults=parse_faults(faults)), **changes)
+
+
+def body(text: str, max_tokens: int = 64, **fields: Any) -> dict[str, Any]:
+    """A completion's body: greedy, and going on to *max_tokens*."""
+    return {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True} | fields
+
+
+def prompt(number: int, words: int = 20) -> str:
+    """A prompt of its own from its first block on."""
+    return f"[{number:012x}]\nWrite a Python function" + " that sorts" * words
+
+
+@dataclass
+class Bench:
+    """An engine, and the simulated moment that it has come to."""
+
+    engine: Engine
+    now: float = 0.0
+    added: int = 0
+
+    @classmethod
+    def of(cls, *faults: str, **changes: Any) -> Bench:
+        return cls(Engine(settings(*faults, **changes)))
+
+    def add(self, text: str, max_tokens: int = 64, **fields: Any) -> Request:
+        self.added += 1
+        ask = read_ask(body(text, max_tokens, **fields), self.engine.settings, chat=False)
+        request = make_request(ask, self.engine.settings, self.added, self.now)
+        self.engine.add(request)
+        return request
+
+    def step(self) -> None:
+        self.now += self.engine.step(self.now).seconds
+
+    def drain(self, most: int = 100_000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(most):
+            if not self.engine.busy:
+                return
+            self.step()
+        raise AssertionError("the engine never comes to an end")
+
+    def serve(self, many: int, max_tokens: int = 64, **fields: Any) -> list[Request]:
+        """*many* different requests at once, to their end."""
+        requests = [self.add(prompt(self.added + 1), max_tokens, **fields) for _ in range(many)]
+        self.drain()
+        return requests
+
+    @property
+    def rate(self) -> float:
+        """Share of the drafted tokens that were accepted."""
+        return self.engine.counters.accepted / self.engine.counters.draft_tokens
+
+
+# Behind HTTP ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Served:
+    """A server that listens."""
+
+    driver: Driver
+    url: str
+    session: aiohttp.ClientSession
+    log: Path
+    truth: Path
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.session.get(self.url + path) as response:
+            return response.status, await response.text()
+
+    async def post(self, path: str, data: Any) -> tuple[int, Any]:
+        async with self.session.post(self.url + path, json=data) as response:
+            return response.status, await response.json()
+
+    async def raw(self, path: str, data: Any) -> tuple[int, list[bytes]]:
+        """The pieces of a stream as they were read."""
+        async with self.session.post(self.url + path, json=data) as response:
+            return response.status, [piece async for piece in response.content.iter_any()]
+
+    async def events(self, data: Any, path: str = "/v1/completions") -> list[Any]:
+        """The events of a stream, JSON where it is JSON."""
+        _, pieces = await self.raw(path, {"stream": True} | data)
+        return list(parsed(b"".join(pieces).decode()))
+
+    def witnesses(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.truth.read_text().splitlines()]
+
+
+def parsed(text: str) -> Iterator[Any]:
+    for line in text.splitlines():
+        if line.startswith("data: "):
+            try:
+                yield json.loads(line[6:])
+            except ValueError:
+                yield line[6:]
+
+
+@asynccontextmanager
+async def served(folder: Path, *faults: str, **changes: Any) -> AsyncIterator[Served]:
+    """A server with *faults*, a hundred times as fast as the clock, that listens in this process."""
+    told = settings(*faults, **({"speed": 100.0, "engine": False} | changes))
+    log, truth = folder / "log", folder / "truth.jsonl"
+    clock = Clock(told.speed)
+    writer, witness = Log(log, clock, told.dialect, (1, 2)), Truth(truth)
+    try:
+        async with (
+            listening(told, clock, writer, witness) as (driver, url),
+            aiohttp.ClientSession() as session,
+        ):
+            yield Served(driver, url, session, log, truth)
+    finally:
+        writer.close()
+        witness.close()

@@ -1,0 +1,380 @@
+"""Synthetic runs for tests of checks: a server as arithmetic, healthy or with one planted fault.
+
+`Server` answers whole cells at once: it draws accepted tokens step by step, as speculative decoding does,
+and keeps vLLM's counters exactly. Everything follows from a seed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from sparkwright.verify.check import Check, Context
+from sparkwright.verify.model import (
+    BootFacts,
+    Cell,
+    Chunk,
+    Failure,
+    FailureKind,
+    Finding,
+    Observation,
+    Prompt,
+    Sample,
+    Snapshot,
+    Verdict,
+)
+from sparkwright.verify.profile import Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+SEEDS = range(20)
+CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
+FIRST = {"code": 0.82, "math": 0.84, "reasoning": 0.86, "prose": 0.62, "dialogue": 0.68, "extraction": 0.8}
+_TEXT = (
+    "the a to of and in is it for with on this that as by from or be an at we can use each one two list map "
+    "value name key time step then if so not but when where which more less first last small large"
+)
+WORDS = _TEXT.split()
+
+
+class KitCorpus:
+    """Prompts and documents as a `Corpus` gives them, without files."""
+
+    TEXTS = 24
+
+    def prompts(self, category: str, count: int, seed: int = 0, salt: str = "") -> tuple[Prompt, ...]:
+        return tuple(
+            Prompt(
+                name=f"{category}/{i % self.TEXTS}/{seed} {salt} {i // self.TEXTS}",
+                category=category,
+                text=f"[{seed} {salt} {i // self.TEXTS}] {category} question {i % self.TEXTS}",
+            )
+            for i in range(count)
+        )
+
+    def document(self, tokens: int, seed: int, needle: str = "", salt: str = "") -> Prompt:
+        text = f"[{seed} {salt}] {needle} " + "word " * tokens
+        return Prompt(
+            name=f"document/{seed}/{tokens} {salt}", category="extraction", text=text, expect=f"HL-{seed}-B"
+        )
+
+
+def profile(**changes: Any) -> Profile:
+    """A small run: three categories, three levels."""
+    sizes: dict[str, Any] = {
+        "name": "test",
+        "checks": (),
+        "categories": ("code", "math", "prose"),
+        "levels": (1, 8, 24),
+        "requests_per_client": 2,
+        "least_requests": 12,
+        "max_tokens": 96,
+        "off_grid": (3, 17, 23),
+        "waves": 3,
+        "contexts": (16_000, 33_000),
+    }
+    return Profile(**{**sizes, **changes})
+
+
+def boot_facts(**changes: Any) -> BootFacts:
+    """What a healthy start on a machine with 119.6 GiB says."""
+    facts: dict[str, Any] = {
+        "version": "0.24.0",
+        "runner": "v1",
+        "backends": ("FLASH_ATTN",),
+        "kv_gib": 35.7,
+        "kv_tokens": 525_000,
+        "kv_dtype": "fp8",
+        "max_concurrency": 4.0,
+        "weights_gib": 18.2,
+        "graph_gib": 0.61,
+        "graph_actual_gib": 0.58,
+        "total_gib": 119.6,
+        "utilization": 0.55,
+        "capture_sizes": tuple(range(8, 513, 8)),
+        "graph_mode": "FULL_AND_PIECEWISE",
+        "speculative_tokens": 7,
+        "speculative_method": "dflash",
+        "max_model_len": 131_072,
+        "max_num_seqs": 64,
+        "seconds": 212.0,
+    }
+    return BootFacts(**{**facts, **changes})
+
+
+def context(
+    sizes: Profile | None = None,
+    facts: BootFacts | Mapping[tuple[str, int], BootFacts] | None = None,
+    **changes: Any,
+) -> Context:
+    if facts is None or isinstance(facts, BootFacts):
+        facts = {("main", 0): facts or boot_facts()}
+    return Context(profile=sizes or profile(), corpus=KitCorpus(), facts=facts, **changes)  # type: ignore[arg-type]
+
+
+# The server ----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def token_id(word: str) -> int:
+    return crc32(word.encode()) % 150_000
+
+
+def same_acceptance(cell: Cell, at_s: float, cached: bool) -> float:  # noqa: FBT001
+    """Acceptance that depends on nothing but content."""
+    return 1.0
+
+
+def words(rng: np.random.Generator, count: int) -> str:
+    """Text of *count* words that is neither repetitive nor garbage."""
+    return " ".join(np.array(WORDS)[rng.integers(len(WORDS), size=count)])
+
+
+@dataclass
+class Server:
+    """One server, as arithmetic.
+
+    Attributes:
+        seed: of everything.
+        k: drafted tokens a step; 0 speculates not at all.
+        step_ms: one verify step with one request; more requests take longer.
+        factor: what a position's acceptance is multiplied by, given the cell, the server's seconds and
+            whether the prompt's tokens came from the cache.
+        text: what is generated, of so many tokens.
+        speed: the server's seconds in one of ours.
+        now: in the server's nanoseconds.
+        counters: as vLLM keeps them.
+    """
+
+    seed: int = 0
+    k: int = 7
+    step_ms: float = 50.0
+    ttft_ms: float = 120.0
+    factor: Callable[[Cell, float, bool], float] = same_acceptance
+    text: Callable[[np.random.Generator, int], str] = words
+    speed: float = 1.0
+    counting_ids: bool = True
+    now: int = 1_000_000_000
+    counters: dict[str, Any] = field(default_factory=dict)
+    cached_prompts: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.counters = {"drafts": 0.0, "draft_tokens": 0.0, "accepted": 0.0, "positions": np.zeros(self.k)}
+        self.counters |= {"generated": 0.0, "prompt": 0.0, "requests": 0.0, "queries": 0.0, "hits": 0.0}
+
+    def snapshot(self, **changes: Any) -> Snapshot:
+        seen = self.counters
+        values: dict[str, Any] = {
+            "at": round(self.now / self.speed),
+            "generation_tokens": seen["generated"],
+            "prompt_tokens": seen["prompt"],
+            "requests": seen["requests"],
+            "prefix_queries": seen["queries"],
+            "prefix_hits": seen["hits"],
+            "preemptions": 0.0,
+            "running": 0.0,
+            "waiting": 0.0,
+            "kv_usage": 0.0,
+            "start_s": 1.7e9,
+        }
+        if self.k:
+            values |= {
+                "drafts": seen["drafts"],
+                "draft_tokens": seen["draft_tokens"],
+                "accepted": seen["accepted"],
+                "accepted_per_position": tuple(seen["positions"].tolist()),
+            }
+        return Snapshot(**{**values, **changes})
+
+    def measure(self, cell: Cell) -> Observation:
+        """Everything seen while *cell* was measured."""
+        before, load = self.snapshot(), cell.load
+        free = [self.now] * max(1, load.concurrency if load.shape == "closed" else load.requests)
+        samples = []
+        total = load.warm_up + load.requests
+        for number in range(total):
+            slot = free.index(min(free))
+            warm_up = number < load.warm_up
+            prompt = cell.prompts[(number if warm_up else number - load.warm_up) % len(cell.prompts)]
+            if warm_up:  # salted, as the client does
+                prompt = msgspec.structs.replace(prompt, text=f"warm-up {number} {prompt.text}")
+            length = load.max_tokens
+            if load.shape == "drain":
+                length -= (load.max_tokens - load.min_tokens) * number // max(1, total - 1)
+            sample = self.answer(cell, prompt, free[slot], length, len(free))
+            samples.append(msgspec.structs.replace(sample, counted=not warm_up))
+            free[slot] = round(sample.ended * self.speed)
+        self.now = max(free) + 1_000_000_000
+        return Observation(
+            cell=cell, samples=tuple(samples), before=before, after=self.snapshot(), lag_ms=(2.0, 0.4)
+        )
+
+    def answer(self, cell: Cell, prompt: Prompt, start: int, length: int, busy: int) -> Sample:
+        """One request, from *start* in the server's nanoseconds."""
+        asked = max(8, len(prompt.text) // 5)
+        cached = self.look_up(prompt, asked)
+        accepted = self.draw(cell, prompt, length, (start - 1_000_000_000) / 1e9, cached)
+        brought = np.concatenate([[1], accepted + 1])
+        ends = np.cumsum(brought)
+        steps = int(np.searchsorted(ends, length)) + 1
+        brought = brought[:steps].copy()
+        brought[-1] -= max(0, int(ends[steps - 1]) - length)
+        self.count(accepted[: steps - 1], length, asked)
+        step_ns = self.step_ms * 1e6 * (1 + 0.03 * (busy - 1))
+        first = self.ttft_ms * 1e6 * (0.3 if cached else 1 + asked / 4000) * self.rng.lognormal(0, 0.1)
+        gaps = step_ns * self.rng.lognormal(0, 0.05, steps - 1)
+        moments = start + first + np.concatenate([[0.0], np.cumsum(gaps)])
+        chunks = tuple(
+            Chunk(round(at / self.speed), int(tokens) if self.counting_ids else 0)
+            for at, tokens in zip(moments, brought, strict=True)
+        )
+        text = self.text(self.rng, length)
+        return Sample(
+            prompt=prompt.name,
+            category=prompt.category,
+            started=round(start / self.speed),
+            headers=round(start / self.speed) + 1,
+            ended=chunks[-1].at + 1000,
+            chunks=chunks,
+            prompt_tokens=asked,
+            output_tokens=length,
+            counted_by="usage",
+            finish_reason="stop" if cell.load.natural_stop else "length",
+            text=f"{prompt.expect} {text}".strip(),
+            token_ids=tuple(token_id(word) for word in text.split()),
+        )
+
+    def look_up(self, prompt: Prompt, asked: int) -> bool:
+        """Whether the prompt lies in the prefix cache; it does from now on."""
+        cached = prompt.text in self.cached_prompts
+        self.cached_prompts.add(prompt.text)
+        self.counters["queries"] += asked
+        self.counters["hits"] += asked // 16 * 16 if cached else 0
+        return cached
+
+    def draw(self, cell: Cell, prompt: Prompt, length: int, at_s: float, cached: bool) -> np.ndarray:  # noqa: FBT001
+        """Accepted tokens of each step. A text keeps its character at every level and salt."""
+        if not self.k:
+            return np.zeros(length, dtype=int)
+        text = "/".join(prompt.name.split("/")[:2])
+        character = int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 2**32 - 0.5
+        first = min(0.97, FIRST[prompt.category] * (1 + 0.12 * character))
+        chances = np.array([first * 0.985**i for i in range(self.k)]) * self.factor(cell, at_s, cached)
+        hit = self.rng.random((length, self.k)) < chances
+        return np.cumprod(hit, axis=1).sum(axis=1)
+
+    def count(self, accepted: np.ndarray, length: int, asked: int) -> None:
+        seen = self.counters
+        if self.k:
+            seen["drafts"] += len(accepted)
+            seen["draft_tokens"] += len(accepted) * self.k
+            seen["accepted"] += int(accepted.sum())
+            seen["positions"] = seen["positions"] + (accepted[:, None] > np.arange(self.k)).sum(axis=0)
+        seen["generated"] += length
+        seen["prompt"] += asked
+        seen["requests"] += 1
+
+
+# Runs and faults -----------------------------------------------------------------------------------------
+
+
+def run(check: Check, to: Context, server: Server) -> list[Observation]:
+    """Everything that *check* asks for, measured."""
+    return [server.measure(cell) for cell in check.plan(to)]
+
+
+def judge(check: Check, to: Context, server: Server) -> dict[str, Finding]:
+    """The findings on *server*, by name."""
+    return by_name(check.judge(to, run(check, to, server)))
+
+
+def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
+    named = {finding.name: finding for finding in findings}
+    assert named
+    return named
+
+
+def verdicts(findings: Mapping[str, Finding]) -> dict[str, str]:
+    """What did not pass, with its cause."""
+    return {
+        name: f"{finding.verdict}: {finding.cause}"
+        for name, finding in findings.items()
+        if finding.verdict is not Verdict.PASS
+    }
+
+
+def failing(
+    observation: Observation,
+    kind: FailureKind,
+    detail: str = "planted",
+    *,
+    which: slice = slice(None),
+    status: int = 0,
+) -> Observation:
+    """*observation* with the requests in *which* failed."""
+    chosen = {sample.prompt for sample in observation.samples[which]}
+    return msgspec.structs.replace(
+        observation,
+        samples=tuple(
+            msgspec.structs.replace(sample, failure=Failure(kind=kind, detail=detail, status=status))
+            if sample.prompt in chosen
+            else sample
+            for sample in observation.samples
+        ),
+    )
+
+
+def dead(observation: Observation, status: int = 1, log: Sequence[str] = ()) -> Observation:
+    """*observation* of a server that ended in it: every request broke off, no canary, no counters."""
+    broken = failing(observation, FailureKind.RESET, "connection reset by peer")
+    return msgspec.structs.replace(
+        broken, died=status, after=None, canary="connection refused", log=tuple(log)
+    )
+
+
+def gone(observation: Observation) -> Observation:
+    """*observation* of a server that had ended before it."""
+    broken = failing(observation, FailureKind.CONNECT, "connection refused")
+    return msgspec.structs.replace(broken, before=None, after=None, canary="connection refused")
+
+
+def crash_from(observations: Sequence[Observation], name: str, **how: Any) -> list[Observation]:
+    """*observations* of a server that ends in the cell called *name* and is not started again."""
+    at = [observation.cell.name for observation in observations].index(name)
+    return [*observations[:at], dead(observations[at], **how), *map(gone, observations[at + 1 :])]
+
+
+def changed(observations: Sequence[Observation], at: int, **changes: Any) -> list[Observation]:
+    """*observations* with one of them changed."""
+    seen = list(observations)
+    seen[at] = msgspec.structs.replace(seen[at], **changes)
+    return seen
+
+
+__all__ = [
+    "CATEGORIES",
+    "SEEDS",
+    "KitCorpus",
+    "Server",
+    "boot_facts",
+    "by_name",
+    "changed",
+    "context",
+    "crash_from",
+    "dead",
+    "failing",
+    "gone",
+    "judge",
+    "profile",
+    "run",
+    "verdicts",
+    "words",
+]

@@ -1,0 +1,126 @@
+"""Bands warn and never decide; physics does."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from verify_kit import SEEDS, Server, boot_facts, context, judge, profile, run
+
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks.bands import Bands, capacity_of, load_bands
+from sparkwright.verify.checks.sweep import Sweep
+
+if TYPE_CHECKING:
+    from sparkwright.verify.check import Context
+    from sparkwright.verify.model import Observation
+
+BANDS = Bands()
+KEY = "qwen3.6-27b/dflash/k12/fp8"
+LIKE = "figures are like published ones"
+PHYSICS = "no figure is beyond the machine"
+
+
+def to(band: str = KEY, k: int = 12, **changes: Any) -> Context:
+    return context(profile(**changes), facts=boot_facts(speculative_tokens=k), band=band)
+
+
+def server(seed: int = 1, **changes: Any) -> Server:
+    return Server(**{"seed": seed, "k": 12, "step_ms": 124.6, **changes})
+
+
+# The data ------------------------------------------------------------------------------------------------
+
+
+def test_every_figure_has_a_source_and_a_grade() -> None:
+    bands = load_bands().band
+    assert {band.key for band in bands if band.grade.startswith("A")} == {
+        "gemma-4-26b/dflash/k10/fp8",
+        "qwen3.6-35b-a3b/dflash/k12/fp8",
+        "qwen3.6-27b/dflash/k12/fp8",
+    }
+    assert all(len(band.source) > 20 for band in bands)
+    assert capacity_of("qwen3.6-27b/mtp/k3/nvfp4") == pytest.approx(525_000 / 35.7, rel=0.001)
+    assert capacity_of(KEY) == capacity_of("qwen3.6-27b/mtp/k3/nvfp4"), "the body decides"
+    assert capacity_of("gemma-4-26b/dflash/k10/fp8") == capacity_of("") == 0
+
+
+@pytest.mark.parametrize("key", ["gemma-4-26b/dflash/k10/fp8", "qwen3.6-35b-a3b/dflash/k12/fp8", KEY])
+def test_published_tables_keep_their_step_time(key: str) -> None:
+    """MAL over decode rate is one number for all categories of a table: its tokens were counted."""
+    band = next(band for band in load_bands().band if band.key == key and band.categories)
+    steps = [1000 * (1 + band.k * seen.acceptance / 100) / seen.decode for seen in band.categories.values()]
+    mean = sum(steps) / len(steps)
+    spread = (sum((step - mean) ** 2 for step in steps) / len(steps)) ** 0.5 / mean
+    assert mean == pytest.approx(band.step_ms, rel=0.01)
+    assert spread < 0.03
+
+
+def test_published_rates_are_below_the_ceiling() -> None:
+    file = load_bands()
+    for band in file.band:
+        steps = file.bandwidth_gb_s / band.least_gb_a_step
+        for seen in band.categories.values():
+            assert seen.decode < (1 + band.k * seen.acceptance / 100) * steps
+
+
+# Comparing -----------------------------------------------------------------------------------------------
+
+
+def test_the_cells_are_the_sweep_s_own() -> None:
+    keys = {cell.key for cell in Sweep().plan(to())}
+    cells = BANDS.plan(to())
+    assert [cell.name for cell in cells] == ["code c=1", "math c=1", "prose c=1"]
+    assert {cell.key for cell in cells} <= keys
+
+
+def test_only_grade_a_is_compared_unless_asked() -> None:
+    wider = Bands(grades=("A", "A-", "B"))
+    assert [cell.load.concurrency for cell in wider.plan(to())] == [1, 8] * 3
+    found = judge(wider, to(), server())[LIKE]
+    assert any("output tok/s" in warning for warning in found.warnings)
+
+
+@functools.cache
+def measured(seed: int) -> tuple[Observation, ...]:
+    return tuple(run(BANDS, to(), server(seed)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_here_fails_a_server_that_is_possible(seed: int) -> None:
+    found = {finding.name: finding for finding in BANDS.judge(to(), measured(seed))}
+    assert found[LIKE].verdict == found[PHYSICS].verdict == "pass"
+    assert not any("verify step" in warning for warning in found[LIKE].warnings)
+
+
+def test_a_slow_server_is_pointed_out_and_does_not_fail() -> None:
+    found = judge(BANDS, to(), server(step_ms=1246.0))
+    assert found[LIKE].verdict == "pass"
+    assert any(w.startswith("code c=1: verify step ms is 12") and "+9" in w for w in found[LIKE].warnings)
+
+
+def test_another_k_is_not_compared() -> None:
+    found = judge(BANDS, to(k=7), server(k=7))
+    assert found[LIKE].cause == "0 figures were compared, 1 are pointed out"
+    assert "7 tokens are drafted here, and 12" in found[LIKE].warnings[0]
+
+
+def test_without_a_band_nothing_is_asked() -> None:
+    assert BANDS.plan(to(band="")) == ()
+    found = judge(BANDS, to(band=""), server())
+    assert list(found) == [LIKE]
+    assert found[LIKE].cause == "no reference band is known for what is served"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_rate_beyond_the_memory_s_bandwidth_is_an_artefact(seed: int) -> None:
+    """273 GB/s give 18 steps a second of 15.2 GB each, so no step takes less than 55.7 ms."""
+    found = judge(BANDS, to(), server(seed, step_ms=40.0))
+    assert found[PHYSICS].verdict == "invalid"
+    assert found[PHYSICS].cause.startswith("artefact: code c=1 gives ")
+
+
+def test_all_checks_are_registered_by_their_names() -> None:
+    assert {"boot", "sweep", "crash", "context", "coherence", "bands"} <= set(ALL)
+    assert all(check.name == name for name, check in ALL.items())

@@ -1,0 +1,348 @@
+"""What makes any observation unfit, whatever the check."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from verify_kit import KitCorpus, Server, boot_facts, changed, context, crash_from, dead, failing
+
+from sparkwright.verify.checks.acceptance import acceptance, drafter, ratio, surely
+from sparkwright.verify.checks.common import conclude, in_flight, look, troubles, worst
+from sparkwright.verify.model import Cell, FailureKind, Load, Observation, Verdict
+
+if TYPE_CHECKING:
+    from sparkwright.verify.check import Context
+
+
+@dataclass(frozen=True)
+class Three:
+    """A check of three small cells."""
+
+    name: str = "three"
+
+    def plan(self, context: Context) -> tuple[Cell, ...]:
+        return tuple(
+            Cell(
+                check="three",
+                name=f"code c={level}",
+                load=Load(concurrency=level, requests=2 * level, max_tokens=64),
+                prompts=KitCorpus().prompts("code", 2 * level, 0, str(level)),
+                tags={"level": str(level)},
+            )
+            for level in (1, 4, 8)
+        )
+
+
+@pytest.fixture
+def observations() -> list[Observation]:
+    server = Server(seed=1)
+    return [server.measure(cell) for cell in Three().plan(context())]
+
+
+def found(observations: list[Observation]) -> list[tuple[str, str]]:
+    return [
+        (trouble.verdict.value, trouble.cause) for trouble in look(Three(), context(), observations).troubles
+    ]
+
+
+def test_a_healthy_run_is_sound(observations: list[Observation]) -> None:
+    seen = look(Three(), context(), observations)
+    assert seen.troubles == ()
+    assert [o.cell.name for o in seen.sound] == ["code c=1", "code c=4", "code c=8"]
+
+
+FAILS = {
+    FailureKind.CONNECT: "found no connection",
+    FailureKind.STATUS: "HTTP error (status 503)",
+    FailureKind.NOT_JSON: "not JSON",
+    FailureKind.IN_BAND: "error inside the stream",
+    FailureKind.TRUNCATED: "without [DONE]",
+    FailureKind.RESET: "connection broken",
+    FailureKind.NO_FINISH: "without a finish reason",
+    FailureKind.FIRST_TOKEN: "no token within the deadline",
+    FailureKind.STALL: "stalled",
+}
+INVALIDATES = {
+    FailureKind.NO_COUNT: "no token count",
+    FailureKind.COUNT: "contradicts itself",
+    FailureKind.LENGTH: "another number of tokens",
+    FailureKind.CANCELLED: "stopped by this client",
+}
+
+
+def test_every_kind_of_failure_has_a_place() -> None:
+    assert {*FAILS, *INVALIDATES} == set(FailureKind)
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_a_failed_request_is_typed_and_its_level_named(
+    observations: list[Observation], kind: FailureKind
+) -> None:
+    status = 503 if kind is FailureKind.STATUS else 0
+    observations[1] = failing(observations[1], kind, "planted", which=slice(0, 1), status=status)
+    [(verdict, cause)] = found(observations)
+    assert verdict == ("fail" if kind in FAILS else "invalid")
+    assert cause.startswith("1 of 8 requests in code c=4 ")
+    assert (FAILS | INVALIDATES)[kind] in cause
+    assert "planted" in cause
+
+
+def test_an_abort_is_the_server_s_failure(observations: list[Observation]) -> None:
+    broken = failing(observations[0], FailureKind.LENGTH, "31 tokens of 64", which=slice(0, 1))
+    first = msgspec.structs.replace(broken.samples[0], finish_reason="abort")
+    observations[0] = msgspec.structs.replace(broken, samples=(first, *broken.samples[1:]))
+    assert found(observations)[0][0] == "fail"
+
+
+def test_failures_beside_each_other_are_named_by_kind(observations: list[Observation]) -> None:
+    broken = failing(observations[2], FailureKind.STALL, which=slice(0, 2))
+    observations[2] = failing(broken, FailureKind.NO_COUNT, which=slice(3, 4))
+    assert [verdict for verdict, _ in found(observations)] == ["fail", "invalid"]
+
+
+def test_a_warm_up_that_fails_counts_as_well(observations: list[Observation]) -> None:
+    one = msgspec.structs.replace(observations[1].samples[0], counted=False)
+    observation = msgspec.structs.replace(observations[1], samples=(one, *observations[1].samples))
+    assert troubles(observation) == ()
+    assert troubles(failing(observation, FailureKind.STALL, which=slice(0, 1)))
+
+
+LINE = "RuntimeError: block_table must have shape [24, 512], got [17, 512]"
+
+
+def test_a_dead_server_is_named_with_its_batch_and_log(observations: list[Observation]) -> None:
+    [first, *rest] = found(crash_from(observations, "code c=4", log=("INFO all is well", LINE)))
+    assert first[0] == "fail"
+    for part in ("ended in code c=4", "in flight", "exit status 1", LINE, "padding"):
+        assert part in first[1]
+    assert ("inconclusive", "code c=8 was not measured: the server was gone since code c=4") in rest
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(137, "memory is used up"), (-9, "SIGKILL"), (139, "segmentation"), (1, "status 1")]
+)
+def test_exit_statuses_are_explained(observations: list[Observation], status: int, words: str) -> None:
+    assert words in troubles(dead(observations[0], status))[0].cause
+
+
+def test_the_log_s_last_line_is_shown_where_none_is_known(observations: list[Observation]) -> None:
+    assert "“Bus error”" in troubles(dead(observations[0], 1, log=("ERROR something", "Bus error")))[0].cause
+
+
+def test_in_flight_is_what_had_not_ended_when_the_server_broke(observations: list[Observation]) -> None:
+    observation = observations[2]
+    latest = sorted(observation.samples, key=lambda sample: sample.ended)[-5:]
+    names = {sample.prompt for sample in latest}
+    moment = min(sample.ended for sample in latest)
+    samples = tuple(
+        msgspec.structs.replace(sample, ended=moment + 1000 * number)
+        if sample.prompt in names
+        else msgspec.structs.replace(sample, ended=min(sample.ended, moment - 1))
+        for number, sample in enumerate(observation.samples)
+    )
+    whole = msgspec.structs.replace(observation, samples=samples)
+    assert in_flight(whole) == 0
+    broken = msgspec.structs.replace(
+        whole,
+        samples=tuple(
+            failing(whole, FailureKind.RESET).samples[i] if sample.prompt in names else sample
+            for i, sample in enumerate(samples)
+        ),
+    )
+    assert in_flight(broken) == 5
+
+
+def test_a_restarted_server_is_measured_again(observations: list[Observation]) -> None:
+    """A crash does not hide what another boot of the server gave."""
+    observations[0] = dead(observations[0])
+    seen = look(Three(), context(), observations)
+    assert [o.cell.name for o in seen.sound] == ["code c=4", "code c=8"]
+
+
+def test_a_canary_counts_though_every_request_was_answered(observations: list[Observation]) -> None:
+    [(verdict, cause)] = found(changed(observations, 1, canary="no token within 60 s"))
+    assert verdict == "fail"
+    assert "after code c=4" in cause
+    assert "no token within 60 s" in cause
+
+
+def test_a_canary_whose_count_alone_is_wrong_was_answered(observations: list[Observation]) -> None:
+    [(verdict, cause)] = found(changed(observations, 1, canary="no-count: neither usage nor token ids came"))
+    assert verdict == "invalid"
+    assert "after code c=4 cannot be used" in cause
+
+
+def test_an_engine_that_is_dead_is_blamed_once(observations: list[Observation]) -> None:
+    """Requests after it hang or are refused, which says nothing of their level."""
+    observations[1] = changed(observations, 1, canary="first-token: none within 60 s")[1]
+    observations[2] = failing(observations[2], FailureKind.FIRST_TOKEN)
+    [first, second] = found(observations)
+    assert first[0] == "fail"
+    assert second == ("inconclusive", "code c=8 was not measured: the server was gone since code c=4")
+
+
+def test_a_signature_in_the_log_fails_a_cell_that_looks_healthy(observations: list[Observation]) -> None:
+    [(verdict, cause)] = found(changed(observations, 1, log=("CUDA error: an illegal memory access",)))
+    assert verdict == "fail"
+    assert "in code c=4" in cause
+
+
+def test_other_lines_of_the_log_are_notes(observations: list[Observation]) -> None:
+    seen = look(Three(), context(), changed(observations, 1, log=("ERROR the tokenizer is slow",)))
+    assert not seen.troubles
+    assert seen.notes == ("code c=4: the log says “ERROR the tokenizer is slow”",)
+
+
+def test_counters_that_go_back_are_invalid(observations: list[Observation]) -> None:
+    after = observations[1].after
+    assert after is not None
+    back = msgspec.structs.replace(after, drafts=0.0, draft_tokens=0.0, accepted=0.0, generation_tokens=5.0)
+    [(verdict, cause)] = found(changed(observations, 1, after=back))
+    assert verdict == "invalid"
+    assert "started again unnoticed in code c=4" in cause
+
+
+def test_a_restart_in_between_is_seen_in_the_series(observations: list[Observation]) -> None:
+    before = observations[2].before
+    assert before is not None
+    healthy = msgspec.structs.replace(before, at=before.at + 1)
+    assert found(changed(observations, 2, series=(healthy,))) == []
+    other = msgspec.structs.replace(healthy, start_s=1.8e9)
+    assert found(changed(observations, 2, series=(other,)))[0][0] == "invalid"
+
+
+def test_missing_counters_are_invalid(observations: list[Observation]) -> None:
+    assert "could not be read after code c=4" in found(changed(observations, 1, after=None))[0][1]
+
+
+def test_a_cell_that_was_cut_short_is_invalid(observations: list[Observation]) -> None:
+    samples = observations[2].samples[:5]
+    [(verdict, cause)] = found(changed(observations, 2, samples=samples))
+    assert (verdict, cause) == ("invalid", "only 5 of 16 requests of code c=8 were recorded")
+
+
+def test_a_missing_cell_never_passes(observations: list[Observation]) -> None:
+    seen = look(Three(), context(), observations[:2])
+    finding = conclude(seen, "n", "d", passed="fine")
+    assert (finding.verdict, finding.cause) == (Verdict.INCONCLUSIVE, "code c=8 was not measured")
+    assert conclude(seen.tagged(level="4"), "n", "d", passed="fine").verdict is Verdict.PASS
+
+
+def test_a_conclusion_gives_the_worst_and_why(observations: list[Observation]) -> None:
+    seen = look(Three(), context(), changed(observations, 1, canary="silence"))
+    against = [(Verdict.INVALID, "counts"), (Verdict.FAIL, "too slow")]
+    assert conclude(seen, "n", "d", passed="fine", against=against).cause.startswith(
+        "too slow; after code c=4"
+    )
+    lenient = conclude(seen, "n", "d", passed="fine", lenient=True)
+    assert (lenient.verdict, lenient.cause) == (
+        Verdict.INCONCLUSIVE,
+        "1 of 3 cells do not count: code c=4",
+    )
+    many = [(Verdict.FAIL, str(i)) for i in range(9)]
+    assert conclude(seen, "n", "d", passed="fine", against=many, lenient=True).cause == "0; 1; 2; and 6 more"
+
+
+def test_the_worst_verdict_is_a_failure() -> None:
+    assert worst([]) is Verdict.PASS
+    assert worst([Verdict.INVALID, Verdict.FAIL, Verdict.INCONCLUSIVE]) is Verdict.FAIL
+
+
+# Acceptance ----------------------------------------------------------------------------------------------
+
+
+def cell_of(requests: int, salt: str = "") -> Cell:
+    load = Load(concurrency=4, requests=requests, max_tokens=200)
+    return Cell(
+        check="three", name="code c=4", load=load, prompts=KitCorpus().prompts("code", requests, 0, salt)
+    )
+
+
+def test_acceptance_is_what_counters_say() -> None:
+    observation = Server(seed=5).measure(cell_of(8))
+    found, after = acceptance(observation), observation.after
+    assert found is not None
+    assert after is not None
+    assert found.mal == pytest.approx(1 + after.accepted / after.drafts)
+    assert found.rate == pytest.approx(after.accepted / after.draft_tokens)
+    assert found.positions[0] == pytest.approx(after.accepted_per_position[0] / after.drafts)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Of 30 pairs of measurements of the same server, about one in twenty may differ at 95 %."""
+    found = [acceptance(Server(seed=seed).measure(cell_of(12, str(seed)))) for seed in range(60)]
+    known = [one for one in found if one is not None]
+    pairs = [ratio(a, b, surely()) for a, b in zip(known[::2], known[1::2], strict=True)]
+    missed = sum(not pair.low <= 1 <= pair.high for pair in pairs)
+    assert missed <= 4
+    assert max(pair.high / pair.low for pair in pairs) < 1.6
+
+
+def test_spread_between_requests_widens_the_interval() -> None:
+    """Texts that differ tell less than as many drafts of one text."""
+    even, uneven = Server(seed=2), Server(seed=2)
+    chosen = {p.name for p in cell_of(12).prompts[::2]}
+    uneven_draw = uneven.draw
+
+    def draw(cell: Cell, prompt, length, at_s, cached):  # type: ignore[no-untyped-def]
+        drawn = uneven_draw(cell, prompt, length, at_s, cached)
+        return drawn * 0 if prompt.name in chosen else drawn
+
+    uneven.draw = draw  # type: ignore[method-assign]
+    first, second = acceptance(even.measure(cell_of(12))), acceptance(uneven.measure(cell_of(12)))
+    assert first is not None
+    assert second is not None
+    assert second.error / second.mal > 2 * first.error / first.mal
+
+
+def test_more_comparisons_need_wider_intervals() -> None:
+    assert surely() == pytest.approx(1.96, abs=0.001)
+    assert surely(40, 0.01) > surely(1, 0.01) > surely()
+
+
+INERT = {
+    "nothing is accepted": {"accepted": 0.0, "accepted_per_position": (0.0,) * 7},
+    "NaN": {"drafts": math.nan, "draft_tokens": math.nan, "accepted": math.nan},
+    "nothing is drafted": {
+        "drafts": 0.0,
+        "draft_tokens": 0.0,
+        "accepted": 0.0,
+        "accepted_per_position": (0.0,) * 7,
+    },
+    "no series": {"drafts": -1, "draft_tokens": -1, "accepted": -1, "accepted_per_position": ()},
+}
+
+
+@pytest.mark.parametrize("how", INERT)
+def test_an_inert_drafter_is_named(how: str) -> None:
+    observation = Server(seed=1).measure(cell_of(8))
+    assert drafter(boot_facts(), [observation]) == []
+    values = INERT[how]
+    assert observation.before is not None
+    assert observation.after is not None
+    before = (
+        msgspec.structs.replace(observation.before, **values) if how == "no series" else observation.before
+    )
+    after = msgspec.structs.replace(observation.after, **values)
+    broken = msgspec.structs.replace(observation, before=before, after=after)
+    [(verdict, cause)] = drafter(boot_facts(), [broken])
+    assert verdict is Verdict.FAIL
+    assert cause.startswith("drafter inert: ")
+
+
+def test_a_server_that_is_not_to_speculate_is_not_blamed() -> None:
+    observation = Server(seed=1, k=0).measure(cell_of(8))
+    [(verdict, cause)] = drafter(boot_facts(speculative_tokens=0), [observation])
+    assert verdict is Verdict.INCONCLUSIVE
+    assert "does not speculate" in cause
+    assert drafter(boot_facts(speculative_tokens=-1), [observation])[0][0] is Verdict.FAIL
+
+
+def test_few_drafts_say_nothing() -> None:
+    load = Load(requests=1, max_tokens=8)
+    observation = Server(seed=1).measure(msgspec.structs.replace(cell_of(1), load=load))
+    assert drafter(boot_facts(), [observation])[0][0] is Verdict.INCONCLUSIVE

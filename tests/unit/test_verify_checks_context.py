@@ -1,0 +1,191 @@
+"""Long context: acceptance at length, cold and cached, and needles."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from verify_kit import (
+    SEEDS,
+    Server,
+    boot_facts,
+    by_name,
+    changed,
+    context,
+    crash_from,
+    judge,
+    profile,
+    run,
+    verdicts,
+)
+
+from sparkwright.verify.checks.context import LongContext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkwright.verify.model import Cell, Finding, Observation
+
+LONG = LongContext()
+SIZES = profile(contexts=(1_600, 3_300))  # the check does not care, and the kit's documents stay small
+HOLD = "acceptance holds at 3300 tokens"
+CACHE = "the cache keeps acceptance at 3300 tokens"
+READ = "documents of 3300 tokens are read"
+SERVED = "long prompts are served"
+
+
+@functools.cache
+def healthy(seed: int = 0) -> tuple[Observation, ...]:
+    return tuple(run(LONG, context(SIZES), Server(seed=seed)))
+
+
+def judged(observations: list[Observation]) -> dict[str, Finding]:
+    return by_name(LONG.judge(context(SIZES), observations))
+
+
+def named(name: str) -> int:
+    return [o.cell.name for o in healthy()].index(name)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_healthy_server_passes(seed: int) -> None:
+    assert verdicts(by_name(LONG.judge(context(SIZES), healthy(seed)))) == {}
+
+
+def test_cached_prompts_are_those_that_were_just_sent() -> None:
+    cells = {cell.name: cell for cell in LONG.plan(context(SIZES))}
+    assert list(cells) == ["short", "1600 cold", "1600 cached", "3300 cold", "3300 cached"]
+    cold, cached = cells["3300 cold"].prompts, cells["3300 cached"].prompts
+    assert [p.text for p in cold] == [p.text for p in cached]
+    names = [prompt.name for cell in cells.values() for prompt in cell.prompts]
+    assert len(set(names)) == len(names)
+
+
+def lost(tokens: int, to: float, *, cached_only: bool = False) -> Callable[[Cell, float, bool], float]:
+    def factor(cell: Cell, at_s: float, cached: bool) -> float:  # noqa: FBT001
+        return to if int(cell.tags["tokens"]) >= tokens and (cached or not cached_only) else 1.0
+
+    return factor
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_acceptance_that_is_lost_at_length_fails_there(seed: int) -> None:
+    found = judge(LONG, context(SIZES), Server(seed=seed, factor=lost(3300, 0.1)))
+    assert found[HOLD].verdict == "fail"
+    assert found[HOLD].cause.startswith("acceptance is lost: at 3300 tokens MAL is 1.")
+    assert found["acceptance holds at 1600 tokens"].verdict == "pass"
+
+
+def test_a_weak_drafter_that_is_lost_fails_as_well() -> None:
+    """Its mean acceptance length falls from 2.0 to 1.0, which is more than 0.4 of it."""
+
+    def factor(cell: Cell, at_s: float, cached: bool) -> float:  # noqa: FBT001
+        return 0.02 if cell.tags["cache"] != "control" else 0.62
+
+    finding = judge(LONG, context(SIZES), Server(seed=1, factor=factor))[HOLD]
+    assert finding.verdict == "fail"
+    assert float(str(finding.measured["MAL ratio"]).split()[0]) > 0.4
+
+
+def test_acceptance_that_falls_a_little_warns() -> None:
+    finding = judge(LONG, context(SIZES), Server(seed=1, factor=lost(3300, 0.85)))[HOLD]
+    assert finding.verdict == "pass"
+    assert "may be as low as" in finding.warnings[0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_acceptance_that_is_lost_from_the_cache_alone_fails(seed: int) -> None:
+    found = judge(LONG, context(SIZES), Server(seed=seed, factor=lost(3300, 0.3, cached_only=True)))
+    assert found[CACHE].verdict == "fail"
+    assert found[CACHE].cause.startswith("cached against cold: at 3300 tokens from the cache")
+    assert found[HOLD].verdict == "pass"
+    assert found["the cache keeps acceptance at 1600 tokens"].verdict == "pass"
+
+
+def test_a_cache_that_finds_nothing_is_invalid() -> None:
+    server = Server(seed=1)
+    observations = []
+    for cell in LONG.plan(context(SIZES)):
+        server.cached_prompts.clear()
+        observations.append(server.measure(cell))
+    finding = judged(observations)[CACHE]
+    assert finding.verdict == "invalid"
+    assert finding.cause.startswith("cache not exercised: 0% of the prompt tokens of 3300 cached")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cache": {"enable_prefix_caching": "False"}}, "has no prefix cache"),
+        ({"prefix_hits": -1.0, "prefix_queries": -1.0}, "no counters of the prefix cache"),
+    ],
+)
+def test_a_server_without_a_cache_is_undecided(changes: dict[str, object], words: str) -> None:
+    observation = healthy()[named("3300 cached")]
+    assert observation.before is not None
+    assert observation.after is not None
+    finding = judged(
+        changed(
+            healthy(),
+            named("3300 cached"),
+            before=msgspec.structs.replace(observation.before, **changes),
+            after=msgspec.structs.replace(observation.after, **changes),
+        )
+    )[CACHE]
+    assert finding.verdict == "inconclusive"
+    assert words in finding.cause
+
+
+def silent(observation: Observation, which: slice = slice(None)) -> Observation:
+    names = {sample.prompt for sample in observation.samples[which]}
+    return msgspec.structs.replace(
+        observation,
+        samples=tuple(
+            msgspec.structs.replace(s, text="I do not know.") if s.prompt in names else s
+            for s in observation.samples
+        ),
+    )
+
+
+def test_a_document_that_is_not_read_fails() -> None:
+    observations = list(healthy())
+    observations[named("3300 cached")] = silent(observations[named("3300 cached")])
+    finding = judged(observations)[READ]
+    assert finding.verdict == "fail"
+    assert finding.cause == "3300 cached: 0 of 4 codes were told, and 8 of 8 after short documents"
+
+
+def test_one_needle_that_is_missed_warns() -> None:
+    observations = list(healthy())
+    observations[named("3300 cold")] = silent(observations[named("3300 cold")], slice(0, 1))
+    finding = judged(observations)[READ]
+    assert finding.verdict == "pass"
+    assert finding.warnings == ("3300 cold: 1 of 4 codes were not told",)
+
+
+def test_a_model_that_cannot_answer_is_not_blamed_for_length() -> None:
+    assert judged([silent(observation) for observation in healthy()])[READ].verdict == "inconclusive"
+
+
+def test_models_of_made_up_weights_are_not_asked() -> None:
+    smoke = context(profile(name="smoke", contexts=(1_600,)))
+    assert not any("are read" in name for name in judge(LONG, smoke, Server(seed=1)))
+
+
+def test_a_length_beyond_the_server_is_said_and_not_sent() -> None:
+    to = context(SIZES, facts=boot_facts(max_model_len=2_500))
+    found = judge(LONG, to, Server(seed=1))
+    assert "3300 tokens were not tried: the server takes 2500 at the most" in found[SERVED].cause
+    assert found[SERVED].verdict == "inconclusive"
+    assert HOLD not in found
+    assert found["acceptance holds at 1600 tokens"].verdict == "pass"
+
+
+def test_a_crash_names_the_length() -> None:
+    found = judged(crash_from(healthy(), "3300 cold"))
+    assert found[SERVED].verdict == "fail"
+    assert "ended in 3300 cold" in found[SERVED].cause
+    assert found[HOLD].verdict == found[CACHE].verdict == found[READ].verdict == "inconclusive"
+    assert found["acceptance holds at 1600 tokens"].verdict == "pass"

@@ -1,0 +1,143 @@
+"""The crash hunt: bursts on and off the grid, drain-down, waves; a crash names its batch."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import pytest
+from verify_kit import (
+    SEEDS,
+    Server,
+    by_name,
+    changed,
+    context,
+    crash_from,
+    failing,
+    judge,
+    profile,
+    run,
+    verdicts,
+)
+
+from sparkwright.verify.checks.crash import Crash
+from sparkwright.verify.model import FailureKind
+
+if TYPE_CHECKING:
+    from sparkwright.verify.model import Finding, Observation
+
+CRASH = Crash()
+BURSTS = "no batch size breaks the server"
+DRAIN = "draining breaks nothing"
+WAVES = "mixed waves break nothing"
+LINE = "RuntimeError: block_table must have shape (24, 512) but has (17, 512)"
+
+
+@functools.cache
+def healthy(seed: int = 0) -> tuple[Observation, ...]:
+    return tuple(run(CRASH, context(), Server(seed=seed)))
+
+
+def judged(observations: list[Observation]) -> dict[str, Finding]:
+    return by_name(CRASH.judge(context(), observations))
+
+
+def named(start: str) -> int:
+    return next(i for i, o in enumerate(healthy()) if o.cell.name.startswith(start))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_healthy_server_passes(seed: int) -> None:
+    assert verdicts(judge(CRASH, context(), Server(seed=seed))) == {}
+
+
+def test_levels_lie_on_and_between_the_grid() -> None:
+    cells = CRASH.plan(context(profile(levels=(1, 8, 24), off_grid=(3, 17, 23), waves=3)))
+    names = [cell.name for cell in cells]
+    assert names[:7] == [f"burst c={c}" for c in (1, 3, 8, 17, 23, 24)] + ["drain from c=24"]
+    assert [cell.tags["kind"] for cell in cells[7:]] == ["wave"] * 3
+    assert all(len(cell.prompts) == cell.load.requests == cell.load.concurrency for cell in cells)
+    every = [prompt.name for cell in cells for prompt in cell.prompts]
+    assert len(set(every)) == len(every)
+
+
+def test_a_drain_passes_through_every_size() -> None:
+    """Each request is longer than the one before by about two verify steps."""
+    load = healthy()[named("drain")].cell.load
+    assert load.shape == "drain"
+    assert (load.max_tokens - load.min_tokens) / load.requests == pytest.approx(6)
+
+
+def test_waves_mix_prompts_of_many_lengths() -> None:
+    lengths = [len(prompt.text.split()) for prompt in healthy()[named("wave 1")].cell.prompts]
+    assert min(lengths) < 20
+    assert max(lengths) > 100
+
+
+@pytest.mark.parametrize("level", [3, 17, 24])
+def test_a_crash_in_a_burst_names_its_level_and_the_log(level: int) -> None:
+    found = judged(crash_from(healthy(), f"burst c={level}", log=(LINE,)))
+    assert found[BURSTS].verdict == "fail"
+    assert found[BURSTS].cause.startswith(
+        f"the server ended in burst c={level} with {level} requests in flight"
+    )
+    assert "block_table must have shape" in found[BURSTS].cause
+    for name in (DRAIN, WAVES):
+        assert found[name].verdict == "inconclusive"
+        assert f"the server was gone since burst c={level}" in found[name].cause
+
+
+def test_a_crash_on_the_drain_is_not_hidden_by_healthy_bursts() -> None:
+    found = judged(crash_from(healthy(), "drain from c=24"))
+    assert found[BURSTS].verdict == "pass"
+    assert found[DRAIN].verdict == "fail"
+    assert "ended in drain from c=24" in found[DRAIN].cause
+
+
+def test_a_crash_on_the_drain_names_what_was_left_of_the_batch() -> None:
+    observations = list(healthy())
+    drain = observations[named("drain")]
+    ends = sorted(sample.ended for sample in drain.samples)
+    living = {sample.prompt for sample in drain.samples if sample.ended > ends[-6]}
+    broken = failing(drain, FailureKind.RESET)
+    samples = tuple(
+        b if b.prompt in living else a for a, b in zip(drain.samples, broken.samples, strict=True)
+    )
+    finding = judged(changed(observations, named("drain"), samples=samples, canary="connection refused"))[
+        DRAIN
+    ]
+    assert finding.verdict == "fail"
+    assert "5 of 24 requests in drain from c=24 had their connection broken with 5 in flight" in finding.cause
+
+
+def test_a_wave_that_breaks_is_named() -> None:
+    at = named("wave 2")
+    name = healthy()[at].cell.name
+    found = judged(changed(healthy(), at, log=("CUDA error: an illegal memory access was encountered",)))
+    assert found[WAVES].verdict == "fail"
+    assert f"in {name} the log says" in found[WAVES].cause
+    assert found[BURSTS].verdict == found[DRAIN].verdict == "pass"
+
+
+def test_an_engine_that_is_dead_behind_a_healthy_page_fails() -> None:
+    found = judged(changed(healthy(), named("burst c=17"), canary="no token within 60 s"))
+    assert found[BURSTS].verdict == "fail"
+    assert "after burst c=17" in found[BURSTS].cause
+
+
+@pytest.mark.parametrize(
+    "kind", [FailureKind.IN_BAND, FailureKind.TRUNCATED, FailureKind.STATUS, FailureKind.STALL]
+)
+def test_one_failed_request_fails_its_level(kind: FailureKind) -> None:
+    observations = list(healthy())
+    at = named("burst c=23")
+    observations[at] = failing(observations[at], kind, "EngineCore died", which=slice(0, 1))
+    finding = judged(observations)[BURSTS]
+    assert finding.verdict == "fail"
+    assert "1 of 23 requests in burst c=23" in finding.cause
+
+
+def test_levels_that_were_not_tried_do_not_pass() -> None:
+    found = judged(list(healthy())[:-1])
+    assert found[WAVES].verdict == "inconclusive"
+    assert found[BURSTS].verdict == "pass"

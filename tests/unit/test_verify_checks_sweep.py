@@ -1,0 +1,335 @@
+"""The sweep: each rule fires on its planted fault, and is silent on its healthy twin."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from verify_kit import (
+    SEEDS,
+    Server,
+    boot_facts,
+    by_name,
+    changed,
+    context,
+    crash_from,
+    failing,
+    judge,
+    profile,
+    run,
+    verdicts,
+)
+
+from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.checks.sweep import Sweep
+from sparkwright.verify.model import FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkwright.verify.model import Cell, Finding, Observation
+
+SWEEP = Sweep()
+INVARIANCE = "acceptance does not depend on concurrency"
+POSITIONS = "acceptance falls from position to position"
+TOKENS = "counters and clients agree on tokens"
+STEP = "a verify step takes as long whatever is said"
+CLIENT = "the client kept up"
+DRAFTER = "the drafter works"
+
+
+@functools.cache
+def healthy(seed: int = 0) -> tuple[Observation, ...]:
+    return tuple(run(SWEEP, context(), Server(seed=seed)))
+
+
+def judged(observations: list[Observation], **changes: object) -> dict[str, Finding]:
+    return by_name(SWEEP.judge(context(**changes), observations))  # type: ignore[arg-type]
+
+
+def at(name: str) -> int:
+    return [o.cell.name for o in healthy()].index(name)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_healthy_server_passes(seed: int) -> None:
+    found = by_name(SWEEP.judge(context(), healthy(seed)))
+    assert verdicts(found) == {}
+    assert not any(finding.warnings for finding in found.values())
+
+
+# The plan ------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_the_same_each_time() -> None:
+    first, second = SWEEP.plan(context()), SWEEP.plan(context())
+    assert [cell.key for cell in first] == [cell.key for cell in second]
+    assert len({cell.key for cell in first}) == len(first) == 9
+
+
+def test_cells_hold_enough_requests_of_their_own() -> None:
+    cells = SWEEP.plan(context(profile(levels=(1, 64), requests_per_client=3, least_requests=24)))
+    assert [cell.load.requests for cell in cells[:2]] == [24, 192]
+    assert [cell.load.warm_up for cell in cells[:2]] == [1, 64]
+    names = [prompt.name for cell in cells for prompt in cell.prompts]
+    assert len(set(names)) == len(names)
+    texts = [prompt.text for cell in cells for prompt in cell.prompts]
+    assert len(set(texts)) == len(texts), "the same text twice would come from the prefix cache"
+
+
+# Figures -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("speed", [1.0, 60.0])
+def test_figures_are_those_of_the_server_whatever_the_clock(speed: float) -> None:
+    cell = SWEEP.plan(context())[0]
+    found = figures(Server(seed=4, speed=speed).measure(cell), speed)
+    assert found.step_ms == pytest.approx(50.0, rel=0.03)
+    assert found.ttft_ms.p50 == pytest.approx(120, rel=0.2)
+    assert found.gap_ms is not None
+    assert found.gap_ms.p50 == pytest.approx(50, rel=0.05)
+    assert found.acceptance is not None
+    assert found.decode_tok_s == pytest.approx(20 * found.acceptance.mal, rel=0.05)
+    assert found.whole_tok_s < found.decode_tok_s
+    assert found.tokens_per_chunk == pytest.approx(found.acceptance.mal, rel=0.05)
+    assert found.ttft_ms.p99 is None, "twelve requests have no 99th percentile"
+
+
+def test_figures_are_in_the_findings() -> None:
+    measured = judged(list(healthy()))["code: served at every level"].measured
+    for name in ("steady tok/s", "whole tok/s", "TTFT p50 ms", "TPOT p95 ms", "chunk gap p99 ms", "MAL"):
+        assert measured[f"c=8 {name}"] > 0
+    assert "c=8 TTFT p99 ms" not in measured
+
+
+def test_figures_need_no_token_ids() -> None:
+    cell = SWEEP.plan(context())[1]
+    with_ids, without = (Server(seed=4, counting_ids=ids).measure(cell) for ids in (True, False))
+    a, b = figures(with_ids), figures(without)
+    assert b.step_ms == pytest.approx(a.step_ms)
+    assert b.steady_tok_s == pytest.approx(a.steady_tok_s, rel=0.05)
+
+
+def test_a_level_that_gives_less_than_a_lower_one_is_pointed_out() -> None:
+    def collapse(cell: Cell, at_s: float, cached: bool) -> float:  # noqa: FBT001
+        return 1.0
+
+    server = Server(seed=1, factor=collapse)
+    observations = []
+    for cell in SWEEP.plan(context()):
+        server.step_ms = 50.0 if cell.load.concurrency < 24 else 400.0
+        observations.append(server.measure(cell))
+    finding = judged(observations)["code: served at every level"]
+    assert "code c=24 gives" in finding.warnings[0]
+
+
+# Acceptance ----------------------------------------------------------------------------------------------
+
+
+def falling(level: int, to: float) -> Callable[[Cell, float, bool], float]:
+    return lambda cell, at_s, cached: to if cell.load.concurrency >= level else 1.0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_acceptance_that_falls_with_concurrency_fails_and_names_the_level(seed: int) -> None:
+    server = Server(seed=seed, factor=falling(24, 0.8))
+    finding = judge(SWEEP, context(), server)[INVARIANCE]
+    assert finding.verdict == "fail"
+    assert finding.cause.startswith("at c=24 the mean acceptance length is 0.")
+    assert "c=8" not in finding.cause
+
+
+def test_one_category_that_falls_is_named() -> None:
+    def factor(cell: Cell, at_s: float, cached: bool) -> float:  # noqa: FBT001
+        return 0.6 if cell.name == "math c=8" else 1.0
+
+    sizes = profile(
+        categories=("code", "math", "reasoning", "prose", "dialogue", "extraction"), max_tokens=200
+    )
+    finding = judge(SWEEP, context(sizes), Server(seed=1, factor=factor))[INVARIANCE]
+    assert finding.verdict == "fail"
+    assert "math c=8" in finding.cause
+    assert "c=24" not in finding.cause
+
+
+def test_too_few_requests_decide_nothing() -> None:
+    sizes = profile(least_requests=2, requests_per_client=1, max_tokens=16, levels=(1, 2))
+    server = Server(seed=1, factor=falling(2, 0.85))
+    finding = judge(SWEEP, context(sizes), server)[INVARIANCE]
+    assert finding.verdict == "inconclusive"
+    assert "drafts decide nothing" in finding.cause
+
+
+def test_an_interval_that_is_too_wide_decides_nothing() -> None:
+    sizes = profile(categories=("code",), least_requests=8, max_tokens=40, levels=(1, 2))
+    finding = judge(SWEEP, context(sizes), Server(seed=1, factor=falling(2, 0.88)))[INVARIANCE]
+    assert finding.verdict == "inconclusive"
+    assert "it may be" in finding.cause
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_inert_drafter_fails(seed: int) -> None:
+    found = judge(SWEEP, context(), Server(seed=seed, factor=lambda cell, at_s, cached: 0.001))
+    assert found[DRAFTER].verdict == "fail"
+    assert found[DRAFTER].cause.startswith("drafter inert: ")
+
+
+def test_a_server_without_speculation_series_fails() -> None:
+    found = judge(SWEEP, context(), Server(seed=1, k=0))
+    assert "no vllm:spec_decode_* series" in found[DRAFTER].cause
+    assert "although dflash with 7 tokens is configured" in found[DRAFTER].cause
+    assert found[INVARIANCE].verdict == found[STEP].verdict == "inconclusive"
+
+
+def test_a_server_that_is_not_to_speculate_is_undecided() -> None:
+    found = judge(SWEEP, context(facts=boot_facts(speculative_tokens=0)), Server(seed=1, k=0))
+    assert found[DRAFTER].verdict == found[INVARIANCE].verdict == "inconclusive"
+    assert found["code: served at every level"].verdict == "pass"
+
+
+# Identities ----------------------------------------------------------------------------------------------
+
+
+def after(observation: Observation, **changes: object) -> Observation:
+    assert observation.after is not None
+    return msgspec.structs.replace(observation, after=msgspec.structs.replace(observation.after, **changes))
+
+
+def test_a_rise_from_position_to_position_names_it() -> None:
+    observations = list(healthy())
+    seen, before = observations[-1].after, observations[-1].before
+    assert seen is not None
+    assert before is not None
+    rates = list(seen.accepted_per_position)
+    rates[4] = before.accepted_per_position[4] + rates[3] - before.accepted_per_position[3] + 1
+    observations[-1] = after(observations[-1], accepted_per_position=tuple(rates))
+    finding = judged(observations)[POSITIONS]
+    assert finding.verdict == "fail"
+    assert finding.cause.startswith(
+        "prose c=24: position 5 of the draft was accepted more often than position 4"
+    )
+
+
+def test_counters_that_count_another_token_are_invalid() -> None:
+    """As where the token after the accepted ones is called accepted too."""
+    observations = list(healthy())
+    seen, before = observations[-1].after, observations[-1].before
+    assert seen is not None
+    assert before is not None
+    drafts = seen.drafts - before.drafts
+    first, *rest = seen.accepted_per_position
+    observations[-1] = after(
+        observations[-1], accepted=seen.accepted + drafts, accepted_per_position=(first + drafts, *rest)
+    )
+    finding = judged(observations)[TOKENS]
+    assert finding.verdict == "invalid"
+    assert "prose c=24: “generated tokens = accepted + drafts + requests” is off by" in finding.cause
+
+
+def test_a_second_client_is_seen() -> None:
+    observations = list(healthy())
+    seen = observations[-1].after
+    assert seen is not None
+    observations[-1] = after(observations[-1], generation_tokens=seen.generation_tokens * 1.5)
+    assert judged(observations)[TOKENS].verdict == "invalid"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_step_time_that_depends_on_content_fails_and_names_the_category(seed: int) -> None:
+    observations = list(healthy(seed))
+    slow = Server(seed=seed, step_ms=70.0).measure(observations[at("prose c=1")].cell)
+    observations[at("prose c=1")] = slow
+    finding = judged(observations)[STEP]
+    assert finding.verdict == "fail"
+    assert "; prose takes " in finding.cause
+
+
+@pytest.mark.parametrize(("speed", "name"), [(60.0, "test"), (1.0, "smoke")])
+def test_where_times_mean_nothing_a_step_time_only_warns(speed: float, name: str) -> None:
+    to = context(profile(speed=speed, name=name))
+    observations = run(SWEEP, to, Server(seed=1, speed=speed))
+    slow = Server(seed=1, speed=speed, step_ms=70.0).measure(observations[at("prose c=1")].cell)
+    observations[at("prose c=1")] = slow
+    finding = by_name(SWEEP.judge(to, observations))[STEP]
+    assert finding.verdict == "pass"
+    assert "prose takes" in finding.warnings[0]
+
+
+# The client and the clock --------------------------------------------------------------------------------
+
+
+def test_a_late_client_is_flagged_and_then_invalid() -> None:
+    flagged = judged(changed(healthy(), at("math c=8"), lag_ms=(60.0, 20.0)))[CLIENT]
+    assert flagged.verdict == "pass"
+    assert flagged.warnings[0].startswith("math c=8: client floor: 20.0 ms of a TTFT")
+    late = judged(changed(healthy(), at("math c=8"), lag_ms=(300.0, 90.0)))[CLIENT]
+    assert late.verdict == "invalid"
+    assert late.cause.startswith("client floor: math c=8: 90.0 ms of a time to first token")
+
+
+def test_a_calibrated_floor_is_flagged_at_its_level() -> None:
+    found = judged(list(healthy()), floors={1: (2.0, 0.5), 24: (20.0, 12.0)})[CLIENT]
+    assert len(found.warnings) == 6
+    assert all("c=24: client floor" in warning for warning in found.warnings)
+
+
+def test_on_an_accelerated_clock_the_client_only_warns() -> None:
+    fast = context(profile(speed=60.0))
+    found = by_name(SWEEP.judge(fast, run(SWEEP, fast, Server(seed=1, speed=60.0))))
+    assert found[CLIENT].verdict == "pass"
+    assert found[CLIENT].warnings
+
+
+def test_a_jump_of_the_wall_clock_is_flagged() -> None:
+    found = judged(changed(healthy(), at("code c=1"), clock_step_s=-3600.0))[CLIENT]
+    assert found.warnings == ("code c=1: the wall clock jumped by -3600.0 s",)
+
+
+# Trouble -------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_is_named_once_and_nothing_after_it_passes() -> None:
+    found = judged(crash_from(healthy(), "math c=8", log=("EngineDeadError",)))
+    assert found["math: served at every level"].verdict == "fail"
+    assert "ended in math c=8" in found["math: served at every level"].cause
+    assert found["code: served at every level"].verdict == "pass"
+    assert found["prose: served at every level"].verdict == "inconclusive"
+    assert {found[name].verdict for name in (INVARIANCE, POSITIONS, TOKENS, STEP)} == {"inconclusive"}
+
+
+@pytest.mark.parametrize("kind", [FailureKind.NO_COUNT, FailureKind.COUNT])
+def test_a_missing_count_is_invalid(kind: FailureKind) -> None:
+    observations = list(healthy())
+    observations[at("code c=8")] = failing(observations[at("code c=8")], kind, which=slice(9, 10))
+    finding = judged(observations)["code: served at every level"]
+    assert finding.verdict == "invalid"
+    assert "code c=8" in finding.cause
+
+
+def test_a_silent_restart_is_invalid() -> None:
+    observations = list(healthy())
+    observations[at("code c=8")] = after(observations[at("code c=8")], start_s=1.9e9)
+    finding = judged(observations)["code: served at every level"]
+    assert finding.verdict == "invalid"
+    assert "started again unnoticed in code c=8" in finding.cause
+
+
+def test_a_missing_cell_never_passes() -> None:
+    found = judged(list(healthy())[:-1])
+    assert found["prose: served at every level"].cause == "prose c=24 was not measured"
+    assert found[INVARIANCE].verdict == "inconclusive"
+
+
+def test_nothing_is_concluded_of_a_single_level_or_category() -> None:
+    """Comparing one thing with nothing would always pass, or never."""
+    to = context(profile(categories=("code",), levels=(4,)))
+    found = judge(SWEEP, to, Server(seed=1))
+    assert verdicts(found) == {}
+    assert set(found) == {"code: served at every level", DRAFTER, POSITIONS, TOKENS, CLIENT}
+
+
+def test_nothing_measured_at_all_is_undecided() -> None:
+    found = judged([])
+    assert {finding.verdict for finding in found.values()} == {"inconclusive"}

@@ -1,0 +1,165 @@
+"""The prompts are ours, many, different and, where they have a right answer, right."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+import pytest
+
+from sparkwright.errors import UnknownNameError
+from sparkwright.verify.corpus import CATEGORIES, holds, load_corpus
+from sparkwright.verify.corpus.document import WORDS_PER_TOKEN, write_document
+
+NAMES = {
+    "comb": math.comb,
+    "lcm": math.lcm,
+    "sqrt": math.sqrt,
+    "Fraction": Fraction,
+    "abs": abs,
+    "pow": pow,
+    "sum": sum,
+    "next": next,
+    "range": range,
+}
+ENTRIES = [(category, entry) for category in CATEGORIES for entry in load_corpus().entries[category]]
+
+
+def test_each_category_has_two_dozen_different_prompts():
+    entries = load_corpus().entries
+    assert tuple(entries) == CATEGORIES
+    for category in CATEGORIES:
+        assert len(entries[category]) >= 24
+        assert len({entry.name for entry in entries[category]}) == len(entries[category])
+    beginnings = [entry.text.strip()[:40] for _, entry in ENTRIES]
+    assert len(set(beginnings)) == len(beginnings)
+
+
+@pytest.mark.parametrize("entry", [e for c, e in ENTRIES if c == "math"], ids=lambda entry: entry.name)
+def test_math_answers_are_right_and_not_in_the_question(entry):
+    value = eval(entry.working, {"__builtins__": {}} | NAMES)  # noqa: S307 - our own file
+    assert float(entry.expect) == pytest.approx(float(value), abs=1e-9 if "." not in entry.expect else 0.005)
+    assert not holds(entry.expect, entry.text)
+    assert "Answer: <" in entry.text
+
+
+def test_prompts_of_two_categories_have_answers():
+    for category, entry in ENTRIES:
+        assert bool(entry.expect) == (category in {"math", "extraction"}), entry.name
+
+
+def test_a_prompt_begins_with_a_nonce_that_nothing_else_has():
+    corpus = load_corpus()
+    prompts = [
+        *corpus.prompts("code", 100, 0, "sweep"),
+        *corpus.prompts("code", 100, 0, "crash"),
+        *corpus.prompts("code", 100, 1, "sweep"),
+        *corpus.prompts("prose", 30, 0, "sweep"),
+    ]
+    assert len({prompt.name for prompt in prompts}) == len(prompts)
+    nonces = [prompt.text.split("\n")[0] for prompt in prompts]
+    assert all(re.fullmatch(r"\[[0-9a-f]{12}\]", nonce) for nonce in nonces)
+    assert len(set(nonces)) == len(nonces)
+
+
+def test_prompts_are_the_same_for_the_same_question():
+    corpus = load_corpus()
+    assert corpus.prompts("math", 60, 3, "a") == corpus.prompts("math", 60, 3, "a")
+    orders = [[p.name.split("/")[1] for p in corpus.prompts("math", 20, seed, "a")] for seed in (1, 2)]
+    assert orders[0] != orders[1]
+
+
+def test_all_prompts_come_before_any_comes_twice():
+    names = [p.name.split("/")[1] for p in load_corpus().prompts("dialogue", 25, 9, "x")]
+    assert len(set(names)) == 25
+
+
+def test_an_unknown_category_names_those_that_are_there():
+    with pytest.raises(UnknownNameError) as caught:
+        load_corpus().prompts("poetry", 1, 0, "")
+    assert "prose" in caught.value.next_step
+
+
+@pytest.mark.parametrize("tokens", [120, 400, 16_000, 33_000])
+def test_a_document_has_its_length_and_hides_its_code_once(tokens):
+    for seed in range(5):
+        prompt = load_corpus().document(tokens, seed, needle="Ostrava")
+        words = len(prompt.text.split())
+        assert words == pytest.approx(tokens * WORDS_PER_TOKEN, abs=30)
+        assert prompt.text.count(f"The code for Ostrava is {prompt.expect}.") == 1
+        assert prompt.text.count(prompt.expect) == 1
+        assert "What is the code for Ostrava?" in prompt.text[-400:]
+
+
+def test_documents_of_different_seeds_and_salts_begin_differently():
+    corpus = load_corpus()
+    prompts = [corpus.document(200, seed, salt=salt) for seed in range(10) for salt in ("", "b")]
+    assert len({prompt.text[:15] for prompt in prompts}) == len({prompt.name for prompt in prompts}) == 20
+    assert corpus.document(200, 4) == corpus.document(200, 4)
+    assert corpus.document(200, 4, needle="Ystad").text != corpus.document(200, 4).text
+
+
+def test_the_needle_is_found_at_all_depths():
+    depths = []
+    for seed in range(200):
+        text, code = write_document(2000, seed)
+        depths.append(text.index(code) / len(text))
+    assert min(depths) < 0.2
+    assert max(depths) > 0.75
+
+
+def test_a_document_that_is_too_short_is_refused():
+    with pytest.raises(ValueError, match="at least 120"):
+        write_document(50, 0)
+
+
+@pytest.mark.parametrize(
+    ("expect", "text", "held"),
+    [
+        ("12", "Answer: 12", True),
+        ("12", "so x = **12**.", True),
+        ("12", "\\boxed{12}", True),
+        ("12", "it is 12.00 euros", True),
+        ("12", "112 or 120 or 12.5 or 0.12", False),
+        ("12", "a12b", False),
+        ("12", "from 3-12", True),
+        ("-251", "y = \u2212251", True),
+        ("-251", "y = 251", False),
+        ("251", "y = -251", False),
+        ("1344", "1,344 rolls", True),
+        ("344", "1,344 rolls", False),
+        ("59.90", '{"total": 59.9}', True),
+        ("HL-2291-B", '{"number": "HL-2291-B"}', True),
+        ("HL-2291-B", "hl-2291-b", True),
+        ("HL-2291-B", "HL-2291-BX", False),
+        ("09:30", '[["09:30", "16:00"]]', True),
+        ("2023-11-21T22:47", '"start": "2023-11-21T22:47:00Z"', True),
+        ("714233", "The code is 714233, and the notes", True),
+        ("12", "", False),
+    ],
+)
+def test_answers_are_compared_as_what_they_are(expect, text, held):
+    assert holds(expect, text) is held
+
+
+def test_notes_have_their_length_and_begin_with_a_nonce():
+    corpus = load_corpus()
+    notes = corpus.notes(2000, 1, "a")
+    assert len(notes.split()) == pytest.approx(2000 * WORDS_PER_TOKEN, abs=30)
+    assert len({corpus.notes(2000, seed, salt)[:14] for seed in range(5) for salt in "ab"}) == 10
+    assert "?" not in notes
+
+
+def test_tasks_are_right_and_different():
+    tasks = load_corpus().tasks(60, 7, "x")
+    assert len({task.name for task in tasks}) == len({task.text for task in tasks}) == 60
+    for task in tasks:
+        if task.category == "math":
+            left, sign, right = task.text.split()[-3:]
+            value = int(left) + int(right) * (1 if sign == "+" else -1)
+            assert int(task.expect) == value
+        else:
+            name = re.search(r"What is the code for (\w+)\?", task.text)[1]
+            assert f"The code for {name} is {task.expect}." in task.text
+    assert {task.category for task in tasks} == {"math", "extraction"}

@@ -1,0 +1,250 @@
+"""The simulated engine: it counts as vLLM does, shares blocks, queues, preempts, and repeats itself."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulator_kit import Bench, prompt
+
+from sparkwright.verify.simulator.acceptance import CATEGORIES, accepted, category_of, table
+from sparkwright.verify.simulator.cache import Holding, Pool, block_hash
+from sparkwright.verify.simulator.hashing import mix
+from sparkwright.verify.simulator.settings import BLOCK
+
+# Counters ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 12])
+@pytest.mark.parametrize("many", [1, 5, 40])
+def test_generated_tokens_are_accepted_plus_drafts_plus_requests(k: int, many: int) -> None:
+    bench = Bench.of(k=k)
+    requests = bench.serve(many, max_tokens=300)
+    counters = bench.engine.counters
+    cut = counters.accepted + counters.drafts + many - counters.generated
+    assert 0 <= cut <= k * many  # what is accepted in a request's last step may be more than it wanted
+    assert counters.generated == sum(request.output_tokens for request in requests) == 300 * many
+    assert counters.draft_tokens == k * counters.drafts
+    assert sum(counters.per_position) == counters.accepted
+    assert counters.per_position == sorted(counters.per_position, reverse=True)
+    assert counters.drafts == sum(len(request.steps) for request in requests)
+    assert counters.success == {"stop": 0, "length": many, "abort": 0, "error": 0}
+    assert counters.prompt == sum(request.prompt_tokens for request in requests)
+
+
+def test_nothing_is_drafted_without_speculation() -> None:
+    bench = Bench.of(k=0)
+    bench.serve(3, max_tokens=50)
+    counters = bench.engine.counters
+    assert (counters.drafts, counters.accepted, counters.per_position) == (0, 0, [])
+    assert counters.generated == 150
+    assert counters.histograms["iteration_tokens_total"].sum == 150 + counters.prompt
+
+
+def test_acceptance_follows_the_table_at_each_position() -> None:
+    bench = Bench.of(k=7)
+    bench.serve(32, max_tokens=400)
+    counters, chance = bench.engine.counters, 1.0
+    for position, conditional in enumerate(table("code", 7)):
+        chance *= conditional
+        assert counters.per_position[position] / counters.drafts == pytest.approx(chance, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("category", "least", "most"),
+    [("code", 3.6, 4.0), ("math", 4.0, 4.4), ("prose", 2.2, 2.6), ("dialogue", 2.4, 2.8)],
+)
+def test_categories_have_their_acceptance_lengths(category: str, least: float, most: float) -> None:
+    chances = table(category, 7)
+    drawn = [accepted(chances, 1.0, mix(1, number)) for number in range(4000)]
+    assert least < 1 + sum(drawn) / len(drawn) < most
+
+
+@pytest.mark.parametrize(
+    ("text", "category"),
+    [
+        ("Write a Python function that sorts a list.", "code"),
+        ("Solve the equation and end with 'Answer: <number>'.", "math"),
+        ("Which of the two hypotheses does the evidence support? Reason step by step.", "reasoning"),
+        ("Write a story in three scenes; describe the old harbour.", "prose"),
+        ("Hi! My cat is ill and I don't know what I should do.", "dialogue"),
+        ("Extract the invoice's fields as JSON with these keys.", "extraction"),
+    ],
+)
+def test_prompts_are_taken_for_what_they_are(text: str, category: str) -> None:
+    assert category_of(text) == category_of(f"[0123456789ab]\n{text}") == category
+    assert category in CATEGORIES
+    assert category_of("My notes: I saw the sea.\n\n" * 100 + text) == category  # what is asked stands below
+
+
+# Scheduling ----------------------------------------------------------------------------------------------
+
+
+def test_no_more_run_than_may() -> None:
+    bench = Bench.of(max_num_seqs=4)
+    for number in range(10):
+        bench.add(prompt(number), 40)
+    running = set()
+    while bench.engine.busy:
+        bench.step()
+        running.add(len(bench.engine.running))
+    assert max(running) == 4
+    assert bench.engine.counters.histograms["request_queue_time_seconds"].sum > 0
+
+
+def test_first_come_first_served() -> None:
+    bench = Bench.of(max_num_seqs=1)
+    requests = [bench.add(prompt(number), 20) for number in range(4)]
+    bench.drain()
+    moments = [request.spans.first for request in requests]
+    assert moments == sorted(moments)
+
+
+def test_steps_cost_what_they_should() -> None:
+    alone, crowd = Bench.of(), Bench.of()
+    alone.serve(1, 100)
+    crowd.serve(32, 100)
+    assert alone.now == pytest.approx(0.02 * (len_steps(alone) + 1), rel=0.15)
+    assert crowd.now / (len_steps(crowd) / 32) > alone.now / len_steps(alone)  # 32 in a batch take longer
+
+
+def len_steps(bench: Bench) -> int:
+    return bench.engine.counters.drafts
+
+
+def test_a_long_prompt_is_worked_through_in_chunks() -> None:
+    bench = Bench.of(max_batched_tokens=256)
+    request = bench.add(prompt(1, words=1000), 4)
+    steps = 0
+    while request.output_tokens == 0:
+        bench.step()
+        steps += 1
+    assert steps == -(-request.prompt_tokens // 256)
+
+
+def test_preemption_takes_from_the_last_and_loses_nothing() -> None:
+    bench = Bench.of(kv_tokens=1024, max_model_len=900)
+    first, last = bench.add(prompt(1), 600), bench.add(prompt(2), 600)
+    said: list[int] = []
+    while bench.engine.busy:
+        bench.step()
+        assert last.tokens[: len(said)] == said
+        said = list(last.tokens)
+    assert bench.engine.counters.preemptions == last.preemptions >= 1
+    assert first.preemptions == 0
+    assert first.output_tokens == last.output_tokens == 600
+    assert bench.engine.pool.used == 0
+    calm = Bench.of()
+    calm.serve(2, 600)
+    assert calm.engine.counters.preemptions == 0
+
+
+def test_an_abort_gives_everything_back() -> None:
+    bench = Bench.of(max_num_seqs=1)
+    running, waiting = bench.add(prompt(1), 500), bench.add(prompt(2), 500)
+    bench.step()
+    assert bench.engine.pool.used > 0
+    for request in (running, waiting, running):
+        bench.engine.abort(request)
+    assert not bench.engine.busy
+    assert bench.engine.pool.used == 0
+
+
+# The prefix cache ----------------------------------------------------------------------------------------
+
+
+def test_a_repeated_prompt_is_found_but_for_its_end() -> None:
+    bench = Bench.of(k=7)
+    first, again = bench.serve(1)[0], bench.add(prompt(1))
+    bench.drain()
+    assert first.cached == 0
+    blocks = (first.prompt_tokens - 1) // BLOCK
+    assert again.cached == (blocks - 1) * BLOCK  # a drafter needs the hidden states of one block more
+    counters = bench.engine.counters
+    assert counters.prefix_queries == first.prompt_tokens + again.prompt_tokens
+    assert counters.prefix_hits == counters.prompt_cached == again.cached > 0
+
+
+def test_a_shared_beginning_is_found_as_far_as_it_goes() -> None:
+    bench = Bench.of(k=0)
+    shared = "x" + " and so on" * 100
+    bench.add(shared + " one", 4)
+    bench.drain()
+    other, none = bench.add(shared + " two", 4), bench.add("y" + shared, 4)
+    bench.drain()
+    assert 0 < other.prompt_tokens - other.cached <= 2 * BLOCK
+    assert none.cached == 0
+
+
+def test_resetting_the_cache_forgets() -> None:
+    bench = Bench.of()
+    bench.serve(1)
+    assert bench.engine.pool.reset()
+    again = bench.add(prompt(1))
+    bench.drain()
+    assert again.cached == 0
+
+
+def test_answers_of_one_turn_are_found_in_the_next() -> None:
+    bench = Bench.of(k=0)
+    first = bench.serve(1, max_tokens=100)[0]
+    bench.added += 1
+    follow = bench.add("", 4, prompt=[*first.tokens, 5, 6, 7])
+    bench.drain()
+    assert follow.cached > first.prompt_tokens
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), max_size=40), st.integers(12, 40))
+def test_blocks_are_neither_lost_nor_doubled(moves: list[tuple[int, int]], size: int) -> None:
+    pool, held = Pool(size), dict[int, tuple[Holding, list[bytes]]]()
+    for who, blocks in moves:
+        if who in held:
+            pool.release(held.pop(who)[0])
+        else:
+            hashes = [block_hash(b"", [who, index]) for index in range(blocks)]
+            holding, found = Holding(), pool.match(hashes)
+            before = pool.used
+            if pool.take(holding, hashes[:found], blocks):
+                for name in hashes[found:]:
+                    pool.fill(holding, name)
+                held[who] = holding, hashes
+                assert pool.match(hashes) == blocks
+            else:
+                assert (holding.blocks, pool.used) == (0, before)
+        assert pool.used == sum(holding.blocks for holding, _ in held.values()) <= size
+        assert pool.cached <= size
+    for holding, _ in held.values():
+        pool.release(holding)
+    assert pool.used == 0
+
+
+def test_blocks_that_are_needed_are_taken_from_those_used_longest_ago() -> None:
+    pool = Pool(4)
+    names = [block_hash(b"", [index]) for index in range(4)]
+    for name in names:
+        holding = Holding()
+        assert pool.take(holding, (), 1)
+        pool.fill(holding, name)
+        pool.release(holding)
+    assert pool.take(Holding(), (), 1)
+    assert [pool.match([name]) for name in names] == [0, 1, 1, 1]
+
+
+# Repetition ----------------------------------------------------------------------------------------------
+
+
+def test_a_seed_decides_everything() -> None:
+    def run(seed: int) -> tuple[list[list[int]], float, int]:
+        bench = Bench.of(seed=seed)
+        requests = bench.serve(8, 200, temperature=0.7)
+        return [request.tokens for request in requests], bench.now, bench.engine.counters.accepted
+
+    assert run(1) == run(1)
+    assert all(one != other for one, other in zip(run(1), run(2), strict=True))
+
+
+def test_what_is_accepted_does_not_depend_on_who_else_runs() -> None:
+    alone, crowd = Bench.of(), Bench.of()
+    one = alone.serve(1, 200)[0]
+    many = crowd.serve(30, 200)
+    assert many[0].steps == one.steps

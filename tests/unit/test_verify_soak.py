@@ -1,0 +1,448 @@
+"""The soak notices acceptance that decays, or that the prefix cache spoils, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from verify_kit import FIRST, SEEDS, boot_facts, by_name, context, failing, profile, verdicts
+
+from sparkwright.verify.checks.drift import Point, clock, elapsed, find_onset
+from sparkwright.verify.checks.soak import Soak
+from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.model import (
+    Cell,
+    Chunk,
+    FailureKind,
+    HostSample,
+    Observation,
+    Sample,
+    Snapshot,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SERVED = "requests are answered throughout"
+EXERCISED = "the prefix cache is exercised"
+HOLDS = "acceptance does not decay"
+CACHED = "cached prompts are drafted for as well as cold ones"
+FEW = SEEDS[::5]
+STEP_S = 0.25
+K = 7
+
+
+@dataclass
+class Lived:
+    """A server over a long time: closed loops, steps of a quarter of a second, windows out of counters.
+
+    Attributes:
+        factor: of acceptance at each moment (s), given the share of the prompt that was cached.
+        content: of acceptance at each moment, for traffic alone: what is asked drifts, the server does not.
+        hits: share of what could come from the prefix cache that does.
+        leak: MiB of resident memory a second.
+    """
+
+    seed: int = 0
+    factor: Callable[[np.ndarray, float], Any] = lambda at, cached: 1.0
+    content: Callable[[np.ndarray], Any] = lambda at: 1.0
+    hits: float = 1.0
+    leak: float = 0.0
+    caching: str = "True"
+    k: int = K
+    speed: float = 1.0
+    now: float = 100.0
+    start_s: float = 1.7e9
+    cache: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.totals: dict[str, float] = dict.fromkeys(
+            ("generated", "prompt", "requests", "queries", "hits"), 0.0
+        )
+        self.steps: list[np.ndarray] = []  # moments and accepted tokens of all drafts so far
+        self.positions = np.zeros(self.k)
+        self.drafts = self.accepted = 0.0
+
+    def measure(self, cell: Cell) -> Observation:
+        load, begin = cell.load, self.now
+        before = self.snapshot(begin)
+        free = [begin] * load.concurrency
+        samples, moments, accepted, number = [], [], [], 0
+        while number < load.requests if not load.seconds else min(free) < begin + load.seconds:
+            slot = free.index(min(free))
+            sample, at, took = self.answer(cell, number, free[slot])
+            free[slot] = sample.ended * self.speed / 1e9
+            samples.append(sample)
+            moments.append(at)
+            accepted.append(took)
+            number += 1
+        self.now = max(free)
+        series = self.count(np.concatenate(moments), np.concatenate(accepted), begin)
+        end = self.now
+        self.now += 1.0
+        host = tuple(
+            HostSample(
+                at=self.ns(at),
+                server_rss_mib=20_000 + self.leak * at + float(self.rng.normal(0, 5)),
+                memory_available_mib=60_000 - self.leak * at + float(self.rng.normal(0, 50)),
+            )
+            for at in np.arange(begin, end, 15.0)
+        )
+        return Observation(
+            cell=cell,
+            samples=tuple(samples),
+            before=before,
+            after=self.snapshot(end),
+            series=series,
+            host=host,
+        )
+
+    def ns(self, at: float) -> int:
+        return round(at / self.speed * 1e9)
+
+    def answer(self, cell: Cell, number: int, start: float) -> tuple[Sample, np.ndarray, np.ndarray]:
+        prompt = cell.prompts[number % len(cell.prompts)]
+        asked = len(prompt.text) // 5
+        cached = 0.0
+        if prompt.prefix:
+            known = len(prompt.prefix) // 5 / asked
+            cached = known * self.hits if prompt.prefix in self.cache else 0.0
+            self.cache.add(prompt.prefix)
+        length = cell.load.max_tokens
+        at = start + 0.5 + STEP_S * np.arange(1, length)
+        took = self.draw(cell, prompt.name, prompt.category, at, cached)
+        steps = int(np.searchsorted(np.cumsum(took + 1), length - 1)) + 1
+        at, took = at[:steps], took[:steps]
+        self.totals["generated"] += length
+        self.totals["requests"] += 1
+        self.totals["prompt"] += asked
+        self.totals["queries"] += asked
+        self.totals["hits"] += cached * asked
+        chunks = tuple(Chunk(self.ns(moment), 0) for moment in (start + 0.5, *at))
+        return (
+            Sample(
+                prompt=prompt.name,
+                category=prompt.category,
+                started=self.ns(start),
+                ended=chunks[-1].at,
+                chunks=chunks,
+                prompt_tokens=asked,
+                output_tokens=length,
+                counted_by="usage",
+                finish_reason="length",
+            ),
+            at,
+            took,
+        )
+
+    def draw(self, cell: Cell, name: str, category: str, at: np.ndarray, cached: float) -> np.ndarray:
+        """Accepted tokens of each step; a question keeps its character, an answer varies a little."""
+        digest = hashlib.sha256("/".join(name.split("/")[:2]).encode()).hexdigest()
+        character = int(digest[:8], 16) / 2**32 - 0.5 + self.rng.normal(0, 0.15)
+        first = np.clip(FIRST[category] * (1 + 0.12 * character), 0, 0.95)
+        chance = first * self.factor(at - 100.0, cached) * np.ones_like(at)
+        if cell.tags["kind"] == "traffic":
+            chance = chance * self.content(at - 100.0)
+        hit = self.rng.random((len(at), self.k)) < chance[:, None] * 0.985 ** np.arange(self.k)
+        return np.cumprod(hit, axis=1).sum(axis=1)
+
+    def count(self, at: np.ndarray, took: np.ndarray, begin: float) -> tuple[Snapshot, ...]:
+        """Snapshots every ten seconds on the way."""
+        series = []
+        order = np.argsort(at)
+        at, took = at[order], took[order]
+        moments = np.append(np.arange(begin + 10.0, self.now, 10.0), self.now)
+        done = 0
+        for moment in moments:
+            upto = int(np.searchsorted(at, moment, side="right"))
+            new = took[done:upto]
+            self.drafts += len(new)
+            self.accepted += float(new.sum())
+            self.positions = self.positions + (new[:, None] > np.arange(self.k)).sum(axis=0)
+            series.append(self.snapshot(moment, partly=True))
+            done = upto
+        return tuple(series[:-1])
+
+    def snapshot(self, at: float, *, partly: bool = False) -> Snapshot:
+        """Counters now; on the way those that are not looked at are left out."""
+        values: dict[str, Any] = {} if partly else self.totals
+        spec: dict[str, Any] = {}
+        if self.k:
+            spec = {
+                "drafts": self.drafts,
+                "draft_tokens": self.drafts * self.k,
+                "accepted": self.accepted,
+                "accepted_per_position": tuple(self.positions.tolist()),
+            }
+        return Snapshot(
+            at=self.ns(at),
+            start_s=self.start_s,
+            preemptions=0.0,
+            prefix_queries=self.last("queries", values),
+            prefix_hits=self.last("hits", values),
+            generation_tokens=self.last("generated", values),
+            prompt_tokens=self.last("prompt", values),
+            requests=self.last("requests", values),
+            cache={"enable_prefix_caching": self.caching},
+            **spec,
+        )
+
+    def last(self, name: str, values: dict[str, Any]) -> float:
+        """On the way, counters of whole requests stay where they were when the cell began."""
+        known: dict[str, float] = self.__dict__.setdefault("known", {})
+        if values:
+            known[name] = values[name]
+        return known.get(name, 0.0)
+
+
+def to(**changes: Any) -> Any:
+    sizes = {"soak_s": 1800.0, "max_tokens": 200, "categories": tuple(FIRST)}
+    facts = changes.pop("facts", None)
+    return replace(context(profile(**{**sizes, **changes}), facts), corpus=load_corpus())
+
+
+def soak(server: Lived, **changes: Any) -> dict[str, Any]:
+    there = to(speed=server.speed, **changes)
+    return by_name(Soak().judge(there, [server.measure(cell) for cell in Soak().plan(there)]))
+
+
+# The plan ------------------------------------------------------------------------------------------------
+
+
+def test_a_soak_is_many_cells_and_the_same_each_time():
+    cells = Soak().plan(to())
+    assert cells == Soak().plan(to())
+    assert len({cell.key for cell in cells}) == len(cells) == 6 * 4 + 3
+    traffic = [cell for cell in cells if cell.tags["kind"] == "traffic"]
+    assert sum(cell.load.seconds for cell in traffic) == 1800
+    names = [prompt.name for cell in cells for prompt in cell.prompts]
+    assert len(set(names)) == len(names)
+
+
+def test_cold_prompts_share_no_beginning_and_cached_ones_share_theirs():
+    cells = Soak().plan(to())
+    alone = [p.text[:24] for cell in cells for p in cell.prompts if not p.prefix]
+    assert len(set(alone)) == len(alone)
+    shared = [p for cell in cells for p in cell.prompts if p.prefix]
+    assert len({p.prefix for p in shared}) == 4
+    assert all(p.text.startswith(p.prefix) for p in shared)
+
+
+def test_probes_ask_the_same_in_every_round_cold_and_cached():
+    cells = [cell for cell in Soak().plan(to()) if cell.tags["kind"] in {"cold", "cached"}]
+    asked = {tuple(prompt.text[-80:] for prompt in cell.prompts) for cell in cells}
+    assert len(asked) == 1
+    assert len(cells) == 14
+
+
+@pytest.mark.parametrize(("soak_s", "rounds"), [(120.0, 4), (1200.0, 4), (1500.0, 5), (3600.0, 12)])
+def test_rounds_take_five_minutes_or_a_quarter(soak_s, rounds):
+    cells = Soak().plan(to(soak_s=soak_s))
+    assert sum(cell.tags["kind"] == "traffic" for cell in cells) == rounds
+
+
+# Healthy -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_healthy_server_passes(seed):
+    assert verdicts(soak(Lived(seed))) == {}
+
+
+def test_what_is_asked_may_drift_without_the_server_being_blamed():
+    for seed in range(5):
+        found = soak(Lived(seed, content=lambda at: 1 - 0.22 * (at > 900)))
+        assert verdicts(found) == {}
+        assert "it is in what was asked" in found[HOLDS].warnings[0]
+
+
+def test_an_accelerated_clock_changes_nothing():
+    assert verdicts(soak(Lived(3, speed=60.0))) == {}
+    found = soak(Lived(3, speed=60.0, factor=step(900)))
+    assert found[HOLDS].verdict is Verdict.FAIL
+    assert found[HOLDS].measured["onset s"] == pytest.approx(900, abs=100)
+
+
+# Decays --------------------------------------------------------------------------------------------------
+
+
+def step(onset: float, floor: float = 0.0) -> Callable[[np.ndarray, float], np.ndarray]:
+    return lambda at, cached: np.where(at < onset, 1.0, floor)
+
+
+def ramp(onset: float, over: float, floor: float = 0.0) -> Callable[[np.ndarray, float], np.ndarray]:
+    return lambda at, cached: np.clip(1 - (1 - floor) * (at - onset) / over, floor, 1)
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_a_step_to_nothing_is_found_with_its_moment(seed):
+    found = soak(Lived(seed, factor=step(700 + 30 * seed)))[HOLDS]
+    assert found.verdict is Verdict.FAIL
+    assert "acceptance decays" in found.cause
+    assert found.measured["onset s"] == pytest.approx(700 + 30 * seed, abs=120)
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_a_slow_fall_to_nothing_is_found_with_its_beginning(seed):
+    found = soak(Lived(seed, factor=ramp(300 + 30 * seed, 900)))[HOLDS]
+    assert found.verdict is Verdict.FAIL
+    assert found.measured["onset s"] == pytest.approx(300 + 30 * seed, abs=240)
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_a_fall_by_a_third_is_found(seed):
+    found = soak(Lived(seed, factor=ramp(0, 1800, 0.8)))[HOLDS]
+    assert found.verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_a_fall_in_the_very_last_minutes_is_found(seed):
+    assert soak(Lived(seed, factor=step(2050)))[HOLDS].verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_acceptance_that_suffers_from_the_cache_alone_is_found(seed):
+    found = soak(Lived(seed, factor=lambda at, cached: 1 - cached))
+    assert found[CACHED].verdict is Verdict.FAIL
+    assert "from the beginning" in found[CACHED].cause
+    assert found[EXERCISED].verdict is Verdict.PASS
+    assert found[HOLDS].verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_a_cache_that_spoils_with_time_is_found(seed):
+    found = soak(Lived(seed, factor=lambda at, cached: 1 - 0.8 * cached * (at > 1300)))
+    assert found[CACHED].verdict is Verdict.FAIL
+    assert "since" in found[CACHED].cause
+    assert found[HOLDS].verdict is Verdict.FAIL
+    assert "cached probes" in found[HOLDS].cause
+
+
+def test_acceptance_of_nothing_from_the_start_is_an_inert_drafter():
+    found = soak(Lived(factor=lambda at, cached: 0.0))[HOLDS]
+    assert found.verdict is Verdict.FAIL
+    assert "drafter inert" in found.cause
+
+
+# The cache -----------------------------------------------------------------------------------------------
+
+
+def test_a_cache_that_finds_nothing_is_not_exercised():
+    found = soak(Lived(hits=0.0))
+    assert found[EXERCISED].verdict is Verdict.FAIL
+    assert "cache not exercised" in found[EXERCISED].cause
+    assert found[CACHED].verdict is Verdict.INVALID
+
+
+def test_a_cache_that_is_switched_off_decides_nothing():
+    found = soak(Lived(hits=0.0, caching="False"))
+    assert found[EXERCISED].verdict is Verdict.INVALID
+    assert "off" in found[EXERCISED].cause
+
+
+def test_a_cache_that_finds_little_decides_nothing():
+    found = soak(Lived(hits=0.2))
+    assert found[EXERCISED].verdict is Verdict.INVALID
+
+
+# Odds and ends -------------------------------------------------------------------------------------------
+
+
+def test_memory_that_grows_is_a_warning():
+    found = soak(Lived(leak=1.0))[SERVED]
+    assert found.verdict is Verdict.PASS
+    assert any("resident memory grew steadily" in warning for warning in found.warnings)
+    assert soak(Lived())[SERVED].warnings == ()
+
+
+def test_preemptions_are_a_warning():
+    there, server = to(), Lived()
+    seen = [server.measure(cell) for cell in Soak().plan(there)]
+    seen[3] = msgspec.structs.replace(seen[3], after=msgspec.structs.replace(seen[3].after, preemptions=4.0))
+    found = by_name(Soak().judge(there, seen))[SERVED]
+    assert any("4 requests were preempted" in warning for warning in found.warnings)
+
+
+def test_a_failed_request_fails_the_soak_and_no_more_than_that():
+    there, server = to(), Lived()
+    seen = [server.measure(cell) for cell in Soak().plan(there)]
+    seen[7] = failing(seen[7], FailureKind.STALL, which=slice(2, 3))
+    found = by_name(Soak().judge(there, seen))
+    assert found[SERVED].verdict is Verdict.FAIL
+    assert "round 1 traffic" in found[SERVED].cause
+    assert {found[name].verdict for name in (HOLDS, CACHED)} == {Verdict.INCONCLUSIVE}
+
+
+def test_a_soak_that_was_cut_short_does_not_pass():
+    there, server = to(), Lived()
+    seen = [server.measure(cell) for cell in Soak().plan(there)[:10]]
+    assert Verdict.PASS not in {f.verdict for f in Soak().judge(there, seen)}
+
+
+def test_nothing_seen_is_not_a_pass():
+    assert Verdict.PASS not in {finding.verdict for finding in Soak().judge(to(), [])}
+
+
+def test_a_server_started_anew_in_the_middle_has_not_lived_long_enough():
+    there, server = to(), Lived()
+    seen = []
+    for number, cell in enumerate(Soak().plan(there)):
+        server.start_s = 1.7e9 + number // 5
+        seen.append(server.measure(cell))
+    found = by_name(Soak().judge(there, seen))[SERVED]
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "started anew" in found.cause
+
+
+def test_a_server_without_speculation_decides_nothing():
+    found = soak(Lived(k=0), facts=boot_facts(speculative_tokens=0))
+    assert found[SERVED].verdict is Verdict.PASS
+    assert {found[name].verdict for name in (HOLDS, CACHED)} == {Verdict.INCONCLUSIVE}
+
+
+# Pieces --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("onset", "over"), [(9, 1), (20, 20), (30, 4)])
+def test_the_onset_is_where_the_fall_begins(onset, over):
+    rng = np.random.default_rng(1)
+    rates = np.clip(1 - (np.arange(60) - onset) / over, 0, 1) * 2.5 + rng.normal(0, 0.08, 60)
+    points = [Point(30.0 * i, 30.0 * i + 30, 1000, 7000, 1000 * max(rate, 0)) for i, rate in enumerate(rates)]
+    assert find_onset(points).at_s == pytest.approx(30 * onset, abs=90)
+
+
+def test_what_rises_has_no_onset():
+    points = [Point(30.0 * i, 30.0 * i + 30, 1000, 7000, 1000 + 50 * i) for i in range(20)]
+    assert find_onset(points) is None
+
+
+def test_durations_are_said_as_people_say_them():
+    assert [clock(s) for s in (0, 90, 120, 630.4)] == ["0 s", "90 s", "2 min", "10 min 30 s"]
+
+
+def test_a_decay_of_all_prompts_is_not_blamed_on_the_cache():
+    for onset in (420, 430, 440, 900):  # in the midst of probes, and in traffic
+        for factor in (step(onset), ramp(onset, 500)):
+            found = soak(Lived(onset, factor=factor))
+            assert found[HOLDS].verdict is Verdict.FAIL
+            assert found[CACHED].verdict is not Verdict.FAIL
+
+
+def test_pauses_count_unless_a_run_was_resumed_after_them():
+    cells = Soak().plan(to())[:4]
+    moments = [(0, 10), (12, 20), (500, 530), (3, 9)]  # a long pause, and a clock that began anew
+    seen = [
+        Observation(
+            cell=cell,
+            before=Snapshot(at=round(begin * 1e9)),
+            after=Snapshot(at=round(end * 1e9)),
+        )
+        for cell, (begin, end) in zip(cells, moments, strict=True)
+    ]
+    assert list(elapsed(seen, 2.0).values()) == [0.0, 24.0, 40.0, 100.0]

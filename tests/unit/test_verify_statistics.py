@@ -1,0 +1,469 @@
+"""Statistics: known answers, brute force, and what must not change them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from sparkwright.verify.model import Chunk, Failure, FailureKind, Sample
+from sparkwright.verify.statistics import (
+    bootstrap_interval,
+    bootstrap_ratio,
+    change_point,
+    empirical_logit,
+    hierarchical_bootstrap_log_ratio,
+    mcnemar,
+    one_sided_excess,
+    percentile,
+    steady_window,
+    summary,
+    t_quantile,
+    theil_sen,
+    whole_run,
+)
+from sparkwright.verify.statistics.significance import midranks
+
+finite_values = st.floats(-1e6, 1e6)
+some = st.lists(finite_values, min_size=1, max_size=12)
+
+
+# Percentiles and summary ---------------------------------------------------------------------
+
+
+@given(some, st.floats(0, 100))
+def test_percentile_is_linear_between_order_statistics(values: list[float], q: float) -> None:
+    ordered = sorted(values)
+    place = q / 100 * (len(values) - 1)
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    expected = below + (above - below) * (place - math.floor(place))
+    assert percentile(values, q) == pytest.approx(expected, abs=1e-6)
+
+
+def test_summary_of_known_values() -> None:
+    found = summary(list(range(1, 102)))
+    assert (found.n, found.mean, found.p50, found.p90, found.p95, found.p99) == (101, 51, 51, 91, 96, 100)
+    assert found.std == pytest.approx(math.sqrt((101**2 - 1) / 12))
+
+
+def test_summary_tells_no_99th_percentile_of_fewer_than_a_hundred() -> None:
+    assert summary([1.0] * 99).p99 is None
+    assert summary([1.0] * 100).p99 == 1
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [1.0, math.inf]])
+def test_what_is_no_number_is_refused_everywhere(values: list[float]) -> None:
+    for figure in (
+        summary,
+        lambda v: percentile(v, 50),
+        lambda v: bootstrap_interval(v, np.mean, 0),
+        lambda v: bootstrap_ratio([1.0, 2.0], v, np.mean, 0),
+        lambda v: theil_sen(list(range(len(v))), v),
+        change_point,
+        lambda v: one_sided_excess([0.0], v),
+        lambda v: one_sided_excess(v, [0.0]),
+        lambda v: hierarchical_bootstrap_log_ratio([[v], [v]], [[[1.0]], [[1.0]]], 0),
+    ):
+        with pytest.raises(ValueError):
+            figure(values)
+
+
+# Bootstrap -----------------------------------------------------------------------------------
+
+
+def test_bootstrap_of_a_mean_is_near_the_normal_interval() -> None:
+    values = np.random.default_rng(1).normal(10, 2, size=400)
+    low, high = bootstrap_interval(list(values), np.mean, seed=3)
+    error = values.std(ddof=1) / math.sqrt(400)
+    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
+    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
+
+
+def test_bootstrap_of_a_skewed_mean_reaches_further_towards_the_tail() -> None:
+    values = list(np.random.default_rng(2).lognormal(0, 1, size=60))
+    low, high = bootstrap_interval(values, np.mean, seed=3)
+    assert high - np.mean(values) > 1.2 * (np.mean(values) - low)
+
+
+def test_bootstrap_is_the_same_for_a_seed_and_moves_with_the_values() -> None:
+    values = [3.0, 5.0, 4.0, 9.0, 2.0, 6.0, 7.0]
+    one = bootstrap_interval(values, np.median, seed=1)
+    assert one == bootstrap_interval(values, np.median, seed=1)
+    assert one != bootstrap_interval(values, np.mean, seed=1)
+    moved = bootstrap_interval([2 * value + 10 for value in values], np.median, seed=1)
+    assert moved == pytest.approx((2 * one.low + 10, 2 * one.high + 10))
+
+
+def test_bootstrap_of_equal_values_is_that_value() -> None:
+    assert bootstrap_interval([4.0] * 9, np.mean, seed=0) == (4, 4)
+
+
+def test_one_value_says_nothing_of_its_spread() -> None:
+    assert bootstrap_interval([4.0], np.mean, seed=0) == (-math.inf, math.inf)
+
+
+def test_ratio_of_bootstraps_holds_the_ratio_and_not_one() -> None:
+    random = np.random.default_rng(4)
+    low, high = bootstrap_ratio(
+        list(random.normal(50, 5, 40)), list(random.normal(100, 5, 40)), np.mean, seed=1
+    )
+    assert 0.45 < low < 0.5 < high < 0.55
+
+
+def test_ratio_to_what_may_be_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="not always positive"):
+        bootstrap_ratio([1.0, 2.0], [0.0, 0.0, 1.0], np.mean, seed=1)
+
+
+# Windows -------------------------------------------------------------------------------------
+
+SECOND = 10**9
+
+
+def request(begin: float, end: float, tokens: int = 0, **changes: Any) -> Sample:
+    """A request with one chunk of one token at each whole second after its start."""
+    moments = [begin + number for number in range(1, tokens + 1)]
+    fields: dict[str, Any] = {
+        "prompt": "p",
+        "category": "code",
+        "started": round(begin * SECOND),
+        "ended": round(end * SECOND),
+        "chunks": tuple(Chunk(round(moment * SECOND), 1) for moment in moments),
+        "output_tokens": tokens,
+    }
+    return Sample(**{**fields, **changes})
+
+
+def bounds(samples: list[Sample], concurrency: int) -> tuple[float, float]:
+    window = steady_window(samples, concurrency)
+    return window.begin / SECOND, window.end / SECOND
+
+
+def test_the_window_leaves_rise_and_drain_out() -> None:
+    samples = [request(begin, begin + 30) for begin in range(10)]
+    assert bounds(samples, 10) == (9, 30)
+
+
+def test_95_percent_are_enough_and_fewer_are_not() -> None:
+    samples = [request(begin, 100) for begin in range(19)]
+    assert bounds(samples, 20) == (18, 100)
+    assert not steady_window(samples[:18], 20)
+
+
+def test_a_moment_between_two_requests_does_not_end_the_window() -> None:
+    samples = [request(0, 10), request(10, 20), request(20.5, 30)]
+    assert bounds(samples, 1) == (0, 30)
+
+
+def test_an_end_comes_before_a_start_of_the_same_moment() -> None:
+    samples = [request(0, 5), request(2, 5), request(5, 8)]
+    assert bounds(samples, 2) == (2, 5)
+    assert not steady_window(samples, 3)
+
+
+def test_the_window_counts_tokens_by_their_moments() -> None:
+    samples = [request(0, 10, tokens=10), request(4, 20, tokens=16)]
+    window = steady_window(samples, 2)
+    assert (window.begin, window.end) == (4 * SECOND, 10 * SECOND)
+    assert window.tokens == 12  # of each request those at seconds 5 to 10
+    assert window.tokens_per_s == pytest.approx(2)
+    whole = whole_run(samples)
+    assert (whole.begin, whole.end, whole.tokens) == (0, 20 * SECOND, 26)
+    assert whole.tokens_per_s == pytest.approx(1.3)
+
+
+def test_warm_ups_do_not_count_and_failed_requests_bring_no_tokens() -> None:
+    failure = Failure(kind=FailureKind.TRUNCATED, detail="")
+    samples = [request(0, 3, 3, counted=False), request(5, 10, 5), request(5, 12, 5, failure=failure)]
+    window = steady_window(samples, 2)
+    assert (window.begin, window.end, window.tokens) == (5 * SECOND, 10 * SECOND, 5)
+    assert whole_run(samples).end == 12 * SECOND
+
+
+def test_chunks_without_token_ids_share_what_usage_says() -> None:
+    chunks = tuple(Chunk(moment * SECOND, 0) for moment in (1, 2, 3, 6))
+    sample = request(0, 10, chunks=chunks, output_tokens=20)
+    other = request(0, 5)
+    assert steady_window([sample, other], 2).tokens == 15
+    assert whole_run([sample, other]).tokens == 20
+
+
+def test_no_samples_are_an_empty_window() -> None:
+    for window in (steady_window([], 4), whole_run([])):
+        assert not window
+        assert (window.tokens, window.seconds, window.tokens_per_s) == (0, 0, 0)
+
+
+intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=12)
+
+
+@given(intervals, st.integers(1, 6), st.randoms(use_true_random=False))
+def test_the_window_is_what_counting_at_every_moment_gives(
+    spans: list[tuple[int, int]], concurrency: int, random: Any
+) -> None:
+    samples = [request(begin, begin + length) for begin, length in spans]
+    enough = math.ceil(0.95 * concurrency)
+    running = [sum(b <= second < b + n for b, n in spans) for second in range(61)]
+    busy = [second for second, count in enumerate(running) if count >= enough]
+    expected = (busy[0], busy[-1] + 1) if busy else (0, 0)
+    assert bounds(samples, concurrency) == expected
+    random.shuffle(samples)
+    assert bounds(samples, concurrency) == expected
+
+
+# Trends --------------------------------------------------------------------------------------
+
+
+def test_slope_and_interval_of_a_published_example() -> None:
+    """The example of Sen (1968)."""
+    x, y = [1, 2, 3, 4, 10, 12, 18], [9, 15, 19, 20, 45, 55, 78]
+    found = theil_sen(x, y, level=0.93)
+    assert (found.slope, found.low, found.high) == pytest.approx((4, 26 / 7, 35 / 8))
+
+
+def test_slope_and_interval_with_ties() -> None:
+    """The example of R's statpsych, whose 0.3243 to 0.75 counts half a pair up where we count it down."""
+    y = [21, 4, 9, 12, 35, 18, 10, 22, 24, 1, 6, 8, 13, 16, 19]
+    x = [67, 28, 30, 28, 52, 40, 25, 37, 44, 10, 14, 20, 28, 40, 51]
+    found = theil_sen(x, y)
+    assert (found.slope, found.low, found.high) == pytest.approx((0.5, 0.3043478, 0.7631579))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(-50, 50)), min_size=5, max_size=12),
+    st.integers(-9, 9),
+    st.integers(1, 9),
+)
+def test_slope_follows_lines_and_scales(points: list[tuple[int, int]], tilt: int, scale: int) -> None:
+    x, y = [float(p[0]) for p in points], [float(p[1]) for p in points]
+    if len(set(x)) == 1:
+        return
+    plain = theil_sen(x, y)
+    scaled = theil_sen(x, [scale * value for value in y])
+    assert scaled.slope == pytest.approx(scale * plain.slope)
+    assert (scaled.low, scaled.high) == pytest.approx((scale * plain.low, scale * plain.high))
+    tilted = theil_sen(x, [value + tilt * moment for moment, value in zip(x, y, strict=True)])
+    assert tilted.slope == pytest.approx(plain.slope + tilt)
+    mirrored = theil_sen(x, [-value for value in y])
+    assert (mirrored.low, mirrored.high) == pytest.approx((-plain.high, -plain.low))
+
+
+def test_a_slope_withstands_outliers() -> None:
+    y = [2.0 * moment for moment in range(30)]
+    y[5], y[20] = 1e6, -1e6
+    found = theil_sen(range(30), y)
+    assert found.slope == pytest.approx(2)
+    assert found.low > 1.5
+
+
+def test_too_few_values_have_no_interval() -> None:
+    assert theil_sen([0, 1, 2], [0, 1, 2]) == type(theil_sen([0, 1], [0, 1]))(1, -math.inf, math.inf)
+
+
+@pytest.mark.parametrize(("x", "y"), [([1, 1], [1, 2]), ([1], [1]), ([1, 2, 3], [1, 2])])
+def test_no_slope_of_what_has_none(x: list[float], y: list[float]) -> None:
+    with pytest.raises(ValueError):
+        theil_sen(x, y)
+
+
+def test_a_step_is_found_where_it_is() -> None:
+    random = np.random.default_rng(1)
+    values = [*random.normal(0.5, 0.03, 50), *random.normal(0.05, 0.03, 10)]
+    found = change_point(values)
+    assert found.index == 50
+    assert found.p < 0.001
+    assert found.before == pytest.approx(0.5, abs=0.02)
+    assert found.after == pytest.approx(0.05, abs=0.02)
+
+
+def test_a_constant_series_does_not_change() -> None:
+    assert change_point([0.5] * 40).p == 1
+
+
+def test_too_few_values_cannot_change() -> None:
+    assert change_point([1, 1, 1, 0, 0]).p == 1
+
+
+def test_p_of_a_change_is_that_of_all_orders() -> None:
+    values = [1.0, 2.0, 4.0, 6.0, 5.0, 3.0, 7.0]
+
+    def clearness(order: tuple[float, ...]) -> float:
+        return max(
+            abs(sum(order[:cut]) - cut * 4) / math.sqrt(cut * (7 - cut))
+            for cut in (3, 4)  # the values are their own ranks
+        )
+
+    orders = list(itertools.permutations(values))
+    exact = sum(clearness(order) >= clearness(tuple(values)) - 1e-9 for order in orders) / len(orders)
+    assert change_point(values).p == pytest.approx(exact, abs=0.03)
+
+
+@examples(max_examples=20)
+@given(st.lists(st.integers(-20, 20), min_size=6, max_size=30), st.integers(1, 4))
+def test_a_change_depends_on_order_alone(values: list[int], block: int) -> None:
+    plain = change_point(values, block=block)
+    curved = change_point([math.exp(value / 5) for value in values], block=block)
+    assert (plain.index, plain.p) == (curved.index, curved.p)
+    assert 0 < plain.p <= 1
+    assert 3 <= plain.index <= len(values) - 3
+
+
+@pytest.mark.parametrize(("successes", "trials", "logit"), [(5, 10, 0), (0, 9, -2.944439), (9, 9, 2.944439)])
+def test_logit_is_finite_for_none_and_all(successes: int, trials: int, logit: float) -> None:
+    assert empirical_logit(successes, trials) == pytest.approx(logit)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 0), (3, 2), (-1, 2), (math.nan, 2)])
+def test_no_logit_of_what_is_no_share(successes: float, trials: float) -> None:
+    with pytest.raises(ValueError, match="no share"):
+        empirical_logit(successes, trials)
+
+
+# Effects -------------------------------------------------------------------------------------
+
+
+def arm(level: float, boots: int = 3, spread: float = 0.02, seed: int = 0) -> list[list[list[float]]]:
+    random = np.random.default_rng(seed)
+    return [
+        [list(np.exp(random.normal(math.log(level) + boot, 0.1, 24))) for _ in range(2)]
+        for boot in random.normal(0, spread, boots)
+    ]
+
+
+def test_a_clear_effect_is_found_and_none_is_not() -> None:
+    effect = hierarchical_bootstrap_log_ratio(arm(100), arm(130, seed=1), seed=0)
+    assert 1.1 < effect.low < effect.ratio < effect.high < 1.6
+    assert 0 < effect.minimum_detectable < 0.3
+    none = hierarchical_bootstrap_log_ratio(arm(100), arm(100, seed=1), seed=0)
+    assert none.low < 1 < none.high
+
+
+def test_the_ratio_is_b_over_a_and_each_boot_counts_the_same() -> None:
+    a = [[[10.0]], [[10.0]]]
+    b = [[[20.0, 20.0, 20.0], [5.0]], [[10.0]]]
+    assert hierarchical_bootstrap_log_ratio(a, b, seed=0).ratio == pytest.approx(1)
+    sure = hierarchical_bootstrap_log_ratio(a, [[[30.0]], [[30.0]]], seed=0)
+    assert (sure.ratio, sure.low, sure.high) == pytest.approx((3, 3, 3))
+    assert sure.minimum_detectable == pytest.approx(0)
+
+
+def test_turned_arms_give_the_inverse() -> None:
+    one = hierarchical_bootstrap_log_ratio(arm(100), arm(130, seed=1), seed=0)
+    other = hierarchical_bootstrap_log_ratio(arm(130, seed=1), arm(100), seed=0)
+    assert other.ratio == pytest.approx(1 / one.ratio)
+    assert other.low == pytest.approx(1 / one.high, rel=0.02)
+    assert other.high == pytest.approx(1 / one.low, rel=0.02)
+
+
+def test_units_do_not_matter() -> None:
+    a, b = arm(100), arm(130, seed=1)
+    thousand = [[[1000 * value for value in wave] for wave in boot] for boot in b]
+    thousand_a = [[[1000 * value for value in wave] for wave in boot] for boot in a]
+    one = hierarchical_bootstrap_log_ratio(a, b, seed=5)
+    other = hierarchical_bootstrap_log_ratio(thousand_a, thousand, seed=5)
+    assert (one.ratio, one.low, one.high) == pytest.approx((other.ratio, other.low, other.high))
+
+
+def test_one_boot_an_arm_is_no_evidence() -> None:
+    effect = hierarchical_bootstrap_log_ratio(arm(100, boots=1), arm(200, boots=3), seed=0)
+    assert (effect.low, effect.high, effect.minimum_detectable) == (0, math.inf, math.inf)
+
+
+def test_a_lottery_between_boots_widens_the_interval() -> None:
+    calm = [arm(100, boots=8, spread=0.01, seed=seed) for seed in (1, 2)]
+    wild = [arm(100, boots=8, spread=0.15, seed=seed) for seed in (1, 2)]
+    detectable = [hierarchical_bootstrap_log_ratio(*arms, seed=0).minimum_detectable for arms in (calm, wild)]
+    assert detectable[1] > 3 * detectable[0]
+
+
+def test_an_arm_without_noise_leaves_the_other_s_degrees_of_freedom() -> None:
+    steady = [[[10.0]], [[10.0]]]
+    for number in range(1, 60):
+        effect = hierarchical_bootstrap_log_ratio([[[10.0]], [[10 + number / 7]]], steady, seed=number)
+        assert effect.low <= 1 <= effect.high
+
+
+@pytest.mark.parametrize("bad", [[], [[]], [[[]]], [[[0.0]]], [[[-1.0]]]])
+def test_arms_without_values_are_refused(bad: Any) -> None:
+    with pytest.raises(ValueError):
+        hierarchical_bootstrap_log_ratio(bad, arm(1), seed=0)
+
+
+# Tests ---------------------------------------------------------------------------------------
+
+
+def test_excess_is_what_all_splits_give() -> None:
+    null, observed = [1.0, 2.0, 2.0, 5.0, 0.0], [3.0, 5.0, 6.0, 2.0]
+    ranks = midranks(np.array([*null, *observed]))
+    splits = [sum(ranks[list(pick)]) for pick in itertools.combinations(range(9), 4)]
+    exact = np.mean([total >= ranks[5:].sum() for total in splits])
+    assert one_sided_excess(null, observed) == pytest.approx(exact, abs=0.015)
+
+
+def test_excess_looks_to_one_side() -> None:
+    small, large = [0.01 * number for number in range(20)], [1 + 0.01 * number for number in range(20)]
+    assert one_sided_excess(small, large) < 0.001
+    assert one_sided_excess(large, small) > 0.999
+    assert one_sided_excess([0.0] * 10, [0.0] * 10) == 1
+
+
+def test_more_often_counts_as_larger() -> None:
+    assert one_sided_excess([0.0] * 46 + [0.1] * 2, [0.0] * 34 + [0.1] * 14) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("b", "c", "p"),
+    [(0, 0, 1.0), (5, 5, 1.0), (0, 5, 0.0625), (10, 2, 0.03857421875), (1, 9, 0.021484375), (6, 5, 1.0)],
+)
+def test_mcnemar_is_the_sign_test(b: int, c: int, p: float) -> None:
+    assert mcnemar(b, c) == pytest.approx(p)
+    assert mcnemar(c, b) == pytest.approx(p)
+
+
+def test_mcnemar_of_many_pairs_is_near_its_chi_square() -> None:
+    """With continuity: z = (|b - c| - 1) / sqrt(b + c)."""
+    z = (abs(1100 - 1000) - 1) / math.sqrt(2100)
+    assert mcnemar(1100, 1000) == pytest.approx(2 * (1 - NormalDist().cdf(z)), rel=0.01)
+
+
+def test_mcnemar_of_no_count_is_refused() -> None:
+    with pytest.raises(ValueError):
+        mcnemar(-1, 3)
+
+
+@given(some)
+def test_midranks_are_counts_of_smaller_values(values: list[float]) -> None:
+    expected = [sum(o < v for o in values) + (sum(o == v for o in values) + 1) / 2 for v in values]
+    assert midranks(np.array(values)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("p", "degrees", "quantile"),
+    [
+        (0.975, 1, 12.7062),
+        (0.975, 2, 4.3027),
+        (0.975, 3, 3.1824),
+        (0.975, 4, 2.7764),
+        (0.95, 5, 2.0150),
+        (0.995, 10, 3.1693),
+        (0.80, 4, 0.9410),
+        (0.975, 30, 2.0423),
+        (0.5, 7, 0.0),
+        (0.025, 4, -2.7764),
+    ],
+)
+def test_t_quantiles_are_those_of_the_tables(p: float, degrees: int, quantile: float) -> None:
+    assert t_quantile(p, degrees) == pytest.approx(quantile, abs=1e-4)
+
+
+@pytest.mark.parametrize(("p", "degrees"), [(0, 3), (1, 3), (0.5, 0)])
+def test_no_quantile_beyond_the_distribution(p: float, degrees: int) -> None:
+    with pytest.raises(ValueError):
+        t_quantile(p, degrees)

@@ -1,0 +1,256 @@
+"""The suite measures what is missing and nothing else, whatever ends it and whatever ends its servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from sparkwright.errors import ServerError
+from sparkwright.verify import suite as suite_module
+from sparkwright.verify.client.calibrate import Floor
+from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.journal import Manifest, read_journal
+from sparkwright.verify.model import BootFacts, Cell, Finding, Load, Observation, Prompt, Verdict
+from sparkwright.verify.profile import Profile
+from sparkwright.verify.results import load_run
+from sparkwright.verify.suite import Suite, run_suite
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from sparkwright.verify.check import Context
+
+MANIFEST = Manifest(run="r", created="now", server="none", identity={"wheel": "1"}, options={})
+PROFILE = Profile(name="test", checks=("one",), speed=2.0)
+
+
+class StoppedError(Exception):
+    """What stands for a kill between two cells."""
+
+
+@dataclass
+class Asked:
+    """What a check of the test's own plans, and what it was given to judge."""
+
+    name: str
+    cells: tuple[tuple[str, int], ...]
+    seen: list[tuple[str, ...]] = field(default_factory=list)
+
+    def plan(self, context: Context) -> Sequence[Cell]:
+        assert context.main.version == "v"
+        prompts = (Prompt(name="p", category="code", text="t"),)
+        return [
+            Cell(
+                check=self.name, name=f"{self.name}{number}", load=Load(), prompts=prompts, arm=arm, boot=boot
+            )
+            for number, (arm, boot) in enumerate(self.cells)
+        ]
+
+    def judge(self, context: Context, observations: Sequence[Observation]) -> Sequence[Finding]:
+        del context
+        self.seen.append(tuple(seen.cell.name for seen in observations))
+        figures = {"rate": float("nan"), "most": float("inf"), "count": 2.0, "said": "x"}
+        return [
+            Finding(
+                check=self.name, name="n", definition="d", verdict=Verdict.PASS, cause="c", measured=figures
+            )
+        ]
+
+
+@dataclass
+class Fake:
+    """A server and its fleet in one: it counts its starts and ends after so many cells."""
+
+    arms: frozenset[str] = frozenset({"main", "baseline"})
+    ends_after: int = 1000
+    broken: frozenset[str] = frozenset()
+    starts: list[tuple[str, int]] = field(default_factory=list)
+    running: int = 0
+    left: int = 0
+    facts: BootFacts = field(default_factory=lambda: BootFacts(version="v"))
+    log_seen: bool = True
+
+    @property
+    def died(self) -> int | None:
+        return 137 if self.left <= 0 else None
+
+    @contextlib.asynccontextmanager
+    async def start(self, arm: str, boot: int) -> AsyncIterator[Fake]:
+        self.starts.append((arm, boot))
+        if arm in self.broken:
+            raise ServerError("it does not start", because="of the test")
+        assert not self.running, "two servers would share the card"
+        self.running, self.left = 1, self.ends_after
+        try:
+            yield self
+        finally:
+            self.running = 0
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the cells that were really measured; ``stop`` in it stops before the next."""
+    names: list[str] = []
+
+    async def measure(server: Fake, cell: Cell, profile: Profile) -> Observation:
+        assert profile is PROFILE
+        if "stop" in names:
+            raise StoppedError
+        names.append(cell.name)
+        server.left -= 1
+        return Observation(cell=cell, died=server.died)
+
+    monkeypatch.setattr(suite_module, "measure", measure)
+    return names
+
+
+def run(folder: Path, fleet: Fake, *checks: Asked) -> tuple[Finding, ...]:
+    suite = Suite(checks, PROFILE, load_corpus(), fleet)
+    return asyncio.run(run_suite(suite, folder, MANIFEST))
+
+
+def test_a_cell_that_two_checks_ask_for_is_measured_once_and_judged_by_both(
+    tmp_path: Path, measured: list[str]
+) -> None:
+    one, same = Asked("one", (("main", 0), ("main", 0))), Asked("one", (("main", 0),))
+    run(tmp_path, Fake(), one, same)
+    assert measured == ["one0", "one1"]
+    assert (one.seen, same.seen) == ([("one0", "one1")], [("one0",)])
+
+
+def test_every_cell_is_measured_once_server_by_server(tmp_path: Path, measured: list[str]) -> None:
+    one = Asked("one", (("main", 0), ("baseline", 0), ("main", 0)))
+    two = Asked("two", (("main", 1), ("main", 0)))
+    fleet = Fake()
+    findings = run(tmp_path, fleet, one, two)
+    assert measured == ["one0", "one2", "two1", "one1", "two0"]
+    assert fleet.starts == [("main", 0), ("baseline", 0), ("main", 1)]
+    assert (one.seen, two.seen) == ([("one0", "one1", "one2")], [("two0", "two1")])
+    assert [finding.check for finding in findings] == ["one", "two"]
+
+
+def test_figures_that_json_has_no_number_for_are_kept_in_words(tmp_path: Path, measured: list[str]) -> None:
+    (finding,) = run(tmp_path, Fake(), Asked("one", (("main", 0),)))
+    assert finding.measured == {"rate": "nan", "most": "inf", "count": 2.0, "said": "x"}
+    assert read_journal(tmp_path).findings == (finding,)
+    assert measured == ["one0"]
+
+
+def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path, measured: list[str]) -> None:
+    one = Asked("one", (("main", 0), ("main", 0), ("main", 0), ("main", 1)))
+    for number in range(2):
+        with pytest.raises(StoppedError):
+            stop_after(tmp_path, measured, one, cells=1)
+        assert measured == ["one0", "one1", "one2"][: number + 1]
+    fleet = Fake()
+    run(tmp_path, fleet, one)
+    assert measured == ["one0", "one1", "one2", "one3"]
+    assert fleet.starts == [("main", 0), ("main", 1)]
+    assert one.seen == [("one0", "one1", "one2", "one3")]
+
+
+def stop_after(folder: Path, measured: list[str], check: Asked, *, cells: int) -> None:
+    class Ending(Fake):
+        @property
+        def died(self) -> int | None:
+            return None
+
+    fleet = Ending(ends_after=cells)
+    original = suite_module.measure
+
+    async def measure(server: Fake, cell: Cell, profile: Profile) -> Observation:
+        if server.left <= 0:
+            raise StoppedError
+        return await original(server, cell, profile)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suite_module, "measure", measure)
+        run(folder, fleet, check)
+
+
+def test_a_finished_run_starts_nothing_and_is_judged_again(tmp_path: Path, measured: list[str]) -> None:
+    one = Asked("one", (("main", 0), ("baseline", 0)))
+    run(tmp_path, Fake(), one)
+    fleet = Fake()
+    assert run(tmp_path, fleet, one)
+    assert fleet.starts == []
+    assert one.seen == [("one0", "one1")] * 2
+    assert measured == ["one0", "one1"]
+
+
+def test_a_server_that_ends_is_started_again_for_what_is_left(tmp_path: Path, measured: list[str]) -> None:
+    one = Asked("one", (("main", 0),) * 3)
+    fleet = Fake(ends_after=2)
+    run(tmp_path, fleet, one)
+    assert measured == ["one0", "one1", "one2"]
+    assert fleet.starts == [("main", 0)] * 2
+    assert read_journal(tmp_path).restarts == 1
+
+
+def test_a_server_that_always_ends_is_given_up_and_the_rest_goes_on(
+    tmp_path: Path, measured: list[str]
+) -> None:
+    one = Asked("one", (*((("main", 0),) * 5), ("baseline", 0)))
+    fleet = Fake(ends_after=1)
+    run(tmp_path, fleet, one)
+    assert measured == ["one0", "one1", "one2", "one5"]
+    assert one.seen == [("one0", "one1", "one2", "one5")]
+
+
+def test_a_first_server_that_does_not_start_is_an_error(tmp_path: Path, measured: list[str]) -> None:
+    with pytest.raises(ServerError, match="does not start"):
+        run(tmp_path, Fake(broken=frozenset({"main"})), Asked("one", (("main", 0),)))
+    assert measured == []
+
+
+def test_a_later_one_that_does_not_start_leaves_its_cells_out(tmp_path: Path, measured: list[str]) -> None:
+    one = Asked("one", (("main", 0), ("baseline", 0)))
+    run(tmp_path, Fake(broken=frozenset({"baseline"})), one)
+    assert one.seen == [("one0",)]
+    assert "baseline-0 did not start" in read_journal(tmp_path).notes
+    assert measured == ["one0"]
+
+
+def test_an_arm_that_nobody_brings_up_is_left_out(tmp_path: Path, measured: list[str]) -> None:
+    one = Asked("one", (("main", 0), ("baseline", 0)))
+    fleet = Fake(arms=frozenset({"main"}))
+    run(tmp_path, fleet, one)
+    assert (measured, fleet.starts) == (["one0"], [("main", 0)])
+
+
+def test_the_clients_own_error_is_measured_once_and_known_to_checks(
+    tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    floor = Floor(
+        concurrency=8, requests=100, events_per_s=400.0, ttft_p50_ms=0.5, ttft_p99_ms=1.5,
+        tpot_p50_percent=0.1, tpot_p99_percent=0.2, lag_p99_ms=0.3,
+    )  # fmt: skip
+    calibrated: list[tuple[int, ...]] = []
+
+    async def calibrate(levels: tuple[int, ...]) -> tuple[Floor, ...]:
+        calibrated.append(levels)
+        return (floor,)
+
+    known: list[object] = []
+
+    class Judging(Asked):
+        def judge(self, context: Context, observations: Sequence[Observation]) -> Sequence[Finding]:
+            known.append(context.floors)
+            return super().judge(context, observations)
+
+    profile = msgspec.structs.replace(PROFILE, speed=1.0)
+    monkeypatch.setattr(suite_module, "calibrate", calibrate)
+    monkeypatch.setitem(globals(), "PROFILE", profile)
+    for _ in range(2):
+        suite = Suite([Judging("one", (("main", 0),))], profile, load_corpus(), Fake())
+        asyncio.run(run_suite(suite, tmp_path, MANIFEST))
+    assert calibrated == [profile.levels]
+    assert known == [{8: (1.5, 0.2)}] * 2
+    assert load_run(tmp_path).floors == [floor]
+    assert measured == ["one0"]
