@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparkwright.plan.job import Compiling, Job
     from sparkwright.plan.steps import Step
 
-__all__ = ["builder_of", "compile_steps", "inputs_of", "source_steps"]
+__all__ = ["builder_of", "compile_steps", "detail_of", "inputs_of", "source_steps"]
 
 _TRIED = "sources-tried"
 # How long a source that nobody could bring is not asked for again, so that repeated runs stay quick.
@@ -207,6 +207,11 @@ class CompileExtension:
         return (
             f"{told.missing} of {told.units} units to compile, about {told.seconds / 60:.0f} min of CPU time"
         )
+
+
+def detail_of(step: Step, job: Job, known: Known) -> str:
+    """What there is to do in *step*, for a plan; empty for steps of which there is nothing to say."""
+    return step.detail(job, known) if isinstance(step, CompileExtension) else ""
 
 
 def _nothing_for(job: Job) -> str:
