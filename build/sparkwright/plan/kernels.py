@@ -105,12 +105,11 @@ def _lost(native: NativePin, sources: Mapping[str, SourceTree]) -> dict[str, str
 
 def _why_not(native: NativePin, spec: ExtensionSpec, sources: Mapping[str, SourceTree]) -> str:
     """Why an extension of that kind cannot be compiled; empty if it can."""
-    wanted = [
-        name
-        for name, pin in native.sources.items()
-        if name in spec.sources or pin.mount.partition(":")[0] in spec.sources
-    ]
-    return "; ".join(sources[name].missing for name in wanted if not sources[name].at_hand)
+    from sparkwright.native.extensions import sources_of
+
+    wanted = sources_of(spec, native.sources)
+    lost = (source for name, source in sources.items() if name in wanted and not source.at_hand)
+    return "; ".join(source.missing for source in lost)
 
 
 @dataclass(frozen=True)
