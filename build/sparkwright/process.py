@@ -192,7 +192,8 @@ def _log(result: Completed, env: Mapping[str, str] | None) -> None:
     changed: dict[str, str | None] = {}
     if env is not None:
         changed |= {name: None for name in os.environ if name not in env}
-        changed |= {name: value for name, value in env.items() if os.environ.get(name) != value}
+        new = {name: value for name, value in env.items() if os.environ.get(name) != value}
+        changed |= {name: "***" if name.endswith(("_KEY", "_TOKEN")) else new[name] for name in new}
     emit(
         "process.ended",
         argv=shlex.join(result.argv),
@@ -371,16 +372,13 @@ class Running:
             self._end()
         return self._ended
 
-    def ask_to_end(self) -> bool:
-        """Send the program alone SIGTERM, as a service manager does; `False` if it is not there any more."""
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to the program, if it runs; its guard would kill the whole group on hearing it."""
         import psutil
 
         with _vanishing():
-            # The guard's one child: a SIGTERM to the guard itself would kill the group at once.
             for program in psutil.Process(self.pid).children():
                 program.terminate()
-                return True
-        return False
 
     def kill(self) -> Ended:
         """Kill it with all of its group, unless it has ended; returns how it ended once all are gone."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.client import calibrate
+from sparkwright.verify.client import LagProbe, calibrate
 from sparkwright.verify.client.calibrate import EVENTS_PER_S, Floor
 from sparkwright.verify.model import Chunk, Sample
 
@@ -109,7 +109,7 @@ async def other_floor(other: Any, level: int, endpoint: Endpoint, place: Path, t
     connector = aiohttp.TCPConnector(
         limit=level, limit_per_host=level, ttl_dns_cache=300, keepalive_timeout=60
     )
-    async with calibrate.LagProbe() as probe, aiohttp.ClientSession(connector=connector) as session:
+    async with LagProbe() as probe, aiohttp.ClientSession(connector=connector) as session:
 
         async def client() -> None:
             for number in turns:
@@ -131,7 +131,7 @@ async def other_floor(other: Any, level: int, endpoint: Endpoint, place: Path, t
             for _ in range(level):
                 group.create_task(client())
                 await asyncio.sleep(0.25 / level)
-    known = {}
+    known: dict[str, calibrate.Truth] = {}
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(10):
             while not {sample.request for sample in samples} <= known.keys():

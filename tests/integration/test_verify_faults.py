@@ -1,14 +1,14 @@
 """The fault matrix: everything that can be switched on in the simulator is noticed by the check that should,
-with the right verdict and a cause that names it; a healthy server passes every check, twenty times over.
+with the right verdict and a cause that names it; a healthy server passes every check, whatever it draws.
 
 The whole suite runs each time: simulator in its own process, client, counters, journal, checks.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +21,8 @@ from sparkwright.verify.simulator.faults import FAULTS
 if TYPE_CHECKING:
     from fault_matrix import Outcome
 
-SEEDS = 20
+# Twenty with `make test-verify`; each takes half a minute of CPU time.
+SEEDS = int(os.environ.get("SPARKWRIGHT_SEEDS", "2"))
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,7 @@ def test_every_fault_has_a_case() -> None:
 def test_a_fault_is_noticed_and_named(case: Case, outcomes: dict[str, Outcome]) -> None:
     outcome = outcomes[case.name]
     assert outcome.verdict is case.verdict, outcome.told
+    assert any(re.search(case.warns, warning) for warning in outcome.warnings) or not case.warns
     if case.verdict is not Verdict.PASS:
         assert any(re.search(case.says, cause) for cause in outcome.causes), outcome.told
 

@@ -18,6 +18,7 @@ from boot_logs import Boot
 
 from sparkwright.errors import ServerError, ToolError
 from sparkwright.events import subscribe
+from sparkwright.verify.model import BootFacts
 from sparkwright.verify.profile import Deadlines
 from sparkwright.verify.server import ServerFailedError, ServerProcess, start_server
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_server.py"
 DEADLINES = Deadlines(connect_s=5, canary_s=20)
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 
 
 def server(tmp_path: Path, *arguments: str, **options: Any) -> ServerProcess:
@@ -123,6 +124,13 @@ def test_boot_time_is_in_the_servers_seconds(tmp_path: Path) -> None:
     assert fast.facts.seconds > 60
 
 
+def test_what_is_known_beforehand_fills_what_the_log_does_not_say(tmp_path: Path) -> None:
+    this = server(tmp_path, known=BootFacts(total_gib=119.68, utilization=0.1))
+    boot(this)
+    assert this.facts.total_gib == 119.68
+    assert this.facts.utilization == 0.7, "it said so itself"
+
+
 def test_errors_are_those_since_a_mark(tmp_path: Path) -> None:
     async def use() -> None:
         async with server(tmp_path) as this:
@@ -175,6 +183,12 @@ def test_a_simulated_boot_is_read_in_both_dialects(tmp_path: Path, dialect: str,
     assert (facts.graph_gib is not None) == (runner == "v1")
     assert this.orphans == 0
     assert this.errors_since(0) == ()
+
+
+def test_simulated_graphs_of_wrong_sizes_are_seen(tmp_path: Path) -> None:
+    this = simulator(tmp_path, "--fault", "unrounded-graphs")
+    boot(this)
+    assert any(size % 8 for size in this.facts.capture_sizes)
 
 
 def test_a_simulated_negative_estimate_is_seen(tmp_path: Path) -> None:

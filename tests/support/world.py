@@ -248,6 +248,15 @@ def finish(child: subprocess.Popen[str], *, patience_s: float = 60) -> Ran:
     return Ran(child.returncode, out, err)
 
 
+def ended(pid: int) -> bool:
+    """Whether the process has ended, reaped or not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
 def wait_until(condition: Callable[[], Any], *, patience_s: float = 30) -> Any:
     """The first truth that *condition* gives."""
     end = time.monotonic() + patience_s

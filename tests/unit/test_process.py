@@ -119,12 +119,12 @@ def test_the_event_tells_only_how_the_environment_differs(
     monkeypatch.setenv("SAME", "1")
     monkeypatch.setenv("GONE", "1")
     monkeypatch.setenv("CHANGED", "old")
-    env = {**os.environ, "CHANGED": "new", "ADDED": "1"}
+    env = {**os.environ, "CHANGED": "new", "ADDED": "1", "MADE_UP_API_KEY": "secret"}
     del env["GONE"]
     run(["sh", "-c", "exit 3"], env=env, accept=(3,))
     run(["true"])
     told, inherited = heard.of("process.ended")
-    assert told["env"] == {"GONE": None, "CHANGED": "new", "ADDED": "1"}
+    assert told["env"] == {"GONE": None, "CHANGED": "new", "ADDED": "1", "MADE_UP_API_KEY": "***"}
     assert told["argv"] == "sh -c 'exit 3'"
     assert told["status"] == 3
     assert told["seconds"] >= 0

@@ -7,10 +7,9 @@ import hashlib
 import json
 import math
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import serve_pair
 from pair import install, load, models
 from pair.load import Counters, Observed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from world import ended, wait_until
 
 LEVEL = 17
 CARRIES = ["dflash-query-buffers", "tie-weights"]
@@ -479,28 +476,13 @@ echo said; exit 3"""
     assert (tmp_path / "v2-eager.log").read_text() == "said\n"
 
 
-def ended(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
-
-
-def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return holds()
-
-
 def test_an_engine_that_hangs_is_killed_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine(tmp_path, monkeypatch, "sleep 300 & echo $!; wait", seconds=1) is None
     orphan = int((tmp_path / "v2-eager.log").read_text())
     # A signal is sent at once, but its receiver ends only when it next runs, and is reaped after that.
-    assert wait_until(lambda: ended(orphan), seconds=30)
+    assert wait_until(lambda: ended(orphan))
 
 
 def test_models_are_folders_with_a_configuration_each(tmp_path: Path) -> None:

@@ -75,10 +75,14 @@ def test_bad_texts_are_told_by_kind(name: str) -> None:
     assert found.kind == kind
 
 
-def test_ids_tell_where_letters_do_not() -> None:
-    """Marks without a space are one word to the eye, and many tokens."""
-    assert flaw("\u2026" * 3, token_ids=[7] * 100, tokens=100) is not None
-    assert flaw("!!!!" * 50, token_ids=list(range(50)), tokens=50) is None
+def test_ids_tell_where_letters_do_not_and_letters_where_ids_do_not() -> None:
+    """Unseen tokens look like one word to the eye; tokenizers join marks in more ways than one."""
+    found = flaw("\u2026" * 3, token_ids=[7] * 100, tokens=100)
+    assert found is not None
+    assert found.kind == "one token"
+    found = flaw("!!!!" * 50, token_ids=list(range(50)), tokens=50)
+    assert found is not None
+    assert found.shown.startswith("200 of 200 characters")
 
 
 @functools.cache

@@ -170,6 +170,21 @@ def test_a_canary_counts_though_every_request_was_answered(observations: list[Ob
     assert "no token within 60 s" in cause
 
 
+def test_a_canary_whose_count_alone_is_wrong_was_answered(observations: list[Observation]) -> None:
+    [(verdict, cause)] = found(changed(observations, 1, canary="no-count: neither usage nor token ids came"))
+    assert verdict == "invalid"
+    assert "after code c=4 cannot be used" in cause
+
+
+def test_an_engine_that_is_dead_is_blamed_once(observations: list[Observation]) -> None:
+    """Requests after it hang or are refused, which says nothing of their level."""
+    observations[1] = changed(observations, 1, canary="first-token: none within 60 s")[1]
+    observations[2] = failing(observations[2], FailureKind.FIRST_TOKEN)
+    [first, second] = found(observations)
+    assert first[0] == "fail"
+    assert second == ("inconclusive", "code c=8 was not measured: the server was gone since code c=4")
+
+
 def test_a_signature_in_the_log_fails_a_cell_that_looks_healthy(observations: list[Observation]) -> None:
     [(verdict, cause)] = found(changed(observations, 1, log=("CUDA error: an illegal memory access",)))
     assert verdict == "fail"
@@ -223,7 +238,11 @@ def test_a_conclusion_gives_the_worst_and_why(observations: list[Observation]) -
     assert conclude(seen, "n", "d", passed="fine", against=against).cause.startswith(
         "too slow; after code c=4"
     )
-    assert conclude(seen, "n", "d", passed="fine", lenient=True).verdict is Verdict.INCONCLUSIVE
+    lenient = conclude(seen, "n", "d", passed="fine", lenient=True)
+    assert (lenient.verdict, lenient.cause) == (
+        Verdict.INCONCLUSIVE,
+        "1 of 3 cells do not count: code c=4",
+    )
     many = [(Verdict.FAIL, str(i)) for i in range(9)]
     assert conclude(seen, "n", "d", passed="fine", against=many, lenient=True).cause == "0; 1; 2; and 6 more"
 

@@ -246,6 +246,17 @@ def test_a_step_time_that_depends_on_content_fails_and_names_the_category(seed: 
     assert "; prose takes " in finding.cause
 
 
+@pytest.mark.parametrize(("speed", "name"), [(60.0, "test"), (1.0, "smoke")])
+def test_where_times_mean_nothing_a_step_time_only_warns(speed: float, name: str) -> None:
+    to = context(profile(speed=speed, name=name))
+    observations = run(SWEEP, to, Server(seed=1, speed=speed))
+    slow = Server(seed=1, speed=speed, step_ms=70.0).measure(observations[at("prose c=1")].cell)
+    observations[at("prose c=1")] = slow
+    finding = by_name(SWEEP.judge(to, observations))[STEP]
+    assert finding.verdict == "pass"
+    assert "prose takes" in finding.warnings[0]
+
+
 # The client and the clock --------------------------------------------------------------------------------
 
 
@@ -309,6 +320,14 @@ def test_a_missing_cell_never_passes() -> None:
     found = judged(list(healthy())[:-1])
     assert found["prose: served at every level"].cause == "prose c=24 was not measured"
     assert found[INVARIANCE].verdict == "inconclusive"
+
+
+def test_nothing_is_concluded_of_a_single_level_or_category() -> None:
+    """Comparing one thing with nothing would always pass, or never."""
+    to = context(profile(categories=("code",), levels=(4,)))
+    found = judge(SWEEP, to, Server(seed=1))
+    assert verdicts(found) == {}
+    assert set(found) == {"code: served at every level", DRAFTER, POSITIONS, TOKENS, CLIENT}
 
 
 def test_nothing_measured_at_all_is_undecided() -> None:

@@ -305,6 +305,7 @@ def test_nvfp4_gains_nothing() -> None:
 def test_a_start_that_fails_says_why(fault: str, text: str) -> None:
     assert any(text in line.text for line in failing_lines(settings(fault)))
     assert failing_lines(settings()) == ()
+    assert list(boot_lines(settings("unrounded-graphs", max_num_seqs=1)))
 
 
 def test_a_request_that_cannot_fit_fails_the_start() -> None:
@@ -324,6 +325,7 @@ def test_a_good_start_speaks_the_dialect(dialect: str, runner: str) -> None:
     assert ("Using V2 Model Runner" in lines) == (runner == "v2")
     assert any(line.startswith("Estimated CUDA graph memory") for line in lines) == (runner == "v1")
     assert sum("attention backend out of potential backends" in line for line in lines) == 2
+    assert any(f"/{told.total_gib} GiB) on startup" in line for line in lines)
     assert sum(not line.where(dialect) for line in boot_lines(told)) == 2  # bars of progress
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from verify_kit import FIRST, SEEDS, boot_facts, by_name, context, failing, profile, verdicts
 
-from sparkwright.verify.checks.drift import Point, clock, find_onset
+from sparkwright.verify.checks.drift import Point, clock, elapsed, find_onset
 from sparkwright.verify.checks.soak import Soak
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.model import (
@@ -424,3 +424,25 @@ def test_what_rises_has_no_onset():
 
 def test_durations_are_said_as_people_say_them():
     assert [clock(s) for s in (0, 90, 120, 630.4)] == ["0 s", "90 s", "2 min", "10 min 30 s"]
+
+
+def test_a_decay_of_all_prompts_is_not_blamed_on_the_cache():
+    for onset in (420, 430, 440, 900):  # in the midst of probes, and in traffic
+        for factor in (step(onset), ramp(onset, 500)):
+            found = soak(Lived(onset, factor=factor))
+            assert found[HOLDS].verdict is Verdict.FAIL
+            assert found[CACHED].verdict is not Verdict.FAIL
+
+
+def test_pauses_count_unless_a_run_was_resumed_after_them():
+    cells = Soak().plan(to())[:4]
+    moments = [(0, 10), (12, 20), (500, 530), (3, 9)]  # a long pause, and a clock that began anew
+    seen = [
+        Observation(
+            cell=cell,
+            before=Snapshot(at=round(begin * 1e9)),
+            after=Snapshot(at=round(end * 1e9)),
+        )
+        for cell, (begin, end) in zip(cells, moments, strict=True)
+    ]
+    assert list(elapsed(seen, 2.0).values()) == [0.0, 24.0, 40.0, 100.0]

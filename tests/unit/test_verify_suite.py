@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from sparkwright.errors import ServerError
 from sparkwright.verify import suite as suite_module
-from sparkwright.verify.check import Context
+from sparkwright.verify.client.calibrate import Floor
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest, read_journal
 from sparkwright.verify.model import BootFacts, Cell, Finding, Load, Observation, Prompt, Verdict
 from sparkwright.verify.profile import Profile
+from sparkwright.verify.results import load_run
 from sparkwright.verify.suite import Suite, run_suite
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from sparkwright.verify.check import Context
 
 MANIFEST = Manifest(run="r", created="now", server="none", identity={"wheel": "1"}, options={})
 PROFILE = Profile(name="test", checks=("one",), speed=2.0)
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """What stands for a kill between two cells."""
 
 
@@ -94,7 +101,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     async def measure(server: Fake, cell: Cell, profile: Profile) -> Observation:
         assert profile is PROFILE
         if "stop" in names:
-            raise Stopped
+            raise StoppedError
         names.append(cell.name)
         server.left -= 1
         return Observation(cell=cell, died=server.died)
@@ -108,6 +115,15 @@ def run(folder: Path, fleet: Fake, *checks: Asked) -> tuple[Finding, ...]:
     return asyncio.run(run_suite(suite, folder, MANIFEST))
 
 
+def test_a_cell_that_two_checks_ask_for_is_measured_once_and_judged_by_both(
+    tmp_path: Path, measured: list[str]
+) -> None:
+    one, same = Asked("one", (("main", 0), ("main", 0))), Asked("one", (("main", 0),))
+    run(tmp_path, Fake(), one, same)
+    assert measured == ["one0", "one1"]
+    assert (one.seen, same.seen) == ([("one0", "one1")], [("one0",)])
+
+
 def test_every_cell_is_measured_once_server_by_server(tmp_path: Path, measured: list[str]) -> None:
     one = Asked("one", (("main", 0), ("baseline", 0), ("main", 0)))
     two = Asked("two", (("main", 1), ("main", 0)))
@@ -115,7 +131,7 @@ def test_every_cell_is_measured_once_server_by_server(tmp_path: Path, measured: 
     findings = run(tmp_path, fleet, one, two)
     assert measured == ["one0", "one2", "two1", "one1", "two0"]
     assert fleet.starts == [("main", 0), ("baseline", 0), ("main", 1)]
-    assert (one.seen, two.seen) == ([("one0", "one2", "one1")], [("two1", "two0")])
+    assert (one.seen, two.seen) == ([("one0", "one1", "one2")], [("two0", "two1")])
     assert [finding.check for finding in findings] == ["one", "two"]
 
 
@@ -129,7 +145,7 @@ def test_figures_that_json_has_no_number_for_are_kept_in_words(tmp_path: Path, m
 def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path, measured: list[str]) -> None:
     one = Asked("one", (("main", 0), ("main", 0), ("main", 0), ("main", 1)))
     for number in range(2):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             stop_after(tmp_path, measured, one, cells=1)
         assert measured == ["one0", "one1", "one2"][: number + 1]
     fleet = Fake()
@@ -150,7 +166,7 @@ def stop_after(folder: Path, measured: list[str], check: Asked, *, cells: int) -
 
     async def measure(server: Fake, cell: Cell, profile: Profile) -> Observation:
         if server.left <= 0:
-            raise Stopped
+            raise StoppedError
         return await original(server, cell, profile)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -206,3 +222,35 @@ def test_an_arm_that_nobody_brings_up_is_left_out(tmp_path: Path, measured: list
     fleet = Fake(arms=frozenset({"main"}))
     run(tmp_path, fleet, one)
     assert (measured, fleet.starts) == (["one0"], [("main", 0)])
+
+
+def test_the_clients_own_error_is_measured_once_and_known_to_checks(
+    tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    floor = Floor(
+        concurrency=8, requests=100, events_per_s=400.0, ttft_p50_ms=0.5, ttft_p99_ms=1.5,
+        tpot_p50_percent=0.1, tpot_p99_percent=0.2, lag_p99_ms=0.3,
+    )  # fmt: skip
+    calibrated: list[tuple[int, ...]] = []
+
+    async def calibrate(levels: tuple[int, ...]) -> tuple[Floor, ...]:
+        calibrated.append(levels)
+        return (floor,)
+
+    known: list[object] = []
+
+    class Judging(Asked):
+        def judge(self, context: Context, observations: Sequence[Observation]) -> Sequence[Finding]:
+            known.append(context.floors)
+            return super().judge(context, observations)
+
+    profile = msgspec.structs.replace(PROFILE, speed=1.0)
+    monkeypatch.setattr(suite_module, "calibrate", calibrate)
+    monkeypatch.setitem(globals(), "PROFILE", profile)
+    for _ in range(2):
+        suite = Suite([Judging("one", (("main", 0),))], profile, load_corpus(), Fake())
+        asyncio.run(run_suite(suite, tmp_path, MANIFEST))
+    assert calibrated == [profile.levels]
+    assert known == [{8: (1.5, 0.2)}] * 2
+    assert load_run(tmp_path).floors == [floor]
+    assert measured == ["one0"]

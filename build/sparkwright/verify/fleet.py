@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -88,11 +89,15 @@ async def standing(
         known: what it said when it was checked.
         log: its log, if that can be read.
     """
-    read = read_boot_log(log.read_text(errors="replace")) if log is not None else BootFacts()
+    read = await asyncio.to_thread(_read_log, log)
     async with open_session(endpoint) as session:
         snapshot = await fetch_snapshot(session, endpoint)
     facts = facts_from_metrics(snapshot, read)
     yield StandingServer(endpoint, _with_known(facts, known), log)
+
+
+def _read_log(log: Path | None) -> BootFacts:
+    return BootFacts() if log is None else read_boot_log(log.read_text(encoding="utf-8", errors="replace"))
 
 
 def _with_known(facts: BootFacts, known: EndpointFacts) -> BootFacts:

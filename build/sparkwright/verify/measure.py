@@ -28,7 +28,8 @@ __all__ = ["Server", "measure"]
 # How often counters and the machine are looked at: of the server's clock, and at least so long of ours.
 _SERIES_S = 5.0
 _LEAST_S = 0.25
-_REAPED_S = 2.0
+# For how long a server that no longer answers is given to be seen to have ended: so often, so long apart.
+_LOOKS, _LOOK_S = 40, 0.05
 
 # What counters that cannot be had look like; that the server is in trouble shows elsewhere.
 _UNREADABLE = (EndpointError, OSError, TimeoutError, ValueError)
@@ -120,10 +121,11 @@ async def measure(
 
 
 async def _until_reaped(server: Server) -> None:
-    """Wait a moment for the exit status of a server that may have ended: its connections close before it is reaped."""
-    end = time.monotonic() + _REAPED_S
-    while server.died is None and time.monotonic() < end:
-        await asyncio.sleep(0.05)
+    """Wait a moment for a server that may have ended: its connections close before its status is known."""
+    for _ in range(_LOOKS):
+        if server.died is not None:
+            return
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _counters(session: aiohttp.ClientSession, server: Server, profile: Profile) -> Snapshot | None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from sparkwright.canonical import sha256_file
 from sparkwright.config import to_builtins
 from sparkwright.errors import StorageError
@@ -67,7 +69,7 @@ def load_run(folder: Path) -> Run:
     from sparkwright.verify.suite import FLOOR
 
     contents = read_journal(folder)
-    floors = [Floor(**floor) for floor in contents.notes.get(FLOOR, {}).get("levels", ())]
+    floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
     return Run(
         manifest=_manifest(folder, contents),
         facts={place: boot.facts for place, boot in contents.boots.items()},

@@ -30,6 +30,7 @@ from sparkwright.verify.server import (
     start_server,
     variant,
 )
+from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.settings import Settings
 from sparkwright.verify.suite import Suite
 from sparkwright.verify.wish import profile_of
@@ -122,6 +123,8 @@ def _stand(
 
 
 def _simulated(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, str, dict[str, str]]:
+    _ = parse_faults(wish.faults)  # an unknown one is said before anything starts
+
     def start(arm: str, boot: int) -> AbstractAsyncContextManager[Server]:
         k = 0 if arm == "baseline" and not wish.against else wish.speculative_tokens
         argv: list[str | Path] = [
@@ -212,6 +215,6 @@ def _manifest(wish: Wish, folder: Path, server: str, identity: dict[str, str]) -
         client={
             "sparkwright": __version__,
             "python": platform.python_version(),
-            "client": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+            "client": f"{platform.machine()}, {os.cpu_count()} cores, {platform.platform(terse=True)}",
         },
     )

@@ -107,7 +107,7 @@ class _Run:
         self.identity = contents.manifest.identity
         self.boots: dict[tuple[str, int], Boot] = dict(contents.boots)
         self.measured: dict[str, Observation] = dict(contents.measured)
-        self.floors = [Floor(**floor) for floor in contents.notes.get(FLOOR, {}).get("levels", ())]
+        self.floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
 
     @property
     def context(self) -> Context:
@@ -123,8 +123,9 @@ class _Run:
         )
 
     def plan(self) -> list[Cell]:
-        """All cells, those of the first start of the main server first."""
-        cells = [cell for check in self.suite.checks for cell in check.plan(self.context)]
+        """All cells, those of the first start of the main server first; what two checks ask for is one."""
+        asked = [cell for check in self.suite.checks for cell in check.plan(self.context)]
+        cells = {cell.key: cell for cell in asked}.values()
         places = list(dict.fromkeys([("main", 0), *((cell.arm, cell.boot) for cell in cells)]))
         return sorted(cells, key=lambda cell: places.index((cell.arm, cell.boot)))
 
@@ -203,20 +204,17 @@ class _Run:
     def judge(self) -> list[Finding]:
         """What each check makes of its own observations."""
         context = self.context
-        wanted = self._observations()
-        return [
-            finding
-            for check in self.suite.checks
-            for finding in check.judge(context, wanted.get(check.name, ()))
-        ]
+        seen = self._observations()
+        findings: list[Finding] = []
+        for check in self.suite.checks:
+            own = [seen[cell.key] for cell in check.plan(context) if cell.key in seen]
+            findings.extend(check.judge(context, own))
+        return findings
 
-    def _observations(self) -> Mapping[str, Sequence[Observation]]:
-        """Observations of the cells that are planned, by check, in the order of the plan."""
-        found: dict[str, list[Observation]] = {}
-        for cell in self.plan():
-            if observation := self.measured.get(cell_id(cell, self.identity)):
-                found.setdefault(cell.check, []).append(observation)
-        return found
+    def _observations(self) -> Mapping[str, Observation]:
+        """Observations of the cells that are planned, by the cell's key."""
+        found = ((cell.key, self.measured.get(cell_id(cell, self.identity))) for cell in self.plan())
+        return {key: observation for key, observation in found if observation}
 
 
 def _finite(finding: Finding) -> Finding:

@@ -1,4 +1,4 @@
-"""What a user asks to be verified, and how much of it: stored in the journal, so that a run can be resumed."""
+"""What a user asks to be verified, and how much of it; the journal keeps it, to resume the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Wish", "profile_of"]
 
 
 class Wish(Model, frozen=True):
-    """What is to be verified. Exactly one of `url`, `recipe` and `simulator` says where the server comes from.
+    """What is to be verified. One of `url`, `recipe` and `simulator` says where the server comes from.
 
     Attributes:
         profile: how much is measured: ``full``, ``smoke`` or ``demo``.

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 from sparkwright.verify.checks.bands import Bands
 from sparkwright.verify.checks.boot import Boot
 from sparkwright.verify.checks.coherence import Coherence
+from sparkwright.verify.checks.compare import Compare
 from sparkwright.verify.checks.context import LongContext
 from sparkwright.verify.checks.crash import Crash
+from sparkwright.verify.checks.lossless import Lossless
+from sparkwright.verify.checks.soak import Soak
 from sparkwright.verify.checks.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -21,9 +24,33 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.check import Check
 
-__all__ = ["ALL", "Bands", "Boot", "Coherence", "Crash", "LongContext", "Sweep"]
+__all__ = [
+    "ALL",
+    "Bands",
+    "Boot",
+    "Coherence",
+    "Compare",
+    "Crash",
+    "LongContext",
+    "Lossless",
+    "Soak",
+    "Sweep",
+]
 
 ALL: Mapping[str, Check] = MappingProxyType(
-    {check.name: check for check in (Boot(), Sweep(), Crash(), LongContext(), Coherence(), Bands())}
+    {
+        check.name: check
+        for check in (
+            Boot(),
+            Sweep(),
+            Crash(),
+            LongContext(),
+            Coherence(),
+            Soak(),
+            Lossless(),
+            Compare(),
+            Bands(),
+        )
+    }
 )
 """Every check by its name."""

@@ -71,6 +71,9 @@ _FAILS = {
 _BREAKS = {FailureKind.RESET, FailureKind.TRUNCATED, FailureKind.IN_BAND}
 """Those of a server that breaks under its batch."""
 
+_AFTER_DEATH = {FailureKind.CONNECT, FailureKind.STATUS, FailureKind.FIRST_TOKEN}
+"""What requests to a server get that was dead before they were sent."""
+
 _INVALIDATES = {
     FailureKind.NO_COUNT: "brought no token count: neither usage nor token ids",
     FailureKind.COUNT: "brought a token count that contradicts itself",
@@ -156,12 +159,9 @@ def look(check: Check, context: Context, observations: Sequence[Observation]) ->
     gone = ""
     for cell in planned:
         observation = by_key.get(cell.key)
-        if observation is None:
-            found.append(Trouble(Verdict.INCONCLUSIVE, f"{at(cell)} was not measured", cell.key))
-            continue
-        if gone and _unreachable(observation):
-            cause = f"{at(cell)} was not measured: the server was gone since {gone}"
-            found.append(Trouble(Verdict.INCONCLUSIVE, cause, cell.key))
+        if observation is None or (gone and _unreachable(observation)):
+            why = f": the server was gone since {gone}" if gone else ""
+            found.append(Trouble(Verdict.INCONCLUSIVE, f"{at(cell)} was not measured{why}", cell.key))
             continue
         gone = at(cell) if observation.died is not None or observation.canary else ""
         of_this = troubles(observation)
@@ -173,9 +173,11 @@ def look(check: Check, context: Context, observations: Sequence[Observation]) ->
 
 
 def _unreachable(observation: Observation) -> bool:
-    """Whether no request reached any server."""
+    """Whether every request fared as with a server that had gone before, its engine alone or all of it."""
     failures = [sample.failure for sample in observation.samples]
-    return all(failure is not None and failure.kind is FailureKind.CONNECT for failure in failures)
+    return observation.died is None and all(
+        failure is not None and failure.kind in _AFTER_DEATH for failure in failures
+    )
 
 
 def _notes(observation: Observation) -> list[str]:
@@ -197,14 +199,23 @@ def troubles(observation: Observation) -> tuple[Trouble, ...]:
     """Every reason why this observation does not count, the worst and most telling first."""
     found = [*_ended(observation), *_logged(observation), *_failures(observation)]
     if observation.canary and observation.died is None:
-        cause = f"after {at(observation.cell)} the server no longer answered a plain request"
-        found.append((Verdict.FAIL, f"{cause}: {observation.canary}"))
+        found.append(_unanswered(observation))
     if observation.died is None:
         found.extend(_counters(observation))
     if not found:
         found.extend(_incomplete(observation))
     found.sort(key=lambda entry: -_SEVERITY.index(entry[0]))
     return tuple(Trouble(verdict, cause, observation.cell.key) for verdict, cause in found)
+
+
+def _unanswered(observation: Observation) -> tuple[Verdict, str]:
+    """What became of the canary; an answer of which only the count is wrong is an answer."""
+    kind = observation.canary.partition(":")[0]
+    if kind in {kind.value for kind in _INVALIDATES}:
+        cause = f"the answer to the plain request after {at(observation.cell)} cannot be used"
+        return Verdict.INVALID, f"{cause}: {observation.canary}"
+    cause = f"after {at(observation.cell)} the server no longer answered a plain request"
+    return Verdict.FAIL, f"{cause}: {observation.canary}"
 
 
 def _ended(observation: Observation) -> list[tuple[Verdict, str]]:
@@ -335,9 +346,10 @@ def conclude(
             conclusions beside one that already says what the trouble is.
     """
     reasons = list(against)
-    for trouble in seen.troubles:
-        verdict = Verdict.INCONCLUSIVE if lenient else trouble.verdict
-        reasons.append((verdict, trouble.cause))
+    if lenient and seen.troubles:
+        reasons.append((Verdict.INCONCLUSIVE, _left_out(seen)))
+    elif not lenient:
+        reasons += [(trouble.verdict, trouble.cause) for trouble in seen.troubles]
     verdict = worst(verdict for verdict, _ in reasons)
     causes = list(dict.fromkeys(cause for reason, cause in reasons if reason is verdict))
     return Finding(
@@ -351,6 +363,14 @@ def conclude(
         evidence=tuple(cell.key for cell in seen.planned),
         warnings=tuple(dict.fromkeys(warnings)),
     )
+
+
+def _left_out(seen: Seen, most: int = 4) -> str:
+    """Which cells do not count; why, another finding says."""
+    keys = {trouble.cell for trouble in seen.troubles}
+    names = [at(cell) for cell in seen.planned if cell.key in keys]
+    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return f"{len(names)} of {len(seen.planned)} cells do not count: {shown}"
 
 
 def _join(causes: Sequence[str], most: int = 3) -> str:

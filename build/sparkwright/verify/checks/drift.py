@@ -20,6 +20,7 @@ __all__ = ["Fall", "Onset", "Point", "clock", "elapsed", "find_fall", "find_onse
 _FEW_DRAFTS = 20
 _LEAST_WINDOWS = 6
 _FULL = 0.5  # a window shorter than this share of what it should be is the drain of a cell
+_LONGEST_PAUSE_NS = 60_000_000_000  # of our clock, for counters to settle and a canary
 _SLACK_S = 0.5  # scrapes are not on the second
 
 
@@ -28,7 +29,7 @@ class Point:
     """One window.
 
     Attributes:
-        begin_s: seconds of the server's clock since the first measurement; pauses between cells are left out.
+        begin_s: seconds of the server's clock since the first measurement, see `elapsed`.
         end_s: likewise.
         drafts: in it.
         draft_tokens: in it.
@@ -104,18 +105,23 @@ def clock(seconds: float) -> str:
 def elapsed(observations: Iterable[Observation], speed: float) -> dict[str, float]:
     """When each cell began, by its name, in seconds of the server's clock since the first one did.
 
-    Cells' durations are added up, because the clock's origin may change when a run is resumed.
+    Cells' durations are added up, with the pauses between them, but for long ones: the clock's origin may
+    change when a run is resumed, and what the server did meanwhile was not soaking.
 
     Args:
         observations: in the order in which they were made.
         speed: how many of the server's seconds pass in one of ours.
     """
     begun: dict[str, float] = {}
-    total = 0.0
+    total, last = 0.0, None
     for observation in observations:
+        before, after = observation.before, observation.after
+        if before is not None and last is not None and 0 < before.at - last <= _LONGEST_PAUSE_NS:
+            total += (before.at - last) * speed / 1e9
         begun[observation.cell.name] = total
-        if observation.before is not None and observation.after is not None:
-            total += (observation.after.at - observation.before.at) * speed / 1e9
+        if before is not None and after is not None:
+            total += (after.at - before.at) * speed / 1e9
+        last = after.at if after is not None else None
     return begun
 
 

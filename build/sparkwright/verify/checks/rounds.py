@@ -21,7 +21,7 @@ LEAST_ROUNDS = 4
 PREFIXES = 4
 PREFIX_TOKENS = 2000
 PROBES = 24
-PROBE_TOKENS = 200
+PROBE_TOKENS = 128
 
 
 def plan_rounds(context: Context) -> tuple[Cell, ...]:

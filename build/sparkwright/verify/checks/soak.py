@@ -10,18 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.checks.acceptance import (
-    acceptance,
-    drafter,
-    drafts_expected,
-)
+from sparkwright.verify.checks.acceptance import drafter, drafts_expected
 from sparkwright.verify.checks.common import conclude, look, main_facts
 from sparkwright.verify.checks.drift import clock, elapsed, find_fall, find_onset, windows
 from sparkwright.verify.checks.memory import lives, longest_life, memory_figures, memory_warnings
 from sparkwright.verify.checks.paired import paired_ratio
+from sparkwright.verify.checks.probes import HOLD, SURE, Probes
 from sparkwright.verify.checks.rounds import LEAST_ROUNDS, plan_rounds
 from sparkwright.verify.metrics import SeriesAbsentError, counter_delta
-from sparkwright.verify.model import Observation, Verdict
+from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,21 +26,17 @@ if TYPE_CHECKING:
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import Seen
     from sparkwright.verify.checks.drift import Point
-    from sparkwright.verify.model import Cell, Finding
+    from sparkwright.verify.model import Cell, Finding, Observation
 
 __all__ = ["Soak"]
 
 LEAST_HITS = 0.20
 """Share of prompt tokens from the prefix cache below which a soak says nothing about that cache. Half of the
 traffic begins with one of four shared texts, so that about 60 % can come from it."""
-HOLD = 0.8
-"""Accepted tokens a draft over those of the first probes, or cached over cold, below which it is a decay."""
 TREND = 0.9
 HALF = 0.5
-SURE = 0.01
 
 _Reasons = list[tuple[Verdict, str]]
-_Probes = dict[str, list[tuple[float, Observation]]]
 
 
 @dataclass(frozen=True)
@@ -65,14 +58,7 @@ class Soak:
         begun = elapsed(made, speed)
         traffic = seen.tagged(kind="traffic")
         points = windows(traffic.sound, begun, context.profile.soak_window_s, speed)
-        probes: _Probes = {
-            kind: [
-                (begun[observation.cell.name], observation)
-                for observation in seen.tagged(kind=kind).sound
-                if acceptance(observation) is not None
-            ]
-            for kind in ("cold", "cached")
-        }
+        probes = Probes.of(seen, begun)
         unfit = _not_speculating(context)
         return [
             _served(seen, made, context),
@@ -180,9 +166,7 @@ def _unused(traffic: Seen, share: float) -> tuple[Verdict, str]:
 # Acceptance ----------------------------------------------------------------------------------------------
 
 
-def _holds(
-    seen: Seen, points: Sequence[Point], probes: _Probes, context: Context, unfit: _Reasons
-) -> Finding:
+def _holds(seen: Seen, points: Sequence[Point], probes: Probes, context: Context, unfit: _Reasons) -> Finding:
     """Whether acceptance decays, and since when."""
     against, warnings = list(unfit), list[str]()
     measured: dict[str, float | str] = {}
@@ -200,8 +184,8 @@ def _holds(
             since = f"; in the traffic {onset}" if onset is not None else ""
             against.append((Verdict.FAIL, f"acceptance decays: {cause}{since}"))
             measured |= {"onset s": round(onset.at_s, 1)} if onset is not None else {}
-        elif fall is None or min(map(len, probes.values())) < LEAST_ROUNDS:
-            few = f"{len(points)} windows and {min(map(len, probes.values()))} probes are too few"
+        elif fall is None or probes.rounds < LEAST_ROUNDS:
+            few = f"{len(points)} windows and {probes.rounds} probes are too few"
             against.append((Verdict.INCONCLUSIVE, f"{few} to tell of a decay"))
     return conclude(
         seen,
@@ -218,29 +202,24 @@ def _holds(
     )
 
 
-def _fallen_probes(probes: _Probes) -> tuple[str, dict[str, float | str]]:
+def _fallen_probes(probes: Probes) -> tuple[str, dict[str, float | str]]:
     """The first round of probes that surely fell, in words, and all rounds' figures."""
     measured: dict[str, float | str] = {}
-    comparisons = sum(max(0, len(rounds) - 1) for rounds in probes.values())
     fallen: list[tuple[float, str]] = []
-    for kind, rounds in probes.items():
-        for at_s, found in rounds[1:]:
-            of_first = paired_ratio([found], [rounds[0][1]], comparisons, SURE)
-            if of_first is None:
-                continue
-            measured[f"{kind} probes at {clock(at_s)} over the first"] = round(of_first.value, 3)
-            if of_first.high < HOLD:
-                shown = f"{kind} probes at {clock(at_s)} have {of_first} of the accepted tokens of the first"
-                fallen.append((at_s, shown))
+    for kind, probe, of_first in probes.over_first():
+        name = f"{kind} probes at {clock(probe.at_s)}"
+        measured[f"{name} over the first"] = round(of_first.value, 3)
+        if of_first.high < HOLD:
+            fallen.append((probe.at_s, f"{name} have {of_first} of the accepted tokens of the first"))
     return min(fallen, default=(0.0, ""))[1], measured
 
 
-def _traffic_decays(points: Sequence[Point], probes: _Probes, seed: int) -> tuple[str, list[str]]:
+def _traffic_decays(points: Sequence[Point], probes: Probes, seed: int) -> tuple[str, list[str]]:
     """What speaks for a decay in the traffic, in words, and what is odd but no proof of one."""
     fall = find_fall(points, seed)
     if fall is None:
         return "", []
-    follow = min((_of_first(rounds) for rounds in probes.values() if len(rounds) > 1), default=1.0)
+    follow = min(probes.last_over_first().values())
     shown = f"traffic fell to {fall.remains:.2f} of its acceptance (p = {fall.p:.4f})"
     if fall.p < SURE and (fall.remains < HALF or (fall.remains < HOLD and follow < TREND)):
         return shown, []
@@ -250,12 +229,6 @@ def _traffic_decays(points: Sequence[Point], probes: _Probes, seed: int) -> tupl
     if fall.p < SURE and fall.remains < HOLD:
         return "", [f"{shown}, but the same questions did not: it is in what was asked"]
     return "", []
-
-
-def _of_first(rounds: Sequence[tuple[float, Observation]]) -> float:
-    """Accepted tokens a draft in the last round over those in the first."""
-    found = paired_ratio([rounds[-1][1]], [rounds[0][1]], 1, SURE)
-    return 1.0 if found is None else found.value
 
 
 def _figures(points: Sequence[Point]) -> dict[str, float | str]:
@@ -269,12 +242,11 @@ def _figures(points: Sequence[Point]) -> dict[str, float | str]:
     }
 
 
-def _last_figures(probes: _Probes) -> str:
-    parts = [f"{kind} {_of_first(rounds):.2f}" for kind, rounds in probes.items() if len(rounds) > 1]
-    return ", ".join(parts) or "nothing to compare"
+def _last_figures(probes: Probes) -> str:
+    return ", ".join(f"{kind} {value:.2f}" for kind, value in probes.last_over_first().items())
 
 
-def _cached(seen: Seen, probes: _Probes, unfit: _Reasons) -> Finding:
+def _cached(seen: Seen, probes: Probes, unfit: _Reasons) -> Finding:
     """Whether tokens from the cache are drafted for like those that were just worked through."""
     against = list(unfit)
     measured: dict[str, float | str] = {}
@@ -302,7 +274,7 @@ class _Pair:
     """Cached and cold probes, side by side."""
 
     seen: Seen
-    probes: _Probes
+    probes: Probes
 
     def impure(self) -> _Reasons:
         """Probes that were not what they are named for."""
@@ -322,25 +294,33 @@ class _Pair:
 
     def compare(self) -> tuple[_Reasons, dict[str, float | str]]:
         """The ratio over all rounds and in each of them."""
-        cold, cached = self.probes["cold"], self.probes["cached"]
-        rounds = len(cached) + 1
-        overall = paired_ratio([seen for _, seen in cached], [seen for _, seen in cold], rounds, SURE)
+        pairs = self.probes.steady_pairs()
+        if not pairs:
+            few = "cold prompts lose their acceptance too" if self.probes.rounds else "there are no probes"
+            return [(Verdict.INCONCLUSIVE, f"cached and cold cannot be compared: {few}")], {}
+        comparisons = len(pairs) + 1
+        cold, cached = ([pair[i].seen for pair in pairs] for i in (0, 1))
+        overall = paired_ratio(cached, cold, comparisons, SURE)
         if overall is None:
-            return [(Verdict.INCONCLUSIVE, "there are no probes of both kinds")], {}
+            return [(Verdict.INCONCLUSIVE, "nothing is accepted after cold prompts either")], {}
         measured: dict[str, float | str] = {
             "cached over cold": round(overall.value, 3),
             "low": round(overall.low, 3),
             "high": round(overall.high, 3),
+            "rounds": len(pairs),
         }
         shown = f"cached prompts get {overall} of the accepted tokens of cold ones"
         spoilt = [
-            (at_s, of_round)
-            for (_, one), (at_s, other) in zip(cold, cached, strict=False)
-            if (of_round := paired_ratio([other], [one], rounds, SURE)) is not None and of_round.high < HOLD
+            (probe, ratio)
+            for base, probe in pairs
+            if (ratio := paired_ratio([probe.seen], [base.seen], comparisons, SURE)) is not None
+            and ratio.high < HOLD
         ]
-        if spoilt and spoilt[0][0] > cached[0][0]:
-            at_s, of_round = spoilt[0]
-            since = f"since {clock(at_s)} cached prompts get {of_round} of the accepted tokens of cold ones"
+        if spoilt and spoilt[0][0].number > pairs[0][0].number:
+            probe, ratio = spoilt[0]
+            since = (
+                f"since {clock(probe.at_s)} cached prompts get {ratio} of the accepted tokens of cold ones"
+            )
             return [(Verdict.FAIL, since)], measured
         if spoilt or overall.high < HOLD:
             return [(Verdict.FAIL, f"{shown}, from the beginning")], measured

@@ -61,10 +61,15 @@ def _units(text: str) -> list[str]:
 
 
 def _one_token(units: Sequence[Hashable], text: str) -> Flaw | None:
-    count = Counter(units).most_common(1)[0][1]
-    if count < ONE_TOKEN * len(units):
-        return None
-    return Flaw("one token", f"{count} of {len(units)} tokens are the same: “{_excerpt(text)}”")
+    """One token over and over, or one mark: tokenizers join those, such as ``!!!`` and ``!``."""
+    marks = "".join(text.split())
+    for name, items in (("tokens", units), ("characters", marks)):
+        if len(items) < LEAST_TOKENS:
+            continue
+        count = Counter(items).most_common(1)[0][1]
+        if count >= ONE_TOKEN * len(items):
+            return Flaw("one token", f"{count} of {len(items)} {name} are the same: “{_excerpt(text)}”")
+    return None
 
 
 def _garbage(text: str) -> Flaw | None:

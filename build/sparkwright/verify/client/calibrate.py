@@ -188,7 +188,7 @@ async def simulator(folder: Path, *options: str, seqs: int = 64) -> AsyncIterato
     files = ("--ready-file", ready, "--log", folder / "log", "--truth", folder / "truth.jsonl")
     command = [sys.executable, "-m", "sparkwright.verify.simulator.main", "--boot-seconds", "0"]
     argv = [*command, "--max-num-seqs", str(seqs), *map(str, files), *options]
-    running = start(argv, cwd=folder, env=os.environ, log=folder / "output")
+    running = start(argv, cwd=Path.cwd(), env=os.environ, log=folder / "output")
     try:
         said = await _ready(ready, running, folder / "output")
         yield Endpoint(said["url"], said["model"])

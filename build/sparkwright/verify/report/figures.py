@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.run import Run
     from sparkwright.verify.statistics import Summary
 
-__all__ = ["CellFigures", "Moment", "begun", "cells", "moments", "pooled"]
+__all__ = ["CellFigures", "Moment", "cells", "moments", "pooled"]
 
 WINDOW_S = 30.0  # of a timeline, in the server's clock
 _NEARLY = 0.98  # of it: snapshots do not come on the second
@@ -179,19 +179,6 @@ class Moment:
     def middle_s(self) -> float:
         """The moment that stands for it."""
         return (self.begin_s + self.end_s) / 2
-
-
-def begun(observations: Sequence[Observation], speed: float) -> tuple[float, ...]:
-    """When each cell began, in the server's seconds since the first one did.
-
-    Their durations are added up, pauses left out, because the clock's origin changes when a run is resumed.
-    """
-    moments_s, total = [], 0.0
-    for observation in observations:
-        moments_s.append(total)
-        ends = _snapshots(observation)
-        total += (ends[-1].at - ends[0].at) * speed / 1e9 if ends else 0.0
-    return tuple(moments_s)
 
 
 def moments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -72,7 +73,8 @@ def _said(run: Run) -> dict[str, Any]:
     """What the manifest says of the run as a whole, for the head of the page."""
     said = run.manifest
     subject = said.get("title") or said.get("model") or said.get("url") or ""
-    small = [clean(str(said[name])) for name in ("profile", "started") if said.get(name)]
+    small = [clean(str(said["profile"]))] if said.get("profile") else []
+    small += [_moment(str(said["started"]))] if said.get("started") else []
     if said.get("seconds"):
         small.append(f"took {duration(float(said['seconds']))}")
     return {
@@ -80,6 +82,15 @@ def _said(run: Run) -> dict[str, Any]:
         "small": small,
         "interrupted": clean(str(said.get("interrupted", ""))),
     }
+
+
+def _moment(stamp: str) -> str:
+    """A moment in ISO 8601 as people read it, or the words as they are."""
+    try:
+        moment = datetime.fromisoformat(stamp)
+    except ValueError:
+        return clean(stamp)
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if moment.tzinfo else f"{moment:%Y-%m-%d %H:%M}"
 
 
 def _environment() -> Environment:

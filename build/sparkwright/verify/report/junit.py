@@ -27,7 +27,7 @@ def render_junit(run: Run) -> str:
     """A test suite for each check and a test case for each finding.
 
     A failed finding is a failure, an invalid one an error, and an inconclusive one is skipped; each with its
-    cause. What a check rests on stands in the text below.
+    cause; what it rests on stands in the text below. Warnings are the suite's output.
     """
     root = ET.Element("testsuites")
     for index, (check, findings) in enumerate(run.by_check.items()):
@@ -58,7 +58,8 @@ def _suite(run: Run, index: int, check: str, findings: list[Finding]) -> ET.Elem
     )
     ET.SubElement(suite, "properties")
     suite.extend(_case(finding) for finding in findings)
-    ET.SubElement(suite, "system-out")
+    warned = [f"{finding.name}: {warning}" for finding in findings for warning in finding.warnings]
+    ET.SubElement(suite, "system-out").text = clean("\n".join(warned))
     ET.SubElement(suite, "system-err")
     return suite
 

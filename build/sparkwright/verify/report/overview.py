@@ -59,8 +59,8 @@ def _speeds(swept: Sequence[CellFigures], alone: Sequence[CellFigures]) -> Itera
     rated = [cell for cell in swept if math.isfinite(cell.steady_tok_s)]
     if rated:
         best = max(rated, key=lambda cell: cell.steady_tok_s)
-        where = f"{best.category}, {at_c(best.concurrency)}"
-        yield Highlight("Throughput, at best", number(best.steady_tok_s), "tokens/s", where)
+        where = f"at best: {best.category}, {at_c(best.concurrency)}"
+        yield Highlight("Throughput", number(best.steady_tok_s), "tokens/s", where)
     if not alone:
         return
     level = f"{at_c(alone[0].concurrency)}, by category"

@@ -34,22 +34,17 @@ def render_terminal(run: Run, console: Console) -> None:
         for line in _lines(run):
             _plain(console, line)
     verdict = run.verdict
-    console.print(
-        f"{SYMBOLS[verdict]} {WORDS[verdict]}. {headline(run)}",
-        style=_STYLES[verdict],
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    _plain(console, f"{SYMBOLS[verdict]} {WORDS[verdict]}. {headline(run)}", _STYLES[verdict])
     if why := run.manifest.get("interrupted"):
         _plain(console, f"The run is not complete: {clean(str(why))}")
     if report := run.manifest.get("report"):
         _plain(console, f"report: {clean(str(report))}")
 
 
-def _plain(console: Console, line: str) -> None:
+def _plain(console: Console, line: str, style: str = "") -> None:
     """One line as it is: nothing in it is markup, and a narrow terminal does not break it."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    shown = style if console.is_terminal else ""
+    console.print(line, style=shown, markup=False, highlight=False, soft_wrap=True)
 
 
 def _lines(run: Run) -> list[str]:

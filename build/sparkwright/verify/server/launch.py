@@ -45,9 +45,9 @@ def start_server(
     port: int = 0,
     model: str = "",
     api_key: str = "",
-    known: BootFacts | None = None,
     boot_s: float = BOOT_S,
     end_s: float = 30.0,
+    known: BootFacts | None = None,
 ) -> ServerProcess:
     """A server that starts when its block of ``async with`` begins.
 
@@ -63,9 +63,9 @@ def start_server(
         port: port to listen at; 0 chooses a free one.
         model: name under which a command's server serves; empty asks it. A recipe's is its own name.
         api_key: that clients send. A recipe's server is told to ask for it.
-        known: what a command's server will not say of itself, such as the memory of its card.
         boot_s: for the boot, in the server's seconds.
         end_s: from being asked to end until it is killed, in ours.
+        known: of a command's server, what its log does not say, such as the card's memory.
 
     Raises:
         IncompatibleOptionsError: the recipe's options are known not to work with that vLLM on this card.

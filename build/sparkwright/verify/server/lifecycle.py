@@ -373,7 +373,8 @@ class ServerProcess:
         _ = self.died  # if it ended by itself, that is how it ended
         self._ending = True
         try:
-            if running.poll() is None and running.ask_to_end():
+            if running.poll() is None:
+                running.ask_to_end()
                 await _while(lambda: _runs(running.pid), self.launch.end_s)
                 if not _runs(running.pid):
                     # Some are on their way out yet: none that is still there after a while is.

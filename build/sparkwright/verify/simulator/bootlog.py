@@ -9,6 +9,7 @@ from sparkwright.verify.simulator.memory import share_out
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkwright.verify.simulator.memory import Memory
     from sparkwright.verify.simulator.settings import Settings
 
 __all__ = ["Line", "boot_lines", "capture_sizes", "captured_sizes", "failing_lines"]
@@ -37,6 +38,8 @@ _PLACES: Final = {
     "captured": ("gpu_model_runner.py:6662", "gpu_model_runner.py:6516"),
     "captured-v2": ("model_runner.py:726", "model_runner.py:1163"),
     "pool": ("gpu_worker.py:667", "gpu_worker.py:934"),
+    "use": ("gpu_worker.py:731", "gpu_worker.py:1066"),
+    "profiled": ("gpu_worker.py:523", "gpu_worker.py:787"),
     "init": ("core.py:337", "core.py:402"),
     "serve": ("api_server.py:581", "entry.py:139"),
     "failed": ("core.py:1165", "core.py:1288"),
@@ -151,10 +154,22 @@ def _sharing(settings: Settings) -> Iterator[Line]:
     memory = share_out(settings)
     if settings.runner == "v1":  # the second model runner estimates nothing
         sizes, full = captured_sizes(settings)
-        text = f"PIECEWISE={len(sizes)} (largest={sizes[-1]}), FULL={len(full)} (largest={full[-1]})"
+        text = (
+            f"PIECEWISE={len(sizes)} (largest={sizes[-1]}), FULL={len(full)} (largest={max(full, default=0)})"
+        )
         yield Line("profile", f"Profiling CUDA graph memory: {text}")
         yield Line("estimate", f"Estimated CUDA graph memory: {memory.graphs_gib:.2f} GiB total")
     yield Line("kv", f"Available KV cache memory: {memory.kv_gib} GiB")
+    if settings.runner == "v1" and memory.graphs_gib > 0:
+        used, share = settings.utilization, memory.graphs_gib / settings.total_gib
+        text = (
+            "CUDA graph memory profiling is enabled (default since v0.21.0). The current "
+            f"--gpu-memory-utilization={used:.4f} is equivalent to "
+            f"--gpu-memory-utilization={used - share:.4f} without CUDA graph memory profiling. To maintain "
+            f"the same effective KV cache size as before, increase --gpu-memory-utilization to "
+            f"{used + share:.4f}. To disable, set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0."
+        )
+        yield Line("profiled", text)
     size = f"GPU KV cache size: {memory.kv_tokens:,} tokens"
     times = memory.kv_tokens / settings.max_model_len
     most = f"Maximum concurrency for {settings.max_model_len:,} tokens per request: {times:.2f}x"
@@ -182,8 +197,22 @@ def _capturing(settings: Settings) -> Iterator[Line]:
             f"difference: {abs(apart):.2f} GiB ({abs(apart) / actual:.1%})."
         )
         yield Line("pool", text)
+    level = "DEBUG" if settings.dialect == "0.24" else "INFO"
+    yield Line("use", _use(settings, memory), level)
     text = "init engine (profile, create kv cache, warmup model) took 96.41 s (compilation: 31.26 s)"
     yield Line("init", text)
+
+
+def _use(settings: Settings, memory: Memory) -> str:
+    """What the card's memory is used for; 0.24 says so only to those who debug."""
+    total = settings.total_gib
+    return (
+        f"Free memory on device ({total - 3.1:.2f}/{total} GiB) on startup. Desired GPU memory utilization "
+        f"is ({settings.utilization}, {settings.utilization * total:.2f} GiB). Actual usage is "
+        f"{settings.weights_gib} GiB for weight, 2.11 GiB for peak activation, 1.31 GiB for non-torch "
+        f"memory, and {memory.graphs_actual_gib} GiB for CUDAGraph memory. Current kv cache memory in use is "
+        f"{memory.kv_gib} GiB."
+    )
 
 
 def failing_lines(settings: Settings) -> tuple[Line, ...]:

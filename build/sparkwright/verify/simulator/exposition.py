@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.simulator.memory import share_out
 from sparkwright.verify.simulator.settings import BLOCK
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def _cache_config(engine: Engine) -> Iterator[str]:
     tokens = engine.pool.blocks * BLOCK
     labels = {
         "block_size": str(BLOCK),
-        "cache_dtype": settings.kv_dtype,
+        "cache_dtype": share_out(settings).kv_dtype,
         "calculate_kv_scales": "False",
         "cpu_offload_gb": "0",
         "enable_prefix_caching": str(settings.prefix_caching),

@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_charts"]
 
+# How the finding of a comparison calls its figures; what it does not know is a word.
+RATIO, LOW, HIGH = "speed over the baseline's", "low", "high"
+DETECTABLE = "smallest difference that would show %"
+
 
 def compare_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     """The comparison's intervals, as its findings measured them."""
     del found
-    rows = [row for finding in run.findings if finding.check == "compare" and (row := _interval(finding))]
+    rows = [row for one in run.findings if one.check == "compare" and (row := _interval(one))]
     if not rows:
         return
-    x = ratios(
-        "tested server over baseline", [edge for row in rows for edge in (row.low, row.ratio, row.high)]
-    )
+    x = ratios(RATIO, [edge for row in rows for edge in (row.low, row.ratio, row.high)])
     decided = [row for row in rows if row.low > 1 or row.high < 1]
     lead = f"{plural(len(decided), 'difference')} of {len(rows)} can be told from none."
     meaning = (
@@ -51,16 +53,15 @@ def compare_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
 
 
 def _interval(finding: Finding) -> Interval | None:
-    measured = finding.measured
-    edges = [measured.get(name) for name in ("ratio", "low", "high")]
-    numbers = [float(edge) for edge in edges if isinstance(edge, float | int)]
-    if len(numbers) < len(edges):
+    """What a finding compared, or `None` if it compared nothing."""
+    if RATIO not in finding.measured:
         return None
-    ratio, low, high = numbers
-    found = measured.get("minimum_detectable", math.nan)
-    detectable = float(found) if isinstance(found, float | int) else math.nan
+    ratio, low, high, detectable = (
+        float(value) if isinstance(value := finding.measured.get(name, ""), float | int) else unknown
+        for name, unknown in ((RATIO, math.nan), (LOW, 0.0), (HIGH, math.inf), (DETECTABLE, math.nan))
+    )
     words = f"{finding.name}: {number(ratio)} ({number(low)} to {number(high)})"
-    return Interval(finding.name, ratio, low, high, detectable, finding.verdict.value, words)
+    return Interval(finding.name, ratio, low, high, detectable / 100, finding.verdict.value, words)
 
 
 def _row(row: Interval) -> tuple[str, ...]:

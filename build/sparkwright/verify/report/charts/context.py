@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.report.charts.chart import HALF, Chart
+from sparkwright.verify.report.charts.chart import CACHE_STYLES, HALF, Chart
 from sparkwright.verify.report.drawing import scale
 from sparkwright.verify.report.drawing.kinds import line_chart
 from sparkwright.verify.report.drawing.plot import Naming, Point, Series
@@ -70,8 +70,8 @@ def _chart(measure: _Measure, sent: Sequence[CellFigures]) -> Chart | None:
         return None
     kinds = list(dict.fromkeys(_kind(cell) for cell in found))
     series = tuple(
-        Series(kind, style, tuple(_point(cell, measure) for cell in _of(found, kind)))
-        for style, kind in enumerate(kinds)
+        Series(kind, CACHE_STYLES.get(kind, 0), tuple(_point(cell, measure) for cell in _of(found, kind)))
+        for kind in kinds
     )
     x = scale.linear("tokens of the prompt", [_tokens(cell) for cell in found])
     y = scale.linear(measure.unit, [value(cell) for cell in found])
@@ -84,7 +84,9 @@ def _chart(measure: _Measure, sent: Sequence[CellFigures]) -> Chart | None:
         lead=lead,
         meaning=measure.meaning,
         widths=HALF,
-        draw=lambda key, width: line_chart(Naming(key, measure.title, words), width, (x, y), series),
+        draw=lambda key, width: line_chart(
+            Naming(key, measure.title, words), width, (x, y), series, listed=True
+        ),
         columns=(
             "cell",
             "cache",

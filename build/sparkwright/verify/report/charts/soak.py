@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.report.charts.chart import WHOLE, Chart
+from sparkwright.verify.checks.drift import elapsed
+from sparkwright.verify.checks.soak import LEAST_HITS
+from sparkwright.verify.report.charts.chart import CACHE_STYLES, WHOLE, Chart
 from sparkwright.verify.report.drawing import scale
 from sparkwright.verify.report.drawing.kinds import Panel, timeline
 from sparkwright.verify.report.drawing.plot import Mark, Naming, Point, Rule, Series
-from sparkwright.verify.report.figures import begun, moments
+from sparkwright.verify.report.figures import moments
 from sparkwright.verify.report.text import duration, number, share
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["soak_charts"]
 
-LEAST_HITS = 0.2  # the soak's own condition: below, the cache is not exercised
 ONSET = "onset s"  # how the soak's finding calls the moment when acceptance began to fall
 TITLE = "Prefix-cache soak over time"
 MEANING = (
@@ -65,15 +66,16 @@ def soak_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
 
 
 def _course(soaked: Sequence[CellFigures], speed: float) -> _Course:
-    starts = begun([cell.observation for cell in soaked], speed)
+    begun = elapsed([cell.observation for cell in soaked], speed)
     windows: list[Moment] = []
     probes: dict[str, list[Point]] = {}
     memory: list[Point] = []
-    for cell, begin_s in zip(soaked, starts, strict=True):
+    for cell in soaked:
+        begin_s = begun[cell.observation.cell.name]
         kind = cell.observation.cell.tags.get("kind", "traffic")
         if kind == "traffic":
             windows.extend(moments(cell.observation, begin_s, speed))
-        elif kind in {"cold", "cached"} and cell.speculation and cell.speculation.drafts:
+        elif kind in CACHE_STYLES and cell.speculation and cell.speculation.drafts:
             rate = cell.speculation.acceptance_rate
             words = f"{kind} probes, {duration(begin_s)}: {share(rate)}"
             probes.setdefault(kind, []).append(Point(begin_s, rate, words, suspect=bool(cell.trouble)))
@@ -114,7 +116,7 @@ def _lead(windows: Sequence[Moment], named: Sequence[Mark]) -> str:
 def _panels(course: _Course) -> tuple[Panel, ...]:
     windows = course.windows
     rates = [Series("traffic", 0, _points(windows, lambda moment: moment.acceptance, share))]
-    rates += [Series(kind, 2 + style, points) for style, (kind, points) in enumerate(course.probes.items())]
+    rates += [Series(kind, CACHE_STYLES[kind], points) for kind, points in course.probes.items()]
     speed = _points(windows, lambda moment: moment.tokens_per_s, number)
     hits = _points(windows, lambda moment: moment.hit_rate, share)
     used = _points(windows, lambda moment: moment.kv_usage, share)
@@ -143,13 +145,17 @@ def _amount(title: str, points: Sequence[Point]) -> scale.Axis:
 def _points(
     windows: Sequence[Moment], value: Callable[[Moment], float], say: Callable[[float], str]
 ) -> tuple[Point, ...]:
-    return tuple(
-        Point(
-            moment.middle_s, value(moment), f"{duration(moment.middle_s)}: {say(value(moment))}", moment.reset
-        )
-        for moment in windows
-        if math.isfinite(value(moment))
-    )
+    """One point for each window with a figure; rounds of traffic are not joined over what lies between."""
+    points: list[Point] = []
+    apart, end_s = False, 0.0
+    for moment in windows:
+        apart = apart or moment.begin_s > end_s
+        end_s = moment.end_s
+        if math.isfinite(value(moment)):
+            words = f"{duration(moment.middle_s)}: {say(value(moment))}"
+            points.append(Point(moment.middle_s, value(moment), words, moment.reset, apart))
+            apart = False
+    return tuple(points)
 
 
 def _row(moment: Moment) -> tuple[str, ...]:

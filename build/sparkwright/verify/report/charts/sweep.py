@@ -161,7 +161,7 @@ def _floor_rules(run: Run) -> tuple[Rule, ...]:
     floors = [floor.ttft_p99_ms for floor in run.floors if math.isfinite(floor.ttft_p99_ms)]
     if not floors or max(floors) <= 0:
         return ()
-    return (Rule(max(floors) * FLOOR_FACTOR, f"{FLOOR_FACTOR} {TIMES} the client's own error"),)
+    return (Rule(max(floors) * run.speed * FLOOR_FACTOR, f"{FLOOR_FACTOR} {TIMES} the client's own error"),)
 
 
 def _over_concurrency(measure: _Measure, swept: Sequence[CellFigures], rules: tuple[Rule, ...]) -> Chart:

@@ -17,6 +17,7 @@ from sparkwright.verify.report.drawing.plot import (
     marks,
     names,
     rules,
+    short,
     wide,
 )
 from sparkwright.verify.report.drawing.svg import element, group, marker, path_of, text, titled
@@ -58,7 +59,7 @@ def line_chart(
 ) -> Element:
     """Lines over one x axis, each named at its end, or in a list where they end anywhere."""
     x, y = scales
-    right = max([wide(one.name) for one in series], default=0) + 28
+    right = max([wide(short(one.name)) for one in series], default=0) + 28
     box = Box(_LEFT, 30, width - _LEFT - right, 250)
     parts = [axes(box, x, y), rules(box, y, ruled), lines(box, x, y, series, labels=not listed)]
     if listed:
@@ -80,7 +81,7 @@ def timeline(
     naming: Naming, width: float, x: Axis, panels: Sequence[Panel], named: Sequence[Mark] = ()
 ) -> Element:
     """Panels above each other over the same time; *named* moments cross all of them."""
-    named_ends = [wide(one.name) for panel in panels for one in panel.series if len(panel.series) > 1]
+    named_ends = [wide(short(one.name)) for panel in panels for one in panel.series if len(panel.series) > 1]
     right = max(named_ends, default=0) + (28 if named_ends else 12)
     top, parts = 30.0, []
     for index, panel in enumerate(panels):
@@ -122,7 +123,7 @@ def bar_panels(naming: Naming, width: float, y: Axis, x_title: str, panels: Sequ
     parts: list[Element] = []
     for index, panel in enumerate(panels):
         row, column = divmod(index, columns)
-        box = Box(column * step_x + 40, row * step_y + 36, step_x - 54, 106)
+        box = Box(column * step_x + 48, row * step_y + 36, step_x - 60, 106)
         parts.append(_bars(box, y, panel))
         parts.append(text(x_title, box.left + box.width / 2, box.bottom + 33, "axis middle"))
     rows = -(-len(panels) // columns)
@@ -133,7 +134,7 @@ def _bars(box: Box, y: Axis, panel: BarPanel) -> Element:
     parts: list[Element | None] = [
         axes(box, None, y),
         marker(panel.style, box.left + 5, box.top - 16, 4),
-        text(panel.title, box.left + 16, box.top - 12, "heading start"),
+        text(short(panel.title, box.width - 16), box.left + 16, box.top - 12, "heading start"),
     ]
     slot = box.width / max(1, len(panel.values))
     for index, value in enumerate(panel.values):
@@ -171,7 +172,7 @@ class Interval:
 def intervals(naming: Naming, width: float, x: Axis, rows: Sequence[Interval]) -> Element:
     """Ratios with intervals around 1: right of it the tested server has more, left of it less."""
     beside = width > 700  # noqa: PLR2004 - names find room at the left
-    left = max([wide(row.label) for row in rows], default=0) + 20 if beside else 16.0
+    left = max([wide(short(row.label, 300)) for row in rows], default=0) + 20 if beside else 16.0
     step = 34.0 if beside else 52.0
     box = Box(left, 20, width - left - 20, step * len(rows))
     parts: list[Element] = [_ratio_grid(box, x)]
@@ -179,9 +180,9 @@ def intervals(naming: Naming, width: float, x: Axis, rows: Sequence[Interval]) -
         bottom = box.top + step * (index + 1)
         centre = bottom - 17
         if beside:
-            parts.append(text(row.label, left - 14, centre + 4, "name end"))
+            parts.append(text(short(row.label, 300), left - 14, centre + 4, "name end"))
         else:
-            parts.append(text(row.label, left, bottom - 36, "name start halo"))
+            parts.append(text(short(row.label, box.width), left, bottom - 36, "name start halo"))
         parts.append(titled(_interval(box, x, row, centre), row.words))
     return canvas(naming, width, box.bottom + 48, parts)
 
@@ -241,7 +242,7 @@ def budgets(naming: Naming, width: float, x: Axis, rows: Sequence[Budget]) -> El
     parts: list[Element] = [_ratio_grid(box, x)]
     for index, row in enumerate(rows):
         top = box.top + 62 * index + 26
-        parts.append(text(row.label, box.left, top - 7, "name start halo"))
+        parts.append(text(short(row.label, box.width), box.left, top - 7, "name start halo"))
         whole = box.x(x, row.whole) - box.left
         if row.whole > 0:
             parts.append(element("rect", x=box.left, y=top, width=whole, height=22, class_="whole"))

@@ -26,6 +26,7 @@ __all__ = [
     "marks",
     "names",
     "rules",
+    "short",
     "wide",
 ]
 
@@ -40,14 +41,29 @@ def wide(words: str) -> float:
     return len(words) * _CHARACTER
 
 
+def short(words: str, room: float = 120.0) -> str:
+    """*words* as far as they fit into *room* pixels."""
+    words, most = clean(words), int(room / _CHARACTER)
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
 @dataclass(frozen=True)
 class Point:
-    """One figure: where it lies, what to say of it, and whether it can be trusted."""
+    """One figure.
+
+    Attributes:
+        x: where it lies.
+        y: likewise.
+        words: what to say of it.
+        suspect: whether it is not to be trusted.
+        apart: whether something is left out before it, so that no line joins it to the point before.
+    """
 
     x: float
     y: float
     words: str = ""
     suspect: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +150,7 @@ def canvas(naming: Naming, width: float, height: float, parts: Iterable[Element 
 
 def axes(box: Box, x: Axis | None, y: Axis) -> Element:
     """Grid, ticks and titles; the y axis's title stands above it, where it is read first."""
-    parts: list[Element] = [text(y.title, box.left, box.top - 12, "axis start")]
+    parts: list[Element] = [text(y.title, box.left, box.top - 12, "axis start")] if y.title else []
     for value, label in y.ticks:
         place = box.y(y, value)
         parts.extend(
@@ -160,6 +176,7 @@ def axes(box: Box, x: Axis | None, y: Axis) -> Element:
 def lines(box: Box, x: Axis, y: Axis, series: Sequence[Series], *, labels: bool = True) -> Element:
     """Series as lines, each named at its end so that no colour has to be looked up."""
     drawn = [_line(box, x, y, one) for one in series]
+    drawn.extend(_missing(box, x, series))
     return group([*drawn, *(_labels(box, x, y, series) if labels else ())])
 
 
@@ -169,24 +186,41 @@ def names(box: Box, series: Sequence[Series]) -> Element:
     for index, one in enumerate(series):
         height = box.top + LINE * (index + 0.5)
         parts.append(marker(one.style, box.right + 16, height, 3.6))
-        parts.append(text(one.name, box.right + 24, height + 4, "name start"))
+        parts.append(text(short(one.name), box.right + 24, height + 4, "name start"))
     return group(parts)
 
 
 def _line(box: Box, x: Axis, y: Axis, series: Series) -> Element:
     places = [(box.x(x, point.x), box.y(y, point.y)) for point in series.points]
-    line = element("path", d=path_of(places), class_=f"line s{series.style}") if places else None
+    line = element("path", d="".join(map(path_of, _runs(series, places))), class_=f"line s{series.style}")
     few = len(places) <= _MANY
     dots = [
         titled(group([_dot(series.style, place, few=few, suspect=point.suspect)]), point.words)
         for place, point in zip(places, series.points, strict=True)
         if len(places) <= _TOO_MANY or point.suspect
     ]
-    crosses = [
-        titled(text("✗", box.x(x, point.x), box.bottom - 3, "missing middle halo"), point.words)
-        for point in series.missing
+    return group([line if places else None, *dots])
+
+
+def _runs(series: Series, places: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """Places that one line joins."""
+    runs: list[list[tuple[float, float]]] = [[]]
+    for point, place in zip(series.points, places, strict=True):
+        if point.apart and runs[-1]:
+            runs.append([])
+        runs[-1].append(place)
+    return runs
+
+
+def _missing(box: Box, x: Axis, series: Sequence[Series]) -> list[Element]:
+    """A cross for each place where series have no figure, which says what is missing."""
+    words: dict[float, list[str]] = {}
+    for point in (point for one in series for point in one.missing):
+        words.setdefault(point.x, []).append(point.words)
+    return [
+        titled(text("✗", box.x(x, place), box.bottom - 3, "missing middle halo"), "\n".join(said))
+        for place, said in sorted(words.items())
     ]
-    return group([line, *dots, *crosses])
 
 
 def _dot(style: int, place: tuple[float, float], *, few: bool, suspect: bool) -> Element:
@@ -208,7 +242,7 @@ def _labels(box: Box, x: Axis, y: Axis, series: Sequence[Series]) -> list[Elemen
             [
                 element("path", d=leader, class_=f"leader s{one.style}"),
                 marker(one.style, end + 6, height, 3.6),
-                text(one.name, end + 14, height + 4, "name start"),
+                text(short(one.name), end + 14, height + 4, "name start"),
             ]
         )
     return parts

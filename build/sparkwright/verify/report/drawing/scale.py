@@ -111,7 +111,7 @@ def log10(title: str, values: Iterable[float]) -> Axis:
     return Axis(title, low, high, tuple((mark, number(mark)) for mark in marks), "log")
 
 
-def minutes(title: str, longest: float, ticks: int = 6) -> Axis:
+def minutes(title: str, longest: float, ticks: int = 8) -> Axis:
     """An axis of time from 0 to *longest* seconds, labelled in seconds, minutes or hours."""
     longest = max(longest, 1.0)
     step = next((step for step in _SECONDS if step >= longest / ticks), 86400)

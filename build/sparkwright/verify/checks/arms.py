@@ -1,0 +1,27 @@
+"""Checks that hold a server against another one: what goes wrong at the other is not this one's fault."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.model import Verdict
+
+if TYPE_CHECKING:
+    from sparkwright.verify.checks.common import Seen
+
+__all__ = ["lay_at_the_right_door"]
+
+
+def lay_at_the_right_door(seen: Seen) -> Seen:
+    """*seen* with failures of the baseline as what they are for a comparison: nothing to compare with."""
+    baseline = {cell.key for cell in seen.planned if cell.arm == "baseline"}
+    return dataclasses.replace(
+        seen,
+        troubles=tuple(
+            dataclasses.replace(trouble, verdict=Verdict.INVALID)
+            if trouble.cell in baseline and trouble.verdict is Verdict.FAIL
+            else trouble
+            for trouble in seen.troubles
+        ),
+    )

@@ -1,0 +1,95 @@
+"""The same questions in every round of a soak, cold and cached, and what became of their acceptance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.checks.acceptance import acceptance
+from sparkwright.verify.checks.paired import paired_ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkwright.verify.checks.acceptance import Interval
+    from sparkwright.verify.checks.common import Seen
+    from sparkwright.verify.model import Observation
+
+__all__ = ["HOLD", "SURE", "Probe", "Probes"]
+
+HOLD = 0.8
+"""Accepted tokens a draft over those of the first probes, or cached over cold, below which it is a decay."""
+SURE = 0.01
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One asking of all questions.
+
+    Attributes:
+        number: of the round.
+        at_s: when it began, in seconds of the soak.
+        seen: what was seen.
+    """
+
+    number: int
+    at_s: float
+    seen: Observation
+
+
+@dataclass(frozen=True)
+class Probes:
+    """All askings, by kind and in order of time."""
+
+    cold: tuple[Probe, ...]
+    cached: tuple[Probe, ...]
+
+    @classmethod
+    def of(cls, seen: Seen, begun: Mapping[str, float]) -> Probes:
+        """The probes among the sound observations of a soak whose cells began at the moments *begun*."""
+
+        def kind(name: str) -> tuple[Probe, ...]:
+            return tuple(
+                Probe(int(o.cell.tags["round"]), begun[o.cell.name], o)
+                for o in seen.tagged(kind=name).sound
+                if acceptance(o) is not None
+            )
+
+        return cls(kind("cold"), kind("cached"))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of which there are probes of both kinds."""
+        return min(len(self.cold), len(self.cached))
+
+    def over_first(self) -> list[tuple[str, Probe, Interval]]:
+        """Each later asking over the first one of its kind; intervals err in 1 % of soaks, all together."""
+        comparisons = max(1, len(self.cold) + len(self.cached) - 2)
+        found = []
+        for kind, probes in (("cold", self.cold), ("cached", self.cached)):
+            for probe in probes[1:]:
+                ratio = paired_ratio([probe.seen], [probes[0].seen], comparisons, SURE)
+                if ratio is not None:
+                    found.append((kind, probe, ratio))
+        return found
+
+    def last_over_first(self) -> dict[str, float]:
+        """The last asking over the first one, by kind."""
+        last = {kind: ratio.value for kind, _, ratio in self.over_first()}
+        return last or dict.fromkeys(("cold", "cached"), 1.0)
+
+    def steady_pairs(self) -> list[tuple[Probe, Probe]]:
+        """Cold and cached askings of each round in which cold ones are as good as they were at first.
+
+        While acceptance falls anyway, a cached asking is worse for coming later than a cold one; so a round
+        is left out where its cold asking or the one after it has surely fallen.
+        """
+        fallen = {
+            probe.number for kind, probe, ratio in self.over_first() if kind == "cold" and ratio.high < HOLD
+        }
+        cached = {probe.number: probe for probe in self.cached}
+        return [
+            (probe, cached[probe.number])
+            for probe in self.cold
+            if probe.number in cached and not fallen & {probe.number, probe.number + 1}
+        ]

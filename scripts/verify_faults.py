@@ -1,0 +1,95 @@
+"""Write docs/verify-faults.md: what every fault of the simulator, and no fault at all, does to the checks.
+
+python scripts/verify_faults.py [--seeds 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from fault_matrix import CASES, Case, Outcome, run_case, seeds  # noqa: E402 - found by the path above
+
+from sparkwright.verify.model import Verdict  # noqa: E402
+from sparkwright.verify.simulator.faults import FAULTS  # noqa: E402
+
+PAGE = ROOT / "docs" / "verify-faults.md"
+HEAD = """# What each fault does to each check
+
+Made by `scripts/verify_faults.py`; `make test` runs the same cases. A case is a whole run of the suite
+against a simulator in a process of its own with one thing wrong. *As expected* means the right verdict,
+from the check that should notice, with a cause that names it.
+"""
+
+
+def main() -> int:
+    """Run all cases; returns 0 if each came out as expected."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20, help="how many healthy servers")
+    cases = (*CASES, *seeds(parser.parse_args().seeds))
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(2) as pool:
+        places = [Path(folder) / str(number) for number in range(len(cases))]
+        outcomes = list(pool.map(run_case, cases, places))
+    PAGE.write_text(page(list(zip(cases, outcomes, strict=True))), encoding="utf-8")
+    return 0 if all(as_expected(*pair) for pair in zip(cases, outcomes, strict=True)) else 1
+
+
+def as_expected(case: Case, outcome: Outcome) -> bool:
+    """Whether *outcome* is what *case* asks for."""
+    told = case.verdict is Verdict.PASS or any(re.search(case.says, cause) for cause in outcome.causes)
+    return outcome.verdict is case.verdict and told
+
+
+def page(found: list[tuple[Case, Outcome]]) -> str:
+    """The page, in Markdown."""
+    faulty = [(case, outcome) for case, outcome in found if case.fault]
+    healthy = [outcome for case, outcome in found if not case.fault]
+    return "\n".join([HEAD, *_confusion(faulty, healthy), "", *_faults(faulty), ""])
+
+
+def _confusion(faulty: list[tuple[Case, Outcome]], healthy: list[Outcome]) -> list[str]:
+    noticed, missed = Counter[str](), Counter[str]()
+    for case, outcome in faulty:
+        if case.verdict is not Verdict.PASS:
+            (noticed if as_expected(case, outcome) else missed)[case.check] += 1
+    checks = sorted({*noticed, *missed, *(name for outcome in healthy for name in outcome.verdicts)})
+    rows = [
+        "| check | faults noticed | missed | healthy runs passed | false alarms |",
+        "|---|---|---|---|---|",
+    ]
+    for name in checks:
+        verdicts = [outcome.verdicts[name] for outcome in healthy if name in outcome.verdicts]
+        passed = verdicts.count(Verdict.PASS)
+        row = (name, noticed[name], missed[name], passed, len(verdicts) - passed)
+        rows.append(f"| {' | '.join(map(str, row))} |")
+    odd = [as_expected(*pair) for pair in faulty if pair[0].verdict is Verdict.PASS]
+    return [*rows, "", f"Streams and starts that are odd and right: {sum(odd)} of {len(odd)} passed."]
+
+
+def _faults(faulty: list[tuple[Case, Outcome]]) -> list[str]:
+    rows = ["| fault | what it does | check | verdict | as expected | cause |", "|---|---|---|---|---|---|"]
+    for case, outcome in faulty:
+        matching = [cause for cause in outcome.causes if re.search(case.says, cause)]
+        cause = matching[0].partition(": ")[2].partition(": ")[2] if matching else ""
+        does = FAULTS[case.fault.partition("=")[0]].does
+        expected = "yes" if as_expected(case, outcome) else "**no**"
+        row = (f"`{case.fault}`", does, case.check, str(outcome.verdict), expected, _short(cause))
+        rows.append(f"| {' | '.join(row)} |")
+    return rows
+
+
+def _short(cause: str) -> str:
+    text = " ".join(cause.split()).replace("|", "\\|")
+    return text if len(text) <= 160 else f"{text[:159]}…"  # noqa: PLR2004 - what a table's cell holds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""``sparkwright verify`` as a person or a machine meets it: results, refusals, kills and resuming."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import psutil
+import pytest
+
+from sparkwright.canonical import sha256_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMMAND = (sys.executable, "-m", "sparkwright", "verify")
+QUICK = ("--demo", "--checks", "boot", "--categories", "code")
+KEY = "a key that nobody guesses"
+
+
+def verify(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **environment}
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def documents(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "journal.jsonl").read_bytes().split(b"\n") if line]
+
+
+def cells(run: Path) -> list[str]:
+    return [line["id"] for line in documents(run) if line["kind"] == "cell"]
+
+
+def left_behind(run: Path) -> list[psutil.Process]:
+    """Processes that still work in the run's folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and str(run) in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+@contextlib.contextmanager
+def simulator(folder: Path, *options: str) -> Iterator[str]:
+    """The address of a simulated server that others started."""
+    ready = folder / "ready.json"
+    argv = [
+        sys.executable,
+        "-m",
+        "sparkwright.verify.simulator.main",
+        "--port",
+        "0",
+        "--ready-file",
+        str(ready),
+    ]
+    with subprocess.Popen([*argv, "--speed", "40", "--log", str(folder / "log"), *options]) as process:
+        try:
+            while not ready.exists():
+                assert process.poll() is None
+                time.sleep(0.05)
+            yield json.loads(ready.read_text())["url"]
+        finally:
+            process.terminate()
+
+
+def test_a_healthy_server_leaves_a_verdict_and_its_evidence(tmp_path: Path) -> None:
+    done = verify(*QUICK, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    for line in done.stdout.splitlines():
+        if " sha256 " in line:
+            name, path, *_, digest = line.split()
+            assert Path(path) == run / name
+            assert sha256_file(run / name) == digest
+    assert done.stdout.splitlines()[-1] == f"next     open {run}/report.html"
+    assert json.loads((run / "verdict.json").read_text())["verdict"] == "pass"
+    assert ET.parse(run / "junit.xml").getroot().tag == "testsuites"  # noqa: S314
+    assert "<html" in (run / "report.html").read_text()
+    assert (run / "servers" / "main-0" / "server.log").stat().st_size
+    assert left_behind(run) == []
+
+
+def test_machines_get_one_document(tmp_path: Path) -> None:
+    done = verify(*QUICK, "--json", cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["verdict"], done.stderr) == (0, "pass", "")
+    report = Path(told["files"][0]["path"])
+    assert report.parent.parent == tmp_path / "dist" / "evidence"
+    assert {finding["check"] for finding in told["findings"]} == {"boot"}
+    assert told["failed-requests"] == 0 < told["requests"]
+
+
+def test_a_fault_fails_and_is_named(tmp_path: Path) -> None:
+    done = verify(*QUICK, "--fault", "negative-estimate", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 83
+    assert "-35.69" in done.stderr
+    assert "report.html" in done.stderr
+    told = json.loads((tmp_path / "run" / "verdict.json").read_text())
+    assert told["verdict"] == "fail"
+    assert ET.parse(tmp_path / "run" / "junit.xml").getroot().find(".//failure") is not None  # noqa: S314
+
+
+def test_what_could_not_be_decided_is_no_pass(tmp_path: Path) -> None:
+    with simulator(tmp_path) as url:  # and nobody that answers without speculation
+        asked = ("--url", url, "--profile", "demo", "--speed", "40", "--checks", "lossless", "--out", "run")
+        done = verify(*asked, "--categories", "code", cwd=tmp_path)
+    assert done.returncode == 84, done.stderr
+    assert json.loads((tmp_path / "run" / "verdict.json").read_text())["verdict"] == "inconclusive"
+
+
+def test_a_server_of_others_is_verified_with_its_key_and_left_running(tmp_path: Path) -> None:
+    with simulator(tmp_path, "--api-key", KEY) as url:
+        quick = ("--url", url, "--profile", "demo", "--checks", "coherence", "--speed", "40", "--out", "run")
+        refused = verify(*quick, cwd=tmp_path)
+        assert refused.returncode == 82
+        assert "key" in refused.stderr
+        assert not (tmp_path / "run" / "journal.jsonl").exists()
+        done = verify(*quick, cwd=tmp_path, SPARKWRIGHT_API_KEY=KEY)
+        assert done.returncode == 0, done.stderr
+        again = verify(
+            *quick[:-1], "other", "--model", "nobody/nothing", cwd=tmp_path, SPARKWRIGHT_API_KEY=KEY
+        )
+        assert again.returncode == 82
+        assert "nobody/nothing" in again.stderr
+        assert "simulated/" in again.stderr  # what is served instead
+    everything = "".join(
+        path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*") if path.is_file()
+    )
+    assert KEY not in everything
+
+
+def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    asked = ("--demo", "--checks", "boot,coherence,crash", "--out", run)
+    with subprocess.Popen([*COMMAND, *map(str, asked)], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        while not (run / "journal.jsonl").exists() or len(cells(run)) < 2:
+            assert process.poll() is None, "it ended before it could be killed"
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    before = cells(run)
+    assert not (run / "report.html").exists()
+    deadline = time.monotonic() + 60
+    while left_behind(run) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_behind(run) == []
+
+    done = verify("--resume", run, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    after = cells(run)
+    assert after[: len(before)] == before
+    assert len(after) == len(set(after)) > len(before)
+
+    whole = verify(*asked[:-1], "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    assert sorted(cells(tmp_path / "whole")) == sorted(after)
+
+    again = verify("--resume", run, cwd=tmp_path)
+    assert again.returncode == 0
+    assert cells(run) == after
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = [*COMMAND, "--demo", "--checks", "boot,crash", "--out", str(run)]
+    with subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        while not (run / "journal.jsonl").exists() or not cells(run):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in said
+    assert left_behind(run) == []
+    assert verify("--resume", run, cwd=tmp_path).returncode == 0
+
+
+REFUSED = {
+    "nothing": ((), 10, "none was named"),
+    "two servers": (("--demo", "--url", "http://localhost:1"), 10, "exclude each other"),
+    "fault without simulator": (("--url", "http://localhost:1", "--fault", "inert"), 10, "without --demo"),
+    "unknown fault": (("--demo", "--fault", "gremlins"), 12, "gremlins"),
+    "unknown check": (("--demo", "--checks", "vibes"), 12, "vibes"),
+    "unknown category": (("--demo", "--categories", "poetry"), 12, "poetry"),
+    "unknown profile": (("--demo", "--profile", "huge"), 12, "huge"),
+    "unknown recipe": (("--python", sys.executable, "--recipe", "soup"), 12, "soup"),
+    "no vllm there": (("--python", sys.executable), 80, "vLLM"),
+    "nobody answers": (("--url", "http://127.0.0.1:9"), 82, "127.0.0.1:9"),
+    "no address": (("--url", "localhost"), 82, "localhost"),
+    "no log": (("--url", "http://127.0.0.1:9", "--log", "gone"), 10, "gone"),
+    "no run": (("--resume", "."), 10, "not the folder of a run"),
+    "no numbers": (("--demo", "--levels", "1,many"), 2, "1,many"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_done_is_said_in_one_message(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    done = verify(*arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("journal.jsonl"))
+
+
+def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path: Path) -> None:
+    assert verify(*QUICK, "--out", "run", cwd=tmp_path).returncode == 0
+    done = verify("--resume", "run", "--levels", "1,2", cwd=tmp_path)
+    assert done.returncode == 10
+    assert "--levels" in done.stderr
+    other = verify(*QUICK, "--seed", "7", "--out", "run", cwd=tmp_path)
+    assert other.returncode == 10
+    assert "holds a run of something else" in other.stderr

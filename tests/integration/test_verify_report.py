@@ -1,0 +1,214 @@
+"""The page in a real browser: it renders at every width and in every medium, and loads nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import report_kit
+from browser import Page, find_browser, open_page, running_browser
+
+from sparkwright.verify.report import render_html
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
+
+WIDTHS = (1280, 820, 390)
+
+# Drawings that show: one for each chart, each with some area, none wider than its figure.
+DRAWINGS = """[...document.querySelectorAll('figure')].map(figure => {
+  const shown = [...figure.querySelectorAll('svg')].filter(svg => svg.getBoundingClientRect().width > 0);
+  const box = shown.length ? shown[0].getBoundingClientRect() : {width: 0, height: 0};
+  return [figure.id, shown.length, box.width, box.height,
+          box.width <= figure.getBoundingClientRect().width];
+})"""
+
+# Words in drawings that lie on each other, by more than line boxes are larger than letters.
+OVERLAPS = """[...document.querySelectorAll('svg')].filter(svg => svg.getBoundingClientRect().width > 0)
+.flatMap(svg => {
+  const words = [...svg.querySelectorAll('text')].filter(one => one.textContent.trim());
+  const boxes = words.map(one => one.getBoundingClientRect());
+  const found = [];
+  for (let i = 0; i < boxes.length; i++) for (let j = 0; j < i; j++) {
+    const wide = Math.min(boxes[i].right, boxes[j].right) - Math.max(boxes[i].left, boxes[j].left);
+    const high = Math.min(boxes[i].bottom, boxes[j].bottom) - Math.max(boxes[i].top, boxes[j].top);
+    if (wide > 1 && high > 5) found.push(`${words[j].textContent} on ${words[i].textContent}`);
+  }
+  return found;
+})"""
+
+# Words in drawings that leave them, or that are smaller than 9 px on the screen.
+STRAY = """[...document.querySelectorAll('svg')].filter(svg => svg.getBoundingClientRect().width > 0)
+.flatMap(svg => [...svg.querySelectorAll('text')].filter(one => {
+  const box = one.getBoundingClientRect(), frame = svg.getBoundingClientRect();
+  return box.left < frame.left - 3 || box.right > frame.right + 3 || box.height < 9;
+}).map(one => svg.querySelector('title').textContent + ': ' + one.textContent))"""
+
+# The contrast of each piece of text with what is behind it (WCAG 2.2), where it is below 4.5.
+FAINT = """(() => {
+  const light = colour => { const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = one => { for (; one; one = one.parentElement) {
+    const colour = getComputedStyle(one).backgroundColor;
+    if (!/, 0\\)$/.test(colour) && colour.startsWith('rgb')) return colour; } return 'rgb(255, 255, 255)'; };
+  const found = [];
+  for (const one of document.querySelectorAll('body *:not(svg *)')) {
+    const own = [...one.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !one.getClientRects().length) continue;
+    const pair = [light(getComputedStyle(one).color), light(behind(one))].sort((a, b) => b - a);
+    if ((pair[0] + 0.05) / (pair[1] + 0.05) < 4.5) found.push(one.textContent.slice(0, 40));
+  }
+  return found;
+})()"""
+
+# What makes the page scroll sideways.
+SIDEWAYS = """(() => {
+  const wide = document.documentElement.clientWidth;
+  if (document.scrollingElement.scrollWidth <= wide) return [];
+  return [...document.querySelectorAll('body *')].filter(one => one.getBoundingClientRect().right > wide + 1
+    && !one.closest('.scroll, pre, nav')).map(one => `${one.tagName} ${one.textContent.slice(0, 30)}`);
+})()"""
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with running_browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = tmp_path_factory.mktemp("reports")
+    for name in ("healthy", "unhealthy", "hostile"):
+        (made / f"{name}.html").write_text(render_html(getattr(report_kit, name)()))
+    return made
+
+
+def visit(port: int, file: Path, look: Callable[[Page], Awaitable[Any]]) -> Any:
+    async def visiting() -> Any:
+        async with open_page(port, file.as_uri()) as page:
+            seen = await look(page)
+            assert page.complaints == []
+            assert [url for url in page.requests if not url.startswith("data:")] == [file.as_uri()]
+            return seen
+
+    return asyncio.run(visiting())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["healthy", "unhealthy"])
+def test_charts_show_and_can_be_read(port: int, folder: Path, name: str, width: int) -> None:
+    async def look(page: Page) -> None:
+        await page.look(width)
+        drawings = await page.ask(DRAWINGS)
+        assert len(drawings) == 13
+        for chart, count, wide, high, fits in drawings:
+            assert (count, fits) == (1, True), chart
+            assert wide > 250, chart
+            assert high > 30, chart
+        assert await page.ask(OVERLAPS) == []
+        assert await page.ask(STRAY) == []
+        assert await page.ask(SIDEWAYS) == []
+
+    visit(port, folder / f"{name}.html", look)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_words_stand_out_in_light_and_dark(port: int, folder: Path, *, dark: bool) -> None:
+    async def look(page: Page) -> str:
+        await page.look(1280, dark=dark)
+        assert await page.ask(FAINT) == []
+        colour: str = await page.ask("getComputedStyle(document.body).backgroundColor")
+        return colour
+
+    assert visit(port, folder / "unhealthy.html", look) == (
+        "rgb(13, 16, 20)" if dark else "rgb(245, 246, 248)"
+    )
+
+
+def test_faint_words_are_seen(port: int, folder: Path) -> None:
+    faint = folder / "faint.html"
+    faint.write_text((folder / "healthy.html").read_text().replace("--soft: #4d5766", "--soft: #b0b0b0"))
+
+    async def look(page: Page) -> Any:
+        await page.look(1280)
+        return await page.ask(FAINT)
+
+    assert visit(port, faint, look)
+
+
+def test_words_on_each_other_are_seen(port: int, folder: Path) -> None:
+    crowded = folder / "crowded.html"
+    crowded.write_text((folder / "healthy.html").read_text().replace("font-size: 12.5px", "font-size: 30px"))
+
+    async def look(page: Page) -> Any:
+        await page.look(1280)
+        return await page.ask(OVERLAPS), await page.ask(STRAY)
+
+    overlaps, stray = visit(port, crowded, look)
+    assert overlaps
+    assert stray
+
+
+def test_nothing_hostile_happens(port: int, folder: Path) -> None:
+    async def look(page: Page) -> None:
+        for width in WIDTHS:
+            await page.look(width)
+            assert await page.ask(SIDEWAYS) == []
+        assert await page.ask("document.querySelectorAll('script, img, iframe').length") == 0
+        await page.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+
+    visit(port, folder / "hostile.html", look)
+
+
+def test_on_paper_everything_that_is_folded_is_told(port: int, folder: Path) -> None:
+    async def look(page: Page) -> None:
+        await page.look(1280, dark=True, paper=True)
+        assert await page.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert await page.ask("getComputedStyle(document.querySelector('nav')).display") == "none"
+        printed = await page.print()
+        assert printed.startswith(b"%PDF")
+
+    visit(port, folder / "unhealthy.html", look)
+
+
+def test_the_keyboard_reaches_links_and_tables(port: int, folder: Path) -> None:
+    async def look(page: Page) -> None:
+        await page.look(1280)
+        seen = []
+        for _ in range(12):
+            await page.send("Input.dispatchKeyEvent", type="keyDown", key="Tab", windowsVirtualKeyCode=9)
+            seen.append(
+                await page.ask("document.activeElement.tagName + ' ' + document.activeElement.className")
+            )
+        assert seen[0] == "A skip"
+        assert "A check pass" in seen
+        tables = "[...document.querySelectorAll('.scroll')].every(one => one.tabIndex === 0 && one.ariaLabel)"
+        assert await page.ask(tables)
+
+    visit(port, folder / "healthy.html", look)
+
+
+def test_those_who_cannot_see_hear_what_is_there(port: int, folder: Path) -> None:
+    async def look(page: Page) -> list[tuple[str, str]]:
+        await page.look(1280)
+        await page.send("Accessibility.enable")
+        nodes = (await page.send("Accessibility.getFullAXTree"))["nodes"]
+        return [
+            (node["role"]["value"], node.get("name", {}).get("value", ""))
+            for node in nodes
+            if not node["ignored"] and "role" in node
+        ]
+
+    heard = visit(port, folder / "healthy.html", look)
+    roles = [role for role, _ in heard]
+    assert {"banner", "navigation", "main", "contentinfo", "figure", "table"} <= set(roles)
+    drawings = [name for role, name in heard if role in {"image", "img", "graphics-document"}]
+    assert len(drawings) == 13
+    assert all(drawings)
+    assert any(name.startswith("Verify-step time") for name in drawings)

@@ -1,0 +1,150 @@
+"""A headless Chromium for tests of pages: what it shows, asks for and complains about.
+
+It is spoken to over its DevTools protocol, which works where a page allows no scripts.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",  # tests may run as root
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--remote-debugging-port=0",
+)
+
+
+def find_browser() -> str | None:
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self.number = 0
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.loaded = False
+
+    async def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self.number += 1
+        await self.socket.send_json({"id": self.number, "method": method, "params": parameters})
+        while True:
+            message = await self._receive()
+            if message.get("id") == self.number:
+                assert "error" not in message, message
+                return message["result"]
+
+    async def _receive(self) -> dict[str, Any]:
+        message = json.loads((await self.socket.receive(timeout=120)).data)
+        said = message.get("params", {})
+        match message.get("method"):
+            case "Network.requestWillBeSent":
+                self.requests.append(said["request"]["url"])
+            case "Runtime.consoleAPICalled":
+                self.complaints.append(json.dumps(said["args"]))
+            case "Runtime.exceptionThrown":
+                self.complaints.append(json.dumps(said["exceptionDetails"]))
+            case "Log.entryAdded":
+                self.complaints.append(said["entry"]["text"])
+            case "Page.javascriptDialogOpening":
+                self.complaints.append(f"dialog: {said['message']}")
+            case "Page.loadEventFired":
+                self.loaded = True
+        return message
+
+    async def open(self, url: str) -> None:
+        for room in ("Page", "Network", "Runtime", "Log"):
+            await self.send(f"{room}.enable")
+        self.loaded = False
+        await self.send("Page.navigate", url=url)
+        while not self.loaded:
+            await self._receive()
+
+    async def look(self, width: int, height: int = 900, *, dark: bool = False, paper: bool = False) -> None:
+        """Set the window's size, the colour scheme and the medium."""
+        await self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.send("Emulation.setEmulatedMedia", media="print" if paper else "screen", features=[scheme])
+
+    async def ask(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page."""
+        said = await self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in said, said
+        return said["result"].get("value")
+
+    async def shoot(self) -> bytes:
+        """A picture of the whole page (PNG)."""
+        size = (await self.send("Page.getLayoutMetrics"))["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        said = await self.send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        return base64.b64decode(said["data"])
+
+    async def print(self) -> bytes:
+        """The page on paper (PDF)."""
+        await self.send("Emulation.setEmulatedMedia", media="", features=[])
+        said = await self.send("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
+        return base64.b64decode(said["data"])
+
+
+@contextlib.contextmanager
+def running_browser() -> Iterator[int]:
+    """A browser of its own for the length of the block: the port that it listens on."""
+    path = find_browser()
+    assert path
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        running = subprocess.Popen([path, *FLAGS, f"--user-data-dir={home}", "about:blank"], **silent)
+        try:
+            yield _port(Path(home, "DevToolsActivePort"), running)
+        finally:
+            running.terminate()
+            running.wait(timeout=60)
+
+
+def _port(file: Path, running: subprocess.Popen[bytes]) -> int:
+    for _ in range(1200):
+        if file.exists() and (lines := file.read_text().splitlines()):
+            return int(lines[0])
+        assert running.poll() is None, "the browser ended"
+        time.sleep(0.05)
+    raise AssertionError("the browser did not open its port")
+
+
+@contextlib.asynccontextmanager
+async def open_page(port: int, url: str) -> AsyncIterator[Page]:
+    """The browser's tab with *url* in it."""
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+            tab = next(one for one in await answer.json() if one["type"] == "page")
+        async with session.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            page = Page(socket)
+            await page.open(url)
+            yield page

@@ -1,0 +1,160 @@
+"""A comparison over starts finds what is slower, and does not mistake one start's luck for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from verify_kit import SEEDS, Server, boot_facts, by_name, changed, context, dead, profile
+
+from sparkwright.verify.checks.compare import Compare
+from sparkwright.verify.model import Cell, Observation, Verdict
+
+ONE, EIGHT = (f"as fast as the baseline at c={level}" for level in (1, 8))
+
+
+@dataclass
+class Pair:
+    """Two servers; each start draws its own luck.
+
+    Attributes:
+        seed: of everything.
+        slower: how many times as long a step of the server under test takes.
+        lottery: standard deviation of a start's own factor.
+        factor: of acceptance on the server under test.
+        first: how many times as long its first tokens take.
+    """
+
+    seed: int = 0
+    slower: float = 1.0
+    lottery: float = 0.01
+    factor: float = 1.0
+    first: float = 1.0
+    servers: dict[tuple[str, int], Server] = field(default_factory=dict)
+
+    def measure(self, cell: Cell) -> Observation:
+        key = cell.arm, cell.boot
+        if key not in self.servers:
+            number = 100 * self.seed + 10 * cell.boot + (cell.arm == "main")
+            luck = np.random.default_rng(number).lognormal(0, self.lottery)
+            main = cell.arm == "main"
+            self.servers[key] = Server(
+                seed=number,
+                step_ms=50 * luck * (self.slower if main else 1),
+                ttft_ms=120 * (self.first if main else 1),
+                factor=lambda cell, at, cached: self.factor if main else 1.0,
+            )
+        return self.servers[key].measure(cell)
+
+
+def to(**changes: Any) -> Any:
+    facts = {(arm, boot): boot_facts() for arm in ("baseline", "main") for boot in range(3)}
+    return context(profile(**{"max_tokens": 400, "comparison_requests": 24, **changes}), facts)
+
+
+def compare(pair: Pair, **changes: Any) -> dict[str, Any]:
+    there = to(**changes)
+    return by_name(Compare().judge(there, [pair.measure(cell) for cell in Compare().plan(there)]))
+
+
+def test_starts_alternate_and_get_the_same_prompts():
+    cells = Compare().plan(to())
+    assert cells == Compare().plan(to())
+    order = list(dict.fromkeys((cell.arm, cell.boot) for cell in cells))
+    assert [arm[0] for arm, _ in order] == ["m", "b", "b", "m", "m", "b"]
+    for name in {cell.name for cell in cells}:
+        same = [cell for cell in cells if cell.name == name]
+        assert len(same) == 6
+        assert len({cell.prompts for cell in same}) == 1
+    of_one_start = [cell for cell in cells if (cell.arm, cell.boot) == ("main", 0)]
+    prompts = [prompt.text for cell in of_one_start for prompt in cell.prompts]
+    assert len(set(prompts)) == len(prompts) == 48
+
+
+def test_equal_servers_pass_and_are_never_called_worse():
+    found = [finding for seed in SEEDS for finding in compare(Pair(seed)).values()]
+    assert Verdict.FAIL not in {finding.verdict for finding in found}
+    assert {finding.measured["verdict"] for finding in found} <= {"equal", "not worse", "inconclusive"}
+    assert sum(finding.verdict is Verdict.PASS for finding in found) >= 0.9 * len(found)
+
+
+def test_a_server_that_is_ten_percent_slower_fails():
+    runs = [list(compare(Pair(seed, slower=1.11)).values()) for seed in SEEDS]
+    found = [finding for run in runs for finding in run]
+    assert all(Verdict.FAIL in {finding.verdict for finding in run} for run in runs)
+    assert sum(finding.verdict is Verdict.FAIL for finding in found) >= 0.85 * len(found)
+    assert {finding.cause.split()[0] for finding in found} <= {"worse:", "inconclusive:"}
+
+
+def test_the_luck_of_starts_is_not_taken_for_a_difference():
+    found = [finding for seed in SEEDS for finding in compare(Pair(seed, lottery=0.08)).values()]
+    assert sum(finding.verdict is Verdict.FAIL for finding in found) <= 0.05 * len(found)
+
+
+@pytest.mark.parametrize("seed", SEEDS[::5])
+def test_a_faster_server_is_better(seed):
+    found = compare(Pair(seed, slower=0.85))
+    assert {found[name].measured["verdict"] for name in (ONE, EIGHT)} == {"better"}
+    assert {finding.verdict for finding in found.values()} == {Verdict.PASS}
+
+
+def test_what_is_undecided_says_what_would_show():
+    undecided = [f for seed in range(6) for f in compare(Pair(seed, lottery=0.15)).values()]
+    causes = [f.cause for f in undecided if f.verdict is Verdict.INCONCLUSIVE]
+    assert causes
+    assert all("would not show" in cause for cause in causes)
+
+
+def test_the_cause_tells_steps_from_drafts():
+    steps = compare(Pair(slower=1.25))[ONE]
+    assert steps.measured["step time over the baseline's"] == pytest.approx(1.25, abs=0.06)
+    assert steps.measured["MAL over the baseline's"] == pytest.approx(1.0, abs=0.04)
+    drafts = compare(Pair(factor=0.75))[ONE]
+    assert drafts.verdict is Verdict.FAIL
+    assert drafts.measured["step time over the baseline's"] == pytest.approx(1.0, abs=0.06)
+    assert drafts.measured["MAL over the baseline's"] < 0.8
+
+
+def test_one_start_of_each_says_nothing():
+    found = compare(Pair(), boots=1)
+    assert {finding.verdict for finding in found.values()} == {Verdict.INCONCLUSIVE}
+    assert "other starts" in found[ONE].cause
+
+
+def test_a_slow_first_token_is_a_warning():
+    found = compare(Pair(first=2.0))[ONE]
+    assert found.verdict is Verdict.PASS
+    assert any("first token takes" in warning for warning in found.warnings)
+    assert not any("first token" in warning for warning in compare(Pair())[ONE].warnings)
+
+
+def test_servers_that_differ_otherwise_are_pointed_out():
+    there = to()
+    facts = dict(there.facts) | {("main", boot): boot_facts(runner="v2") for boot in range(3)}
+    facts["baseline", 1] = boot_facts(graph_mode="NONE")
+    other = context(there.profile, facts)
+    pair = Pair()
+    found = by_name(Compare().judge(other, [pair.measure(cell) for cell in Compare().plan(other)]))[ONE]
+    assert "runner is v2, on the baseline v1" in found.warnings
+    assert any("starts of baseline differ in graph_mode" in warning for warning in found.warnings)
+
+
+def test_a_server_that_ends_fails_and_a_baseline_that_ends_decides_nothing():
+    there, pair = to(), Pair()
+    seen = [pair.measure(cell) for cell in Compare().plan(there)]
+    arms = [observation.cell.arm for observation in seen]
+    for arm, verdict in (("main", Verdict.FAIL), ("baseline", Verdict.INVALID)):
+        at = arms.index(arm)
+        broken = changed(seen, at, **_parts(dead(seen[at])))
+        assert by_name(Compare().judge(there, broken))[ONE].verdict is verdict
+
+
+def _parts(observation: Observation) -> dict[str, Any]:
+    names = ("samples", "after", "canary", "died", "log")
+    return {name: getattr(observation, name) for name in names}
+
+
+def test_nothing_seen_is_not_a_pass():
+    assert Verdict.PASS not in {finding.verdict for finding in Compare().judge(to(), [])}

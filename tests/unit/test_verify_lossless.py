@@ -1,0 +1,344 @@
+"""Losslessness fails on tokens that rounding does not explain, and lets near ties fall as they like."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from verify_kit import SEEDS, Server, by_name, context, failing, profile, verdicts
+
+from sparkwright.verify.checks.divergence import Difference, Pairing, find_cluster, own_gaps, pair
+from sparkwright.verify.checks.lossless import Lossless
+from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.model import Cell, FailureKind, Observation, Sample, TokenLogprobs, Verdict
+
+NEAR = "differences from plain decoding are near ties"
+PLACES = "differences have no fixed place"
+OWN = "greedy answers are the model's own choice"
+TASKS = "tasks are solved as well as without speculation"
+FEW = SEEDS[::5]
+TIES, TIE_NAT = 0.012, 0.04
+
+
+@dataclass
+class Talker:
+    """Three starts of one model, told token by token; what comes next follows from what was said.
+
+    Attributes:
+        seed: of the model.
+        rounding: chance that rounding turns a near tie, for each start and batch size.
+        ties: chance that speculation turns one.
+        lossy: chance that speculation takes a token that is far from likely, at any position.
+        at: position at which it always does; -1 for none.
+        noise: how far near ties go, in nats.
+        solves: share of tasks that are solved, by arm.
+        misreport: whether the speculating server reports log-probabilities of other tokens.
+    """
+
+    seed: int = 0
+    rounding: float = 0.15
+    ties: float = 0.15
+    lossy: float = 0.0
+    at: int = -1
+    noise: float = TIE_NAT
+    solves: dict[str, float] = field(default_factory=lambda: {"baseline": 0.9, "main": 0.9})
+    misreport: bool = False
+
+    def measure(self, cell: Cell) -> Observation:
+        snapshot = Server().snapshot()
+        say = self.answer if cell.tags["kind"] == "answers" else self.task
+        samples = tuple(say(cell, prompt) for prompt in cell.prompts)
+        return Observation(cell=cell, samples=samples, before=snapshot, after=snapshot)
+
+    def answer(self, cell: Cell, prompt: Any) -> Sample:
+        start = f"{cell.arm} {cell.boot} {cell.load.concurrency}"
+        chances = (
+            np.random.default_rng(_number(f"{self.seed} {start} {prompt.name}")).random((512, 2)).tolist()
+        )
+        state, ids, entries = f"{self.seed} {prompt.name}".encode(), [], []
+        for position in range(cell.load.max_tokens):
+            digest = hashlib.sha256(state).digest()
+            tie, share = digest[0] < 256 * TIES, int.from_bytes(digest[1:4], "big") / 2**24
+            gap = share * self.noise if tie else 0.7 + 3 * share
+            tokens = [int.from_bytes(digest[8 + 4 * i : 12 + 4 * i], "big") for i in range(5)]
+            ranked = [-0.2, -0.2 - gap, *(-0.2 - gap - 0.6 * i for i in (1, 2, 3))]
+            top = {f"token_id:{token}": logprob for token, logprob in zip(tokens, ranked, strict=True)}
+            rank = self.rank(cell, chances[position], position, tie=tie)
+            reported = ranked[rank] - 2.0 if self.misreport and cell.arm == "main" else ranked[rank]
+            ids.append(tokens[rank])
+            entries.append(TokenLogprobs(f"token_id:{tokens[rank]}", reported, top))
+            state = digest + bytes([rank])
+        return _sample(prompt, tuple(ids), tuple(entries))
+
+    def rank(self, cell: Cell, chance: list[float], position: int, *, tie: bool) -> int:
+        if cell.arm == "main" and (position == self.at or chance[0] < self.lossy):
+            return 4
+        first = cell.arm == "baseline" and cell.boot == 0 and cell.load.concurrency == 1
+        share = 0.0 if first else self.ties if cell.arm == "main" else self.rounding
+        return int(tie and chance[1] < share)
+
+    def task(self, cell: Cell, prompt: Any) -> Sample:
+        chance = np.random.default_rng(_number(f"{self.seed} {prompt.name}"))
+        solved = chance.random() < self.solves[cell.arm]
+        return _sample(prompt, (1, 2, 3), (), text=f"It is {prompt.expect if solved else 'unclear'}.")
+
+
+def _number(text: str) -> int:
+    return int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
+
+
+def _sample(prompt: Any, ids: tuple[int, ...], entries: tuple[Any, ...], text: str = "") -> Sample:
+    return Sample(
+        prompt=prompt.name,
+        category=prompt.category,
+        started=0,
+        ended=1,
+        prompt_tokens=len(prompt.text) // 4,
+        output_tokens=len(ids),
+        token_ids=ids,
+        logprobs=entries,
+        text=text,
+    )
+
+
+def to(**changes: Any) -> Any:
+    sizes = profile(**{"lossless_prompts": 48, "categories": ("code", "math", "prose"), **changes})
+    return replace(context(sizes), corpus=load_corpus())
+
+
+def seen_by(talker: Talker, there: Any) -> list[Observation]:
+    return [talker.measure(cell) for cell in Lossless().plan(there)]
+
+
+def lossless(talker: Talker, **changes: Any) -> dict[str, Any]:
+    there = to(**changes)
+    return by_name(Lossless().judge(there, seen_by(talker, there)))
+
+
+# The plan ------------------------------------------------------------------------------------------------
+
+
+def test_every_start_is_asked_the_same():
+    cells = Lossless().plan(to())
+    assert cells == Lossless().plan(to())
+    answers = [cell for cell in cells if cell.tags["kind"] == "answers"]
+    assert [(c.arm, c.boot, c.load.concurrency) for c in answers] == [
+        (arm, boot, level)
+        for arm, boot in (("baseline", 0), ("baseline", 1), ("main", 0))
+        for level in (1, 8)
+    ]
+    assert len({cell.prompts for cell in answers}) == 1
+    assert len(answers[0].prompts) == 48
+    assert all(cell.load.temperature == 0 and cell.load.logprobs for cell in answers)
+    tasks = [cell for cell in cells if cell.tags["kind"] == "tasks"]
+    assert [cell.arm for cell in tasks] == ["baseline", "baseline", "main", "main"]
+    assert all(prompt.expect for cell in tasks for prompt in cell.prompts)
+
+
+# Healthy -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_healthy_speculation_passes(seed):
+    assert verdicts(lossless(Talker(seed))) == {}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_near_ties_may_fall_the_other_way(seed):
+    found = lossless(Talker(seed, ties=0.6))
+    assert verdicts(found) == {}
+    assert "all of them at near ties" in found[NEAR].warnings[0]
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_a_model_that_rounds_coarsely_sets_its_own_limit(seed):
+    found = lossless(Talker(seed, noise=0.6, rounding=0.5, ties=0.5))
+    assert verdicts(found) == {}
+    assert found[NEAR].measured["plain servers' 99.9th percentile nat"] > 0.5
+
+
+def test_equal_answers_pass():
+    assert verdicts(lossless(Talker(rounding=0.0, ties=0.0))) == {}
+
+
+# Lossy ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", FEW)
+@pytest.mark.parametrize("rate", [0.01, 0.001])
+def test_unlikely_tokens_fail(seed, rate):
+    found = lossless(Talker(seed, lossy=rate))
+    assert found[NEAR].verdict is Verdict.FAIL
+    assert "nat less likely" in found[NEAR].cause
+    assert found[OWN].verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_one_fixed_position_fails_and_is_named(seed):
+    found = lossless(Talker(seed, at=24))
+    assert found[PLACES].verdict is Verdict.FAIL
+    assert "at output token 24" in found[PLACES].cause
+
+
+def test_gaps_that_are_neither_ties_nor_plain_errors_count_together():
+    there = to()
+    seen = seen_by(Talker(1, noise=0.45, rounding=0.0, ties=0.9), there)
+    found = by_name(Lossless().judge(there, seen))
+    assert found[NEAR].verdict is Verdict.FAIL
+    assert "more than plain ones" in found[NEAR].cause
+
+
+# Tasks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_tasks_that_are_lost_fail(seed):
+    found = lossless(Talker(seed, solves={"baseline": 0.9, "main": 0.7}))[TASKS]
+    assert found.verdict is Verdict.FAIL
+    assert "lost" in found.cause
+
+
+def test_tasks_that_are_won_do_not():
+    found = lossless(Talker(solves={"baseline": 0.7, "main": 0.9}))[TASKS]
+    assert found.verdict is Verdict.PASS
+
+
+def test_a_model_that_solves_nothing_shows_nothing():
+    found = lossless(Talker(solves={"baseline": 0.02, "main": 0.02}))[TASKS]
+    assert found.verdict is Verdict.INCONCLUSIVE
+
+
+def test_few_prompts_decide_nothing():
+    found = lossless(Talker(lossy=0.0), lossless_prompts=6)
+    assert found[NEAR].verdict is Verdict.INCONCLUSIVE
+    assert found[TASKS].verdict is Verdict.INCONCLUSIVE
+
+
+# What is missing -----------------------------------------------------------------------------------------
+
+
+def test_without_a_plain_server_only_the_servers_own_word_remains():
+    there = to()
+    for talker, verdict in ((Talker(), Verdict.PASS), (Talker(lossy=0.01), Verdict.FAIL)):
+        seen = [o for o in seen_by(talker, there) if o.cell.arm == "main"]
+        found = by_name(Lossless().judge(there, seen))
+        assert found[OWN].verdict is verdict
+        assert {found[name].verdict for name in (NEAR, PLACES, TASKS)} == {Verdict.INCONCLUSIVE}
+
+
+def test_a_plain_server_that_breaks_is_not_the_other_ones_fault():
+    there = to()
+    seen = seen_by(Talker(), there)
+    seen[0] = failing(seen[0], FailureKind.STALL, which=slice(0, 2))
+    found = by_name(Lossless().judge(there, seen))
+    assert found[NEAR].verdict is Verdict.INVALID
+    seen = seen_by(Talker(), there)
+    seen[-4] = failing(seen[-4], FailureKind.STALL, which=slice(0, 2))
+    assert by_name(Lossless().judge(there, seen))[NEAR].verdict is Verdict.FAIL
+
+
+def test_answers_without_log_probabilities_are_invalid():
+    there = to()
+    seen = [
+        msgspec.structs.replace(o, samples=tuple(msgspec.structs.replace(s, logprobs=()) for s in o.samples))
+        for o in seen_by(Talker(ties=0.9), there)
+    ]
+    found = by_name(Lossless().judge(there, seen))
+    assert {found[name].verdict for name in (NEAR, OWN)} == {Verdict.INVALID}
+    assert "no log-probabilities" in found[OWN].cause
+
+
+def test_log_probabilities_of_other_tokens_are_told_from_wrong_tokens():
+    found = lossless(Talker(misreport=True))[OWN]
+    assert found.verdict is Verdict.INVALID
+    assert "of other tokens" in found.cause
+
+
+def test_plain_servers_that_part_widely_calibrate_nothing():
+    found = lossless(Talker(noise=3.0, rounding=0.5, ties=0.5))[NEAR]
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "plain servers themselves" in found.cause
+
+
+def test_nothing_seen_is_not_a_pass():
+    assert Verdict.PASS not in {finding.verdict for finding in Lossless().judge(to(), [])}
+
+
+# Pieces --------------------------------------------------------------------------------------------------
+
+
+def told(name: str, tokens: list[int], tops: list[dict[int, float]]) -> Sample:
+    entries = tuple(
+        TokenLogprobs(f"token_id:{t}", top.get(t, -9.0), {f"token_id:{k}": v for k, v in top.items()})
+        for t, top in zip(tokens, tops, strict=True)
+    )
+    return Sample(
+        prompt=name, category="code", started=0, ended=1, prompt_tokens=100, token_ids=tuple(tokens),
+        output_tokens=len(tokens), logprobs=entries,
+    )  # fmt: skip
+
+
+def watched(*samples: Sample) -> Observation:
+    cell = Lossless().plan(to())[0]
+    return Observation(cell=cell, samples=samples)
+
+
+def test_a_difference_is_measured_where_answers_part():
+    tops = [{1: -0.1, 2: -3.0}, {5: -0.3, 6: -0.4}, {7: -0.1, 8: -4.0}]
+    base = watched(told("a", [1, 5, 7], tops))
+    other = watched(told("a", [1, 6, 9], tops))
+    (difference,) = pair(base, other).found
+    assert (difference.position, difference.place) == (1, 101)
+    assert difference.gap == pytest.approx(0.1)
+    assert not difference.least
+    assert pair(base, base).found == []
+
+
+def test_a_token_beyond_the_alternatives_is_at_least_so_unlikely():
+    tops = [{1: -0.1, 2: -3.0}]
+    (difference,) = pair(watched(told("a", [1], tops)), watched(told("a", [77], tops))).found
+    assert difference.gap == pytest.approx(2.9)
+    assert difference.least
+    assert "at least 2.90 nat" in str(difference)
+
+
+def test_own_gaps_are_of_every_token():
+    seen = watched(told("a", [1, 6], [{1: -0.1, 2: -3.0}, {5: -0.3, 6: -1.4}]))
+    assert [round(gap, 6) for _, _, gap in own_gaps(seen)] == [0.0, 1.1]
+
+
+def spread(rng: np.random.Generator, n: int, at: int | None, block: int | None) -> Pairing:
+    found, lengths = [], []
+    for i in range(n):
+        place = int(rng.integers(0, 400))
+        position = place if place < 128 else None
+        if at is not None and rng.random() < 0.15:
+            position = at
+        prompt_tokens = int(rng.integers(40, 200))
+        if block is not None and position is not None and rng.random() < 0.7:
+            position = int(rng.integers(0, 8)) * 16 + (block - prompt_tokens) % 16
+        difference = (
+            None if position is None else Difference(f"p{i}", position, prompt_tokens + position, 0.1)
+        )
+        found.append((f"p{i}", difference))
+        lengths.append(128 if position is None else position + 1)
+    return Pairing(tuple(found), tuple(lengths))
+
+
+def test_clusters_are_found_by_position_and_by_block_and_nowhere_else():
+    rng = np.random.default_rng(5)
+    alarms = 0
+    for _ in range(200):
+        alarms += find_cluster([spread(rng, 48, None, None)], [spread(rng, 48, None, None)]) is not None
+    assert alarms <= 2
+    assert "output token 24" in str(find_cluster([spread(rng, 48, 24, None)], [spread(rng, 48, None, None)]))
+    assert "KV block, 3 of 16" in str(find_cluster([spread(rng, 80, None, 3)], [spread(rng, 80, None, None)]))
+
+
+def test_a_place_where_plain_servers_part_too_is_in_the_text():
+    rng = np.random.default_rng(6)
+    assert find_cluster([spread(rng, 80, 24, None)], [spread(rng, 80, 24, None)]) is None

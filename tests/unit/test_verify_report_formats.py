@@ -1,0 +1,463 @@
+"""Reports: what they say, that nothing in them can break out, and that they are the same for the same run."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import urlsplit
+from xml.etree import ElementTree as ET
+
+import msgspec
+import pytest
+import report_kit
+import verify_kit
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from sparkwright.verify.checks import ALL
+from sparkwright.verify.model import Verdict
+from sparkwright.verify.report import render_html, render_junit, render_terminal
+from sparkwright.verify.report.charts import all_charts
+from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.text import clean, number
+from sparkwright.verify.run import Run
+
+parse = ET.fromstring  # our own XML
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """A page's elements, its text, and whether they are closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Run:
+    return report_kit.healthy()
+
+
+@pytest.fixture(scope="module")
+def unhealthy() -> Run:
+    return report_kit.unhealthy()
+
+
+@pytest.fixture(scope="module")
+def good(healthy: Run) -> Reader:
+    return Reader(render_html(healthy))
+
+
+@pytest.fixture(scope="module")
+def bad(unhealthy: Run) -> Reader:
+    return Reader(render_html(unhealthy))
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Reader:
+    return Reader(render_html(report_kit.hostile()))
+
+
+# What the page says --------------------------------------------------------------------------------------
+
+
+def test_a_healthy_run_has_passed(good: Reader) -> None:
+    assert "✓ Passed" in good.text
+    assert "12 conclusions, all passed." in good.text
+    assert "full · 2026-11-21 09:30 UTC · took 2:36 h" in good.text
+    assert "What did not pass" not in good.text
+    assert "Where something went wrong" not in good.text
+
+
+def test_what_failed_comes_first_with_its_cause(bad: Reader) -> None:
+    head = bad.text[: bad.text.index("Key" if "Key" in bad.text else "Charts")]
+    assert "✗ Failed" in head
+    assert "5 failed, 1 cannot be trusted, 2 undecided" in head
+    assert "block_table must have shape" in head
+    assert "beginning 18 minutes after the start" in head
+    assert "stopped by the user during lossless" in head
+    order = [head.index(cause) for cause in ("estimated at -35.69", "late by 410 ms", "12 of 48 prompts")]
+    assert order == sorted(order)  # failed, invalid, inconclusive
+
+
+def test_every_finding_is_there_with_all_it_rests_on(bad: Reader, unhealthy: Run) -> None:
+    for finding in unhealthy.findings:
+        for words in (finding.name, finding.definition, finding.cause, finding.threshold, *finding.measured):
+            assert " ".join(words.split()) in bad.text
+
+
+def test_charts_are_there(good: Reader) -> None:
+    charts = [one["id"] for one in good.all("figure")]
+    assert charts == [
+        f"chart-{key}"
+        for key in (
+            *("throughput", "ttft", "tpot", "step", "mal", "tradeoff", "positions"),
+            *("soak", "context-mal", "context-ttft", "crash", "compare", "memory"),
+        )
+    ]
+
+
+def test_a_chart_has_a_name_a_description_and_its_figures(good: Reader) -> None:
+    drawings = good.all("svg")
+    assert len(drawings) > 13
+    ids = {attributes.get("id") for _, attributes in good.elements}
+    for drawing in drawings:
+        assert drawing["role"] == "img"
+        assert set(drawing["aria-labelledby"].split()) <= ids
+    assert len(good.all("figcaption")) == 13
+    assert len(good.all("caption")) >= 13 + 2
+
+
+def test_a_level_without_figures_is_marked_and_others_hollow(bad: Reader) -> None:
+    classes = [attributes.get("class", "") for _, attributes in bad.elements]
+    assert any("missing" in name for name in classes)
+    assert not any(
+        "missing" in attributes.get("class", "")
+        for _, attributes in Reader(
+            render_html(Run(observations=report_kit.sweep(report_kit.Server(), (1, 2))))
+        ).elements
+    )
+
+
+def test_the_onset_of_decay_is_marked(good: Reader, bad: Reader) -> None:
+    assert "onset 18:00 min" in bad.text
+    assert "onset" not in good.text
+
+
+def test_the_clients_own_error_is_told_and_drawn(good: Reader, bad: Reader) -> None:
+    assert "The client's own error" in good.text
+    assert "10 \N{MULTIPLICATION SIGN} the client's own error" in good.text
+    assert "0.940" in good.text  # TTFT p50 at c = 64
+    assert "client's own error" not in bad.text
+
+
+def test_sections_have_landmarks_and_one_main_heading(good: Reader) -> None:
+    for tag in ("header", "nav", "main", "footer", "h1"):
+        assert len(good.all(tag)) == 1
+    ids = [attributes["id"] for _, attributes in good.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for section in good.all("section"):
+        assert section.get("aria-label") or section["aria-labelledby"] in ids
+
+
+def test_links_within_the_page_lead_somewhere(bad: Reader) -> None:
+    ids = {attributes.get("id") for _, attributes in bad.elements}
+    inner = [one["href"] for one in bad.all("a") if one["href"].startswith("#")]
+    assert len(inner) > 50
+    assert {link[1:] for link in inner} <= ids
+
+
+def test_raw_files_are_linked(good: Reader) -> None:
+    outer = [one["href"] for one in good.all("a") if not one["href"].startswith("#")]
+    assert outer == ["./journal.jsonl", "./server/main-0/server.log", "./report.json"]
+
+
+def test_the_page_loads_nothing(bad: Reader) -> None:
+    assert not {tag for tag, _ in bad.elements} & {
+        "script",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "form",
+    }
+    for tag, attributes in bad.elements:
+        for name in ("src", "href", "data", "action", "xlink:href"):
+            address = attributes.get(name, "")
+            assert not urlsplit(address).netloc, (tag, address)
+    styles = "".join(re.findall(r"<style>(.*?)</style>", render_html(Run()), re.DOTALL))
+    assert "url(" not in styles
+    assert "@import" not in styles
+
+
+@pytest.mark.parametrize(
+    "run", [Run(), Run(manifest={"model": "m"}), Run(findings=report_kit.healthy_findings(()))]
+)
+def test_little_is_enough(run: Run) -> None:
+    page = Reader(render_html(run))
+    assert page.all("figure") == [] or run.findings
+    parse(render_junit(run))
+
+
+def test_nothing_concluded_is_not_a_pass() -> None:
+    assert Run().verdict is Verdict.INCONCLUSIVE
+    assert "? Inconclusive" in Reader(render_html(Run())).text
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        (("pass", "inconclusive"), "inconclusive"),
+        (("inconclusive", "invalid", "pass"), "invalid"),
+        (("pass", "invalid", "fail", "inconclusive"), "fail"),
+        (("pass", "pass"), "pass"),
+    ],
+)
+def test_the_worst_verdict_speaks_for_all(verdicts: tuple[str, ...], said: str) -> None:
+    findings = [report_kit.finding("c", "n", "x", Verdict(verdict)) for verdict in verdicts]
+    assert Run(findings=findings).verdict == said
+
+
+def test_the_same_run_gives_the_same_reports(healthy: Run) -> None:
+    again = report_kit.healthy()
+    assert render_html(healthy) == render_html(again)
+    assert render_junit(healthy) == render_junit(again)
+
+
+def test_a_long_list_of_figures_is_folded(healthy: Run) -> None:
+    many = report_kit.finding("c", "n", "x", measured={f"figure {i}": float(i) for i in range(9)})
+    few = msgspec.structs.replace(many, measured={"figure 1": 1.0})
+    assert "9 figures" in Reader(render_html(Run(findings=(many,)))).text
+    assert "1 figure" not in Reader(render_html(Run(findings=(few,)))).text.replace("figure 1", "")
+
+
+# Real checks ---------------------------------------------------------------------------------------------
+
+
+def test_findings_of_real_checks_are_told() -> None:
+    to = verify_kit.context(verify_kit.profile(levels=(1, 8), categories=("code", "prose"), max_tokens=60))
+    server = verify_kit.Server(seed=6)
+    seen = verify_kit.run(ALL["sweep"], to, server)
+    findings = [*ALL["boot"].judge(to, ()), *ALL["sweep"].judge(to, seen)]
+    run = Run(facts=to.facts, observations=seen, findings=findings)
+    page = Reader(render_html(run))
+    assert run.verdict is not Verdict.FAIL
+    assert all(" ".join(finding.cause.split()) in page.text for finding in findings)
+    assert [one["id"] for one in page.all("figure")][:2] == ["chart-throughput", "chart-ttft"]
+    for finding in findings:
+        for name, value in finding.measured.items():  # the page's figures are the checks' own
+            if name.endswith("steady tok/s"):
+                assert number(float(value)) in page.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, [("n", "1.10", "1", "1.20", "±4.5 %")]),
+        (
+            {"high": "unknown", "low": 0.0, "smallest difference that would show %": "unknown"},
+            [("n", "1.10", "0", "∞", "\N{EN DASH}")],
+        ),
+        ({"speed over the baseline's": None}, []),
+    ],
+)
+def test_intervals_of_a_comparison(changes: dict[str, Any], rows: list[tuple[str, ...]]) -> None:
+    measured = report_kit.comparison("n", 1.1, 1.0, 1.2).measured | changes
+    known = {name: value for name, value in measured.items() if value is not None}
+    finding = report_kit.finding("compare", "n", "x", measured=known)
+    assert [row[:5] for chart in all_charts(Run(findings=(finding,)), ()) for row in chart.rows] == rows
+    render_html(Run(findings=(finding,)))
+
+
+# Hostile words -------------------------------------------------------------------------------------------
+
+
+def test_hostile_words_stay_words(hostile: Reader) -> None:
+    tags = {tag for tag, _ in hostile.elements}
+    assert not tags & {"script", "img", "textarea"}
+    assert len(hostile.all("style")) == 1
+    for _, attributes in hostile.elements:
+        assert not [name for name in attributes if name.startswith("on")]
+        assert not attributes.get("href", "").casefold().startswith("javascript:")
+    assert "<script>alert(1)</script>" in hostile.text  # as words
+    assert "{{ 7 * 7 }}" in hostile.text
+
+
+def test_hostile_words_cannot_steer() -> None:
+    page = render_html(report_kit.hostile())
+    for character in ("\x1b", "\x07", "\x00", "\x08", "\u202e", "\u2066", "\ud800", "\ufffe", "\u2028"):
+        assert character not in page
+    assert r"\u202e" in page
+    page.encode()
+
+
+def test_a_clean_string_is_left_alone() -> None:
+    for words in ("plain", "Grüße, 你好 👍", "two\nlines\tand tabs", "a\xa0b"):
+        assert clean(words) == words
+
+
+@given(st.text(alphabet=st.characters(), max_size=60))
+def test_clean_words_fit_into_xml(words: str) -> None:
+    made = ET.Element("x")
+    made.text = clean(words)
+    again = parse(ET.tostring(made, encoding="unicode"))
+    assert (again.text or "") == clean(words)
+
+
+def test_long_words_are_cut_and_say_so() -> None:
+    assert clean("x" * 11, 10) == "x" * 10 + "… (1 more characters)"
+
+
+# JUnit ---------------------------------------------------------------------------------------------------
+
+SUITE = {"name", "id", "package", "hostname", "timestamp", "tests", "failures", "errors", "skipped", "time"}
+
+
+def violations(xml: str) -> list[str]:
+    """What JUnit.xsd (Ant) and junit-10.xsd (Jenkins) both forbid, as far as it could come about here."""
+    root = parse(xml)
+    found = ["root"] if root.tag != "testsuites" or root.attrib else []
+    for index, suite in enumerate(root):
+        found += _of_suite(index, suite)
+        for case in suite.findall("testcase"):
+            if not {"name", "classname", "time"} <= set(case.attrib) or len(case) > 1:
+                found.append("case")
+            if any(one.tag != "skipped" and "type" not in one.attrib for one in case):
+                found.append("type")
+    return found
+
+
+def _of_suite(index: int, suite: ET.Element) -> list[str]:
+    cases = len(suite.findall("testcase"))
+    counts = {"tests": cases}
+    for outcome, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        counts[name] = len(suite.findall(f"testcase/{outcome}"))
+    order = ["properties", *["testcase"] * cases, "system-out", "system-err"]
+    wrong = {
+        "suite": suite.tag != "testsuite" or set(suite.attrib) != SUITE or suite.get("id") != str(index),
+        "timestamp": not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", suite.get("timestamp", "")),
+        "order": [one.tag for one in suite] != order,
+        "counts": any(suite.get(name) != str(count) for name, count in counts.items()),
+    }
+    return [name for name, is_wrong in wrong.items() if is_wrong]
+
+
+def test_junit_is_valid(healthy: Run, unhealthy: Run) -> None:
+    for run in (healthy, unhealthy, report_kit.hostile(), Run()):
+        assert violations(render_junit(run)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "which"),
+    [
+        ('failures="1"', 'failures="0"', "counts"),
+        ("T09:30:00", " 09:30", "timestamp"),
+        ("<system-err />", "", "order"),
+        ('type="fail"', "", "type"),
+        ('id="0"', 'id="7"', "suite"),
+    ],
+)
+def test_a_planted_violation_is_seen(unhealthy: Run, old: str, new: str, which: str) -> None:
+    xml = render_junit(unhealthy)
+    assert old in xml
+    assert which in violations(xml.replace(old, new))
+
+
+def test_junit_tells_outcomes_and_causes(unhealthy: Run) -> None:
+    root = parse(render_junit(unhealthy))
+    outcomes = {
+        (case.get("classname", ""), case.get("name")): [one.tag for one in case]
+        for case in root.iter("testcase")
+    }
+    assert outcomes["sparkwright.verify.crash", "survives every load"] == ["failure"]
+    assert outcomes["sparkwright.verify.sweep", "the client kept up"] == ["error"]
+    assert outcomes["sparkwright.verify.lossless", "no token is lost"] == ["skipped"]
+    assert outcomes["sparkwright.verify.context", "acceptance holds at 33k"] == []
+    failure = root.find(".//testcase[@classname='sparkwright.verify.soak']/failure")
+    assert failure is not None
+    assert "18 minutes" in failure.get("message", "")
+    assert "threshold: at most 10 %" in (failure.text or "")
+    assert "onset s: 1,080" in (failure.text or "")
+    assert "prose is 31 % below" in "".join(one.text or "" for one in root.iter("system-out"))
+
+
+# Terminal ------------------------------------------------------------------------------------------------
+
+
+def shown(run: Run, *, terminal: bool, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system="standard")
+    render_terminal(run, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_plain_lines_where_there_is_no_terminal(unhealthy: Run) -> None:
+    lines = shown(unhealthy, terminal=False).splitlines()
+    assert "\x1b" not in "".join(lines)
+    assert "✗ soak: fail" in lines
+    falls = "acceptance falls from 46 % to 0 %, beginning 18 minutes after the start"
+    assert f"  fail: acceptance does not decay: {falls}" in lines
+    assert "  warning: prose is 31 % below" in lines
+    assert lines[-1] == "report: /runs/2026-11-21/report.html"
+    assert lines[-3].startswith("✗ Failed. 13 conclusions: 5 failed")
+
+
+def test_a_table_on_a_terminal(unhealthy: Run) -> None:
+    text = shown(unhealthy, terminal=True)
+    assert "\x1b[1;31m✗ Failed" in text
+    assert text.rstrip().endswith("report: /runs/2026-11-21/report.html")
+
+
+@pytest.mark.parametrize("width", [20, 40, 200])
+def test_the_reports_path_is_never_broken(healthy: Run, width: int) -> None:
+    for terminal in (False, True):
+        assert "report: /runs/2026-11-21/report.html\n" in shown(healthy, terminal=terminal, width=width)
+
+
+def test_a_server_cannot_steer_the_terminal() -> None:
+    plain = shown(report_kit.hostile(), terminal=False)
+    assert not set(plain) & {"\x1b", "\x07", "\x00", "\x08", "\u202e", "\ud800"}
+    styled = shown(report_kit.hostile(), terminal=True, width=400)
+    assert "\x1b]0;" not in styled
+    assert "[bold red]x[/]" in styled  # as words, not as markup
+
+
+# Figures that are not there ------------------------------------------------------------------------------
+
+
+def test_counters_that_began_anew_cost_only_what_they_say() -> None:
+    seen = report_kit.sweep(report_kit.Server(), (1,))[0]
+    assert seen.after is not None
+    restarted = msgspec.structs.replace(
+        seen, after=msgspec.structs.replace(seen.after, start_s=9.0, drafts=0)
+    )
+    whole, broken = cells(Run(observations=(seen, restarted)))
+    assert whole.trouble == ()
+    assert math.isfinite(whole.mal)
+    assert math.isnan(broken.mal)
+    assert broken.ttft_ms == whole.ttft_ms
+    assert "started again" in broken.trouble[0]
+    render_html(Run(observations=(restarted,)))
+
+
+@pytest.mark.parametrize("speed", [1.0, 60.0])
+def test_figures_are_in_the_servers_time(speed: float) -> None:
+    seen = report_kit.sweep(report_kit.Server(seed=4, speed=speed), (2,))
+    found = cells(Run(manifest={"speed": speed}, observations=seen))
+    expected = cells(Run(observations=report_kit.sweep(report_kit.Server(seed=4), (2,))))
+    for one, other in zip(found, expected, strict=True):
+        assert one.steady_tok_s == pytest.approx(other.steady_tok_s, rel=1e-3)
+        assert one.step_ms == pytest.approx(other.step_ms, rel=1e-3)
