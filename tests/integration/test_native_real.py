@@ -13,7 +13,7 @@ from sparkwright.git import open_repository
 from sparkwright.lock import check_native, read_lock
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
-from sparkwright.native.sources import Choices, gather_sources
+from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import configure_environment, find_toolchain, prepare_toolchain
 from sparkwright.process import run
 from sparkwright.store import open_store
@@ -67,12 +67,7 @@ def test_every_package_is_on_the_index_with_the_locks_digest(access):
 
 
 def test_cutlass_comes_from_a_package_and_says_its_version(access):
-    (found,) = gather_sources(
-        LOCK,
-        access,
-        wanted=["cutlass"],
-        choices=Choices(environment={}, mirrors={"cutlass": "file:///nowhere"}),
-    ).values()
+    (found,) = gather_sources(LOCK, access, wanted=["cutlass"], environment={}).values()
     assert found.at_hand
     assert found.tree == LOCK.native.sources["cutlass"].tree
     assert found.origin == "flashinfer_python 0.6.9"

@@ -14,15 +14,13 @@ from small_release import make_release
 from upstream_kit import make_access
 
 from sparkwright.errors import ConfigError, DigestError, LockMismatchError, UnknownNameError
-from sparkwright.git import patch_tree
-from sparkwright.git.importing import FileEntry
 from sparkwright.lock.native import SourcePin
-from sparkwright.native.sources import Choices, find_sources, gather_sources
+from sparkwright.native.sources import find_sources, gather_sources
 
 FILES = {"include/a.h": "// a\n", "include/deep/b.h": "// b\n", "CMakeLists.txt": "project(x)\n"}
 UNRELATED = {"README.md": "read", "media/large.bin": os.urandom(1 << 20).hex(), "included.h": "no"}
 PATHS = ("CMakeLists.txt", "include")
-NOBODY = Choices(environment={})
+NOBODY = {}
 
 
 @pytest.fixture
@@ -68,8 +66,8 @@ def pin(lock, tree, **changes):
     return with_native(lock, msgspec.structs.replace(lock.native, sources=sources))
 
 
-def cutlass(lock, access, choices=NOBODY):
-    return gather_sources(lock, access, wanted=["cutlass"], choices=choices)["cutlass"]
+def cutlass(lock, access, environment=NOBODY):
+    return gather_sources(lock, access, wanted=["cutlass"], environment=environment)["cutlass"]
 
 
 def write(folder, files):
@@ -108,12 +106,6 @@ def test_a_remote_that_gives_whole_commits_only(lock, access, remote, tree, refu
     remote.git("config", refused, "false")
     remote.git("config", "protocol.version", "0")
     assert cutlass(pin(lock, tree), access).tree == tree
-
-
-def test_a_mirror_is_asked_instead(lock, access, remote, tree, tmp_path):
-    gone = pin(lock, tree, repository=(tmp_path / "gone").as_uri())
-    found = cutlass(gone, access, Choices(environment={}, mirrors={"cutlass": remote.address}))
-    assert (found.tree, found.origin) == (tree, f"{remote.address} at v4.4.2")
 
 
 def test_whether_a_file_may_be_executed_does_not_matter(lock, access, remote, tree):
@@ -173,15 +165,14 @@ def test_a_package_with_other_files_is_not_believed(lock, access, index, tree):
 # The store ---------------------------------------------------------------------------------
 
 
-def test_what_was_brought_once_is_not_asked_for_again(lock, access, index, tree, tmp_path):
+def test_what_was_brought_once_is_not_asked_for_again(lock, access, index, tree):
     wanted = packaged(lock, index, tree)
-    assert find_sources(wanted, access, choices=NOBODY) is None
-    first = gather_sources(wanted, access, choices=NOBODY)
+    assert find_sources(wanted, access, environment=NOBODY) is None
+    first = gather_sources(wanted, access, environment=NOBODY)
     index.requests.clear()
     offline = dataclasses.replace(access, settings=dataclasses.replace(access.settings, offline=True))
-    gone = {"cutlass": (tmp_path / "gone").as_uri()}
-    again = gather_sources(wanted, offline, choices=Choices(environment={}, mirrors=gone))
-    assert again == first == find_sources(wanted, offline, choices=NOBODY)
+    again = gather_sources(wanted, offline, environment=NOBODY)
+    assert again == first == find_sources(wanted, offline, environment=NOBODY)
     assert index.requests == []
 
 
@@ -195,7 +186,7 @@ def test_without_a_network(lock, access, index, tree):
 
 def test_a_tree_that_the_repository_lost_is_brought_again(lock, access, remote, tree):
     access.store.put_record("source-tree", "e" * 40, {"origin": "long ago"})
-    assert find_sources(pin(lock, "e" * 40), access, choices=NOBODY) is None
+    assert find_sources(pin(lock, "e" * 40), access, environment=NOBODY) is None
 
 
 # The user's own copy -----------------------------------------------------------------------
@@ -203,34 +194,29 @@ def test_a_tree_that_the_repository_lost_is_brought_again(lock, access, remote, 
 
 def test_a_local_copy_is_taken_if_it_is_the_pinned_one(lock, access, tree, tmp_path):
     folder = write(tmp_path / "copy", {**FILES, "README.md": "mine", "include/.git/HEAD": "x"})
-    choices = Choices(environment={"VLLM_CUTLASS_SRC_DIR": str(folder)})
+    environment = {"VLLM_CUTLASS_SRC_DIR": str(folder)}
     wanted = pin(lock, tree, repository=(tmp_path / "gone").as_uri())
-    found = cutlass(wanted, access, choices)
+    found = cutlass(wanted, access, environment)
     assert (found.tree, found.origin) == (tree, f"the folder {folder}")
-    assert find_sources(wanted, access, choices=choices)["cutlass"] == found
+    assert find_sources(wanted, access, environment=environment)["cutlass"] == found
 
 
-def test_another_local_copy_is_refused_unless_it_was_asked_for(lock, access, tree, tmp_path):
+def test_another_local_copy_is_refused(lock, access, tree, tmp_path):
     folder = write(tmp_path / "copy", {**FILES, "include/mine.h": "// mine"})
     environment = {"VLLM_CUTLASS_SRC_DIR": str(folder)}
     wanted = pin(lock, tree)
     for look in (gather_sources, find_sources):
         with pytest.raises(DigestError, match="not the source that the lock pins") as caught:
-            look(wanted, access, choices=Choices(environment=environment))
+            look(wanted, access, environment=environment)
         assert "unset VLLM_CUTLASS_SRC_DIR" in caught.value.next_step
-    as_it_is = Choices(environment=environment, as_they_are={"cutlass"})
-    found = cutlass(wanted, access, as_it_is)
-    assert found.tree != tree
-    assert "include/mine.h" in read_tree(access.repository, found.tree)
-    # It never counts as the pinned one.
     assert cutlass(wanted, access).tree == tree
 
 
 def test_a_variable_that_names_nothing(lock, access, tree, tmp_path):
-    choices = Choices(environment={"VLLM_CUTLASS_SRC_DIR": str(tmp_path / "gone")})
+    gone = {"VLLM_CUTLASS_SRC_DIR": str(tmp_path / "gone")}
     with pytest.raises(ConfigError, match="VLLM_CUTLASS_SRC_DIR names no folder"):
-        cutlass(pin(lock, tree), access, choices)
-    assert cutlass(pin(lock, tree), access, Choices(environment={"VLLM_CUTLASS_SRC_DIR": ""})).at_hand
+        cutlass(pin(lock, tree), access, gone)
+    assert cutlass(pin(lock, tree), access, {"VLLM_CUTLASS_SRC_DIR": ""}).at_hand
 
 
 def test_a_mounted_source_is_looked_for_inside_its_host(lock, access, remote, tree, tmp_path):
@@ -240,36 +226,21 @@ def test_a_mounted_source_is_looked_for_inside_its_host(lock, access, remote, tr
     native = msgspec.structs.replace(lock.native, sources={**lock.native.sources, "inner": mounted})
     wanted = with_native(lock, native)
     folder = write(tmp_path / "quack" / "third" / "cutlass", FILES).parents[1]
-    choices = Choices(environment={"QUACK_SRC_DIR": str(folder)})
-    found = gather_sources(wanted, access, wanted=["inner"], choices=choices)["inner"]
+    environment = {"QUACK_SRC_DIR": str(folder)}
+    found = gather_sources(wanted, access, wanted=["inner"], environment=environment)["inner"]
     assert found.origin == f"the folder {folder / 'third' / 'cutlass'}"
     # A copy without its submodule: the remote is asked.
-    bare = Choices(environment={"QUACK_SRC_DIR": str(tmp_path)})
+    bare = {"QUACK_SRC_DIR": str(tmp_path)}
     fresh = make_access(tmp_path / "fresh")
-    assert "v4.4.2" in gather_sources(wanted, fresh, wanted=["inner"], choices=bare)["inner"].origin
+    assert "v4.4.2" in gather_sources(wanted, fresh, wanted=["inner"], environment=bare)["inner"].origin
     fresh.repository.close()
 
 
-# Carries, stand-ins, the lock --------------------------------------------------------------
-
-
-def test_a_carry_on_a_source(lock, access, tree):
-    def patch(before):
-        edit = {"include/a.h": FileEntry("100644", b"// ours\n")}
-        return patch_tree(access.repository, before, edit), ("native",)
-
-    choices = Choices(environment={}, patches={"cutlass": patch})
-    found = cutlass(pin(lock, tree), access, choices)
-    assert found.carries == ("native",)
-    assert read_tree(access.repository, found.tree) == {**FILES, "include/a.h": "// ours\n"}
-    assert find_sources(pin(lock, tree), access, choices=choices)["cutlass"] == found
-    assert cutlass(pin(lock, tree), access).tree == tree
-    # What stands in for a source has nothing to change.
-    assert cutlass(pin(lock, "f" * 40), access, choices).carries == ()
+# Stand-ins, the lock --------------------------------------------------------------
 
 
 def test_what_stands_in_has_the_files_that_configuring_reads(lock, access, tree):
-    found = gather_sources(pin(lock, tree), access, choices=NOBODY)
+    found = gather_sources(pin(lock, tree), access, environment=NOBODY)
     quack = found["quack"]
     assert (quack.at_hand, quack.missing) == (False, "nothing is compiled from it")
     assert read_tree(access.repository, quack.tree) == {"STANDS-IN": "", "q/duck.py": ""}
@@ -280,7 +251,7 @@ def test_what_stands_in_has_the_files_that_configuring_reads(lock, access, tree)
 
 def test_names_and_tables_that_are_not_there(lock, access, tree):
     with pytest.raises(UnknownNameError, match="no source that kernels are compiled from called 'duck'"):
-        gather_sources(pin(lock, tree), access, wanted=["duck"], choices=NOBODY)
+        gather_sources(pin(lock, tree), access, wanted=["duck"], environment=NOBODY)
     with pytest.raises(ConfigError):
         gather_sources(with_native(lock, None), access)
     with pytest.raises(LockMismatchError):
@@ -290,5 +261,5 @@ def test_names_and_tables_that_are_not_there(lock, access, tree):
 def test_a_source_that_nobody_else_declares_has_its_own_address(lock, access, tree):
     alone = {"only": SourcePin(ref="v4.4.2", tree=tree, paths=PATHS)}
     native = msgspec.structs.replace(lock.native, sources=alone)
-    found = gather_sources(with_native(lock, native), access, choices=NOBODY)["only"]
+    found = gather_sources(with_native(lock, native), access, environment=NOBODY)["only"]
     assert found.missing == "the lock names no git repository for it"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from native_case import lock_of
 
 from sparkwright.git import FileEntry, import_files, open_repository, patch_tree
+from sparkwright.lock import Artifact
 from sparkwright.lock.native import SourcePin
-from sparkwright.native.configure import configuration_key
+from sparkwright.native import configure
+from sparkwright.native.configure import configuration_key, configure_command
 from sparkwright.native.model import Inputs, SourceTree, Target, Toolchain
 from sparkwright.native.workspace import native_tree, open_workspace
 from sparkwright.store import open_store
@@ -62,6 +66,7 @@ def toolchain(tmp_path: Path) -> Toolchain:
     )
 
 
+LOCK = lock_of(Artifact(filename="v.whl", sha256="0" * 64, size=1))
 UPSTREAM = {
     "CMakeLists.txt": "project(tiny)",
     "cmake/utils.cmake": "# helpers",
@@ -122,7 +127,7 @@ def test_a_native_change_gives_another_compiled_tree(
 def key_after(repository: Repository, inputs: Inputs, change: dict[str, bytes | None]) -> str:
     files = {path: None if data is None else FileEntry("100644", data) for path, data in change.items()}
     tree = patch_tree(repository, native_tree(repository, inputs, PINS), files)
-    return configuration_key(repository, tree, inputs)
+    return configuration_key(repository, tree, inputs, LOCK)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +162,26 @@ def test_what_cmake_reads_or_lists_configures_anew(
 def test_another_target_configures_anew(repository: Repository, inputs: Inputs, other: Target) -> None:
     again = Inputs(inputs.tree, inputs.sources, inputs.toolchain, other)
     assert key_after(repository, again, {}) != key_after(repository, inputs, {})
+
+
+def test_another_argument_of_cmakes_configures_anew(
+    repository: Repository, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = key_after(repository, inputs, {})
+
+    def command(*given: object) -> list[str]:
+        return [*configure_command(*given), "-DCMAKE_UNITY_BUILD=ON"]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(configure, "configure_command", command)
+    assert key_after(repository, inputs, {}) != before
+
+
+def test_places_on_this_machine_do_not_count(repository: Repository, inputs: Inputs, tmp_path: Path) -> None:
+    elsewhere = replace(inputs.toolchain, cmake=tmp_path / "usr/bin/cmake", cuda=tmp_path / "opt/cuda")
+    again = replace(inputs, toolchain=elsewhere)
+    assert key_after(repository, again, {}) == key_after(repository, inputs, {})
+    other = replace(inputs, toolchain=replace(inputs.toolchain, key="another"))
+    assert key_after(repository, other, {}) != key_after(repository, inputs, {})
 
 
 def test_a_workspace_is_laid_out_and_taken_away(

@@ -66,8 +66,16 @@ _KERNELS = (
     ),
     click.option("--arch", default="", help="What native kernels are compiled for; 12.1a and the like."),
 )
-
-
+_RESULT = (
+    click.option(
+        "--require-native",
+        is_flag=True,
+        help="With native kernels: an extension that cannot be compiled is an error, not upstream's.",
+    ),
+    click.option(
+        "--full", is_flag=True, help="With native kernels: keep binaries that are of no use on the card."
+    ),
+)
 _COMPILING = (
     click.option(
         "--jobs", "-j", type=click.IntRange(min=1), help="Most compilers at once; by cores and memory."
@@ -97,8 +105,11 @@ _COMPILING = (
 
 
 def compile_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add how kernels are compiled; *function* gets it as `Compiling`."""
-    return _bundled(function, _COMPILING, Compiling, "compiling")
+    """Add how kernels are compiled, and what is made of them.
+
+    *function* gets the first as `Compiling`, and ``require_native`` and ``full``.
+    """
+    return _bundled(function, (*_RESULT, *_COMPILING), Compiling, "compiling")
 
 
 def tree_options(function: Callable[..., R]) -> Callable[..., R]:

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
-from sparkwright.cli.options import Wanted, job_options
+from sparkwright.cli.options import Wanted, compile_options, job_options
 from sparkwright.cli.session import Session, common_options, print_json, run_looking_only
 from sparkwright.cli.tables import show_table
 from sparkwright.plan import plan
+
+if TYPE_CHECKING:
+    from sparkwright.plan.job import Compiling
 
 __all__ = ["command"]
 
 
 @click.command("plan")
+@compile_options
 @job_options
 @common_options
 @run_looking_only
-def command(session: Session, *, wanted: Wanted) -> None:
+def command(
+    session: Session, *, require_native: bool, full: bool, compiling: Compiling, wanted: Wanted
+) -> None:
     """Show the steps to a wheel, and which results the store already holds.
 
     Nothing is fetched, made or written. A step that waits gets its key when the steps
     before it have run.
     """
-    job = session.job(wanted)
+    job = session.job(wanted, require_native=require_native, full=full, compiling=compiling)
     steps = plan(job)
     if session.as_json:
         print_json(
@@ -43,5 +50,8 @@ def command(session: Session, *, wanted: Wanted) -> None:
     click.echo(f"point {job.point.digest[:16]}  →  vllm {job.version} for {wanted.platform}, {kernels}")
     rows = [(step.name, step.state, (step.key or "")[:16]) for step in steps]
     show_table(("step", "state", "key"), rows)
+    for step in steps:
+        if step.detail:
+            click.echo(f"{step.name}: {step.detail}")
     for name, why in job.point.left_out.items():
         click.echo(f"left out {name}: {why}")

@@ -31,14 +31,6 @@ __all__ = ["command"]
     metavar="NAME",
     help="Take this carry without a proof; the wheel says so.",
 )
-@click.option(
-    "--require-native",
-    is_flag=True,
-    help="With native kernels: an extension that cannot be compiled is an error, not upstream's.",
-)
-@click.option(
-    "--full", is_flag=True, help="With native kernels: keep binaries that are of no use on the card."
-)
 @compile_options
 @job_options
 @common_options

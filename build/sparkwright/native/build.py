@@ -16,7 +16,7 @@ from sparkwright.errors import LostFileError, NativeBuildError, ProcessError
 from sparkwright.events import emit, task
 from sparkwright.native.compile import CompileJob, run_jobs
 from sparkwright.native.configure import (
-    RULES,
+    asked_of_cmake,
     configuration_key,
     configure,
     find_configuration,
@@ -94,7 +94,7 @@ class Builder:
         entries = self.repository.files(inputs.tree)
         blobs = {path: entry.blob for path, entry in entries.items()}
         spec, pins = self.native.extensions[name], self.native.sources
-        return extension_key(inputs, name, spec, blobs, RULES, pins=pins)
+        return extension_key(inputs, name, spec, blobs, asked_of_cmake(inputs, self.lock), pins=pins)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _configured(builder: Builder, tree: str, configuration: Configuration) -> Co
 def forecast(builder: Builder, inputs: Inputs, name: str) -> Forecast | None:
     """What `build_extension` would compile; `None` before the first configuring. Nothing is run."""
     tree = builder.tree(inputs)
-    key = configuration_key(builder.repository, tree, inputs)
+    key = configuration_key(builder.repository, tree, inputs, builder.lock)
     configuration = find_configuration(builder.store, builder.repository, key)
     if configuration is None:
         return None

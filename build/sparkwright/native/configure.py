@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from dataclasses import dataclass, fields, replace
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,24 +21,23 @@ from sparkwright.config import to_builtins
 from sparkwright.errors import NativeBuildError, ProcessError
 from sparkwright.events import task
 from sparkwright.git import Entry, FileEntry, patch_tree
-from sparkwright.native.model import WORK, Configuration, Link, Unit
+from sparkwright.native.model import WORK, Configuration, Link, Toolchain, Unit
 from sparkwright.native.toolchain import configure_environment, toolchain_file
 from sparkwright.native.workspace import open_workspace
 from sparkwright.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from sparkwright.git import Repository
     from sparkwright.lock import Lock
-    from sparkwright.native.model import Inputs, Toolchain
+    from sparkwright.native.model import Inputs
     from sparkwright.native.workspace import Workspace
     from sparkwright.store import Store
 
 __all__ = [
-    "RULES",
     "TOOLCHAIN_FILE",
+    "asked_of_cmake",
     "configuration_key",
     "configure",
     "configure_command",
@@ -46,9 +45,8 @@ __all__ = [
     "with_generated",
 ]
 
-RULES = 3
-"""Part of every key of what was configured: raised when CMake's arguments, or what we read of it, change."""
-
+# Part of the keys of what was configured: raised when what is read of CMake's answers changes.
+_READING = 1
 _COMPILED = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".inl"})
 _SECONDS = 600
 TOOLCHAIN_FILE = "toolchain.cmake"
@@ -63,7 +61,23 @@ class _Outcome:
     links: dict[str, str]
 
 
-def configuration_key(repository: Repository, tree: str, inputs: Inputs) -> str:
+def asked_of_cmake(inputs: Inputs, lock: Lock) -> str:
+    """Digest of all that CMake is told, and of how its answers are read; of no place on this machine.
+
+    What the toolchain's parts are is for its own key.
+    """
+    places = [
+        field.name for field in fields(Toolchain) if isinstance(getattr(inputs.toolchain, field.name), Path)
+    ]
+    nowhere: dict[str, Any] = {name: Path(name) for name in places}
+    chain = replace(inputs.toolchain, **nowhere)
+    work, target = Path(WORK), inputs.target
+    environment = configure_environment(chain, target, work, lock)
+    told = {name: value for name, value in environment.items() if name != "PATH"}
+    return digest_of([_READING, configure_command(chain, WORK), toolchain_file(chain, target, work), told])
+
+
+def configuration_key(repository: Repository, tree: str, inputs: Inputs, lock: Lock) -> str:
     """Digest of what configuring *tree* depends on.
 
     Of what the compiler reads, only the names count: CMake lists them and looks into none of them.
@@ -72,8 +86,9 @@ def configuration_key(repository: Repository, tree: str, inputs: Inputs) -> str:
         [path, "" if PurePosixPath(path).suffix in _COMPILED else entry.blob]
         for path, entry in sorted(repository.files(tree).items())
     ]
-    target = [inputs.target.machine, inputs.target.arch]
-    return digest_of({"rules": RULES, "files": files, "toolchain": inputs.toolchain.key, "target": target})
+    return digest_of(
+        {"asked": asked_of_cmake(inputs, lock), "files": files, "toolchain": inputs.toolchain.key}
+    )
 
 
 def find_configuration(store: Store, repository: Repository, key: str) -> Configuration | None:
@@ -112,7 +127,7 @@ def configure(
     Raises:
         NativeBuildError: CMake fails; the end of what it said is in the error.
     """
-    key = configuration_key(repository, tree, inputs)
+    key = configuration_key(repository, tree, inputs, lock)
     found = find_configuration(store, repository, key)
     if found is not None:
         return found

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkwright.errors import SparkwrightError
 from sparkwright.native.host import find_compiler, find_python_headers, this_machine, version_of
+from sparkwright.native.isolation import require_isolation
 from sparkwright.native.launcher import find_launcher
 from sparkwright.native.model import Target
 from sparkwright.process import run
@@ -28,7 +29,6 @@ __all__ = [
     "Gpu",
     "check_disk",
     "check_gpu",
-    "check_isolation",
     "check_memory",
     "check_packages",
     "check_page_cache",
@@ -102,7 +102,7 @@ def native_checks(native: NativePin, store: Path, environment: Mapping[str, str]
         check_packages(native, this_machine()),
         check_disk(shutil.disk_usage(store).free),
         check_memory(memory),
-        check_isolation(_ask("unshare", "--map-root-user", "--net", "echo", "isolated")),
+        _isolation(),
         check_gpu(gpu),
         check_page_cache(gpu, memory),
         check_ptxas(gpu, environment.get("TRITON_PTXAS_PATH", "")),
@@ -195,14 +195,12 @@ def check_memory(memory: Mapping[str, int]) -> Check:
     )  # fmt: skip
 
 
-def check_isolation(said: str | None) -> Check:
-    """Whether compilers can be kept off the network: *said* is what a program said without one."""
-    if said == "isolated":
-        return Check("network isolation", "pass", "compilers can be run without a network (unshare)")
-    return Check(
-        "network isolation", "to do", "unshare is absent, or may not make namespaces here",
-        "install util-linux; on Ubuntu also: sysctl kernel.apparmor_restrict_unprivileged_userns=0",
-    )  # fmt: skip
+def _isolation() -> Check:
+    try:
+        require_isolation()
+    except SparkwrightError as error:
+        return Check("network isolation", "to do", error.because or error.what, error.next_step)
+    return Check("network isolation", "pass", "compilers can be run without a network (unshare)")
 
 
 def parse_gpu(said: str | None) -> Gpu | None:

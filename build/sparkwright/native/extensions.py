@@ -16,7 +16,7 @@ from sparkwright.lock.native_paths import read_by_cmake
 from sparkwright.native.model import WORK, Extension
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkwright.lock.native import ExtensionSpec, SourcePin
     from sparkwright.native.model import Inputs, Link
@@ -30,6 +30,7 @@ __all__ = [
     "link_key",
     "record_extension",
     "record_link",
+    "sources_of",
 ]
 
 _EXTENSION = "extension"
@@ -64,15 +65,15 @@ def extension_key(
         name=name,
         rules=rules,
         files=sorted((path, blob) for path, blob in native_blobs.items() if read_by_cmake(path)),
-        sources=sorted((source, inputs.sources[source].tree) for source in _sources(spec.sources, pins)),
+        sources=sorted((source, inputs.sources[source].tree) for source in sources_of(spec, pins)),
         toolchain=inputs.toolchain.key,
         target=[inputs.target.machine, inputs.target.arch],
     )
 
 
-def _sources(names: Iterable[str], pins: Mapping[str, SourcePin]) -> set[str]:
-    """*names* and what is mounted in them, and in those."""
-    found, new = set[str](), set(names)
+def sources_of(spec: ExtensionSpec, pins: Mapping[str, SourcePin]) -> set[str]:
+    """The sources that an extension is compiled from: its own, what is mounted in them, and in those."""
+    found, new = set[str](), set(spec.sources)
     while new:
         found |= new
         new = {name for name, pin in pins.items() if pin.mount.partition(":")[0] in new} - found

@@ -87,11 +87,10 @@ class SourceTree(Model, frozen=True):
 
     Attributes:
         name: the lock's name for it.
-        tree: git id of its tree in the store's repository, carries applied.
+        tree: git id of its tree in the store's repository.
         origin: who brought it, in words, such as ``flashinfer-python 0.6.9``.
         at_hand: whether it is the real source; otherwise `tree` lets CMake configure and no more.
         missing: why it is not at hand.
-        carries: carries that were applied to it.
     """
 
     name: str
@@ -99,7 +98,6 @@ class SourceTree(Model, frozen=True):
     origin: str
     at_hand: bool = True
     missing: str = ""
-    carries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

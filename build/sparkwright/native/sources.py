@@ -8,8 +8,7 @@ costs only the extensions that need it: what stands in for it lets CMake configu
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,38 +30,18 @@ from sparkwright.upstream.archive import EXECUTABLE, REGULAR
 from sparkwright.upstream.folder import walk_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from sparkwright.git import Repository
     from sparkwright.lock import Lock
     from sparkwright.lock.native import NativePin, SourcePin
     from sparkwright.upstream import Access
 
-__all__ = ["Choices", "Patch", "find_sources", "gather_sources"]
-
-Patch = Callable[[str], tuple[str, tuple[str, ...]]]
-"""Applies carries: from the id of a source's tree to that of the patched one, and the carries' names."""
+__all__ = ["find_sources", "gather_sources"]
 
 _KIND = "source-tree"
 _FULL_ID = 40
 _STAND_IN = "STANDS-IN"  # git keeps no empty folder, and CMake wants to see one
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What a user may say about where sources come from.
-
-    Attributes:
-        environment: where the variables that name a local copy are looked up.
-        as_they_are: sources whose local copy is taken although it is not what the lock names.
-        mirrors: git address to ask instead of the lock's, by source.
-        patches: carries on sources, by source.
-    """
-
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    as_they_are: Collection[str] = ()
-    mirrors: Mapping[str, str] = field(default_factory=dict)
-    patches: Mapping[str, Patch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,48 +65,56 @@ class _UnavailableError(Exception):
 
 
 def gather_sources(
-    lock: Lock, access: Access, *, wanted: Iterable[str] | None = None, choices: Choices | None = None
+    lock: Lock,
+    access: Access,
+    *,
+    wanted: Iterable[str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, SourceTree]:
     """The sources called *wanted*, brought here where they are not yet; all of the lock's by default.
 
     The first that can bring it does: the user's local copy, the store, a package, the git remote. All
-    but a local copy that was asked for as it is have to be the lock's tree.
+    have to be the lock's tree.
 
     Args:
         lock: the pin with its ``[native]`` tables.
         access: where they come from and go to.
         wanted: which.
-        choices: what the user said about where they come from.
+        environment: where the variables that name a local copy are looked up; ours by default.
 
     Raises:
         DigestError: a local copy is not what the lock names.
         ConfigError: the lock has no such source.
     """
-    choices = choices or Choices()
+    environment = os.environ if environment is None else environment
     found: dict[str, SourceTree] = {}
     for source in _wanted(lock, wanted):
         with task(f"source {source.name}"):
-            found[source.name] = _gather(access, source, choices)
+            found[source.name] = _gather(access, source, environment)
         if found[source.name].missing and source.pin.tree is not None:
             emit("source.missing", name=source.name, why=found[source.name].missing)
     return found
 
 
 def find_sources(
-    lock: Lock, access: Access, *, wanted: Iterable[str] | None = None, choices: Choices | None = None
+    lock: Lock,
+    access: Access,
+    *,
+    wanted: Iterable[str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, SourceTree] | None:
     """What `gather_sources` would give, if nothing has to be fetched for it; `None` if something has to.
 
     Raises:
         DigestError, ConfigError: as for `gather_sources`.
     """
-    choices = choices or Choices()
+    environment = os.environ if environment is None else environment
     found: dict[str, SourceTree] = {}
     for source in _wanted(lock, wanted):
-        here = _from_folder(access, source, choices) or _from_store(access, source)
+        here = _from_folder(access, source, environment) or _from_store(access, source)
         if here is None and source.pin.tree is not None:
             return None
-        found[source.name] = _patched(here, choices) if here else _stand_in(access, source, _NOT_COMPILED)
+        found[source.name] = here or _stand_in(access, source, _NOT_COMPILED)
     return found
 
 
@@ -148,16 +135,16 @@ def _described(lock: Lock, native: NativePin, name: str) -> _Wanted:
     return _Wanted(name, pin, repository, declared.override if declared else "", folder)
 
 
-def _gather(access: Access, source: _Wanted, choices: Choices) -> SourceTree:
-    found = _from_folder(access, source, choices) or _from_store(access, source)
+def _gather(access: Access, source: _Wanted, environment: Mapping[str, str]) -> SourceTree:
+    found = _from_folder(access, source, environment) or _from_store(access, source)
     if found is not None:
-        return _patched(found, choices)
+        return found
     if source.pin.tree is None:
         return _stand_in(access, source, _NOT_COMPILED)
     failures: list[str] = []
     for bring in (_from_package, _from_git):
         try:
-            return _patched(bring(access, source, choices), choices)
+            return bring(access, source)
         except _UnavailableError as error:
             failures += [str(error)] if str(error) else []
         except SparkwrightError as error:
@@ -165,14 +152,6 @@ def _gather(access: Access, source: _Wanted, choices: Choices) -> SourceTree:
     if source.override:
         failures.append(f"{source.override} names no local copy")
     return _stand_in(access, source, "; ".join(failures))
-
-
-def _patched(found: SourceTree, choices: Choices) -> SourceTree:
-    patch = choices.patches.get(found.name)
-    if patch is None or not found.at_hand:
-        return found
-    tree, carries = patch(found.tree)
-    return SourceTree(name=found.name, tree=tree, origin=found.origin, carries=carries)
 
 
 def _stand_in(access: Access, source: _Wanted, why: str) -> SourceTree:
@@ -189,9 +168,9 @@ def _ref(tree: str) -> str:
 # The ways to get one ------------------------------------------------------------------------
 
 
-def _from_folder(access: Access, source: _Wanted, choices: Choices) -> SourceTree | None:
+def _from_folder(access: Access, source: _Wanted, environment: Mapping[str, str]) -> SourceTree | None:
     """The user's local copy, if there is one."""
-    folder = source.local_copy(choices.environment)
+    folder = source.local_copy(environment)
     if folder is None or source.pin.tree is None:
         return None
     if not folder.is_dir():
@@ -203,11 +182,11 @@ def _from_folder(access: Access, source: _Wanted, choices: Choices) -> SourceTre
         )  # fmt: skip
     files = {path: entry for wanted in source.pin.paths for path, entry in _files(folder, wanted)}
     tree = _import(access.repository, files)
-    if tree != source.pin.tree and source.name not in choices.as_they_are:
+    if tree != source.pin.tree:
         raise DigestError(
             f"{folder}, which {source.override} names, is not the source that the lock pins",
             because=f"the tree of {', '.join(source.pin.paths)} there is {tree}, not {source.pin.tree}",
-            next_step=f"check out {source.pin.ref} there, unset {source.override}, or take it as it is",
+            next_step=f"check out {source.pin.ref} there, or unset {source.override}",
         )
     return _kept(access, source, tree, f"the folder {folder}")
 
@@ -229,9 +208,8 @@ def _from_store(access: Access, source: _Wanted) -> SourceTree | None:
     return SourceTree(name=source.name, tree=tree, origin=str(record.get("origin", "the store")))
 
 
-def _from_package(access: Access, source: _Wanted, choices: Choices) -> SourceTree:
+def _from_package(access: Access, source: _Wanted) -> SourceTree:
     """The tree as a wheel carries it."""
-    del choices
     package, inner = source.pin.package, source.pin.folder
     if package is None:
         raise _UnavailableError
@@ -252,12 +230,12 @@ def _below(paths: Iterable[str], prefix: str) -> Callable[[str], bool]:
     return lambda name: name in whole or name.startswith(below)
 
 
-def _from_git(access: Access, source: _Wanted, choices: Choices) -> SourceTree:
+def _from_git(access: Access, source: _Wanted) -> SourceTree:
     """The tree as the git remote has it: one commit, and of its files only those that are wanted.
 
     It is fetched into a repository of its own, which git knows to be incomplete.
     """
-    address = choices.mirrors.get(source.name, source.repository)
+    address = source.repository
     if not address:
         raise _UnavailableError("the lock names no git repository for it")
     if access.settings.offline and not address.startswith("file://"):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparkwright.plan.job import Compiling, Job
     from sparkwright.plan.steps import Step
 
-__all__ = ["builder_of", "compile_steps", "inputs_of", "source_steps"]
+__all__ = ["builder_of", "compile_steps", "detail_of", "inputs_of", "source_steps"]
 
 _TRIED = "sources-tried"
 # How long a source that nobody could bring is not asked for again, so that repeated runs stay quick.
@@ -105,12 +105,11 @@ def _lost(native: NativePin, sources: Mapping[str, SourceTree]) -> dict[str, str
 
 def _why_not(native: NativePin, spec: ExtensionSpec, sources: Mapping[str, SourceTree]) -> str:
     """Why an extension of that kind cannot be compiled; empty if it can."""
-    wanted = [
-        name
-        for name, pin in native.sources.items()
-        if name in spec.sources or pin.mount.partition(":")[0] in spec.sources
-    ]
-    return "; ".join(sources[name].missing for name in wanted if not sources[name].at_hand)
+    from sparkwright.native.extensions import sources_of
+
+    wanted = sources_of(spec, native.sources)
+    lost = (source for name, source in sources.items() if name in wanted and not source.at_hand)
+    return "; ".join(source.missing for source in lost)
 
 
 @dataclass(frozen=True)
@@ -207,6 +206,11 @@ class CompileExtension:
         return (
             f"{told.missing} of {told.units} units to compile, about {told.seconds / 60:.0f} min of CPU time"
         )
+
+
+def detail_of(step: Step, job: Job, known: Known) -> str:
+    """What there is to do in *step*, for a plan; empty for steps of which there is nothing to say."""
+    return step.detail(job, known) if isinstance(step, CompileExtension) else ""
 
 
 def _nothing_for(job: Job) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkwright.events import emit
 from sparkwright.plan.job import Known
+from sparkwright.plan.kernels import detail_of
 from sparkwright.plan.steps import steps_for
 
 if TYPE_CHECKING:
@@ -27,11 +28,13 @@ class PlannedStep:
         name: the step's name.
         key: digest of its inputs; `None` while they depend on steps that have yet to run.
         state: ``in store``, ``to do``, or ``waits`` for an earlier step.
+        detail: what there is to do, as far as earlier builds can tell; mostly empty.
     """
 
     name: str
     key: str | None
     state: Literal["in store", "to do", "waits"]
+    detail: str = ""
 
 
 def plan(job: Job) -> list[PlannedStep]:
@@ -43,7 +46,8 @@ def plan(job: Job) -> list[PlannedStep]:
         if key is None:
             planned.append(PlannedStep(step.name, None, "waits"))
         else:
-            planned.append(PlannedStep(step.name, key, "in store" if step.find(job, known) else "to do"))
+            state: Literal["in store", "to do"] = "in store" if step.find(job, known) else "to do"
+            planned.append(PlannedStep(step.name, key, state, detail_of(step, job, known)))
     return planned
 
 

@@ -134,6 +134,13 @@ def judge(name: str, faults: Sequence[str], passed: str) -> Check:
     return Check(name, "fail", "; ".join(faults[:_SHOWN]) + more)
 
 
+def _skipped(subject: Subject, name: str) -> Check:
+    """The check *name*, which cannot be made of such a wheel, or without a merge."""
+    if not subject.ours:
+        return Check(name, "skipped", "this is upstream's own wheel")
+    return Check(name, "skipped", "no merge was given to hold it against")
+
+
 def archive_safe(facts: Mapping[str, Facts]) -> Check:
     """Every member's data is whole; names and structure were checked when the archive was opened."""
     faults = [f"{name}: {one.damage}" for name, one in facts.items() if one.damage]
@@ -210,10 +217,8 @@ def versions_agree(subject: Subject) -> Check:
 def members_differ_exactly(subject: Subject) -> Check:
     """The members that differ from upstream's are those that the merge changed, with its very bytes."""
     name = "members-differ-exactly"
-    if not subject.ours:
-        return Check(name, "skipped", "this is upstream's own wheel")
-    if subject.changes is None:
-        return Check(name, "skipped", "no merge was given to hold it against")
+    if subject.changes is None or not subject.ours:
+        return _skipped(subject, name)
     expected = _expected(subject)
     free = (subject.info + "RECORD", subject.info + RECORD_FOLDER + "/")
     actual = {member: one.sha256 for member, one in subject.facts.items() if not member.startswith(free)}
@@ -291,7 +296,7 @@ def binaries_identical(subject: Subject) -> Check:
     """Each binary is the one that its provider gave, and each names its provider."""
     name = "binaries-identical"
     if not subject.ours:
-        return Check(name, "skipped", "this is upstream's own wheel")
+        return _skipped(subject, name)
     provided = _provided(subject)
     members = [entry["member"] for entry in provided]
     faults = [f"{member} names no provider" for member in subject.binaries if member not in members]
@@ -357,10 +362,8 @@ def _provided(subject: Subject) -> list[dict[str, Any]]:
 def native_inputs_unchanged(subject: Subject) -> Check:
     """Upstream's binaries are used only while the merge left alone what they are compiled from."""
     name = "native-inputs-unchanged"
-    if not subject.ours:
-        return Check(name, "skipped", "this is upstream's own wheel")
-    if subject.changes is None:
-        return Check(name, "skipped", "no merge was given to hold it against")
+    if subject.changes is None or not subject.ours:
+        return _skipped(subject, name)
     native = of_kind(subject.changes, "native")
     record = subject.kernels()
     reasons = record.reasons if record else {}

@@ -148,6 +148,30 @@ class TestNative:
         assert planned()["point"] == native["point"]
         assert planned("--kernels", "upstream")["point"] == upstream["point"]
 
+    def test_a_plan_says_what_there_is_to_compile(self, compiling: World) -> None:
+        def planned(*words: str) -> dict[str, dict[str, str]]:
+            steps = compiling.good("plan", "--kernels", "native", "--json", *words).json["steps"]
+            return {step["name"]: step for step in steps}
+
+        unproved = ("--allow-unproved", "card", "--allow-unproved", "feed")
+        compiling.good("merge")
+        compiling.call("wheel", "--kernels", "native", "--offline", *unproved)  # as far as it goes
+        step = planned()["compile _C"]
+        assert step["state"] == "in store"
+        assert step["detail"].startswith("upstream's own: ")
+        assert "VLLM_CUTLASS_SRC_DIR names no local copy" in step["detail"]
+        assert f"compile _C: {step['detail']}" in compiling.good("plan", "--kernels", "native").out
+        assert planned("--require-native")["compile _C"]["state"] == "waits"
+
+    def test_a_plan_is_of_the_wheel_that_is_asked_for(self, compiling: World, tmp_path: Path) -> None:
+        def key(*words: str) -> str:
+            steps = compiling.good("plan", "--kernels", "native", "--json", *words).json["steps"]
+            found: str = next(step["key"] for step in steps if step["name"] == "toolchain")
+            return found
+
+        (tmp_path / "cuda").mkdir()
+        assert key("--cuda", str(tmp_path / "cuda")) != key() == key("--jobs", "3", "--isolate", "--full")
+
     def test_on_the_card_itself_it_is_the_default(self, compiling: World, tmp_path: Path) -> None:
         program = tmp_path / "bin" / "nvidia-smi"
         program.parent.mkdir()
