@@ -2,8 +2,9 @@
 """Is one vLLM slower than another? Two installed trees serve the same tiny DFlash pair by turns on one GPU.
 
 Both engines stay loaded and are measured round by round, one idle while the other works, in the order
-A B B A, so that clocks and temperature touch both alike. A round is c requests that start together and give the same
-number of tokens each; its rate is output tokens over seconds. Synthetic acceptance makes the steps equal::
+A B B A, so that clocks and temperature touch both alike. A round is c requests that start together
+and give the same number of tokens each; its rate is output tokens over seconds. Synthetic
+acceptance makes the steps equal::
 
     python3 tests/gpu/compare_rates.py --tree stock=/opt/stock --tree patched=/opt/patched --out /tmp/rates
 
