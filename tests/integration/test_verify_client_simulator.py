@@ -77,7 +77,7 @@ def test_a_healthy_server_counts(tmp_path: Path, dialect: str, *, chat: bool) ->
         assert sample.output_tokens == truth.tokens == len(sample.token_ids) == len(sample.logprobs) == 40
         assert sum(chunk.tokens for chunk in sample.chunks) == 40
         assert all(found.token in found.top for found in sample.logprobs)
-        assert sample.started < truth.accepted_ns < truth.first_token_written_ns < sample.first
+        assert sample.started < truth.received_ns < truth.first_token_written_ns < sample.first
         assert truth.last_token_written_ns < sample.last
 
 

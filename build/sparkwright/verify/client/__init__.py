@@ -7,11 +7,12 @@
 from sparkwright.verify.client.endpoint import Endpoint, EndpointFacts, check_endpoint, open_session
 from sparkwright.verify.client.lag import LagProbe
 from sparkwright.verify.client.load import arrivals, run_load
-from sparkwright.verify.client.request import canary, patience, send
+from sparkwright.verify.client.request import Exchange, canary, patience
 
 __all__ = [
     "Endpoint",
     "EndpointFacts",
+    "Exchange",
     "LagProbe",
     "arrivals",
     "canary",
@@ -19,5 +20,4 @@ __all__ = [
     "open_session",
     "patience",
     "run_load",
-    "send",
 ]
