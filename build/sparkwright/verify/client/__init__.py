@@ -8,6 +8,7 @@ from sparkwright.verify.client.endpoint import Endpoint, EndpointFacts, check_en
 from sparkwright.verify.client.lag import LagProbe
 from sparkwright.verify.client.load import arrivals, run_load
 from sparkwright.verify.client.request import Exchange, canary, patience
+from sparkwright.verify.client.tokens import count_tokens
 
 __all__ = [
     "Endpoint",
@@ -17,6 +18,7 @@ __all__ = [
     "arrivals",
     "canary",
     "check_endpoint",
+    "count_tokens",
     "open_session",
     "patience",
     "run_load",
