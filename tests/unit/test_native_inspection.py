@@ -296,7 +296,8 @@ def test_every_symbol_has_its_definer(tmp_path: Path, surroundings: Surroundings
         " _Unwind_Resume_or_Rethrow(void);\n"
         "extern void hook(void) __attribute__((weak));\n"
         "void f(void) { outer(); inner(); cuInit(); cublasCreate_v2(); PyErr_Clear(); _ZNSolsEPFRSoS_E();"
-        " _ZN10__cxxabiv120__si_class_type_infoD2Ev(); _Unwind_Resume_or_Rethrow(); abort(); if (hook) hook(); }",
+        " _ZN10__cxxabiv120__si_class_type_infoD2Ev(); _Unwind_Resume_or_Rethrow(); abort();"
+        " if (hook) hook(); }",
         surroundings.libraries["libtorch.so"], stand_in(tmp_path, "libcuda.so.1"),
         stand_in(tmp_path, "libcublas.so.13"), stand_in(tmp_path, "libstdc++.so.6"),
         stand_in(tmp_path, "libgcc_s.so.1"),
