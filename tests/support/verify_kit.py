@@ -299,6 +299,25 @@ def judge(check: Check, to: Context, server: Server) -> dict[str, Finding]:
     return by_name(check.judge(to, run(check, to, server)))
 
 
+@dataclass(frozen=True)
+class Bench:
+    """One check, what it sees of healthy servers, and what it makes of anything else."""
+
+    check: Check
+    sizes: Profile | None = None
+
+    @functools.cache  # noqa: B019 - there are a handful, for as long as the tests run
+    def healthy(self, seed: int = 0) -> tuple[Observation, ...]:
+        return tuple(run(self.check, context(self.sizes), Server(seed=seed)))
+
+    def judged(self, observations: Sequence[Observation], **changes: Any) -> dict[str, Finding]:
+        return by_name(self.check.judge(context(self.sizes, **changes), observations))
+
+    def at(self, start: str) -> int:
+        """The place of the first cell whose name begins so."""
+        return next(i for i, o in enumerate(self.healthy()) if o.cell.name.startswith(start))
+
+
 def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
     named = {finding.name: finding for finding in findings}
     assert named

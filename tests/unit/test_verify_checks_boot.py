@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from verify_kit import (
     SEEDS,
+    Bench,
     Server,
     boot_facts,
     by_name,
@@ -17,7 +17,6 @@ from verify_kit import (
     dead,
     failing,
     judge,
-    run,
     verdicts,
 )
 
@@ -35,11 +34,8 @@ BUDGET = "KV cache and weights stay within the budget"
 CAPTURES = "decode graphs are captured for whole drafts"
 RUNNER = "it is known which model runner ran"
 CAPACITY = "NVFP4 holds more tokens a byte than FP8"
-
-
-@functools.cache
-def healthy(seed: int = 0) -> tuple[Observation, ...]:
-    return tuple(run(BOOT, context(), Server(seed=seed)))
+BENCH = Bench(BOOT)
+healthy = BENCH.healthy
 
 
 def judged(

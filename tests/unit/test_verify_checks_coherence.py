@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from verify_kit import SEEDS, Server, by_name, changed, context, crash_from, judge, run, token_id, verdicts
+from verify_kit import (
+    SEEDS,
+    Bench,
+    Server,
+    by_name,
+    changed,
+    context,
+    crash_from,
+    judge,
+    token_id,
+    verdicts,
+)
 
 from sparkwright.verify.checks.coherence import Coherence
 from sparkwright.verify.checks.text import flaw
@@ -18,11 +28,13 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from sparkwright.verify.model import Finding, Observation
+    from sparkwright.verify.model import Observation
 
 COHERENCE = Coherence()
 TEXT = "answers are text"
 LOOP = "answers do not loop"
+BENCH = Bench(COHERENCE)
+healthy, judged = BENCH.healthy, BENCH.judged
 
 GOOD = {
     "short": "Yes.",
@@ -83,15 +95,6 @@ def test_ids_tell_where_letters_do_not_and_letters_where_ids_do_not() -> None:
     found = flaw("!!!!" * 50, token_ids=list(range(50)), tokens=50)
     assert found is not None
     assert found.shown.startswith("200 of 200 characters")
-
-
-@functools.cache
-def healthy(seed: int = 0) -> tuple[Observation, ...]:
-    return tuple(run(COHERENCE, context(), Server(seed=seed)))
-
-
-def judged(observations: list[Observation]) -> dict[str, Finding]:
-    return by_name(COHERENCE.judge(context(), observations))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

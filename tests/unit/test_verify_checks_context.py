@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from verify_kit import (
     SEEDS,
+    Bench,
     Server,
     boot_facts,
     by_name,
@@ -27,7 +27,7 @@ from sparkwright.verify.corpus import WORDS_PER_TOKEN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkwright.verify.model import Cell, Finding, Observation
+    from sparkwright.verify.model import Cell, Observation
 
 LONG = LongContext()
 SIZES = profile(contexts=(1_600, 3_300))  # the check does not care, and the kit's documents stay small
@@ -35,19 +35,8 @@ HOLD = "acceptance holds at 3300 tokens"
 CACHE = "the cache keeps acceptance at 3300 tokens"
 READ = "documents of 3300 tokens are read"
 SERVED = "long prompts are served"
-
-
-@functools.cache
-def healthy(seed: int = 0) -> tuple[Observation, ...]:
-    return tuple(run(LONG, context(SIZES), Server(seed=seed)))
-
-
-def judged(observations: list[Observation]) -> dict[str, Finding]:
-    return by_name(LONG.judge(context(SIZES), observations))
-
-
-def named(name: str) -> int:
-    return [o.cell.name for o in healthy()].index(name)
+BENCH = Bench(LONG, SIZES)
+healthy, judged, named = BENCH.healthy, BENCH.judged, BENCH.at
 
 
 @pytest.mark.parametrize("seed", SEEDS)

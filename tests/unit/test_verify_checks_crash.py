@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING
-
 import pytest
 from verify_kit import (
     SEEDS,
+    Bench,
     Server,
-    by_name,
     changed,
     context,
     crash_from,
     failing,
     judge,
     profile,
-    run,
     verdicts,
 )
 
 from sparkwright.verify.checks.crash import Crash
 from sparkwright.verify.model import FailureKind
 
-if TYPE_CHECKING:
-    from sparkwright.verify.model import Finding, Observation
-
 CRASH = Crash()
 BURSTS = "no batch size breaks the server"
 DRAIN = "draining breaks nothing"
 WAVES = "mixed waves break nothing"
 LINE = "RuntimeError: block_table must have shape (24, 512) but has (17, 512)"
-
-
-@functools.cache
-def healthy(seed: int = 0) -> tuple[Observation, ...]:
-    return tuple(run(CRASH, context(), Server(seed=seed)))
-
-
-def judged(observations: list[Observation]) -> dict[str, Finding]:
-    return by_name(CRASH.judge(context(), observations))
-
-
-def named(start: str) -> int:
-    return next(i for i, o in enumerate(healthy()) if o.cell.name.startswith(start))
+BENCH = Bench(CRASH)
+healthy, judged, named = BENCH.healthy, BENCH.judged, BENCH.at
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from verify_kit import (
     SEEDS,
+    Bench,
     Server,
     boot_facts,
     by_name,
@@ -29,7 +29,7 @@ from sparkwright.verify.model import FailureKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkwright.verify.model import Cell, Finding, Observation
+    from sparkwright.verify.model import Cell, Observation
 
 SWEEP = Sweep()
 INVARIANCE = "acceptance does not depend on concurrency"
@@ -38,19 +38,8 @@ TOKENS = "counters and clients agree on tokens"
 STEP = "a verify step takes as long whatever is said"
 CLIENT = "the client kept up"
 DRAFTER = "the drafter works"
-
-
-@functools.cache
-def healthy(seed: int = 0) -> tuple[Observation, ...]:
-    return tuple(run(SWEEP, context(), Server(seed=seed)))
-
-
-def judged(observations: list[Observation], **changes: object) -> dict[str, Finding]:
-    return by_name(SWEEP.judge(context(**changes), observations))  # type: ignore[arg-type]
-
-
-def at(name: str) -> int:
-    return [o.cell.name for o in healthy()].index(name)
+BENCH = Bench(SWEEP)
+healthy, judged, at = BENCH.healthy, BENCH.judged, BENCH.at
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -18,6 +18,7 @@ from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest, read_journal
 from sparkwright.verify.model import BootFacts, Cell, Finding, Load, Observation, Prompt, Verdict
 from sparkwright.verify.profile import Profile
+from sparkwright.verify.profiles import PROFILES
 from sparkwright.verify.results import load_run
 from sparkwright.verify.suite import Suite, run_suite
 
@@ -295,3 +296,10 @@ def test_without_documents_or_without_an_answer_nothing_is_known(
 ) -> None:
     assert set(words_per_token(tmp_path / "a", monkeypatch, 2.0, "sweep").values()) == {-1}
     assert set(words_per_token(tmp_path / "b", monkeypatch, 0, "context").values()) == {-1}
+
+
+def test_the_demo_soaks_before_age_has_had_its_effect() -> None:
+    """Checks take a thousand of the server's seconds and more; decays begin after a few hundred."""
+    checks = PROFILES["demo"].checks
+    assert checks[:3] == ("boot", "coherence", "soak")
+    assert set(checks) == set(PROFILES["full"].checks) - {"bands"}  # there are no published figures to meet
