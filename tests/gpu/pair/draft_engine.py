@@ -7,6 +7,7 @@ Started as ``python -m pair.draft_engine SPEC``. The engine core runs in this pr
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 
 MAX_MODEL_LEN = 1024  # a multiple of 128, where the block table ends with the longest request
 STEP_TOKENS = 2048
-BLOCKS = 420  # of 16 tokens: sixteen requests of 650 tokens do not fit
-CLEAN_END = MAX_MODEL_LEN - 16  # a request up to here is drafted for, on every tree
+BLOCK = 16
+BLOCKS = 420  # sixteen requests of 650 tokens do not fit
+CLEAN_END = MAX_MODEL_LEN - BLOCK  # a request up to here is drafted for, on every tree
 STEPS = 4000  # no case takes so many
 
 
@@ -77,6 +79,7 @@ def engine_args(spec: dict[str, Any]) -> EngineArgs:
         dtype="bfloat16",
         seed=0,
         max_model_len=MAX_MODEL_LEN,
+        block_size=BLOCK,
         max_num_seqs=16,
         max_num_batched_tokens=STEP_TOKENS,
         num_gpu_blocks_override=BLOCKS,
@@ -116,11 +119,12 @@ class Bench:
 
     def _check_layout(self) -> None:
         for cache in (*self.draft_caches, *self.target_caches):
-            if cache.shape[:3] != (BLOCKS, 2, 16):
+            if cache.shape[:3] != (BLOCKS, 2, BLOCK):
                 raise ValueError(f"a cache of shape {tuple(cache.shape)} cannot be read here")
         if not (self.draft_caches and self.target_caches):
             raise ValueError("drafter and target share no KV cache group")
 
+    @torch.inference_mode()
     def _fill_weights(self) -> None:
         """Weights with which every vector depends on its token, its position and all that came before.
 
@@ -154,7 +158,8 @@ class Bench:
             "device": torch.cuda.get_device_name(),
         }
 
-    def clear(self, *, poison: bool = True) -> None:
+    @torch.inference_mode()
+    def clear(self) -> None:
         """Empty the prefix cache; let the drafter's cache hold nothing that could pass for a key."""
         for _ in range(20):
             if self.engine.reset_prefix_cache():
@@ -163,7 +168,7 @@ class Bench:
         else:
             raise RuntimeError("the prefix cache could not be reset")
         torch.cuda.synchronize()
-        for cache in self.draft_caches if poison else ():
+        for cache in self.draft_caches:
             cache.fill_(POISON)
 
     def serve(self, case: Case, asks: list[Ask]) -> None:
@@ -310,7 +315,7 @@ def judged(bench: Bench, case: Case) -> dict[str, Any]:
         draft_clean, target_clean = _take(bench.draft_caches, ids), _take(bench.target_caches, ids)
         draft += compare([one[kept] for one in draft_seen], draft_clean)
         target += compare([one[kept] for one in target_seen], target_clean)
-        hit = [at for at, index in enumerate(kept) if places[index] * 16 < told.cached]
+        hit = [at for at, index in enumerate(kept) if places[index] * BLOCK < told.cached]
         if hit:
             picked = [kept[at] for at in hit]
             restored += compare([one[picked] for one in draft_seen], [one[hit] for one in draft_clean])
@@ -334,9 +339,9 @@ def _clean_blocks(bench: Bench, tokens: list[int]) -> list[int]:
     bench.serve(alone_case, [Ask("clean", tokens, 1)])
     torch.cuda.synchronize()
     blocks = bench.blocks_of(alone_case.told["clean"].request)
-    if alone_case.told["clean"].cached or not all(len(ids) == 1 for ids in blocks[: len(tokens) // 16]):
+    if alone_case.told["clean"].cached or not all(len(ids) == 1 for ids in blocks[: len(tokens) // BLOCK]):
         raise RuntimeError("the clean computation was not clean")
-    return [ids[0] for ids in blocks[: len(tokens) // 16]]
+    return [ids[0] for ids in blocks[: len(tokens) // BLOCK]]
 
 
 def run_case(bench: Bench, name: str, plant: int) -> dict[str, Any]:
@@ -381,6 +386,8 @@ def main(spec: dict[str, Any]) -> None:
         except Exception as error:  # noqa: BLE001 - reported as this case's failure
             write("case", case=name, fault=repr(error)[:600])
     write("end")
+    sys.stdout.flush()
+    os._exit(0)  # the engine lives in this process; what it does on its way out is not in question
 
 
 if __name__ == "__main__":
