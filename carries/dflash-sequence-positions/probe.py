@@ -1,8 +1,8 @@
 """Do context and queries of a DFlash drafter get the slots of their own tokens behind an image?
 
 `DFlashProposer.set_inputs_first_pass` prepares steps with its real kernel, in Triton's interpreter. It is
-given positions as model runner V1 has them for a target with M-RoPE: a view of three rows, in which the tokens
-of an image advance by less than their number. Slots and positions are compared with a count of tokens.
+given positions as model runner V1 has them for a target with M-RoPE: a view of three rows, in which the
+tokens of an image advance by less than their number. Slots and positions are compared with a count of tokens.
 
 Controls, true of every tree: the same steps with positions of one dimension, and three rows for text alone.
 """
