@@ -1,0 +1,294 @@
+#!/usr/bin/env python3
+"""Does the prefix cache hold a drafter's keys and values, block by block? On both model runners.
+
+Serves a tiny Qwen3 with a DFlash drafter whose weights depend on all that came before a token, and then
+compares every block that the prefix cache would serve with the same tokens computed alone, in one prefill,
+with an empty cache: the drafter's layers, and as a control the target's. It needs a GPU, torch and an
+installed vLLM wheel of 0.24, and downloads nothing::
+
+    python3 tests/gpu/draft_kv.py --version 0.24.0 --out /tmp/stock
+    python3 tests/gpu/draft_kv.py --version 0.24.0+spark.1a2b3c4d --out /tmp/patched \
+        --carries tie-weights … dflash-context-mask dflash-context-store …
+    python3 tests/gpu/draft_kv.py --device cpu --out /tmp/logic       # the comparison alone, without vLLM
+
+Cases, each in an engine that keeps running (`pair.draft_engine`):
+
+- ``alone``: one request after another;
+- ``shared``: a dozen at once with a common prefix, rejected drafts in every step, and their next turns;
+- ``crowded``: chunked prefills, evictions and preemptions;
+- ``at-the-end``: prompts that are computed in the step of a request near ``max_model_len``, and come again;
+- ``planted``: ``shared`` again while one context row in ``--plant`` is not stored: this must be found.
+
+What fails the script: another runner or drafter than asked for; a case that did not do what it is there
+for; a target's block that differs; a drafter's block that differs where none may; a planted fault that is
+not found.
+``at-the-end`` on V1 must find blocks without context unless the carry ``dflash-context-store`` is named.
+
+``OUT`` receives ``lines.jsonl``, ``report.json``, ``table.md`` and a log for each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pair import install
+from pair.install import Check
+
+CASES = ["alone", "shared", "crowded", "at-the-end", "planted"]
+RUNS = ["v1-eager", "v2-eager", "v1-graphs", "v2-graphs"]
+STORE_CARRY = "dflash-context-store"
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results; made when missing")
+    parser.add_argument("--version", help="the wheel's version, local part included; else it is not checked")
+    parser.add_argument("--carries", nargs="*", default=[], help="names of the carries that the wheel holds")
+    parser.add_argument("--pruned", nargs="*", default=[], help="path prefixes left out at installation")
+    parser.add_argument("--left-out", nargs="*", default=[], help="carries that the wheel names as left out")
+    parser.add_argument(
+        "--native", nargs="*", default=[], help="extensions, without suffix, that are not upstream's"
+    )
+    parser.add_argument("--runs", nargs="*", choices=RUNS, default=RUNS[:2])
+    parser.add_argument("--only", nargs="*", choices=CASES, default=CASES, help="these cases")
+    parser.add_argument("--plant", type=int, default=5, help="one context row in so many is not stored")
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.5)
+    parser.add_argument("--seconds", type=int, default=300, help="time for a run")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    return parser.parse_args()
+
+
+def execute(run: str, args: argparse.Namespace, scratch: Path) -> int | None:
+    """Run one engine to its end; return its exit status, or None after a time-out."""
+    from serve_pair import Run, environment
+
+    spec = {
+        "run": run,
+        "eager": run.endswith("-eager"),
+        "target": str(scratch / "target"),
+        "drafter": str(scratch / "drafter"),
+        "cases": args.only,
+        "plant": args.plant,
+        "gpu_memory_utilization": args.gpu_memory_utilization,
+        "lines": str(args.out / "lines.jsonl"),
+    }
+    file = scratch / f"{run}.json"
+    file.write_text(json.dumps(spec), encoding="utf-8")
+    env = environment(Run(run), scratch) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    deadline = time.monotonic() + args.seconds
+    with (args.out / f"{run}.log").open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "pair.draft_engine", str(file)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        )
+        try:
+            while (status := child.poll()) is None and time.monotonic() < deadline:
+                time.sleep(0.2)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    return status
+
+
+def boot_checks(line: dict[str, Any]) -> list[Check]:
+    """Judge what booted."""
+    from serve_pair import RUNNERS
+
+    runner, drafter, _ = RUNNERS[line["run"].partition("-")[0]]
+    return [
+        Check("model runner", line["runner"] == runner, line["runner"]),
+        Check("drafter", line["drafter"] == drafter, line["drafter"]),
+    ]
+
+
+def case_checks(line: dict[str, Any], carries: list[str]) -> list[Check]:
+    """Judge one case: that it was what it is there for, and what it found."""
+    name = line["case"]
+    if line["fault"]:
+        return [Check(name, ok=False, detail=line["fault"])]
+    draft, target, restored = line["draft"], line["target"], line["restored"]
+    was = {
+        "alone": not line["cached_tokens"] and line["drafted"] > 0,
+        "shared": line["cached_tokens"] > 0 and restored["positions"] > 0 and line["drafted"] > 0,
+        "crowded": line["preempted"] > 0 and line["drafted"] > 0,
+        "at-the-end": line["cached_tokens"] > 0 and restored["positions"] > 0,
+        "planted": line["cached_tokens"] > 0,
+    }[name]
+    did = (
+        f"{line['cached_tokens']} tokens restored, {line['preempted']} preemptions, {line['drafted']} drafted"
+    )
+    wrong = _bad(draft)
+    harmed = name == "planted" or (
+        name == "at-the-end" and line["run"].startswith("v1") and STORE_CARRY not in carries
+    )
+    hits = f"{_bad(restored)} of {restored['positions']} restored ones"
+    found = f"{wrong} of {draft['positions']} positions wrong, {hits}"
+    return [
+        Check(f"{name}: took place", was, did),
+        Check(
+            f"{name}: target's blocks",
+            target["positions"] > 0 and not _bad(target),
+            f"{_bad(target)} of {target['positions']} positions wrong, others within {target['worst']:.3f}",
+        ),
+        Check(
+            f"{name}: drafter's blocks are {'harmed' if harmed else 'right'}",
+            draft["positions"] > 0 and bool(wrong) == harmed,
+            f"{found}; others within {draft['worst']:.3f}",
+        ),
+    ]
+
+
+def _bad(verdict: dict[str, Any]) -> int:
+    return int(verdict["never_written"] + verdict["wrong"])
+
+
+def run_checks(run: str, status: int | None, args: argparse.Namespace) -> list[Check]:
+    """Judge one run by its lines and its log."""
+    from serve_pair import BAD_SIGNS
+
+    lines = [line for line in read_lines(args.out) if line["run"] == run]
+    checks = [check for line in lines if line["kind"] == "boot" for check in boot_checks(line)]
+    cases = {line["case"]: line for line in lines if line["kind"] == "case"}
+    for name in args.only:
+        line = cases.get(name, {"run": run, "case": name, "fault": "never served"})
+        checks += case_checks(line, args.carries)
+    log = (args.out / f"{run}.log").read_text(encoding="utf-8", errors="replace")
+    bad = [text.strip()[:200] for text in log.splitlines() if BAD_SIGNS.search(text)]
+    ended = any(line["kind"] == "end" for line in lines)
+    return [
+        *checks,
+        Check("log", not bad, bad[0] if bad else "no sign of a fault"),
+        Check("came to its end", ended and status == 0, f"exit status {status}"),
+    ]
+
+
+def read_lines(out: Path) -> list[dict[str, Any]]:
+    """What all runs wrote."""
+    file = out / "lines.jsonl"
+    return (
+        [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    )
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """The cases of all runs, for people."""
+    heads = (
+        "run case requests restored-tokens preempted drafted positions never-written wrong worst-of-the-rest"
+    )
+    columns = [*heads.split(), "restored-wrong", "target-wrong", "null-block"]
+    rows = ["| " + " | ".join(columns) + " |", "|---|---|" + "--:|" * 10 + "---|"]
+    for line in lines:
+        if line["kind"] != "case":
+            continue
+        if line["fault"]:
+            rows.append(f"| {line['run']} | {line['case']} | {line['fault'][:80]} |" + " |" * 10)
+            continue
+        draft, restored = line["draft"], line["restored"]
+        rows.append(
+            f"| {line['run']} | {line['case']} | {line['requests']} | {line['cached_tokens']} "
+            f"| {line['preempted']} | {line['drafted']} | {draft['positions']} | {draft['never_written']} "
+            f"| {draft['wrong']} | {draft['worst']:.3f} | {_bad(restored)} of {restored['positions']} "
+            f"| {_bad(line['target'])} | {'written' if line['null_block_written'] else 'untouched'} |"
+        )
+    return "\n".join(rows)
+
+
+def logic_checks() -> list[Check]:
+    """The comparison on made-up caches: silent on rounding, and it finds each kind of fault."""
+    import torch
+    from pair.draft_compare import POISON, compare
+
+    torch.manual_seed(0)
+    clean = [torch.randn(6, 2, 16, 4, 8) for _ in range(2)]
+    noisy = [(cache * (1 + 0.02 * torch.randn_like(cache))).bfloat16() for cache in clean]
+    missing = [cache.clone() for cache in noisy]
+    missing[1][4, :, 3] = POISON
+    other = [cache.clone() for cache in noisy]
+    other[0][2, 0, 5] = other[0][3, 0, 5]
+    half = [cache.clone() for cache in noisy]
+    half[1][5, 1, 0] *= torch.tensor(float("nan"))
+    seen = {
+        "rounding": (compare(noisy, clean), (0, 0, ())),
+        "one never written": (compare(missing, clean), (1, 0, (4,))),
+        "another token's key": (compare(other, clean), (0, 1, (2,))),
+        "no number": (compare(half, clean), (0, 1, (5,))),
+    }
+    checks = []
+    for name, (verdict, wanted) in seen.items():
+        got = (verdict.never_written, verdict.wrong, verdict.first)
+        ok = got == wanted and verdict.positions == 96 and verdict.worst < 0.1
+        checks.append(Check(name, ok, f"{verdict}"))
+    return checks
+
+
+def judge(args: argparse.Namespace) -> dict[str, list[Check]]:
+    """Check the installation and run every engine; the checks by run."""
+    if args.device == "cpu":
+        return {"logic": logic_checks()}
+    from pair.models import write_models
+
+    checks: dict[str, list[Check]] = {}
+    if args.version:
+        installed = install.find()
+        checks["install"] = install.inspect(
+            installed, args.version, args.carries, args.pruned, left_out=args.left_out, native=args.native
+        )
+    with tempfile.TemporaryDirectory(prefix="draft-kv-") as folder:
+        scratch = Path(folder)
+        write_models(scratch)
+        for run in args.runs:
+            try:
+                status = execute(run, args, scratch)
+                checks[run] = run_checks(run, status, args)
+            except Exception as error:  # noqa: BLE001 - the other runs are worth having
+                checks[run] = [Check("run", ok=False, detail=repr(error)[:500])]
+            for check in checks[run]:
+                say(f"{'ok  ' if check.ok else 'FAIL'} {run}: {check.name}: {check.detail}")
+    return checks
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run, write the report, print the tally."""
+    args = arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "lines.jsonl").unlink(missing_ok=True)
+    checks = judge(args)
+    text = table(read_lines(args.out))
+    (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
+    report = {run: [asdict(one) for one in some] for run, some in checks.items()}
+    (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    say(text)
+    for run in checks.keys() - set(args.runs):
+        for check in checks[run]:
+            say(f"{'ok  ' if check.ok else 'FAIL'} {run}: {check.name}: {check.detail}")
+    failed = sum(not check.ok for some in checks.values() for check in some)
+    say(f"{sum(map(len, checks.values())) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
