@@ -21,6 +21,17 @@ from fault_matrix import CASES, Case, Outcome, run_case, seeds  # noqa: E402 - f
 from sparkwright.verify.model import Verdict  # noqa: E402
 from sparkwright.verify.simulator.faults import FAULTS  # noqa: E402
 
+# What a finding's cause begins with; a server that does not start has none.
+_FINDING = re.compile(r"^(?:fail|invalid|inconclusive) [a-z-]+: [^:]+: ")
+_PLACES = {str(ROOT), sys.prefix, sys.base_prefix, tempfile.gettempdir(), str(Path.home())}
+_HERE = "|".join(sorted(map(re.escape, _PLACES - {"/"}), key=len, reverse=True))
+_PERSONAL = (
+    (re.compile(rf"(?:{_HERE})(?:/[^\s/'\",;:)]+)*/([^\s/'\",;:)]+)"), r"\1"),
+    (re.compile(r"…[^\s…]*/"), "…"),  # the rest of a path that was cut
+    (re.compile(r"(--port |127\.0\.0\.1:)\d+"), r"\1…"),
+    (re.compile(r"\(\w+ pid=\d+\) (\w+) \d\d-\d\d \d\d:\d\d:\d\d "), r"\1 "),
+)
+
 PAGE = ROOT / "docs" / "verify-faults.md"
 HEAD = """# What each fault does to each check
 
@@ -78,12 +89,19 @@ def _faults(faulty: list[tuple[Case, Outcome]]) -> list[str]:
     rows = ["| fault | what it does | check | verdict | as expected | cause |", "|---|---|---|---|---|---|"]
     for case, outcome in faulty:
         matching = [cause for cause in outcome.causes if re.search(case.says, cause)]
-        cause = matching[0].partition(": ")[2].partition(": ")[2] if matching else ""
+        cause = impersonal(_FINDING.sub("", matching[0])) if matching else ""
         does = FAULTS[case.fault.partition("=")[0]].does
         expected = "yes" if as_expected(case, outcome) else "**no**"
         row = (f"`{case.fault}`", does, case.check, str(outcome.verdict), expected, _short(cause))
         rows.append(f"| {' | '.join(row)} |")
     return rows
+
+
+def impersonal(text: str) -> str:
+    """*text* without what is this machine's or this run's alone: folders, ports and processes' numbers."""
+    for pattern, instead in _PERSONAL:
+        text = pattern.sub(instead, text)
+    return text
 
 
 def _short(cause: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from vllm_like import MODEL, Stream, answering, data, delta, healthy, lasting, serving, token, until, usage
 
-from sparkwright.verify.client import Endpoint, LagProbe, canary, open_session, send
+from sparkwright.verify.client import Endpoint, Exchange, LagProbe, canary, open_session
 from sparkwright.verify.model import FailureKind, Load, Prompt, Sample
 from sparkwright.verify.profile import Deadlines
 
@@ -29,9 +29,9 @@ HTML = "<html><title>502 Bad Gateway</title></html>"
 async def ask(endpoint: Endpoint, deadlines: Deadlines = PATIENT, **load: Any) -> Sample:
     wanted = Load(**load)
     async with open_session(endpoint) as session:
-        return await send(
-            session, endpoint, PROMPT, wanted, max_tokens=4, deadlines=deadlines, speed=1.0, salt="s"
-        )
+        return await Exchange(
+            endpoint, PROMPT, wanted, max_tokens=4, deadlines=deadlines, speed=1.0, salt="s"
+        ).run(session)
 
 
 def sample(
@@ -144,9 +144,9 @@ def test_a_connection_is_used_again() -> None:
     async def run() -> tuple[int, int]:
         async with serving() as served, open_session(served.endpoint) as session:
             for _ in range(5):
-                await send(
-                    session, served.endpoint, PROMPT, Load(), max_tokens=4, deadlines=PATIENT, speed=1.0
-                )
+                await Exchange(
+                    served.endpoint, PROMPT, Load(), max_tokens=4, deadlines=PATIENT, speed=1.0
+                ).run(session)
             return served.connections, len(served.asked)
 
     assert asyncio.run(run()) == (1, 5)
@@ -340,9 +340,9 @@ def test_deadlines_are_in_the_servers_seconds() -> None:
         async with serving(play) as served, open_session(served.endpoint) as session:
             begun = time.perf_counter()
             limits = msgspec.structs.replace(PATIENT, first_token_s=600.0)
-            got = await send(
-                session, served.endpoint, PROMPT, Load(), max_tokens=4, deadlines=limits, speed=600.0
-            )
+            got = await Exchange(
+                served.endpoint, PROMPT, Load(), max_tokens=4, deadlines=limits, speed=600.0
+            ).run(session)
             return got, time.perf_counter() - begun
 
     got, seconds = asyncio.run(run())
@@ -356,7 +356,9 @@ def test_cancelling_leaves_no_connection_open() -> None:
         async with serving(lasting(60)) as served, open_session(served.endpoint) as session:
             tasks = [
                 asyncio.create_task(
-                    send(session, served.endpoint, PROMPT, Load(), max_tokens=4, deadlines=PATIENT, speed=1.0)
+                    Exchange(served.endpoint, PROMPT, Load(), max_tokens=4, deadlines=PATIENT, speed=1.0).run(
+                        session
+                    )
                 )
                 for _ in range(8)
             ]
@@ -379,7 +381,9 @@ def test_a_failed_stream_is_hung_up_on() -> None:
 
     async def run() -> None:
         async with serving(play) as served, open_session(served.endpoint) as session:
-            await send(session, served.endpoint, PROMPT, Load(), max_tokens=4, deadlines=STALLED, speed=1.0)
+            await Exchange(served.endpoint, PROMPT, Load(), max_tokens=4, deadlines=STALLED, speed=1.0).run(
+                session
+            )
             await until(lambda: served.running == 0 and served.connections == 0)
 
     asyncio.run(run())

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkwright.errors import EndpointError, ServerError
-from sparkwright.verify.client import Endpoint, canary, check_endpoint, open_session, run_load
+from sparkwright.verify.client import (
+    Endpoint,
+    canary,
+    check_endpoint,
+    count_tokens,
+    open_session,
+    run_load,
+)
 from sparkwright.verify.client.calibrate import calibrate, read_truth, simulator
+from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.model import Cell, FailureKind, Load, Prompt, Sample
 from sparkwright.verify.profile import Deadlines
 from sparkwright.verify.simulator import FAULTS, Settings, parse_faults
@@ -77,7 +85,7 @@ def test_a_healthy_server_counts(tmp_path: Path, dialect: str, *, chat: bool) ->
         assert sample.output_tokens == truth.tokens == len(sample.token_ids) == len(sample.logprobs) == 40
         assert sum(chunk.tokens for chunk in sample.chunks) == 40
         assert all(found.token in found.top for found in sample.logprobs)
-        assert sample.started < truth.accepted_ns < truth.first_token_written_ns < sample.first
+        assert sample.started < truth.received_ns < truth.first_token_written_ns < sample.first
         assert truth.last_token_written_ns < sample.last
 
 
@@ -164,6 +172,28 @@ def test_a_dead_engine_behind_a_healthy_face(tmp_path: Path) -> None:
     before, health, after = asyncio.run(run())
     assert (before, health) == ("", 200)
     assert after.startswith("first-token: ")
+
+
+def test_documents_have_the_length_that_was_asked_for(tmp_path: Path) -> None:
+    """Counted once, the words of others are known: within 2 % by the server's own tokenizer."""
+    write = load_corpus().document
+
+    async def run() -> list[tuple[int, int]]:
+        async with simulated(tmp_path) as endpoint, open_session(endpoint) as session:
+
+            async def count(text: str) -> int:
+                return await count_tokens(session, endpoint, text, HASTY, SPEED)
+
+            text = write(16_000, 0, salt="size").text
+            ratio = len(text.split()) / await count(text)
+            sizes = [(tokens, seed) for tokens in (8_000, 16_000, 33_000) for seed in (1, 2)]
+            return [
+                (tokens, await count(write(tokens, seed, words_per_token=ratio).text))
+                for tokens, seed in sizes
+            ]
+
+    for meant, came in asyncio.run(run()):
+        assert came == pytest.approx(meant, rel=0.02)
 
 
 # In a process of its own --------------------------------------------------------------------------------

@@ -59,8 +59,10 @@ class KitCorpus:
             for i in range(count)
         )
 
-    def document(self, tokens: int, seed: int, needle: str = "", salt: str = "") -> Prompt:
-        text = f"[{seed} {salt}] {needle} " + "word " * tokens
+    def document(
+        self, tokens: int, seed: int, needle: str = "", salt: str = "", words_per_token: float = 1.0
+    ) -> Prompt:
+        text = f"[{seed} {salt}] {needle} " + "word " * int(tokens * words_per_token)
         return Prompt(
             name=f"document/{seed}/{tokens} {salt}", category="extraction", text=text, expect=f"HL-{seed}-B"
         )
@@ -105,6 +107,7 @@ def boot_facts(**changes: Any) -> BootFacts:
         "max_model_len": 131_072,
         "max_num_seqs": 64,
         "seconds": 212.0,
+        "words_per_token": 1.0,
     }
     return BootFacts(**{**facts, **changes})
 

@@ -22,6 +22,7 @@ from verify_kit import (
 )
 
 from sparkwright.verify.checks.context import LongContext
+from sparkwright.verify.corpus import WORDS_PER_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +62,35 @@ def test_cached_prompts_are_those_that_were_just_sent() -> None:
     assert [p.text for p in cold] == [p.text for p in cached]
     names = [prompt.name for cell in cells.values() for prompt in cell.prompts]
     assert len(set(names)) == len(names)
+
+
+def test_documents_are_sized_by_the_servers_own_tokenizer() -> None:
+    def words(per_token: float) -> list[int]:
+        cells = LONG.plan(context(SIZES, facts=boot_facts(words_per_token=per_token)))
+        return [len(cell.prompts[0].text.split()) for cell in cells]
+
+    alike, half, unknown = words(1.0), words(0.5), words(-1)
+    assert half[1] == pytest.approx(alike[1] / 2, abs=3)
+    assert unknown[1] == pytest.approx(WORDS_PER_TOKEN * alike[1], abs=3)
+
+
+def test_lengths_that_are_a_guess_are_said_and_so_is_what_they_came_to() -> None:
+    healthy_ones = list(healthy())
+    assert judged(healthy_ones)[SERVED].warnings == ()
+    guessed = context(SIZES, facts=boot_facts(words_per_token=-1))
+    assert LONG.judge(guessed, run(LONG, guessed, Server()))[0].warnings == (
+        "documents are sized by an estimate: the server did not count their tokens",
+        "documents of 1600 tokens came to 1282",
+        "documents of 3300 tokens came to 2642",
+    )
+
+
+def test_a_length_is_tried_where_it_is_known_to_fit() -> None:
+    facts = boot_facts(max_model_len=3_700)
+    names = [cell.name for cell in LONG.plan(context(SIZES, facts=facts))]
+    assert "3300 cold" in names
+    estimated = boot_facts(max_model_len=3_700, words_per_token=-1)
+    assert "3300 cold" not in [cell.name for cell in LONG.plan(context(SIZES, facts=estimated))]
 
 
 def lost(tokens: int, to: float, *, cached_only: bool = False) -> Callable[[Cell, float, bool], float]:

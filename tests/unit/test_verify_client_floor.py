@@ -88,7 +88,7 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "truth.jsonl"
     assert read_truth(path) == {}
     line = (
-        '{"id": "a", "accepted_ns": 1, "first_token_written_ns": 2, "last_token_written_ns": 3, "tokens": 4}'
+        '{"id": "a", "received_ns": 1, "first_token_written_ns": 2, "last_token_written_ns": 3, "tokens": 4}'
     )
     path.write_text(f"{line}\n{line[:40]}")
     assert read_truth(path) == {"a": Truth("a", 1, 2, 3, 4)}

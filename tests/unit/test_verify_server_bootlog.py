@@ -68,6 +68,13 @@ def test_capture_sizes_are_rounded_only_if_their_number_says_so(runner: str) -> 
     assert read_boot_log(unexplained.text).capture_sizes == (1, 2, 4, 8, 16, 24, 32, 64)
 
 
+@RUNNERS
+def test_capture_sizes_whose_number_is_not_told_are_unknown(runner: str) -> None:
+    untold = Boot(runner=runner, captured=0, mode="FULL_DECODE_ONLY", estimate="")
+    assert read_boot_log(untold.text).capture_sizes == ()
+    assert read_boot_log(replace(untold, k=0).text).capture_sizes == (1, 2, 4, 8, 16, 24, 32, 64)
+
+
 def test_without_graphs_there_are_no_sizes() -> None:
     facts = read_boot_log(Boot(sizes=(), captured=0, mode="NONE", estimate="").text)
     assert (facts.graph_mode, facts.capture_sizes, facts.graph_actual_gib) == ("NONE", (), -1)

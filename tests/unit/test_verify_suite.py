@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright.errors import ServerError
+from sparkwright.errors import EndpointError, ServerError
 from sparkwright.verify import suite as suite_module
+from sparkwright.verify.client import Endpoint
 from sparkwright.verify.client.calibrate import Floor
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest, read_journal
@@ -75,6 +76,7 @@ class Fake:
     left: int = 0
     facts: BootFacts = field(default_factory=lambda: BootFacts(version="v"))
     log_seen: bool = True
+    endpoint: Endpoint = field(default_factory=lambda: Endpoint("http://localhost:9", "m"))
 
     @property
     def died(self) -> int | None:
@@ -254,3 +256,42 @@ def test_the_clients_own_error_is_measured_once_and_known_to_checks(
     assert known == [{8: (1.5, 0.2)}] * 2
     assert load_run(tmp_path).floors == [floor]
     assert measured == ["one0"]
+
+
+# Documents -----------------------------------------------------------------------------------------------
+
+
+def words_per_token(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tokens_a_word: float, *checks: str
+) -> dict[tuple[str, int], float]:
+    """What the journal keeps of each start; no *tokens_a_word* for a server that does not count."""
+
+    async def count(_session: object, _endpoint: object, text: str, *_: object) -> int:
+        if not tokens_a_word:
+            raise EndpointError("http://localhost:9/tokenize answers with status 404")
+        return round(len(text.split()) * tokens_a_word)
+
+    async def measure(_server: Fake, cell: Cell, _profile: Profile) -> Observation:
+        return Observation(cell=cell)
+
+    monkeypatch.setattr(suite_module, "count_tokens", count)
+    monkeypatch.setattr(suite_module, "measure", measure)
+    asked = Asked("one", (("main", 0), ("main", 1), ("baseline", 0)))
+    sizes = msgspec.structs.replace(PROFILE, checks=checks)
+    suite = Suite((asked,), sizes, load_corpus(), Fake())
+    asyncio.run(run_suite(suite, folder, MANIFEST))
+    return {place: boot.facts.words_per_token for place, boot in read_journal(folder).boots.items()}
+
+
+def test_the_server_is_asked_once_what_its_tokenizer_makes_of_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = words_per_token(tmp_path, monkeypatch, 2.0, "context")
+    assert found == {("main", 0): pytest.approx(0.5, rel=1e-3), ("main", 1): -1, ("baseline", 0): -1}
+
+
+def test_without_documents_or_without_an_answer_nothing_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(words_per_token(tmp_path / "a", monkeypatch, 2.0, "sweep").values()) == {-1}
+    assert set(words_per_token(tmp_path / "b", monkeypatch, 0, "context").values()) == {-1}

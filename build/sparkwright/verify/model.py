@@ -323,6 +323,8 @@ class BootFacts(Model, frozen=True):
         max_model_len: tokens of the longest request.
         max_num_seqs: requests that may run at a time.
         seconds: from the start of the process to the first good answer.
+        words_per_token: of our documents, by its own tokenizer, which was asked for it; -1 also where nobody
+            wanted to know.
     """
 
     version: str = ""
@@ -344,6 +346,7 @@ class BootFacts(Model, frozen=True):
     max_model_len: int = -1
     max_num_seqs: int = -1
     seconds: float = -1
+    words_per_token: float = -1
 
 
 class Observation(Model, frozen=True):

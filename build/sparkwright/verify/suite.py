@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from sparkwright.config import to_builtins
-from sparkwright.errors import ServerError
+from sparkwright.errors import EndpointError, ServerError
 from sparkwright.events import emit, task, warn
 from sparkwright.verify.check import Context
+from sparkwright.verify.client import count_tokens, open_session
 from sparkwright.verify.client.calibrate import Floor, calibrate
 from sparkwright.verify.journal import Boot, Concluded, Journal, Measured, Noted, cell_id, read_journal
 from sparkwright.verify.measure import measure
@@ -40,6 +41,10 @@ FLOOR = "floor"
 
 # A server that ends by itself is started again so often for what is still to be asked of it.
 _MOST_RESTARTS = 2
+
+# Of the document that servers are asked to count: so long that question and template weigh next to nothing.
+_MEASURED_TOKENS = 16_000
+_WITH_DOCUMENTS = "context"  # the check that sends some
 
 
 class Fleet(Protocol):
@@ -166,7 +171,8 @@ class _Run:
         for again in range(_MOST_RESTARTS + 1):
             try:
                 async with self.suite.fleet.start(arm, boot) as server:
-                    self._note_boot(arm, boot, server, again)
+                    words = await self._words_per_token(arm, boot, server)
+                    self._note_boot(arm, boot, server, again, words)
                     await self._measure_cells(server, self.missing(arm, boot))
             except ServerError as error:
                 if ("main", 0) not in self.boots:
@@ -191,8 +197,29 @@ class _Run:
                 if server.died is not None:
                     return
 
-    def _note_boot(self, arm: str, boot: int, server: Server, restart: int) -> None:
-        record = Boot(arm=arm, boot=boot, facts=server.facts, restart=restart, log_seen=server.log_seen)
+    async def _words_per_token(self, arm: str, boot: int, server: Server) -> float:
+        """How many words of a document the server's tokenizer makes a token of; -1 where it does not say.
+
+        It is asked at the main server's first start alone, and only for a check that sends documents: once
+        cells are planned, what they send must not change.
+        """
+        if (arm, boot) in self.boots:
+            return self.boots[arm, boot].facts.words_per_token
+        profile = self.suite.profile
+        if (arm, boot) != ("main", 0) or _WITH_DOCUMENTS not in profile.checks:
+            return -1
+        text = self.suite.corpus.document(_MEASURED_TOKENS, profile.seed, salt="size").text
+        try:
+            async with open_session(server.endpoint) as session:
+                count = await count_tokens(session, server.endpoint, text, profile.deadlines, profile.speed)
+        except EndpointError as error:
+            warn(f"documents are sized by an estimate: {error}")
+            return -1
+        return len(text.split()) / count
+
+    def _note_boot(self, arm: str, boot: int, server: Server, restart: int, words: float) -> None:
+        facts = msgspec.structs.replace(server.facts, words_per_token=words)
+        record = Boot(arm=arm, boot=boot, facts=facts, restart=restart, log_seen=server.log_seen)
         self.journal.write(record)
         self.boots[arm, boot] = record
 

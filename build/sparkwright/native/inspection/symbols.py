@@ -39,7 +39,7 @@ _UNVERSIONED = (
     (
         "libstdc++.so.6",
         re.compile(
-            r"_Z(T[VTISCv]|GV|GR)?N?[VK]*(St|S[absiod]).*|_Z[nd][wla]\w+|_ZT[VIS]N10__cxxabiv1\w+"
+            r"_Z(T[VTISCv]|GV|GR)?N?[VK]*(St|S[absiod]).*|_Z[nd][wla]\w+|_Z(T[VIS])?N[VK]*10__cxxabiv1\w+"
             r"|__cxa_\w+|__gxx_personality_v0|__dynamic_cast"
         ),
     ),

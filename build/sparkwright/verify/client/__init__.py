@@ -7,17 +7,19 @@
 from sparkwright.verify.client.endpoint import Endpoint, EndpointFacts, check_endpoint, open_session
 from sparkwright.verify.client.lag import LagProbe
 from sparkwright.verify.client.load import arrivals, run_load
-from sparkwright.verify.client.request import canary, patience, send
+from sparkwright.verify.client.request import Exchange, canary, patience
+from sparkwright.verify.client.tokens import count_tokens
 
 __all__ = [
     "Endpoint",
     "EndpointFacts",
+    "Exchange",
     "LagProbe",
     "arrivals",
     "canary",
     "check_endpoint",
+    "count_tokens",
     "open_session",
     "patience",
     "run_load",
-    "send",
 ]

@@ -1,8 +1,9 @@
 """How wrong the client's own figures are, against a server that knows what really happened.
 
-The simulator notes when it accepts a request and when it writes the first and the last token, on the same
-monotonic clock that the client reads. What differs is the client's error, together with the way through both
-sockets and the simulator's own loop: an upper limit.
+The simulator notes when a request's last byte has come to its socket and when it writes the first and the
+last token, on the same monotonic clock that the client reads. How long it lets a request wait is part of the
+truth, as with any server; what differs is the client's error, together with the way between both sockets: an
+upper limit.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Floor(Model, frozen=True):
         tpot_p50_percent: half of the times per output token are wrong by less.
         tpot_p99_percent: 99 of 100 are.
         lag_p99_ms: how late the client's loop was meanwhile.
-        read_p99_ms: of `ttft_p99_ms`, what the client's reading takes: from the first token's bytes going out
-            to their being read. The rest is the request's way, and how long the simulator lets it wait.
+        read_p99_ms: of the error at the first token, what lies between the simulator's writing it and the
+            moment that the client has for it. The rest lies on the request's way to the simulator.
     """
 
     concurrency: int
@@ -76,7 +77,7 @@ class Truth(msgspec.Struct, frozen=True):
     """The simulator's line about one request; moments as of `time.perf_counter_ns`."""
 
     id: str
-    accepted_ns: int
+    received_ns: int
     first_token_written_ns: int
     last_token_written_ns: int
     tokens: int
@@ -84,7 +85,7 @@ class Truth(msgspec.Struct, frozen=True):
     @property
     def ttft_ms(self) -> float:
         """Time to the first token, as it really was."""
-        return (self.first_token_written_ns - self.accepted_ns) / 1e6
+        return (self.first_token_written_ns - self.received_ns) / 1e6
 
     @property
     def tpot_ms(self) -> float:

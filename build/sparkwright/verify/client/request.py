@@ -1,13 +1,14 @@
 """One request, and everything that came of it. Whatever the server does ends up in the sample.
 
-The clock is `perf_counter_ns`, read where bytes leave the socket and before they are looked at. A request
-counts only if its stream ended as it must: ``[DONE]``, a finish reason, a count of tokens that adds up and
-is what was asked for.
+The clock is `perf_counter_ns`: when the request was handed to the socket, and when the bytes of its answer
+came to it, however late they are looked at. A request counts only if its stream ended as it must: ``[DONE]``,
+a finish reason, a count of tokens that adds up and is what was asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import KW_ONLY, dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.client.endpoint import Endpoint
     from sparkwright.verify.profile import Deadlines
 
-__all__ = ["Exchange", "canary", "patience", "salted", "send"]
+__all__ = ["Exchange", "canary", "patience", "salted"]
 
 _OK = 200
 _EXCERPT = 300
@@ -58,22 +59,11 @@ def salted(prompt: Prompt, salt: str) -> str:
     return f"{prompt.text}\n{mark}"
 
 
-async def send(
-    session: aiohttp.ClientSession,
-    endpoint: Endpoint,
-    prompt: Prompt,
-    load: Load,
-    *,
-    max_tokens: int,
-    deadlines: Deadlines,
-    speed: float,
-    counted: bool = True,
-    salt: str = "",
-) -> Sample:
-    """Ask for *prompt* once; never raises for what the server does.
+@dataclass(eq=False)
+class Exchange:
+    """One request: ready to be sent when made, and with its sample at any time after.
 
-    Args:
-        session: from `endpoint.open_session`.
+    Attributes:
         endpoint: the server.
         prompt: what to ask.
         load: how: endpoint, sampling, log-probabilities, natural stop.
@@ -83,54 +73,43 @@ async def send(
         counted: whether the sample belongs to what is measured.
         salt: makes the prompt unlike any other; see `salted`.
     """
-    exchange = Exchange(
-        endpoint,
-        prompt,
-        load,
-        max_tokens=max_tokens,
-        deadlines=deadlines,
-        speed=speed,
-        counted=counted,
-        salt=salt,
-    )
-    return await exchange.run(session)
 
+    endpoint: Endpoint
+    prompt: Prompt
+    load: Load
+    _: KW_ONLY
+    max_tokens: int
+    deadlines: Deadlines
+    speed: float
+    counted: bool = True
+    salt: str = ""
 
-class Exchange:
-    """One request: ready to be sent when made, and with its sample at any time after."""
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        prompt: Prompt,
-        load: Load,
-        *,
-        max_tokens: int,
-        deadlines: Deadlines,
-        speed: float,
-        counted: bool = True,
-        salt: str = "",
-    ) -> None:
-        self._prompt, self._counted, self._deadlines, self._speed = prompt, counted, deadlines, speed
-        self._max_tokens, self._natural_stop = max_tokens, load.natural_stop
-        self._url = endpoint.url + ("/v1/chat/completions" if load.chat else "/v1/completions")
-        self._body = _body(endpoint.model, salted(prompt, salt), load, max_tokens)
+    def __post_init__(self) -> None:
+        self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
+        text = salted(self.prompt, self.salt)
+        self._body = _body(self.endpoint.model, text, self.load, self.max_tokens)
         self._started = self._headers = self._ended = 0
         self._sent = False
         self._reply = Reply()
         self._failure: Failure | None = None
 
     async def run(self, session: aiohttp.ClientSession) -> Sample:
-        """Send it and read what comes; the connection is back or closed when this returns or is cancelled."""
+        """Send it once and read what comes; never raises for what the server does.
+
+        The connection is back or closed when this returns or is cancelled.
+
+        Args:
+            session: from `endpoint.open_session`.
+        """
         import aiohttp
 
-        from sparkwright.verify.client.connection import read_clock
+        from sparkwright.verify.client.connection import read_clock, sent_at
 
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._deadlines.connect_s)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.deadlines.connect_s)
         self._started = perf_counter_ns()
         try:
             async with (
-                asyncio.timeout(patience(self._deadlines.first_token_s, self._speed)) as deadline,
+                asyncio.timeout(patience(self.deadlines.first_token_s, self.speed)) as deadline,
                 session.post(
                     self._url,
                     data=self._body,
@@ -142,6 +121,7 @@ class Exchange:
             ):
                 read_at = read_clock(response)
                 self._headers = read_at()
+                self._started = max(self._started, sent_at(response))
                 await self._check_head(response)
                 await self._read(response, deadline, read_at)
         except ReplyError as error:
@@ -159,9 +139,9 @@ class Exchange:
         """All that is known of it."""
         reply = self._reply
         return Sample(
-            prompt=self._prompt.name,
-            category=self._prompt.category,
-            counted=self._counted,
+            prompt=self.prompt.name,
+            category=self.prompt.category,
+            counted=self.counted,
             request=reply.request,
             started=self._started,
             headers=self._headers,
@@ -196,7 +176,7 @@ class Exchange:
         self, response: aiohttp.ClientResponse, deadline: asyncio.Timeout, read_at: Callable[[], int]
     ) -> None:
         parser, reply = EventParser(), self._reply
-        stall = patience(self._deadlines.stall_s, self._speed)
+        stall = patience(self.deadlines.stall_s, self.speed)
         now = asyncio.get_running_loop().time
         while data := await response.content.readany():
             at = read_at()
@@ -208,7 +188,7 @@ class Exchange:
                 break
             if len(reply.chunks) > chunks:
                 deadline.reschedule(now() + stall)
-        self._failure = reply.problem(max_tokens=self._max_tokens, natural_stop=self._natural_stop)
+        self._failure = reply.problem(max_tokens=self.max_tokens, natural_stop=self.load.natural_stop)
         if reply.done:
             await _read_to_end(response, deadline)
 
@@ -234,9 +214,9 @@ class Exchange:
     def _late(self) -> tuple[FailureKind, str]:
         if not self._reply.chunks:
             where = "after the headers" if self._headers else "and not even headers"
-            return FailureKind.FIRST_TOKEN, f"no token within {self._deadlines.first_token_s:g} s, {where}"
+            return FailureKind.FIRST_TOKEN, f"no token within {self.deadlines.first_token_s:g} s, {where}"
         chunks = len(self._reply.chunks)
-        return FailureKind.STALL, f"nothing for {self._deadlines.stall_s:g} s after {chunks} chunks"
+        return FailureKind.STALL, f"nothing for {self.deadlines.stall_s:g} s after {chunks} chunks"
 
 
 def _body(model: str, text: str, load: Load, max_tokens: int) -> bytes:
@@ -291,8 +271,7 @@ async def canary(
 ) -> str:
     """Ask for a few tokens, within `Deadlines.canary_s`; empty if they came, else why not."""
     limits = msgspec.structs.replace(deadlines, first_token_s=deadlines.canary_s, stall_s=deadlines.canary_s)
-    sample = await send(
-        session,
+    exchange = Exchange(
         endpoint,
         _CANARY,
         _CANARY_LOAD,
@@ -302,4 +281,5 @@ async def canary(
         counted=False,
         salt=str(perf_counter_ns()),
     )
+    sample = await exchange.run(session)
     return "" if sample.failure is None else f"{sample.failure.kind}: {sample.failure.detail}"

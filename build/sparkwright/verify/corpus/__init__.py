@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from sparkwright.verify.corpus.answers import holds
 from sparkwright.verify.corpus.collection import CATEGORIES, Corpus, load_corpus
+from sparkwright.verify.corpus.document import WORDS_PER_TOKEN
 
-__all__ = ["CATEGORIES", "Corpus", "holds", "load_corpus"]
+__all__ = ["CATEGORIES", "WORDS_PER_TOKEN", "Corpus", "holds", "load_corpus"]

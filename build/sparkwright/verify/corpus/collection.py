@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from sparkwright.canonical import digest_of
 from sparkwright.config import Model, parse_toml
 from sparkwright.errors import UnknownNameError
-from sparkwright.verify.corpus.document import write_document, write_notes
+from sparkwright.verify.corpus.document import WORDS_PER_TOKEN, write_document, write_notes
 from sparkwright.verify.corpus.tasks import write_task
 from sparkwright.verify.model import Prompt
 
@@ -95,7 +95,14 @@ class Corpus:
                 )
         return tuple(made)
 
-    def document(self, tokens: int, seed: int, needle: str = "", salt: str = "") -> Prompt:
+    def document(
+        self,
+        tokens: int,
+        seed: int,
+        needle: str = "",
+        salt: str = "",
+        words_per_token: float = WORDS_PER_TOKEN,
+    ) -> Prompt:
         """A document of about *tokens* tokens that states a code somewhere, and a question for that code.
 
         See `sparkwright.verify.corpus.document.write_document` for how it is made and how long it really is.
@@ -107,12 +114,13 @@ class Corpus:
             seed: of its words and of the needle's place and code.
             needle: name of what the code is for; made from the seed where it is empty.
             salt: as for `prompts`.
+            words_per_token: as for `write_document`.
 
         Returns:
             The prompt, of category ``extraction``; its `expect` is the code.
         """
         nonce = digest_of(["document", tokens, seed, needle, salt])[:12]
-        text, code = write_document(tokens, seed, needle)
+        text, code = write_document(tokens, seed, needle, words_per_token)
         return Prompt(
             name=f"document/{tokens}/{nonce}", category="extraction", text=f"[{nonce}]\n{text}", expect=code
         )

@@ -66,17 +66,21 @@ _NEEDLES = (
 _LEAST_TOKENS = 120
 
 
-def write_document(tokens: int, seed: int, needle: str = "") -> tuple[str, str]:
+def write_document(
+    tokens: int, seed: int, needle: str = "", words_per_token: float = WORDS_PER_TOKEN
+) -> tuple[str, str]:
     """A document and a question about it.
 
-    Its length is a number of words, `WORDS_PER_TOKEN` for each token, because no tokenizer is at hand; what
-    it really is comes back in the server's ``usage``. The needle stands at a random place between a tenth
-    and nine tenths of the text, as ``The code for NAME is CODE.``
+    Its length is a number of words, because no tokenizer is at hand; what it really is comes back in the
+    server's ``usage``. With the *words_per_token* of the server's tokenizer it is within 2 % of what was
+    asked for, where nonce, template and question weigh little: from some thousand tokens on. The needle
+    stands at a random place between a tenth and nine tenths of the text, as ``The code for NAME is CODE.``
 
     Args:
         tokens: length of the whole prompt.
         seed: of everything random in it.
         needle: NAME; one is chosen where it is empty.
+        words_per_token: of documents like these.
 
     Returns:
         The text, and CODE (six digits).
@@ -94,7 +98,7 @@ def write_document(tokens: int, seed: int, needle: str = "") -> tuple[str, str]:
         "words what the notes say about people, work and weather, in about three hundred words."
     )
     fact = f"The code for {name} is {code}."
-    budget = int(tokens * WORDS_PER_TOKEN) - len(f"{question} {fact}".split())
+    budget = int(tokens * words_per_token) - len(f"{question} {fact}".split())
     sentences = _sentences(budget, random_)
     sentences.insert(int(len(sentences) * random_.uniform(0.1, 0.9)), fact)
     return f"{_paragraphs(sentences, random_)}\n\n{question}", code

@@ -179,8 +179,10 @@ def _capture_sizes(text: str, config: str, k: int) -> tuple[int, ...]:
     listed = _first(r"'cudagraph_capture_sizes': \[([\d, ]*)\]", config)
     sizes = tuple(int(size) for size in listed.split(",") if size.strip())
     count = int(_last(_PIECEWISE_COUNT, text) or _last(_PIECEWISE_BAR, text) or 0)
-    if k <= 0 or not sizes or count in {0, len(sizes)}:
+    if k <= 0 or not sizes or count == len(sizes):
         return sizes
+    if not count:
+        return ()  # rounded or not, nobody can tell
     step = 1 + k
     rounded = sorted({-(-size // step) * step for size in sizes})
     rounded = [size for size in rounded if size <= max(sizes)] or [step]

@@ -91,10 +91,11 @@ class Generation:
         driver: of the engine.
         ask: what is wanted.
         number: of the request, from 1.
-        accepted_ns: when its head had been read.
+        received_ns: when its last byte had come to the socket.
+        accepted_ns: when it was taken up.
     """
 
-    def __init__(self, driver: Driver, ask: Ask, number: int, accepted_ns: int) -> None:
+    def __init__(self, driver: Driver, ask: Ask, number: int, received_ns: int, accepted_ns: int) -> None:
         self._driver, self._ask, self._settings = driver, ask, driver.settings
         self.request = make_request(ask, driver.settings, number, driver.clock.now())
         faults = driver.settings.faults
@@ -103,6 +104,7 @@ class Generation:
             number=number,
             head=ask.text[:_HEAD],
             category=self.request.category,
+            received_ns=received_ns,
             accepted_ns=accepted_ns,
         )
         silent = faults.hits("no-usage", number)

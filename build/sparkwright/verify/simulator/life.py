@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.process import companion
+from sparkwright.verify.arrival import listen
 from sparkwright.verify.simulator.bootlog import boot_lines, failing_lines
 from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.driver import Driver
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.settings import Settings
 
 __all__ = ["listening", "serve"]
+
+_BACKLOG = 1024
 
 
 async def serve(settings: Settings) -> int:
@@ -97,7 +100,7 @@ async def listening(
     await runner.setup()
     tasks: list[asyncio.Task[None]] = []
     try:
-        site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
+        site = web.SockSite(runner, listen(settings.host, settings.port, _BACKLOG), backlog=_BACKLOG)
         await site.start()
         tasks += [asyncio.create_task(driver.run()), asyncio.create_task(driver.report())]
         yield driver, f"http://{settings.host}:{runner.addresses[0][1]}"

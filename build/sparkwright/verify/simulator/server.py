@@ -7,6 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from sparkwright.verify.arrival import arrivals_of
 from sparkwright.verify.simulator.ask import AskError, read_ask, template
 from sparkwright.verify.simulator.exposition import Life, expose
 from sparkwright.verify.simulator.generate import Generation
@@ -105,9 +106,11 @@ class Server:
     async def _generate(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
         accepted_ns = time.perf_counter_ns()
         body = await self._json(http)
+        connection = arrivals_of(http.transport)
+        received_ns = connection.arrived_ns if connection is not None else accepted_ns
         ask = read_ask(body, self._settings, chat=chat, named=http.headers.get("X-Request-Id", ""))
         self._requests += 1
-        generation = Generation(self._driver, ask, self._requests, accepted_ns)
+        generation = Generation(self._driver, ask, self._requests, received_ns, accepted_ns)
         refused = self._refuse(generation)
         try:
             return refused or await generation.serve(http)

@@ -21,8 +21,9 @@ class Witness:
         number: from 1, in the order of arrival.
         head: how its prompt begins.
         category: that the simulator took it for.
-        accepted_ns: when its head had been read.
-        first_token_written_ns: just before its first token's bytes were handed to the socket; 0 if never.
+        received_ns: when its last byte had come to the socket, however busy the simulator was then.
+        accepted_ns: when the simulator took it up.
+        first_token_written_ns: just before its first token's bytes were given to the kernel; 0 if never.
         last_token_written_ns: the same of its last.
         tokens: generated tokens that were written.
         chunks: events with tokens that were written.
@@ -38,6 +39,7 @@ class Witness:
     number: int
     head: str
     category: str
+    received_ns: int
     accepted_ns: int
     first_token_written_ns: int = 0
     last_token_written_ns: int = 0

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from sparkwright.verify.arrival import arrivals_of
+
 if TYPE_CHECKING:
     from aiohttp import web
 
@@ -44,6 +46,7 @@ class Wire:
         witness: Witness,
     ) -> None:
         self._response, self._transport = response, transport
+        self._socket = arrivals_of(transport)
         self._faults, self._witness = faults, witness
         self._line = b"\r\n" if "crlf" in faults else b"\n"
         self._waiting: list[tuple[bytes, int]] = []
@@ -81,14 +84,16 @@ class Wire:
     async def _flush(self) -> None:
         events, self._waiting = self._waiting, []
         tokens = sum(count for _, count in events)
-        now = time.perf_counter_ns()
-        witness = self._witness
+        written = time.perf_counter_ns()
+        await self._write(b"".join(data for data, _ in events))
         if tokens:
-            witness.first_token_written_ns = witness.first_token_written_ns or now
-            witness.last_token_written_ns = now
+            if self._socket is not None:  # what is held back by a full socket counts as written here
+                written = max(written, self._socket.last_sent_ns)
+            witness = self._witness
+            witness.first_token_written_ns = witness.first_token_written_ns or written
+            witness.last_token_written_ns = written
             witness.tokens += tokens
             witness.chunks += sum(count > 0 for _, count in events)
-        await self._write(b"".join(data for data, _ in events))
 
     async def _write(self, data: bytes) -> None:
         size = self._faults.value("split-reads", "bytes")

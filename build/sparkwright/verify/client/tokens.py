@@ -1,0 +1,62 @@
+"""How many tokens a text has, by the server's own tokenizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkwright.errors import EndpointError
+from sparkwright.verify.client.request import patience
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from sparkwright.verify.client.endpoint import Endpoint
+    from sparkwright.verify.profile import Deadlines
+
+__all__ = ["count_tokens"]
+
+_OK, _ABSENT = 200, (404, 405)
+_EXCERPT = 200
+
+
+class _Counted(msgspec.Struct):
+    """What ``POST /tokenize`` answers, as far as it matters here."""
+
+    count: int
+
+
+async def count_tokens(
+    session: aiohttp.ClientSession, endpoint: Endpoint, text: str, deadlines: Deadlines, speed: float
+) -> int:
+    """Tokens of a chat of which *text* is the only message, its template's among them.
+
+    Raises:
+        EndpointError: the server has no ``POST /tokenize`` (vLLM has, what stands before it may not), or it
+            did not answer with a count.
+    """
+    import aiohttp
+
+    url = f"{endpoint.url}/tokenize"
+    body = msgspec.json.encode({"model": endpoint.model, "messages": [{"role": "user", "content": text}]})
+    timeout = aiohttp.ClientTimeout(total=patience(deadlines.canary_s, speed))
+    try:
+        async with session.post(
+            url, data=body, headers={"Content-Type": "application/json"}, timeout=timeout
+        ) as response:
+            status, said = response.status, await response.read()
+    except (aiohttp.ClientError, OSError) as error:
+        raise EndpointError(f"{url} did not answer", because=str(error) or type(error).__name__) from error
+    if status != _OK:
+        because = (
+            "there is no such address" if status in _ABSENT else said[:_EXCERPT].decode(errors="replace")
+        )
+        raise EndpointError(f"{url} answers with status {status}", because=because)
+    try:
+        counted = msgspec.json.decode(said, type=_Counted).count
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EndpointError(f"{url} does not answer as vLLM does", because=str(error)) from error
+    if counted <= 0:
+        raise EndpointError(f"{url} does not answer as vLLM does", because=f"it counts {counted} tokens")
+    return counted
