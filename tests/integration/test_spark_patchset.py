@@ -42,6 +42,11 @@ def by_name(carry):
     return carry.name
 
 
+def needs(carry):
+    """What its probe needs from the outside; one without a probe fails where it is to be proved."""
+    return carry.spec.probe.needs if carry.spec.probe is not None else ()
+
+
 def last_of(part):
     return part[-1].name
 
@@ -135,7 +140,7 @@ def require_merged(job, report):
 
 
 def skip_what_cannot_be_proved(job, carry):
-    if carry.spec.probe.needs and (why := lacking()):
+    if needs(carry) and (why := lacking()):
         pytest.skip(why)
     if carry.spec.source is not None and carry.spec.source not in job.sources_at_hand:
         pytest.skip(f"the source of {carry.spec.source} cannot be had here")
@@ -173,12 +178,12 @@ def test_every_prefix_keeps_what_was_proved_before(job, part):
     # Only where a carry changes a file on which an earlier proof hangs is there anything to run.
     report = merge_part(job, part)
     for carry in part[:-1]:
-        if not carry.spec.probe.needs:
+        if not needs(carry):
             require_proof(job, carry, report)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("carry", [carry for carry in CARRIES if not carry.spec.probe.needs], ids=by_name)
+@pytest.mark.parametrize("carry", [carry for carry in CARRIES if not needs(carry)], ids=by_name)
 def test_every_carry_works_with_what_it_requires_and_nothing_else(job, carry):
     # Anew: a recorded proof would not know that another carry's file, which the probe does not name, is gone.
     require_proof(job, carry, merge_part(job, closure([carry.name], CARRIES)), anew=True)
