@@ -12,7 +12,7 @@ ARGS     ?=
 JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan verify verify-demo test test-native test-verify lint format prove publish status doctor bench bench-native clean distclean
+.PHONY: help wheel plan verify verify-demo test test-native test-verify lint format prove publish status doctor releases bench bench-native clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -74,6 +74,9 @@ test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the whe
 
 test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers, and its table in docs/verify-faults.md
 	$(BIN)/python scripts/verify_faults.py --seeds 20
+
+releases: $(VENV)/.ready ## Merge onto upstream's later releases, and write the table in docs/upstream-releases.md
+	$(BIN)/python scripts/upstream_releases.py $(ARGS)
 
 bench: $(VENV)/.ready-test ## Time merging and assembling against the obvious alternatives
 	$(BIN)/python scripts/bench/merge.py

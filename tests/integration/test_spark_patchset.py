@@ -10,7 +10,13 @@ import pytest
 
 from sparkwright.errors import ToolError
 from sparkwright.git import open_repository
-from sparkwright.merge import OutcomeKind, merge_patchset
+from sparkwright.merge import (
+    OutcomeKind,
+    closure,
+    merge_patchset,
+    prefixes,
+    telling_subsets,
+)
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
@@ -24,11 +30,25 @@ pytestmark = pytest.mark.upstream
 
 ROOT = Path(__file__).parents[2]
 CARRIES = open_checkout(ROOT).point("spark").carries
+PREFIXES = list(prefixes(CARRIES))
 SOURCES = sorted({carry.spec.source for carry in CARRIES if carry.spec.source is not None})
 TABLE = (ROOT / "docs" / "upstream-releases.md").read_text(encoding="utf-8")
 RELEASES = re.findall(
     r"\d+\.\d+\.\d+", next(line for line in TABLE.splitlines() if line.startswith("| carry "))
 )
+
+
+def by_name(carry):
+    return carry.name
+
+
+def needs(carry):
+    """What its probe needs from the outside; one without a probe fails where it is to be proved."""
+    return carry.spec.probe.needs if carry.spec.probe is not None else ()
+
+
+def last_of(part):
+    return part[-1].name
 
 
 @pytest.fixture(scope="module")
@@ -107,22 +127,79 @@ def test_the_documented_outcomes_are_what_the_merge_finds(job, release):
     assert found == {name: expected(job, name, kind) for name, kind in documented(release).items()}
 
 
-@pytest.mark.parametrize("length", range(1, len(CARRIES) + 1))
-def test_every_prefix_of_the_patchset_merges(job, length):
+def merge_part(job, part):
+    """The report on *part* of the patchset alone, merged onto the pin."""
     request = job.merge_request(job.pristine, job.point.lock.release.version)
-    report = merge_patchset(job.repository, replace(request, carries=request.carries[:length]))
-    assert len(report.outcomes) == length
-    for outcome in report.outcomes:
-        assert str(outcome.kind) == expected(job, outcome.carry, "applied")
+    return merge_patchset(job.repository, replace(request, carries=part))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("carry", CARRIES, ids=lambda carry: carry.name)
-def test_every_carry_is_proved_anew_and_as_recorded(job, merged, carry):
-    if carry.spec.probe.needs and (why := lacking()):
+def require_merged(job, report):
+    """Every carry that *report* is about is in a tree."""
+    found = {outcome.carry: str(outcome.kind) for outcome in report.outcomes}
+    assert found == {name: expected(job, name, "applied") for name in found}
+
+
+def skip_what_cannot_be_proved(job, carry):
+    if needs(carry) and (why := lacking()):
         pytest.skip(why)
     if carry.spec.source is not None and carry.spec.source not in job.sources_at_hand:
         pytest.skip(f"the source of {carry.spec.source} cannot be had here")
+
+
+def require_proof(job, carry, report, *, anew=False):
+    """The probe of *carry* holds on the tree of *report*; a proof of the very same files is taken for one."""
+    paths = report.outcome(carry.name).paths
+    prover = job.prover(report)
+    proof = (None if anew else prover.find(carry, paths)) or prover.prove(carry, paths)
+    assert proof.verdict is Verdict.PROVED, f"{proof.pristine}\n{proof.merged}"
+
+
+@pytest.mark.parametrize("part", PREFIXES, ids=last_of)
+def test_every_prefix_merges_into_files_that_compile(job, part):
+    report = merge_part(job, part)
+    assert [outcome.carry for outcome in report.outcomes] == [carry.name for carry in part]
+    require_merged(job, report)
+    for path, content in job.changes(report).items():
+        if path.endswith(".py"):
+            assert content is not None, f"{path} is gone"
+            compile(content, path, "exec", dont_inherit=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PREFIXES, ids=last_of)
+def test_every_prefix_proves_its_last_carry(job, part):
+    skip_what_cannot_be_proved(job, part[-1])
+    require_proof(job, part[-1], merge_part(job, part))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PREFIXES, ids=last_of)
+def test_every_prefix_keeps_what_was_proved_before(job, part):
+    # Only where a carry changes a file on which an earlier proof hangs is there anything to run.
+    report = merge_part(job, part)
+    for carry in part[:-1]:
+        if not needs(carry):
+            require_proof(job, carry, report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("carry", [carry for carry in CARRIES if not needs(carry)], ids=by_name)
+def test_every_carry_works_with_what_it_requires_and_nothing_else(job, carry):
+    # Anew: a recorded proof would not know that another carry's file, which the probe does not name, is gone.
+    require_proof(job, carry, merge_part(job, closure([carry.name], CARRIES)), anew=True)
+
+
+def test_every_part_that_requirements_allow_merges(job):
+    alone = [merge_part(job, closure([carry.name], CARRIES)) for carry in CARRIES]
+    touched = {report.outcomes[-1].carry: report.outcomes[-1].named_paths for report in alone}
+    for part in telling_subsets(CARRIES, touched):
+        require_merged(job, merge_part(job, part))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("carry", CARRIES, ids=by_name)
+def test_every_carry_is_proved_anew_and_as_recorded(job, merged, carry):
+    skip_what_cannot_be_proved(job, carry)
     paths = merged.outcome(carry.name).paths
     proof = job.prover(merged).prove(carry, paths)
     assert proof.verdict is Verdict.PROVED, f"{proof.pristine}\n{proof.merged}"

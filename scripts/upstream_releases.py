@@ -1,0 +1,78 @@
+"""Write the table of docs/upstream-releases.md: what merging the patchset onto each release finds.
+
+python scripts/upstream_releases.py [--releases 0.25.1 0.26.0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from sparkwright.git import open_repository
+from sparkwright.merge import merge_patchset
+from sparkwright.native.sources import gather_sources
+from sparkwright.plan import Job, Options, open_checkout
+from sparkwright.store import open_store
+from sparkwright.upstream import Access, open_source, read_settings
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "upstream-releases.md"
+PATCHSET = "spark"
+_TABLE = re.compile(r"^\| carry \|.*\n(?:\|.*\n)+", re.MULTILINE)
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+
+
+def main() -> int:
+    """Merge, and write the table; returns 1 if the page has no words on one of the carries."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--releases", nargs="+", metavar="VERSION", help="by default those of the table")
+    text = PAGE.read_text(encoding="utf-8")
+    found = _TABLE.search(text)
+    if found is None:
+        raise SystemExit(f"{PAGE} has no table that begins with '| carry |'")
+    releases = parser.parse_args().releases or _VERSION.findall(found[0].partition("\n")[0])
+    outcomes = dict(zip(releases, merged(releases), strict=True))
+    PAGE.write_text(text.replace(found[0], table(outcomes)), encoding="utf-8")
+    carries = next(iter(outcomes.values()))
+    silent = [name for name in carries if f"* **`{name}`**" not in text]
+    for name in silent:
+        sys.stderr.write(f"{PAGE.relative_to(ROOT)} says nothing of {name}: add '* **`{name}`**: …'\n")
+    return 1 if silent else 0
+
+
+def merged(releases: list[str]) -> list[dict[str, str]]:
+    """For each of *releases*, every carry's name and the kind of its outcome, kernels compiled here."""
+    checkout = open_checkout(ROOT)
+    lock, store = checkout.lock, open_store()
+    repository = open_repository(store.git)
+    access = Access(store, repository, read_settings())
+    point = checkout.point(PATCHSET, arch=lock.native.arch if lock.native else None)
+    wanted = sorted({carry.spec.source for carry in point.carries if carry.spec.source is not None})
+    gather_sources(lock, access, wanted=wanted)
+    options = Options(platform="aarch64", source="index", out=ROOT / "dist")
+    job = Job(checkout, point, options, store, repository, open_source("index", access))
+    try:
+        reports = [
+            merge_patchset(repository, job.merge_request(job.source.release(release), release))
+            for release in releases
+        ]
+    finally:
+        repository.close()
+    return [{outcome.carry: str(outcome.kind) for outcome in report.outcomes} for report in reports]
+
+
+def table(outcomes: dict[str, dict[str, str]]) -> str:
+    """The table, in Markdown: a row for each carry, a column for each release."""
+    names = next(iter(outcomes.values()))
+    rows = [
+        ["carry", *outcomes],
+        *([f"`{name}`", *(kinds[name] for kinds in outcomes.values())] for name in names),
+    ]
+    head, *body = ("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join([head, "|" + "---|" * (1 + len(outcomes)), *body, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
