@@ -148,6 +148,7 @@ def serving_config(hf_config: Any, **cache: Any) -> VllmConfig:
     config.model_config = Plain(
         architectures=["Qwen3ForCausalLM"],
         dtype=torch.float32,
+        hf_text_config=SimpleNamespace(model_type="qwen3"),
         logprobs_mode="raw_logprobs",
         max_model_len=4096,
         model_arch_config=SimpleNamespace(is_mm_prefix_lm=False),
@@ -158,6 +159,7 @@ def serving_config(hf_config: Any, **cache: Any) -> VllmConfig:
         attention_backend=None,
         draft_model_config=Plain(hf_config=hf_config),
         draft_sample_method="greedy",
+        kv_cache_dtype=None,  # another carry reads it
         moe_backend=None,
         num_speculative_tokens=DRAFTS,
         parallel_drafting=True,
@@ -342,6 +344,7 @@ def selected(config: Any, asked: Any = None, **cache: Any) -> tuple[Any, bool]:
         attention_config=SimpleNamespace(**vars(AttentionConfig())),
         cache_config=CacheConfig(block_size=BLOCK, **cache),
         model_config=proposer.vllm_config.model_config,
+        speculative_config=proposer.speculative_config,
     )
     proposer.vllm_config = base  # type: ignore[assignment]
     proposer.speculative_config.attention_backend = asked

@@ -28,7 +28,15 @@ if sys.argv[2:] == ["cpu"]:  # before vLLM is imported: it does without Triton w
     driver.set_active(SimpleNamespace())
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, VllmConfig, set_current_vllm_config
+from vllm.config import (
+    CacheConfig,
+    CompilationConfig,
+    CompilationMode,
+    CUDAGraphMode,
+    DeviceConfig,
+    VllmConfig,
+    set_current_vllm_config,
+)
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -96,7 +104,9 @@ def cases(device: str) -> Iterator[Case]:
 def serving_config(case: Case, device: str) -> Any:
     """What a builder reads of the configuration."""
     config: Any = VllmConfig(
-        cache_config=CacheConfig(block_size=BLOCK), device_config=DeviceConfig(device=device)
+        cache_config=CacheConfig(block_size=BLOCK),
+        compilation_config=CompilationConfig(mode=CompilationMode.NONE, cudagraph_mode=CUDAGraphMode.NONE),
+        device_config=DeviceConfig(device=device),
     )
     config.attention_config.flash_attn_version = 2
     config.model_config = SimpleNamespace(
