@@ -303,10 +303,8 @@ def check_flash_arguments(config: Any, wanted: list[Seen]) -> None:
         given = call.call_args.kwargs
         left = -1 if seen.window is None else seen.window - 1
         window = [left, left if seen.window is None or not seen.causal else 0]
-        expect(
-            given["causal"] is seen.causal and given["window_size"] == window,
-            f"{name}: FlashAttention is called with causal={given['causal']} and {given['window_size']}",
-        )
+        found = given["causal"], given["window_size"]
+        expect(found == (seen.causal, window), f"{name}: FlashAttention is called with {found}")
         expect(given["scheduler_metadata"] is None, f"{name}: FlashAttention was scheduled ahead")
 
 
@@ -315,10 +313,8 @@ def check_objects(what: str, config: Any, count: int) -> None:
     by_group, by_layer = Drafter(config).metadata()
     objects = {id(one): one for one in by_layer.values()}
     tensors = {(one.block_table.data_ptr(), one.seq_lens.data_ptr()) for one in objects.values()}
-    expect(
-        len(objects) == len(by_group) == count and len(tensors) == 1,
-        f"{what}: {len(objects)} metadata objects on {len(tensors)} sets of tensors for all layers",
-    )
+    right = len(objects) == len(by_group) == count and len(tensors) == 1
+    expect(right, f"{what}: {len(objects)} metadata objects on {len(tensors)} sets of tensors")
 
 
 def check_assertion(config: Any) -> None:
@@ -349,9 +345,7 @@ def selected(config: Any, asked: Any = None, **cache: Any) -> tuple[Any, bool]:
     proposer.vllm_config = base  # type: ignore[assignment]
     proposer.speculative_config.attention_backend = asked
 
-    def replaced(one: Any, **changes: Any) -> Any:
-        return SimpleNamespace(**{**vars(one), **changes})
-
+    replaced = mock.Mock(side_effect=lambda one, **changes: SimpleNamespace(**{**vars(one), **changes}))
     with (
         mock.patch.object(dflash, "replace", replaced),
         mock.patch.object(llm_base_proposer, "replace", replaced),
@@ -423,9 +417,8 @@ def runner(config: Any, asked: str | None = None) -> str:
 
 def check_runner() -> None:
     """Model runner V2 takes no windows: such a drafter goes to V1, and V2 refuses it."""
-    mixed = native(**windowed(MIXED))
-    expect(runner(mixed) == "v1", f"a drafter with windows goes to model runner {runner(mixed)}")
-    forced = runner(mixed, "1")
+    chosen, forced = (runner(native(**windowed(MIXED)), asked) for asked in (None, "1"))
+    expect(chosen == "v1", f"a drafter with windows goes to model runner {chosen}")
     expect("VLLM_USE_V2_MODEL_RUNNER=0" in forced, f"asked for V2, a drafter with windows gets: {forced}")
 
 
