@@ -2,6 +2,8 @@
 
 `models` writes the two model folders, `load` says what is asked of the server and what must
 come of it, `install` checks the installed wheel, `engine` is the process that serves, and
-`worker` looks into vLLM's worker. `kernels` is a process that lets compiled kernels compute. Only these
-three import vLLM.
+`worker` looks into vLLM's worker. `kernels` is a process that lets compiled kernels compute. For
+`draft_attention.py`, `attention` lets attention backends compute, `judge` says what must come of it, and
+`draft` looks into the drafter and compares drafters. Only `engine`, `worker`, `kernels`, `attention` and
+`draft` import vLLM.
 """

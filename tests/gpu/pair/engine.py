@@ -71,7 +71,11 @@ class LiveBatch(StatLoggerBase):
 
 
 def engine_args(spec: dict[str, Any]) -> AsyncEngineArgs:
-    """The engine's arguments: nothing is downloaded, and no weights are read."""
+    """The engine's arguments: nothing is downloaded, and no weights are read.
+
+    *spec* may add to them: ``view``, the class that is mixed into the worker, ``compilation`` and
+    ``speculative``.
+    """
     return AsyncEngineArgs(
         model=spec["target"],
         skip_tokenizer_init=True,
@@ -84,13 +88,15 @@ def engine_args(spec: dict[str, Any]) -> AsyncEngineArgs:
         gpu_memory_utilization=spec["gpu_memory_utilization"],
         enforce_eager=spec["eager"],
         enable_flashinfer_autotune=False,  # not needed for correctness, and takes longer than all the rest
-        worker_extension_cls="pair.worker.PairView",
+        worker_extension_cls=spec.get("view", "pair.worker.PairView"),
+        compilation_config=spec.get("compilation", {}),
         speculative_config={
             "method": "dflash",
             "model": spec["drafter"],
             "num_speculative_tokens": DRAFTED,
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_length": float(1 + ACCEPTED),
+            **spec.get("speculative", {}),
         },
     )
 
@@ -242,11 +248,13 @@ async def run(spec: dict[str, Any]) -> None:
             view = (await engine.collective_rpc("pair_boot"))[0]
             modules = (await engine.collective_rpc("pair_modules", args=(spec["carried"],)))[0]
             binaries = (await engine.collective_rpc("pair_binaries", args=(spec["native"],)))[0]
+            asked = [(await engine.collective_rpc(name))[0] for name in spec.get("ask", [])]
         alive = await answers(engine, FIRST_SECONDS)
         gc.collect()
         gc.freeze()  # as vLLM's own server does: a full collection would stall the streams
         seconds = round(time.monotonic() - started, 1)
-        write("boot", seconds=seconds, view=view, modules=modules, binaries=binaries, canary=alive)
+        boot = {"view": view, "modules": modules, "binaries": binaries, "asked": asked}
+        write("boot", seconds=seconds, **boot, canary=alive)
         for level in spec["levels"]:
             seen = await serve(engine, level)
             found = faults(seen, graphs=not spec["eager"])
@@ -254,7 +262,9 @@ async def run(spec: dict[str, Any]) -> None:
             write("level", **summary(seen, tokens), expected=asdict(expected(level)), faults=found)
             if engine.errored:
                 break
-        write("end", errored=engine.errored)
+        async with asyncio.timeout(LEVEL_SECONDS):
+            asked = [(await engine.collective_rpc(name))[0] for name in spec.get("ask_at_end", [])]
+        write("end", errored=engine.errored, asked=asked)
     finally:
         engine.shutdown()
 
