@@ -1,0 +1,500 @@
+"""Does the Triton attention backend write and read an NVFP4 KV cache, and is it picked for one?
+
+Keys and values go through `TritonAttentionImpl.do_kv_cache_update` into a cache that the backend gives
+shape and strides, and through `forward` out of it; Triton's interpreter runs both kernels. What is
+written is held, bit for bit, against a coder that looks values up in the formats' tables. What is read
+is held against attention in float64 on the decoded cache. Bytes that nobody wrote are NaNs as scales.
+
+Controls, true of every tree: page sizes, unquantised and other quantised caches, and which backend is
+picked for them. `flashinfer` is not installed here; its module has a stand-in while vLLM's is imported.
+"""
+
+# ruff: noqa: SLF001 - what the runners and the layer keep to themselves is in question here
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple, cast
+from unittest import mock
+
+import torch
+from probekit import expect
+from vllm.platforms.interface import DeviceCapability
+from vllm.utils.torch_utils import nvfp4_kv_cache_split_views
+from vllm.v1.attention.backends import triton_attn
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
+from vllm.v1.attention.backends.utils import set_kv_cache_layout
+from vllm.v1.attention.selector import AttentionSelectorConfig
+from vllm.v1.core.kv_cache_utils import unify_hybrid_kv_cache_specs
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVQuantMode,
+    SlidingWindowSpec,
+)
+from vllm.v1.worker.gpu import attn_utils
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.utils import AttentionGroup
+
+LAYOUTS = ("NHD", "HND")
+CODES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+SEGMENTS = 16
+NOBODY = 0x7F  # as a scale, NaN
+MODES = {"auto": KVQuantMode.NONE, "nvfp4": KVQuantMode.NVFP4, "fp8": KVQuantMode.FP8_PER_TENSOR}
+
+
+def nearest(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Index of the value in *table* that is nearest to each of *x*; of two, the even index."""
+    x, table = x.double(), table.double()
+    above = torch.searchsorted(table, x).clamp(1, len(table) - 1)
+    below = above - 1
+    down, up = x - table[below], table[above] - x
+    even = torch.where(below % 2 == 0, below, above)
+    return torch.where(down < up, below, torch.where(up < down, above, even))
+
+
+def coded(x: torch.Tensor, global_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes of codes and bytes of scales for heads *x*, by the tables of E2M1 and E4M3."""
+    groups = x.float().unflatten(-1, (-1, 16))
+    magnitudes = groups.abs().nan_to_num(nan=0.0, posinf=torch.inf)
+    largest = magnitudes.amax(-1)
+    scales = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    scale = nearest((largest / (6 * global_scale)).clamp(max=448), scales)
+    scale = torch.where(largest > 0, scale.clamp(min=1), 0)
+    inverse = torch.where(scale == 0, 0, 1 / (scales[scale] * global_scale))
+    code = nearest((magnitudes * inverse[..., None]).clamp(max=6), torch.tensor(CODES))
+    code = (code + 8 * torch.signbit(groups)).flatten(-2)
+    scale = torch.where(groups.isnan().any(-1), 0x7F, scale)
+    return (code[..., 0::2] + 16 * code[..., 1::2]).to(torch.uint8), scale.to(torch.uint8)
+
+
+def decoded(codes: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
+    """Values of a packed cache in float64: code times scale times the layer's scale."""
+    values = torch.tensor([*CODES, *(-code for code in CODES)], dtype=torch.float64)
+    pairs = torch.stack([values[(codes & 15).long()], values[(codes >> 4).long()]], dim=-1)
+    return pairs.flatten(-2) * scales.double().repeat_interleave(16, -1) * global_scale.double()
+
+
+class Shape(NamedTuple):
+    """A cache, the requests in it, and how they are attended to."""
+
+    head_size: int = 64
+    block_size: int = 16
+    heads: int = 4
+    kv_heads: int = 2
+    queries: tuple[int, ...] = (1, 5)
+    lengths: tuple[int, ...] = (37, 20)
+    layout: str = "NHD"
+    window: int | None = None
+    softcap: float = 0.0
+    alibi: bool = False
+    sinks: bool = False
+    causal: bool = True
+    segmented: bool = False
+    cache_dtype: str = "nvfp4"
+    dtype: torch.dtype = torch.float32
+
+
+# Between them: both layouts and block sizes, one tile and several, and every kind of attention.
+CASES = (
+    Shape(layout="HND", causal=False, queries=(3, 9)),
+    Shape(head_size=128, block_size=32, queries=(1, 1), lengths=(70, 20), segmented=True, layout="HND"),
+    Shape(head_size=96, queries=(1, 1), lengths=(70, 20), segmented=True, window=20),
+    Shape(head_size=96, queries=(3, 30), lengths=(70, 40), window=20, softcap=5.0),
+    Shape(head_size=256, heads=2, kv_heads=2, alibi=True, block_size=32, layout="HND"),
+    Shape(sinks=True, dtype=torch.float16),
+    Shape(window=8, causal=False, queries=(4, 4)),
+)
+CONTROLS = (
+    Shape(cache_dtype="auto", queries=(3, 1), window=20),
+    Shape(cache_dtype="auto", queries=(1, 1), segmented=True, layout="HND"),
+    Shape(cache_dtype="fp8"),
+    Shape(cache_dtype="int8_per_token_head"),
+    Shape(cache_dtype="int8_per_token_head", queries=(1, 1), segmented=True),
+)
+
+
+@dataclass
+class Scene:
+    """A cache with what was written to it, and who wrote it."""
+
+    shape: Shape
+    impl: TritonAttentionImpl
+    layer: SimpleNamespace
+    cache: torch.Tensor
+    table: torch.Tensor
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+    def slots(self, request: int) -> torch.Tensor:
+        """Where the tokens of *request* are."""
+        position = torch.arange(self.shape.lengths[request])
+        size = self.shape.block_size
+        return self.table[request][position // size].long() * size + position % size
+
+
+def empty_cache(shape: Shape, blocks: int) -> torch.Tensor:
+    """A cache as the runner makes it: the backend's shape, in the order of the backend's strides."""
+    set_kv_cache_layout(cast("Any", shape.layout))
+    sizes = TritonAttentionBackend.get_kv_cache_shape(
+        blocks, shape.block_size, shape.kv_heads, shape.head_size, shape.cache_dtype
+    )
+    order = TritonAttentionBackend.get_kv_cache_stride_order()
+    dtype = {"auto": shape.dtype, "int8_per_token_head": torch.int8}.get(shape.cache_dtype, torch.uint8)
+    memory = torch.empty([sizes[i] for i in order], dtype=dtype)
+    memory.view(torch.uint8).fill_(NOBODY if dtype == torch.uint8 else 0)
+    return memory.permute([order.index(i) for i in range(len(order))])
+
+
+def empty(shape: Shape, blocks: int) -> Scene:
+    """A layer of *shape* and its cache, to which nobody has written."""
+    impl = TritonAttentionImpl(
+        num_heads=shape.heads,
+        head_size=shape.head_size,
+        scale=shape.head_size**-0.5,
+        num_kv_heads=shape.kv_heads,
+        alibi_slopes=[0.1 * (1 + head) for head in range(shape.heads)] if shape.alibi else None,
+        sliding_window=shape.window,
+        kv_cache_dtype=shape.cache_dtype,
+        logits_soft_cap=shape.softcap,
+        sinks=torch.linspace(-1, 1, shape.heads) if shape.sinks else None,
+    )
+    layer = SimpleNamespace(_q_scale=torch.ones(()), _k_scale=torch.tensor(0.37), _v_scale=torch.tensor(0.02))
+    return Scene(shape, impl, layer, empty_cache(shape, blocks), torch.empty(0), [], [])
+
+
+def fill(shape: Shape) -> Scene:
+    """Have the backend write random keys and values for all requests of *shape*."""
+    generator = torch.Generator().manual_seed(0)
+    counts = [-(-length // shape.block_size) for length in shape.lengths]
+    scene = empty(shape, sum(counts) + 1)
+    blocks = (torch.randperm(sum(counts), generator=generator) + 1).int().split(counts)
+    scene.table = torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True)
+    for request, length in enumerate(shape.lengths):
+        key, value = torch.randn(2, length, shape.kv_heads, shape.head_size, generator=generator).to(
+            shape.dtype
+        )
+        scene.keys.append(key)
+        scene.values.append(value)
+        write(scene, key, value, scene.slots(request))
+    return scene
+
+
+def write(scene: Scene, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write to the cache by the backend, or as a kernel of its does that wants to know the card."""
+    kind, size = scene.shape.cache_dtype, scene.shape.block_size
+    if kind not in {"auto", "fp8"}:
+        scene.impl.do_kv_cache_update(cast("Any", scene.layer), key, value, scene.cache, slots)
+        return
+    scales = (scene.layer._k_scale, scene.layer._v_scale)
+    for side, (x, scale) in enumerate(zip((key, value), scales, strict=True)):
+        row = (x / scale).to(torch.float8_e4m3fn).view(torch.uint8) if kind == "fp8" else x
+        scene.cache[slots // size, side, slots % size] = row
+
+
+def stored(scene: Scene, request: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of *request* as the cache holds them, or as they are where that is near enough."""
+    size, layer = scene.shape.block_size, scene.layer
+    block, slot = scene.slots(request) // size, scene.slots(request) % size
+    if scene.shape.cache_dtype == "fp8":
+        cache = scene.cache.view(torch.float8_e4m3fn).double()
+        return cache[block, 0, slot] * layer._k_scale, cache[block, 1, slot] * layer._v_scale
+    if scene.shape.cache_dtype != "nvfp4":
+        return scene.keys[request].double(), scene.values[request].double()
+    codes, scales = nvfp4_kv_cache_split_views(scene.cache)
+    factors = (layer._k_scale, layer._v_scale)
+    key, value = (
+        decoded(code[block, slot], scale[block, slot], factor)
+        for code, scale, factor in zip(codes, scales, factors, strict=True)
+    )
+    return key, value
+
+
+def attended(scene: Scene, query: torch.Tensor, request: int) -> torch.Tensor:
+    """Attention of the queries of *request* in float64."""
+    shape = scene.shape
+    length, count = shape.lengths[request], len(query)
+    keys, values = (x.repeat_interleave(shape.heads // shape.kv_heads, 1) for x in stored(scene, request))
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * shape.head_size**-0.5
+    if shape.softcap:
+        scores = shape.softcap * torch.tanh(scores / shape.softcap)
+    position = torch.arange(length)
+    distance = torch.arange(length - count, length)[:, None] - position
+    if scene.impl.alibi_slopes is not None:
+        scores = scores - scene.impl.alibi_slopes.double()[:, None, None] * distance
+    seen = distance >= 0 if shape.causal else torch.ones_like(distance, dtype=torch.bool)
+    if shape.window is not None:
+        seen = seen & (distance.abs() < shape.window)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if scene.impl.sinks is not None:
+        sink = scene.impl.sinks.double()[:, None, None].expand(-1, count, 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :length], values)
+
+
+def attention_error(shape: Shape) -> float:
+    """How far, relative to its size, the backend's output is from attention in float64."""
+    scene = fill(shape)
+    starts = torch.tensor([0, *shape.queries]).cumsum(0)
+    query = torch.randn(int(starts[-1]), shape.heads, shape.head_size).to(shape.dtype)
+    width = 1 << (shape.head_size - 1).bit_length()
+    partial = (len(shape.lengths), shape.heads, SEGMENTS)
+    metadata = SimpleNamespace(
+        num_actual_tokens=len(query),
+        max_query_len=max(shape.queries),
+        query_start_loc=starts.int(),
+        max_seq_len=max(shape.lengths),
+        seq_lens=torch.tensor(shape.lengths, dtype=torch.int32),
+        block_table=scene.table,
+        causal=shape.causal,
+        use_cascade=False,
+        seq_threshold_3D=len(shape.lengths) if shape.segmented else 0,
+        num_par_softmax_segments=SEGMENTS,
+        softmax_segm_output=torch.full((*partial, width), torch.nan),
+        softmax_segm_max=torch.full(partial, torch.nan),
+        softmax_segm_expsum=torch.full(partial, torch.nan),
+        mm_prefix_range_tensor=None,
+    )
+    output = torch.full_like(query, torch.nan)
+    forward: Any = scene.impl.forward
+    forward(scene.layer, query, None, None, scene.cache, metadata, output)
+    wanted = torch.cat(
+        [attended(scene, query[starts[i] : starts[i + 1]], i) for i in range(len(shape.queries))]
+    )
+    return float((output.double() - wanted).norm() / wanted.norm())
+
+
+def limit(shape: Shape) -> float:
+    """Largest error that rounding explains; of int8, the cache's own."""
+    error = 2e-3 if shape.dtype == torch.float16 else 1e-5
+    return 2e-2 if shape.cache_dtype == "int8_per_token_head" else error
+
+
+def hard_values(head_size: int) -> torch.Tensor:
+    """Heads in which every rule of the format decides something: ties, zeros, limits, NaNs."""
+    step = torch.arange(head_size) % 32 * 0.125 - 2.0  # every tie of E2M1 up to 2, at scale 1/3
+    rows = [
+        step,
+        step * 3,
+        torch.zeros(head_size),
+        -torch.zeros(head_size),
+        step.sign() * 2.0**-12,  # the scale would round to nothing
+        step * 2.0**-9,  # scales below E4M3's normal range
+        step * 1000,
+        step * 5000,  # the scale saturates
+        torch.where(step == 1.0, torch.nan, step),
+        torch.where(step == 1.0, torch.inf, step),
+        torch.where(step == -1.0, -torch.inf, step),
+    ]
+    random = torch.randn(9, head_size, generator=torch.Generator().manual_seed(1))
+    return torch.stack([*rows, *(random * 4.0 ** torch.arange(-4, 5)[:, None])])
+
+
+def check_packing(head_size: int, layout: str, dtype: torch.dtype) -> None:
+    """Codes and scales are the table coder's, in their slots, and no other byte changes."""
+    shape = Shape(head_size=head_size, layout=layout, block_size=32 if layout == "HND" else 16, dtype=dtype)
+    heads = hard_values(head_size).to(dtype)
+    key = torch.stack([heads, heads.flip(0)], dim=1)
+    value = torch.stack([heads.flip(0) * 0.25, heads * 0.25], dim=1)
+    slots = torch.randperm(5 * shape.block_size, generator=torch.Generator().manual_seed(2))[: len(heads)]
+    slots[3] = -1  # padding
+    for scale in (1.0, 0.37):
+        scene = empty(shape, blocks=5)
+        scene.layer._k_scale = scene.layer._v_scale = torch.tensor(scale)
+        write(scene, key, value, slots)
+        untouched = empty_cache(shape, 5)
+        codes, scales = nvfp4_kv_cache_split_views(untouched)
+        kept = slots >= 0
+        block, slot = slots[kept] // shape.block_size, slots[kept] % shape.block_size
+        for x, code, block_scale in zip((key, value), codes, scales, strict=True):
+            bytes_of_codes, bytes_of_scales = coded(x[kept], torch.tensor(scale))
+            code[block, slot] = bytes_of_codes
+            block_scale.view(torch.uint8)[block, slot] = bytes_of_scales
+        wrong = int((scene.cache != untouched).sum())
+        expect(not wrong, f"{head_size} {layout} {dtype}, scale {scale}: {wrong} bytes are not the coder's")
+
+
+def check_views() -> None:
+    """Upstream's views of codes and scales share no byte and leave none out, in both layouts."""
+    for layout in LAYOUTS:
+        cache = torch.zeros(3, 2, 16, 2, 72, dtype=torch.uint8)
+        if layout == "HND":
+            cache = torch.zeros(3, 2, 2, 16, 72, dtype=torch.uint8).transpose(2, 3)
+        views = [view.view(torch.uint8) for pair in nvfp4_kv_cache_split_views(cache) for view in pair]
+        for view in views:
+            view.fill_(1)
+        expect(cache.all(), f"{layout}: some bytes of a page belong to no view")
+        expect(sum(view.numel() for view in views) == cache.numel(), f"{layout}: views overlap")
+
+
+def spec(cache_dtype: str, **more: Any) -> FullAttentionSpec:
+    """What a layer with eight heads of 128 says of its cache."""
+    dtype = {"auto": torch.bfloat16}.get(cache_dtype, torch.uint8)
+    size: dict[str, Any] = {"block_size": 16, "num_kv_heads": 8, "head_size": 128}
+    return FullAttentionSpec(**size, dtype=dtype, kv_quant_mode=MODES[cache_dtype], **more)
+
+
+def check_page_sizes() -> None:
+    """NVFP4 pages have 4.5 bits a value: 32/9 times the tokens of 16 bits, 16/9 times those of FP8."""
+    sizes = {name: spec(name).page_size_bytes for name in MODES}
+    expect(sizes["nvfp4"] == 2 * 16 * 8 * 72, f"a page of NVFP4 has {sizes['nvfp4']} bytes")
+    expect(sizes["auto"] * 9 == sizes["nvfp4"] * 32, "NVFP4 does not hold 3.56 times the tokens of 16 bits")
+    expect(sizes["fp8"] * 9 == sizes["nvfp4"] * 16, "NVFP4 does not hold 1.78 times the tokens of FP8")
+
+
+class StandIn(ModuleType):
+    """A module that is not installed here; has every class, and nothing in it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, loader=None, is_package=True)
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+def imported(module: str, *missing: str) -> ModuleType:
+    """Import *module* of vLLM's with stand-ins for what is *missing* here, for just as long."""
+    sys.modules.update({name: StandIn(name) for name in missing})
+    try:
+        return importlib.import_module(module)
+    finally:
+        for name in missing:
+            del sys.modules[name]
+
+
+def import_platform_and_flashinfer_backend() -> None:
+    """Import what wants compiled extensions, and the backend that wraps a package."""
+    imported("vllm.platforms.cuda", "vllm._C_stable_libtorch")
+    imported("vllm.utils.flashinfer")  # asks whether there is the package: without its stand-in
+    parts = ("", ".decode", ".prefill", ".utils")
+    imported("vllm.v1.attention.backends.flashinfer", *(f"flashinfer{part}" for part in parts))
+
+
+def backends(capability: tuple[int, int], kv_cache_dtype: str, head_size: int = 128) -> list[str]:
+    """Names of the backends that vLLM may pick for a decoder, best first."""
+    config = AttentionSelectorConfig(
+        head_size=head_size,
+        dtype=torch.bfloat16,
+        kv_cache_dtype=cast("Any", kv_cache_dtype),
+        block_size=None,
+    )
+    platform = sys.modules["vllm.platforms.cuda"].CudaPlatformBase
+    found, _ = platform.get_valid_backends(DeviceCapability(*capability), config)
+    return [candidate.backend.name for candidate in found]
+
+
+def check_selection_of_others() -> None:
+    """FlashInfer keeps what it can serve, and Triton what it has served."""
+    for capability in ((9, 0), (12, 1)):
+        for kv_cache_dtype in ("auto", "fp8"):
+            names = backends(capability, kv_cache_dtype)
+            expect({"FLASHINFER", "TRITON_ATTN"} <= {*names}, f"{capability}, {kv_cache_dtype}: {names}")
+    expect(backends((10, 0), "nvfp4")[:1] == ["FLASHINFER"], "FlashInfer is not picked for NVFP4 on SM100")
+    expect("TRITON_ATTN" not in backends((9, 0), "turboquant_4bit_nc"), "Triton claims what it cannot read")
+
+
+def check_selection() -> None:
+    """Triton is what is left for NVFP4 off SM100, and it says which heads it cannot have."""
+    for capability in ((8, 0), (8, 9), (9, 0), (12, 0), (12, 1)):
+        names = backends(capability, "nvfp4")
+        expect("TRITON_ATTN" in names, f"{capability}: the Triton backend refuses an NVFP4 cache")
+        expect(names == ["TRITON_ATTN"], f"{capability}: {names} claim NVFP4, the first would fail later")
+    expect("TRITON_ATTN" not in backends((12, 1), "nvfp4", head_size=72), "heads of 72 have no whole groups")
+
+
+def check_runners() -> None:
+    """In both model runners a layer that stays unquantised beside NVFP4 gets a cache of its own shape."""
+    kinds = {"packed": spec("nvfp4"), "skipped": spec("auto")}
+    memory = {name: torch.zeros(3 * kind.page_size_bytes, dtype=torch.int8) for name, kind in kinds.items()}
+    groups = [AttentionGroup(TritonAttentionBackend, [name], kind, 0) for name, kind in kinds.items()]
+    config = SimpleNamespace(kv_cache_tensors=[])
+    v1: Any = SimpleNamespace(
+        kv_cache_config=config,
+        runner_only_attn_layers=set(),
+        cache_config=SimpleNamespace(cache_dtype="nvfp4"),
+        _kv_cache_spec_attn_group_iterator=lambda: iter(groups),
+    )
+    wanted = {"packed": (3, 2, 16, 8, 72), "skipped": (3, 2, 16, 8, 128)}
+    for layout in LAYOUTS:
+        set_kv_cache_layout(cast("Any", layout))
+        for runner, reshape in (
+            ("V1", lambda: GPUModelRunner._reshape_kv_cache_tensors(v1, memory, [16])),
+            (
+                "V2",
+                lambda: attn_utils._reshape_kv_cache(groups, memory, "nvfp4", [16], {}, cast("Any", config)),
+            ),
+        ):
+            shapes: object
+            try:
+                shapes = {name: tuple(cache.shape) for name, cache in reshape().items()}
+            except RuntimeError as error:
+                shapes = error
+            expect(shapes == wanted, f"runner {runner}, {layout}: caches have the shapes {shapes}")
+
+
+def check_converted_specs() -> None:
+    """Layers with local attention keep their mode where the hybrid cache manager is off."""
+    size: dict[str, Any] = {"block_size": 16, "num_kv_heads": 8, "head_size": 128, "dtype": torch.uint8}
+    mode = KVQuantMode.NVFP4
+    sliding = SlidingWindowSpec(**size, kv_quant_mode=mode, sliding_window=32)
+    local = ChunkedLocalAttentionSpec(**size, kv_quant_mode=mode, attention_chunk_size=32)
+    for other in (sliding, local):
+        specs: dict[str, Any] = {"full": FullAttentionSpec(**size, kv_quant_mode=mode), "other": other}
+        unify_hybrid_kv_cache_specs(specs)
+        sizes = {name: one.page_size_bytes for name, one in specs.items()}
+        expect(len({*sizes.values()}) == 1, f"pages of one pool have the sizes {sizes}")
+
+
+def check_impl() -> None:
+    """Queries stay as they are, and what cannot be read or written is refused or not used."""
+    with (
+        mock.patch.dict(os.environ, VLLM_TRITON_ATTN_USE_TD="1"),
+        mock.patch.object(triton_attn.rocm_aiter_ops, "is_enabled", return_value=True),
+        mock.patch.object(triton_attn.current_platform, "is_cuda", return_value=True),
+        mock.patch.object(triton_attn.current_platform, "get_device_name", return_value="a card"),
+    ):
+        scene = empty(Shape(), blocks=2)
+        expect(not scene.impl.supports_quant_query_input, "queries of an NVFP4 cache would be cut to FP8")
+        expect(not scene.impl.use_td, "tensor descriptors would load codes as values")
+        expect(not scene.impl.fused_rope_kvcache_supported(), "a fused kernel would write unpacked keys")
+    # Blocks, heads, three layers, K and V, slots: the HND layout of blocks that hold all layers.
+    scene.cache = scene.cache.new_zeros(2, 2, 3, 2, 16, 36)[:, :, 1].permute(0, 2, 3, 1, 4)
+    before = scene.cache.clone()
+    with suppress(ValueError):
+        write(scene, torch.ones(1, 2, 64), torch.ones(1, 2, 64), torch.zeros(1, dtype=torch.int64))
+    expect(scene.cache.equal(before), "pages were written to that hold other layers' bytes between")
+
+
+def probe() -> None:
+    """Controls first; then the backend is asked for, and only then used."""
+    import_platform_and_flashinfer_backend()
+    check_views()
+    check_page_sizes()
+    check_selection_of_others()
+    for shape in CONTROLS:
+        error = attention_error(shape)
+        expect(error < limit(shape), f"{shape}: error {error:.1e}")
+    check_selection()
+    check_runners()
+    check_converted_specs()
+    check_impl()
+    for head_size, layout, dtype in (
+        (64, "NHD", torch.float32),
+        (96, "HND", torch.float16),
+        (128, "HND", torch.bfloat16),
+        (256, "NHD", torch.bfloat16),
+    ):
+        check_packing(head_size, layout, dtype)
+    for shape in CASES:
+        error = attention_error(shape)
+        expect(error < limit(shape), f"{shape}: error {error:.1e}")
+    set_kv_cache_layout(None)
