@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Compile the NVFP4 KV cache's Triton kernels for cards that are not here, and report what they take.
 
-The backend of the tree that `PYTHONPATH` names is asked for the launches that serving asks it for, on CPU tensors;
-Triton's launcher is stopped after it has compiled for the named architecture, so that every kernel is the one that
+The backend of the tree that `PYTHONPATH` names is asked for what serving asks it for, on CPU tensors, and
+Triton's launcher is stopped after it has compiled for the named architecture: every kernel is the one that
 this card would run, with the same constants, alignments and warps. Needs torch, Triton with its ``ptxas`` and what
-vLLM imports; no card, no driver. Upstream's 16-bit and FP8 readers are compiled beside it, to compare with::
+vLLM imports; no card, no driver. Upstream's readers of 16 bits and FP8 are compiled beside it, to compare::
 
     PYTHONPATH=TREE python scripts/nvfp4_compile.py --arch 121 90 --out compile.json
 
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import types
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
+from nvfp4.record import markdown
 
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
@@ -176,7 +178,7 @@ class Bench:
                 module.current_platform = platform
 
 
-def launches(full: bool) -> list[tuple[str, Any, Any, Any]]:
+def launches(*, full: bool) -> list[tuple[str, Any, Any, Any]]:
     """What is asked for: name, shape, features and batch."""
     from nvfp4.rig import Batch, Features, Shape
 
@@ -194,15 +196,16 @@ def launches(full: bool) -> list[tuple[str, Any, Any, Any]]:
         for (name, step), head, kv in product(steps.items(), heads, (8,))
     ]
     causeless, window = Features(causal=False), Features(window=4096)
-    for name, step in steps.items():
-        found.append((f"{name}, window", Shape(32, 8, 128, 16), window, step))
+    found += [(f"{name}, window", Shape(32, 8, 128, 16), window, step) for name, step in steps.items()]
     for name in ("drafts of 4", "drafts of 16"):
         found.append((f"{name}, not causal", Shape(32, 8, 128, 16), causeless, steps[name]))
     if full:
         every = Features(window=128, softcap=30.0, sinks=True)
         for name in ("decode 3-D", "prefill"):
             found.append((f"{name}, window, softcap, sinks", Shape(64, 8, 64, 16), every, steps[name]))
-            found.append((f"{name}, HND, blocks of 32", Shape(32, 8, 128, 32, "HND"), Features(), steps[name]))
+            found.append(
+                (f"{name}, HND, blocks of 32", Shape(32, 8, 128, 32, "HND"), Features(), steps[name])
+            )
             found.append((f"{name}, one query a head", Shape(8, 8, 128), Features(), steps[name]))
             found.append((f"{name}, 16 queries a head", Shape(64, 4, 128), Features(), steps[name]))
     return found
@@ -254,32 +257,37 @@ def assemble(ptx: Path, card: Card) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
-def compile_all(bench: Bench, caches: list[str], *, full: bool, folder: Path) -> tuple[list[Usage], list[str]]:
-    """Every launch over every cache, for the architecture that *bench* pretends to have."""
+def asked(cache: str, shape: Any, features: Any, batch: Any) -> None:
+    """Launch what one step of serving launches: the pack kernel (NVFP4's only) and the readers."""
     import torch
     from nvfp4.rig import Layer, table
 
-    found, failed = [], []
     cpu = torch.device("cpu")
-    for (name, shape, features, batch), cache in product(launches(full), caches):
+    blocks = batch.blocks(shape.block) + 1
+    layer = Layer(cache, shape, blocks, cpu, features=features)
+    rows = batch.starts[-1]
+    fused = torch.zeros(rows, shape.q_heads + 2 * shape.kv_heads, shape.head, dtype=torch.bfloat16)
+    query, key, value = fused.split([shape.q_heads, shape.kv_heads, shape.kv_heads], dim=1)
+    metadata = layer.metadata(batch, table(batch, shape.block, range(blocks - 1), cpu))
+    if cache == "nvfp4":
+        layer.write(key, value, metadata.slot_mapping)
+    query = layer.query_as_served(query.contiguous())
+    layer.attend(query, metadata, torch.zeros(query.shape, dtype=torch.bfloat16))
+
+
+def compile_all(
+    bench: Bench, caches: list[str], *, full: bool, folder: Path
+) -> tuple[list[Usage], list[str]]:
+    """Every launch over every cache, for the architecture that *bench* pretends to have."""
+    found, failed = [], []
+    beside = launches(full=False)  # enough to compare with
+    wanted = [
+        (one, cache) for cache in caches for one in (launches(full=full) if cache == "nvfp4" else beside)
+    ]
+    for (name, shape, features, batch), cache in wanted:
         label = f"{name}, heads of {shape.head}"
         try:
-            blocks = batch.blocks(shape.block) + 1
-            layer = Layer(cache, shape, blocks, cpu, features=features)
-            rows = batch.starts[-1]
-            query = torch.zeros(rows, shape.q_heads, shape.head, dtype=torch.bfloat16)
-            fused = torch.zeros(rows, shape.q_heads + 2 * shape.kv_heads, shape.head, dtype=torch.bfloat16)
-            _, key, value = fused.split([shape.q_heads, shape.kv_heads, shape.kv_heads], dim=1)
-            pages = table(batch, shape.block, range(blocks - 1), cpu)
-            metadata = layer.metadata(batch, pages)
-            output = torch.zeros_like(query)
-
-            def step() -> None:
-                if cache == "nvfp4":
-                    layer.write(key, value, metadata.slot_mapping)
-                layer.attend(layer.query_as_served(query), metadata, output)
-
-            found += measure(bench, cache, label, step, folder)
+            found += measure(bench, cache, label, partial(asked, cache, shape, features, batch), folder)
         except Exception as error:  # noqa: BLE001 - reported as this launch's failure
             failed.append(f"sm_{bench.arch}, {cache}, {label}: {reason(error)}")
     return found, failed
@@ -300,31 +308,31 @@ def distinct(found: list[Usage]) -> list[Usage]:
 
 def table_of(found: list[Usage]) -> str:
     """For people, in Markdown."""
-    head = "| card | cache | launch | kernel | constants | warps | stages | registers | stack | spills | shared | resident warps |"
-    rows = [head, "|" + "---|" * 12]
-    rows += [
-        f"| sm_{u.arch} | {u.cache} | {u.launch} | `{u.kernel}` | {u.constants} | {u.warps} | {u.stages} | {u.registers} "
-        f"| {u.stack} | {u.spills} | {u.shared} | {u.resident} of {CARDS[u.arch].warps} |"
-        for u in found
-    ]
-    return "\n".join(rows)
+    head = ["card", "cache", "launch", "kernel", "constants", "warps", "stages", "registers", "stack"]
+    rows = []
+    for u in found:
+        left = (f"sm_{u.arch}", u.cache, u.launch, f"`{u.kernel}`", u.constants, u.warps, u.stages)
+        resident = f"{u.resident} of {CARDS[u.arch].warps}"
+        rows.append((*left, u.registers, u.stack, u.spills, u.shared, resident))
+    return markdown([*head, "spills", "shared", "resident warps"], rows)
 
 
 def main() -> int:
     """Compile, report, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--arch", nargs="+", type=int, default=[121, 90], choices=sorted(CARDS))
     parser.add_argument("--caches", nargs="+", default=["nvfp4", "fp8", "auto"])
-    parser.add_argument("--spill-bytes", type=int, default=0, help="bytes of spills a thread that are allowed")
+    parser.add_argument(
+        "--spill-bytes", type=int, default=0, help="bytes of spills a thread that are allowed"
+    )
     parser.add_argument("--quick", action="store_true", help="one head size only")
     parser.add_argument("--out", type=Path, help="where to write the report (JSON)")
     args = parser.parse_args()
     bench = Bench()
     bench.prepare()
-    import nvfp4.rig  # noqa: F401
     import triton
-    import vllm.v1.attention.backends.triton_attn  # noqa: F401 - `pretend` changes what is imported
-    import vllm.v1.worker.gpu.attn_utils  # noqa: F401
 
     found: list[Usage] = []
     failed: list[str] = []
@@ -339,7 +347,9 @@ def main() -> int:
     if not ours:
         failed.append("no kernel of the NVFP4 cache was compiled")
     print(table_of(found))
-    print(f"\nTriton {triton.__version__}; {len(ours)} launches of NVFP4 kernels compiled, {len(failed)} faults")
+    print(
+        f"\nTriton {triton.__version__}; {len(ours)} launches of NVFP4 kernels compiled, {len(failed)} faults"
+    )
     for fault in failed:
         print(f"FAIL {fault}")
     if args.out:

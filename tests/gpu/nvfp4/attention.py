@@ -16,7 +16,7 @@ import torch
 
 from nvfp4 import coder
 from nvfp4.reference import expected, gather
-from nvfp4.rig import Batch, Features, Layer, Shape, prepare, slots_of, table
+from nvfp4.rig import PLAIN, Batch, Features, Layer, Shape, prepare, slots_of, table
 from nvfp4.statistics import Source
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ class Case:
     name: str
     shape: Shape
     batch: Batch
-    features: Features = Features()
+    features: Features = PLAIN
     dtype: torch.dtype = torch.bfloat16
     scales: tuple[float, float] = (1.0, 1.0)
 
 
 def batches(*, full: bool) -> dict[str, Batch]:
-    """Steps: decodes few enough for segments (3-D) and too many (2-D), prefill, chunks among decodes, drafts."""
+    """Steps: decodes, few enough for segments (3-D) and too many (2-D), prefill, chunks, drafts."""
     if not full:
         return {
             "decode 3-D": Batch((30, 0, 37), (1, 1, 1)),
@@ -86,15 +86,22 @@ def cases(device: str) -> list[Case]:
             shape = Shape(q, kv, 128 if full and turn else 64, 16, layout)
             found.append(Case(f"{step}, {name}", shape, steps[step], feature, dtype))
     causeless = Features(causal=False)
-    found.append(Case("drafts, not causal", Shape(q, kv, 128 if full else 64), steps["drafts"], causeless, dtype))
+    found.append(
+        Case("drafts, not causal", Shape(q, kv, 128 if full else 64), steps["drafts"], causeless, dtype)
+    )
     groups = [(8, 8), (28, 4), (64, 2)] if full else [(2, 2), (3, 1)]
     for heads, kv_heads in groups:
         for step in ("decode 3-D", "chunked") if full else ("chunked",):
             shape = Shape(heads, kv_heads, 128 if full else 64)
             found.append(Case(f"{step}, {heads} on {kv_heads} heads", shape, steps[step], dtype=dtype))
+    for step, block, layout in (("decode 3-D", 48, "NHD"), ("chunked", 112, "HND")):
+        shape = Shape(q, kv, 128 if full else 64, block, layout, padding=640)
+        found.append(Case(f"{step}, padded pages", shape, steps[step], dtype=dtype))
     odd = (0.0371, 0.0059)
     base = replace(found[0], shape=Shape(q, kv, 128 if full else 64), scales=odd)
-    found += [replace(base, name=f"{step}, odd scales", batch=steps[step]) for step in ("decode 3-D", "chunked")]
+    found += [
+        replace(base, name=f"{step}, odd scales", batch=steps[step]) for step in ("decode 3-D", "chunked")
+    ]
     found.append(replace(base, name="decode 3-D, fp16", dtype=torch.float16, scales=(1.0, 1.0)))
     return found
 
@@ -111,9 +118,7 @@ class Error:
         """Of *found* against *wanted*; not a number where either has one."""
         size = wanted.double().square().mean().sqrt()
         difference = found.double() - wanted.double()
-        return Error(
-            float(difference.square().mean().sqrt() / size), float(difference.abs().max() / size)
-        )
+        return Error(float(difference.square().mean().sqrt() / size), float(difference.abs().max() / size))
 
 
 @dataclass
@@ -188,7 +193,9 @@ def attend(scene: Scene, cache_dtype: str) -> tuple[Layer, torch.Tensor, torch.T
     before = layer.raw.clone()
     query = layer.query_as_served(scene.query)
     rows = query.shape[0]
-    output = torch.full((rows + PADDING, *query.shape[1:]), float("nan"), device=scene.device, dtype=case.dtype)
+    output = torch.full(
+        (rows + PADDING, *query.shape[1:]), float("nan"), device=scene.device, dtype=case.dtype
+    )
     padded = torch.cat([query, query[:PADDING]])
     metadata = layer.metadata(case.batch, scene.table)
     segments = (metadata.softmax_segm_output, metadata.softmax_segm_max, metadata.softmax_segm_expsum)
@@ -207,8 +214,12 @@ def attend(scene: Scene, cache_dtype: str) -> tuple[Layer, torch.Tensor, torch.T
 def judge(case: Case, seed: int, device: torch.device, record: Recorder) -> None:
     """All caches over one case."""
     scene = Scene(case, device, seed)
-    original = expected(scene.query, case.batch, list(zip(scene.keys, scene.values, strict=True)), Layer(
-        "auto", case.shape, 1, device, dtype=case.dtype, features=case.features, seed=seed))
+    original = expected(
+        scene.query,
+        case.batch,
+        list(zip(scene.keys, scene.values, strict=True)),
+        Layer("auto", case.shape, 1, device, dtype=case.dtype, features=case.features, seed=seed),
+    )
     errors: dict[str, tuple[Error, Error]] = {}
     for cache_dtype in ("auto", "fp8", "nvfp4"):
         if cache_dtype == "fp8" and device.type == "cpu":
@@ -229,7 +240,9 @@ def judge(case: Case, seed: int, device: torch.device, record: Recorder) -> None
         )
         if cache_dtype == "nvfp4":
             bad = [name for name, ok in kept.items() if not ok]
-            record.check(f"memory: {case.name}, {case.shape}", not bad, f"not {', '.join(bad)}" if bad else "")
+            record.check(
+                f"memory: {case.name}, {case.shape}", not bad, f"not {', '.join(bad)}" if bad else ""
+            )
     reader, plain = errors["nvfp4"][0], errors["auto"][0]
     allowed = min(TIMES * plain.mean + 2**-10, MOST)
     record.check(
@@ -262,11 +275,11 @@ def run(spec: dict[str, Any], record: Recorder) -> None:
     began = time.monotonic()
     worker, of = spec.get("worker", 0), spec.get("of", 1)
     for index, case in enumerate(cases(spec["device"])):
-        if index % of == worker:
-            record.case(f"{case.name}, {case.shape}", lambda case=case, index=index: judge(
-                case, spec["seed"] + index, device, record))
+        if index % of == worker and spec["cases"] in f"{case.name}, {case.shape}":
+            record.case(
+                f"{case.name}, {case.shape}",
+                lambda case=case, index=index: judge(case, spec["seed"] + index, device, record),
+            )
     if worker == 0:
         record.case("not a number", lambda: poisoned(device, record))
     record.write("fact", name=f"seconds of worker {worker}", value=round(time.monotonic() - began, 1))
-
-

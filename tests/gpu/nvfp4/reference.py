@@ -103,5 +103,3 @@ def expected(
             )
         )
     return torch.cat(parts)
-
-

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Batch", "Features", "Layer", "Shape", "prepare", "table"]
+__all__ = ["PLAIN", "Batch", "Features", "Layer", "Shape", "prepare", "table"]
 
 GUARD = 4096  # bytes before and after a cache
 POISON = 0xFF  # a byte that is not a number as an E4M3 scale and two of -6 as codes
@@ -42,16 +42,23 @@ def prepare(device: str) -> None:
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer's sizes. *layout* is vLLM's name: NHD (a slot's heads together) or HND (a head's slots)."""
+    """A layer's sizes.
+
+    *layout* is vLLM's name: NHD (a slot's heads together) or HND (a head's slots). *padding* is what a page
+    has behind its keys and values, in bytes, as where layers of different precision share a pool.
+    """
 
     q_heads: int = 32
     kv_heads: int = 8
     head: int = 128
     block: int = 16
     layout: str = "NHD"
+    padding: int = 0
 
     def __str__(self) -> str:
-        return f"{self.q_heads}/{self.kv_heads} heads of {self.head}, blocks of {self.block}, {self.layout}"
+        padded = f", {self.padding} bytes behind each" if self.padding else ""
+        heads = f"{self.q_heads}/{self.kv_heads} heads of {self.head}"
+        return f"{heads}, blocks of {self.block}, {self.layout}{padded}"
 
 
 @dataclass(frozen=True)
@@ -182,7 +189,7 @@ class Layer:
 
         shape = self.shape
         stored = self.dtype if self.cache_dtype == "auto" else STR_DTYPE_TO_TORCH_DTYPE[self.cache_dtype]
-        self.spec = FullAttentionSpec(
+        spec = FullAttentionSpec(
             block_size=shape.block,
             num_kv_heads=shape.kv_heads,
             head_size=shape.head,
@@ -191,6 +198,9 @@ class Layer:
             kv_quant_mode=get_kv_quant_mode(self.cache_dtype),
             sliding_window=self.features.window,
         )
+        if shape.padding:
+            spec = replace(spec, page_size_padded=spec.page_size_bytes + shape.padding)
+        self.spec = spec
         size = self.blocks * self.page_bytes
         self.raw = torch.zeros(size + 2 * GUARD, dtype=torch.int8, device=self.device)
         logical = backend.get_kv_cache_shape(
