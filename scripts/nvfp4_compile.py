@@ -3,8 +3,8 @@
 
 The backend of the tree that `PYTHONPATH` names is asked for what serving asks it for, on CPU tensors, and
 Triton's launcher is stopped after it has compiled for the named architecture: every kernel is the one that
-this card would run, with the same constants, alignments and warps. Needs torch, Triton with its ``ptxas`` and what
-vLLM imports; no card, no driver. Upstream's readers of 16 bits and FP8 are compiled beside it, to compare::
+this card would run, with the same constants, alignments and warps. Needs torch, Triton with ``ptxas`` and
+what vLLM imports; no card, no driver. Upstream's readers of 16 bits and FP8 are compiled beside it::
 
     PYTHONPATH=TREE python scripts/nvfp4_compile.py --arch 121 90 --out compile.json
 

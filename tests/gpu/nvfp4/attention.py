@@ -17,7 +17,7 @@ import torch
 from nvfp4 import coder
 from nvfp4.reference import expected, gather
 from nvfp4.rig import PLAIN, Batch, Features, Layer, Shape, prepare, slots_of, table
-from nvfp4.statistics import Source
+from nvfp4.statistics import OUTLIERS, Source
 
 if TYPE_CHECKING:
     from nvfp4.record import Recorder
@@ -41,6 +41,7 @@ class Case:
     features: Features = PLAIN
     dtype: torch.dtype = torch.bfloat16
     scales: tuple[float, float] = (1.0, 1.0)
+    outliers: int = OUTLIERS
 
 
 def batches(*, full: bool) -> dict[str, Batch]:
@@ -102,6 +103,7 @@ def cases(device: str) -> list[Case]:
     found += [
         replace(base, name=f"{step}, odd scales", batch=steps[step]) for step in ("decode 3-D", "chunked")
     ]
+    found.append(replace(base, name="decode 3-D, no outliers", scales=(1.0, 1.0), outliers=0))
     found.append(replace(base, name="decode 3-D, fp16", dtype=torch.float16, scales=(1.0, 1.0)))
     return found
 
@@ -132,7 +134,7 @@ class Scene:
     def __post_init__(self) -> None:
         """Draw them."""
         case = self.case
-        source = Source(case.shape, self.device, case.dtype, self.seed)
+        source = Source(case.shape, self.device, case.dtype, self.seed, case.outliers)
         lengths = case.batch.lengths
         places = [torch.arange(length, device=self.device) for length in lengths]
         new = [place[context:] for place, context in zip(places, case.batch.contexts, strict=True)]

@@ -1,8 +1,8 @@
 """Queries, keys and values as a language model has them, as far as a seed can make them.
 
-What makes 4-bit keys hard is in it: a few channels of a head with ten times the others' spread and a mean
-that is not zero, rotary position embedding on top, and a first token whose key is much larger than all
-others. Values have a heavy tail over channels and tokens.
+What makes 4-bit keys hard is in it: two channels of each head with several times the others' spread and a
+mean far from zero, among those that rotary position embedding turns slowly, the embedding itself, and a first
+token whose key is much larger than all others. Values have a heavy tail over channels and tokens.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 if TYPE_CHECKING:
     from nvfp4.rig import Shape
 
-__all__ = ["Source"]
+__all__ = ["OUTLIERS", "Source"]
 
 THETA = 1_000_000.0
-OUTLIERS = 4  # channels of each head
+OUTLIERS = 2  # channels of each head, where a layer has them
 LOGITS = 2.5  # standard deviation of the attention's logits
 
 
@@ -41,6 +41,7 @@ class Source:
     device: torch.device
     dtype: torch.dtype
     seed: int
+    outliers: int = OUTLIERS
 
     def __post_init__(self) -> None:
         """Draw the channels' statistics."""
@@ -49,9 +50,10 @@ class Source:
         self._spread = torch.exp(0.3 * self._normal(heads, width))
         self._mean = 0.3 * self._normal(heads, width)
         for head in range(heads):
-            chosen = torch.randperm(width, generator=self._random, device=self.device)[:OUTLIERS]
-            self._spread[head, chosen] *= 10
-            self._mean[head, chosen] += 12 * self._normal(OUTLIERS).sign()
+            slow = torch.randperm(width // 8, generator=self._random, device=self.device) + 3 * width // 8
+            chosen = slow[: self.outliers]
+            self._spread[head, chosen] *= 4
+            self._mean[head, chosen] += 8 * self._normal(self.outliers).sign()
         self._value_spread = torch.exp(0.6 * self._normal(heads, width))
 
     def _normal(self, *shape: int) -> torch.Tensor:
