@@ -132,6 +132,11 @@ def stage(parts: list[str], args: argparse.Namespace) -> None:
     for name, status in processes(commands, args.out, len(commands), args.part_seconds).items():
         planted = name == "sanitize-planted" and args.device == "cuda"
         wanted = SANITIZER_ERROR if planted else 0
+        if name.startswith("sanitize") and args.device == "cuda":
+            log = (args.out / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+            summary = next((line.strip() for line in log.splitlines() if "ERROR SUMMARY" in line), "")
+            errors = len(summary) > 0 and "SUMMARY: 0 errors" not in summary
+            runner.check(f"{name}: memcheck", summary and errors == planted, summary or "it gave no summary")
         runner.check(
             f"{name}: exit status",
             status == wanted,

@@ -193,12 +193,12 @@ def attend(scene: Scene, cache_dtype: str) -> tuple[Layer, torch.Tensor, torch.T
         layer.bytes.zero_()
     scene.store(layer)
     before = layer.raw.clone()
-    query = layer.query_as_served(scene.query)
-    rows = query.shape[0]
+    rows = scene.query.shape[0]
+    padded = layer.query_as_served(torch.cat([scene.query, scene.query[:PADDING]]))
+    query = padded[:rows]
     output = torch.full(
         (rows + PADDING, *query.shape[1:]), float("nan"), device=scene.device, dtype=case.dtype
     )
-    padded = torch.cat([query, query[:PADDING]])
     metadata = layer.metadata(case.batch, scene.table)
     segments = (metadata.softmax_segm_output, metadata.softmax_segm_max, metadata.softmax_segm_expsum)
     for part in segments:

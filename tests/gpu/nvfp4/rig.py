@@ -101,8 +101,13 @@ class Batch:
 
 
 def table(batch: Batch, block: int, free: Sequence[int] | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A block table (requests x blocks, int32) that takes the *free* blocks in turn; block 0 pads it."""
+    """A block table (requests x blocks, int32) that takes the *free* blocks in turn; block 0 pads it.
+
+    Its width is a multiple of 8, as vLLM's is wherever the longest request is one of 128 tokens: upstream's
+    kernel looks up the block of every token of a tile, also behind a request.
+    """
     width = max(-(-length // block) for length in batch.lengths)
+    width = -(-width // 8) * 8
     rows = torch.zeros(len(batch.queries), width, dtype=torch.int32)
     pool, taken = torch.as_tensor(free, dtype=torch.int32), 0
     for row, length in zip(rows, batch.lengths, strict=True):
