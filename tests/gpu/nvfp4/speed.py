@@ -189,6 +189,9 @@ def run(spec: dict[str, Any], record: Recorder) -> None:
     record.write("fact", name="device", value=torch.cuda.get_device_name())
     record.write("fact", name="copy bandwidth, TB/s", value=round(bandwidth / 1e12, 3))
     record.write("fact", name="smallest graph, us", value=nothing["nothing"].median)
+    for case in cases():  # before anything is timed
+        floors = {cache: floor(case, cache, bandwidth) for cache in CACHES}
+        record.write("floor", case=str(case), us=floors)
     record.case("packing", lambda: packing(clock, record))
     torch.cuda.empty_cache()
     tokens = room(torch.cuda.mem_get_info()[0])
