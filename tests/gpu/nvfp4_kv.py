@@ -68,7 +68,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=names, help=f"parts, separated by commas, of {', '.join(PARTS)}")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="new by default")
-    parser.add_argument("--workers", type=int, default=8, help="processes that share the cases of attention")
+    parser.add_argument("--workers", type=int, default=12, help="processes that share the cases of attention")
     parser.add_argument("--runs", nargs="*", default=[], help="engines of the part serve; all by default")
     parser.add_argument("--cases", default="", help="only cases of pack and attention whose name has this")
     parser.add_argument("--speed-seconds", type=float, default=75, help="no case is begun after that")
