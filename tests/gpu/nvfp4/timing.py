@@ -1,0 +1,83 @@
+"""Time of short GPU work: captured graphs, CUDA events, the L2 cache flushed before each.
+
+A graph is replayed, as vLLM does in decode, so that the time to launch from Python is not in it. What is
+compared is timed in turn, round after round: drift of the clocks meets all alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Clock", "Times", "copy_bandwidth"]
+
+L2_BYTES = 512 << 20  # several times any card's L2
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds: the median, and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(samples: list[float]) -> Times:
+        """Of at least two samples."""
+        low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+        return Times(round(median, 2), round(low, 2), round(high, 2))
+
+
+class Clock:
+    """Times functions of one device in turn."""
+
+    def __init__(self) -> None:
+        # Read, not written: what is written would still have to leave the cache while the clock runs.
+        self._flush = torch.zeros(L2_BYTES // 4, dtype=torch.float32, device="cuda")
+
+    def graph(self, run: Callable[[], object]) -> Callable[[], None]:
+        """*run* as a graph; it is run three times first, so that kernels are compiled."""
+        for _ in range(3):
+            run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        torch.cuda.synchronize()
+        return graph.replay
+
+    def times(self, runs: dict[str, Callable[[], None]], rounds: int, seconds: float) -> dict[str, Times]:
+        """Time each of *runs* up to *rounds* times, no longer than about *seconds* in all."""
+        marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
+        names = list(runs)
+        spent = 0.0
+        for index in range(rounds + 1):  # the first round only warms up
+            for name in names[index % len(names) :] + names[: index % len(names)]:
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                self._flush.sum()
+                begin.record()
+                runs[name]()
+                end.record()
+                marks[name].append((begin, end))
+            torch.cuda.synchronize()
+            spent += sum(some[-1][0].elapsed_time(some[-1][1]) for some in marks.values()) / 1000
+            if spent > seconds and index >= 3:
+                break
+        return {
+            name: Times.of([1000 * begin.elapsed_time(end) for begin, end in some[1:]])
+            for name, some in marks.items()
+        }
+
+
+def copy_bandwidth(clock: Clock) -> float:
+    """Bytes a second that a copy within the device moves, those read and those written counted."""
+    source, target = (torch.empty(2 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
+    taken = clock.times({"copy": lambda: target.copy_(source)}, 10, 1.0)["copy"]
+    return 2 * source.numel() / taken.median * 1e6
