@@ -27,7 +27,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from pair.draft_compare import POISON, Verdict, compare
 from pair.load import ACCEPTED, DRAFTED
-from pair.models import VOCABULARY
+from pair.models import CACHE_BYTES, VOCABULARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,6 +84,7 @@ def engine_args(spec: dict[str, Any]) -> EngineArgs:
         max_num_batched_tokens=STEP_TOKENS,
         num_gpu_blocks_override=BLOCKS,
         gpu_memory_utilization=spec["gpu_memory_utilization"],
+        kv_cache_memory_bytes=CACHE_BYTES,
         enable_prefix_caching=True,
         enforce_eager=spec["eager"],
         enable_flashinfer_autotune=False,

@@ -26,7 +26,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.reader import Vector, get_metrics_snapshot
 
 from pair.load import ACCEPTED, DRAFTED, Counters, Observed, Request, expected, faults, workload
-from pair.models import MAX_MODEL_LEN, VOCABULARY
+from pair.models import CACHE_BYTES, MAX_MODEL_LEN, VOCABULARY
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -86,6 +86,7 @@ def engine_args(spec: dict[str, Any]) -> AsyncEngineArgs:
         max_num_seqs=spec["max_num_seqs"],
         max_num_batched_tokens=4096,
         gpu_memory_utilization=spec["gpu_memory_utilization"],
+        kv_cache_memory_bytes=CACHE_BYTES,
         enforce_eager=spec["eager"],
         enable_flashinfer_autotune=False,  # not needed for correctness, and takes longer than all the rest
         worker_extension_cls=spec.get("view", "pair.worker.PairView"),

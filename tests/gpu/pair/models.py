@@ -6,6 +6,7 @@ vLLM makes the weights up (``load_format="dummy"``) and is given token ids.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,9 +15,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "build"))
 from sparkwright.verify.tiny.models import VOCABULARY, write_tiny_models
 
-__all__ = ["MAX_MODEL_LEN", "VOCABULARY", "WINDOW_LAYERS", "write_models", "write_window_drafter"]
+__all__ = [
+    "CACHE_BYTES",
+    "MAX_MODEL_LEN",
+    "VOCABULARY",
+    "WINDOW_LAYERS",
+    "write_models",
+    "write_window_drafter",
+]
 
 MAX_MODEL_LEN = 2048
+# Engines that boot side by side on one card measure each other's memory: this many GiB are taken instead.
+CACHE_BYTES = int(float(os.environ.get("PAIR_CACHE_GIB", "0")) * 2**30) or None
 WINDOW_LAYERS = ["sliding_attention"] * 4 + ["full_attention"]
 
 
