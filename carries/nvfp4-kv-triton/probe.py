@@ -278,15 +278,15 @@ def limit(shape: Shape) -> float:
 
 def hard_values(head_size: int) -> torch.Tensor:
     """Heads in which every rule of the format decides something: ties, zeros, limits, NaNs."""
-    step = torch.arange(head_size) % 32 * 0.125 - 2.0  # every tie of E2M1 up to 2, at scale 1/3
+    step = torch.arange(head_size) % 32 * 0.125 - 2.0
     rows = [
         step,
-        step * 3,
+        # Two ties of E4M3, and ties of E2M1 at scale 1.5.
+        *(torch.where(step.abs() > 1.8, most, step * 1.5) for most in (6.375, 7.125, 9.0)),
         torch.zeros(head_size),
         -torch.zeros(head_size),
         step.sign() * 2.0**-12,  # the scale would round to nothing
         step * 2.0**-9,  # scales below E4M3's normal range
-        step * 1000,
         step * 5000,  # the scale saturates
         torch.where(step == 1.0, torch.nan, step),
         torch.where(step == 1.0, torch.inf, step),
@@ -303,7 +303,7 @@ def check_packing(head_size: int, layout: str, dtype: torch.dtype) -> None:
     key = torch.stack([heads, heads.flip(0)], dim=1)
     value = torch.stack([heads.flip(0) * 0.25, heads * 0.25], dim=1)
     slots = torch.randperm(5 * shape.block_size, generator=torch.Generator().manual_seed(2))[: len(heads)]
-    slots[3] = -1  # padding
+    slots[-1] = -1  # padding
     for scale in (1.0, 0.37):
         scene = empty(shape, blocks=5)
         scene.layer._k_scale = scene.layer._v_scale = torch.tensor(scale)
