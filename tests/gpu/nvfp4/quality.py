@@ -90,6 +90,12 @@ def run(spec: dict[str, Any], record: Recorder) -> None:
             if (scratch / f"{cache}.npz").exists()
         }
     compare(found, np.asarray(documents), record)
+    if "auto" in found:
+        plain = found["auto"]["prompt"]
+        targets = np.asarray(documents)[:, 1:PROMPT]
+        loss = -float(np.take_along_axis(plain, targets[..., None], -1).mean())
+        detail = f"loss of unseen text {loss:.3f}, at the end of training {trained['loss']:.3f}"
+        record.check("vLLM computes the model that was trained", loss < trained["loss"] + 1, detail)
 
 
 def compare(found: dict[str, dict[str, np.ndarray]], documents: np.ndarray, record: Recorder) -> None:

@@ -6,6 +6,7 @@ beyond one of them is seen.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,8 +33,9 @@ def run(spec: dict[str, Any], record: Recorder) -> None:
     device = torch.device(spec["device"])
     prepare(spec["device"])
     if spec.get("planted"):
-        _beyond[(1,)](torch.zeros(1024, device=device), 1024)
-        torch.cuda.synchronize()
+        with contextlib.suppress(RuntimeError):  # memcheck ends the kernel; what counts is its report
+            _beyond[(1,)](torch.zeros(1024, device=device), 1024)
+            torch.cuda.synchronize()
         record.write("fact", name="planted", value="one write behind a tensor")
         return
     dtype = torch.bfloat16 if spec["device"] == "cuda" else torch.float16
