@@ -71,7 +71,7 @@ def arguments() -> argparse.Namespace:
 def work(spec: dict[str, Any]) -> None:
     """Boot one engine, then answer each c on the standard input with the seconds that it took."""
     from pair.load import ACCEPTED, DRAFTED
-    from pair.models import MAX_MODEL_LEN, VOCABULARY
+    from pair.models import CACHE_BYTES, MAX_MODEL_LEN, VOCABULARY
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -87,6 +87,7 @@ def work(spec: dict[str, Any]) -> None:
         max_num_seqs=65,
         max_num_batched_tokens=4096,
         gpu_memory_utilization=spec["gpu_memory_utilization"],
+        kv_cache_memory_bytes=CACHE_BYTES,
         enforce_eager=spec["eager"],
         enable_flashinfer_autotune=False,
         enable_prefix_caching=False,
@@ -130,6 +131,7 @@ class Worker:
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, [tree, str(HERE), os.environ.get("PYTHONPATH", "")])),
             "VLLM_USE_V2_MODEL_RUNNER": "1" if runner == "v2" else "0",
+            "PAIR_CACHE_GIB": os.environ.get("PAIR_CACHE_GIB", "2"),  # both boot at once
             "VLLM_CACHE_ROOT": str(scratch / f"cache-{name}"),
             "PYTHONPYCACHEPREFIX": str(scratch / f"bytecode-{name}"),
             "HF_HUB_OFFLINE": "1",
@@ -203,10 +205,10 @@ def compare(run: str, trees: list[tuple[str, str]], args: argparse.Namespace, sc
     workers: list[Worker] = []
     found = []
     try:
-        for name, tree in trees:  # one after the other: each measures the memory that is free
-            workers.append(Worker(name, tree, run, args, scratch))
-            if not workers[-1].ready():
-                raise ValueError(f"{name} did not boot; see {run}-{name}.log")
+        workers += [Worker(name, tree, run, args, scratch) for name, tree in trees]
+        for worker in workers:
+            if not worker.ready():
+                raise ValueError(f"{worker.name} did not boot; see {run}-{worker.name}.log")
         for c in args.levels:
             rates: dict[str, list[float]] = {worker.name: [] for worker in workers}
             for worker in workers:
