@@ -66,10 +66,11 @@ format: $(VENV)/.ready-test ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix --quiet . || true
 	$(BIN)/ruff format .
 
+# Two at a time: what takes long are processes that wait for each other, and probes of some gigabytes each.
 test: lint ## Lint, then every test: units, real sdists and wheels, every probe anew
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal $(ARGS)
 
-test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the wheel, and see what changes cost (an hour on two cores)
+test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the wheel, and see what changes cost (hours on two cores, minutes once compiled)
 	$(BIN)/pytest tests/native $(ARGS)
 
 test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers, and its table in docs/verify-faults.md
