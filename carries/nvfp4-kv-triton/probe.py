@@ -304,20 +304,20 @@ def check_packing(head_size: int, layout: str, dtype: torch.dtype) -> None:
     value = torch.stack([heads.flip(0) * 0.25, heads * 0.25], dim=1)
     slots = torch.randperm(5 * shape.block_size, generator=torch.Generator().manual_seed(2))[: len(heads)]
     slots[-1] = -1  # padding
-    for scale in (1.0, 0.37):
+    for factors in ((1.0, 0.37), (0.37, 1.0)):
         scene = empty(shape, blocks=5)
-        scene.layer._k_scale = scene.layer._v_scale = torch.tensor(scale)
+        scene.layer._k_scale, scene.layer._v_scale = torch.tensor(factors)
         write(scene, key, value, slots)
-        untouched = empty_cache(shape, 5)
-        codes, scales = nvfp4_kv_cache_split_views(untouched)
+        wanted = empty_cache(shape, 5)
+        codes, scales = nvfp4_kv_cache_split_views(wanted)
         kept = slots >= 0
         block, slot = slots[kept] // shape.block_size, slots[kept] % shape.block_size
-        for x, code, block_scale in zip((key, value), codes, scales, strict=True):
-            bytes_of_codes, bytes_of_scales = coded(x[kept], torch.tensor(scale))
-            code[block, slot] = bytes_of_codes
-            block_scale.view(torch.uint8)[block, slot] = bytes_of_scales
-        wrong = int((scene.cache != untouched).sum())
-        expect(not wrong, f"{head_size} {layout} {dtype}, scale {scale}: {wrong} bytes are not the coder's")
+        for x, code, scale, factor in zip((key, value), codes, scales, factors, strict=True):
+            code[block, slot], scale.view(torch.uint8)[block, slot] = coded(x[kept], torch.tensor(factor))
+        wrong = int((scene.cache != wanted).sum())
+        expect(
+            not wrong, f"{head_size} {layout} {dtype}, scales {factors}: {wrong} bytes are not the coder's"
+        )
 
 
 def check_views() -> None:
