@@ -13,7 +13,7 @@ Parts, each in processes of its own:
 - ``pack``: the kernel that writes, against a coder written from the format's definition, bit for bit, in
   memory that was filled with garbage before; fresh data each run, the seed is printed;
 - ``attention``: the backend's forward over NVFP4, FP8 and 16-bit caches, against float64;
-- ``speed``: decode, drafts, prefill and the pack kernel in one run over all three caches, with their floors;
+- ``speed``: decode, drafts, prefill and the pack kernel over all three caches in turn, with their floors;
 - ``serve``: a tiny Qwen3, both model runners, with and without DFlash; tokens that a pool holds;
 - ``quality``: a model trained in place, its predictions over all three caches;
 - ``sanitize``: pack and read once each under ``compute-sanitizer --tool memcheck``, and a planted error.
@@ -37,6 +37,7 @@ from typing import Any
 from nvfp4 import report
 from nvfp4.record import Recorder, read
 from nvfp4.serve import processes
+from nvfp4.speed import PROCESSES
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("pack", "attention", "speed", "serve", "quality", "sanitize")
@@ -70,8 +71,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="new by default")
     parser.add_argument("--workers", type=int, default=12, help="processes that share the cases of attention")
     parser.add_argument("--runs", nargs="*", default=[], help="engines of the part serve; all by default")
-    parser.add_argument("--cases", default="", help="only cases of pack and attention whose name has this")
-    parser.add_argument("--speed-seconds", type=float, default=75, help="no case is begun after that")
+    parser.add_argument("--cases", default="", help="only cases of pack, attention and speed with this")
+    parser.add_argument("--speed-seconds", type=float, default=40, help="a context; none is begun later")
     parser.add_argument("--train-seconds", type=float, default=45)
     parser.add_argument("--part-seconds", type=float, default=420, help="limit for each process")
     return parser.parse_args()
@@ -93,6 +94,8 @@ def specifications(part: str, args: argparse.Namespace) -> dict[str, dict[str, A
     if part == "attention":
         of = 1 if args.device == "cpu" else args.workers
         return {f"attention-{worker}": {**common, "worker": worker, "of": of} for worker in range(of)}
+    if part == "speed":
+        return {f"speed-{name}": {**common, "process": name} for name in PROCESSES}
     if part == "sanitize":
         return {"sanitize-planted": {**common, "planted": True}, "sanitize": common}
     return {part: common}
@@ -129,7 +132,8 @@ def stage(parts: list[str], args: argparse.Namespace) -> None:
         if not tool.exists():
             runner.check("compute-sanitizer", ok=False, detail=f"not run: there is no {tool}")
             return
-    for name, status in processes(commands, args.out, len(commands), args.part_seconds).items():
+    at_once = 1 if "speed" in parts else len(commands)
+    for name, status in processes(commands, args.out, at_once, args.part_seconds).items():
         planted = name == "sanitize-planted" and args.device == "cuda"
         wanted = SANITIZER_ERROR if planted else 0
         if name.startswith("sanitize") and args.device == "cuda":

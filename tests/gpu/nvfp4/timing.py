@@ -43,7 +43,11 @@ class Clock:
         self._flush = torch.zeros(L2_BYTES // 4, dtype=torch.float32, device="cuda")
 
     def graph(self, run: Callable[[], object]) -> Callable[[], None]:
-        """*run* as a graph; it is run three times first, so that kernels are compiled."""
+        """*run* as a graph; it is run three times first, so that kernels are compiled.
+
+        What *run* holds lives as long as the graph, which knows addresses alone: memory that PyTorch took
+        back would be given to others, and a replay would read their bytes for lengths and offsets.
+        """
         for _ in range(3):
             run()
         torch.cuda.synchronize()
@@ -51,7 +55,12 @@ class Clock:
         with torch.cuda.graph(graph):
             run()
         torch.cuda.synchronize()
-        return graph.replay
+
+        def replay(kept: Callable[[], object] = run) -> None:
+            del kept
+            graph.replay()
+
+        return replay
 
     def times(self, runs: dict[str, Callable[[], None]], rounds: int, seconds: float) -> dict[str, Times]:
         """Time each of *runs* up to *rounds* times, no longer than about *seconds* in all."""
