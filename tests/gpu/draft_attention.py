@@ -12,8 +12,8 @@ The parts, each in processes of its own, and what fails the script:
 
 - ``attention``: FlashAttention 2 and Triton attention, with metadata from vLLM's builders, against a masked
   float32 reference, for histories below, at and beyond windows of 64 and 2048, causal and not, with grouped
-  queries and padded batches. The relative error must be small, and that to the next smaller and larger
-  window and to the other causality must not be.
+  queries and padded batches; one process for each binary of their kernels. The relative error must be
+  small, and that to the next smaller and larger window and to the other causality must not be.
 - ``refuse``: asked for model runner V2, vLLM says that it takes no windows and what to do.
 - ``compare``: drafters with the same weights, and windows of 64, of more than the context, and none. In the
   first proposal after a prompt shorter than 64 the first two must give the same, after a longer one not;
@@ -39,6 +39,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ PROMPTS = (40, 300)  # shorter than the window with the drafted block, and longe
 VIEW = "pair.draft.DraftView"
 SAME, APART = 1e-2, 5e-2  # relative difference of hidden states; two kernels round bfloat16 differently
 SECONDS = {"attention": 240, "refuse": 120, "compare": 240}
+FLASH = ("64", "128", "128-causal", "256")
+GROUPS = {"cuda": ("TRITON_ATTN", *(f"FLASH_ATTN-{one}" for one in FLASH)), "cpu": ("TRITON_ATTN",)}
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Work:
         """Run a process of ours to its end; return its exit status, or None after *seconds*."""
         env = environment(Run("v1-eager"), self.scratch)
         env.pop("VLLM_USE_V2_MODEL_RUNNER")
+        env["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # compiled for a minute, and no request here needs it
         if runner is not None:
             env["VLLM_USE_V2_MODEL_RUNNER"] = runner
         with (self.out / f"{name}.log").open("wb") as log:
@@ -167,19 +171,28 @@ def attention(work: Work) -> list[Check]:
     """What the backends compute."""
     from pair.judge import faults
 
+    device = work.args.device
     (work.out / "attention.jsonl").unlink(missing_ok=True)
-    command = ["pair.attention", str(work.out / "attention.jsonl"), work.args.device]
-    status = work.start("attention", command, SECONDS["attention"])
+
+    def start(group: str) -> int | None:
+        command = ["pair.attention", str(work.out / "attention.jsonl"), device, group]
+        return work.start(f"attention-{group}", command, SECONDS["attention"])
+
+    with ThreadPoolExecutor(len(GROUPS[device])) as pool:
+        statuses = dict(zip(GROUPS[device], pool.map(start, GROUPS[device]), strict=True))
     checks = []
     for line in work.lines("attention", "attention.jsonl"):
         found = faults(line)
         nearest = min(line["apart"].values(), default=math.nan)
         detail = (
-            f"error {line['error']:.1e}, worst row {line['worst_row']:.1e}, neighbours from {nearest:.1e}"
+            f"error {line['error']:.1e}, worst row {line['worst_row']:.1e}, neighbours from {nearest:.1e}, "
+            f"{line['seconds']} s"
         )
         checks.append(Check(case_name(line), not found, "; ".join(found) or detail))
     checks.append(Check("cases", bool(checks), f"{len(checks)} cases"))
-    return checks + ended("attention", status, work.log("attention"))
+    for group, status in statuses.items():
+        checks += ended(f"attention-{group}", status, work.log(f"attention-{group}"))
+    return checks
 
 
 def case_name(line: dict[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """What vLLM's attention backends compute for a drafted block, against a masked reference.
 
-Started by `draft_attention.py` as ``python -m pair.attention FILE DEVICE``; a JSON line for each case. The
-KV cache is written and read by the backend itself, with metadata from its builder, for batches of requests
-whose histories are shorter than the window, as long, and longer. On ``cpu``, small cases of the Triton
-backend run in its interpreter, to try this program without a GPU.
+Started by `draft_attention.py` as ``python -m pair.attention FILE DEVICE GROUP``; a JSON line for each case
+of the group. The KV cache is written and read by the backend itself, with metadata from its builder, for
+batches of requests whose histories are shorter than the window, as long, and longer. On ``cpu``, small cases
+of the Triton backend run in its interpreter, to try this program without a GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-if sys.argv[2:] == ["cpu"]:  # before vLLM is imported: it does without Triton when it finds no driver
+if sys.argv[2:3] == ["cpu"]:  # before vLLM is imported: it does without Triton when it finds no driver
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.backends import backends
     from triton.runtime import driver
@@ -60,6 +61,19 @@ class Case:
     heads: int = 32
     kv_heads: int = 8
     head_size: int = 128
+
+    @property
+    def group(self) -> str:
+        """What shares a process: for FlashAttention, the cases that need the same binary of its kernels.
+
+        FlashAttention 2 is compiled for sm_80, with PTX. Another card's driver compiles a binary from PTX
+        before its first case, which takes a minute or more for each head size, causal kernels apart from
+        others; windows take the others.
+        """
+        if self.backend != "FLASH_ATTN":
+            return self.backend
+        causal = "-causal" if self.causal and self.window is None else ""
+        return f"{self.backend}-{self.head_size}{causal}"
 
     @property
     def queries(self) -> int:
@@ -263,16 +277,20 @@ def judged(case: Case, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write a line for each case."""
-    file, device = Path(sys.argv[1]), sys.argv[2]
+    """Write a line for each case of a group."""
+    file, device, group = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     for case in cases(device):
+        if case.group != group:
+            continue
+        began = time.monotonic()
         line = {"fault": "", "error": float("inf"), "worst_row": float("inf"), "apart": {}, "padding": False}
         try:
             line |= judged(case, device)
         except Exception as error:  # noqa: BLE001 - reported as this case's failure
             line["fault"] = repr(error)[:300]
+        seconds = round(time.monotonic() - began, 1)
         with file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({**asdict(case), **line}) + "\n")
+            stream.write(json.dumps({**asdict(case), **line, "seconds": seconds}) + "\n")
 
 
 if __name__ == "__main__":
