@@ -154,6 +154,7 @@ class Bench:
 
     def pretend(self, arch: int) -> None:
         """Let vLLM's attention code think that it runs on a card of this architecture."""
+        import vllm.v1.attention.backends.triton_attn  # noqa: F401 - what is imported later would not think so
         from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
         self.arch = arch
@@ -325,7 +326,7 @@ def main() -> int:
     parser.add_argument("--arch", nargs="+", type=int, default=[121, 90], choices=sorted(CARDS))
     parser.add_argument("--caches", nargs="+", default=["nvfp4", "fp8", "auto"])
     parser.add_argument(
-        "--spill-bytes", type=int, default=0, help="bytes of spills a thread that are allowed"
+        "--spill-bytes", type=int, default=32, help="a thread, stores and loads: four registers by default"
     )
     parser.add_argument("--quick", action="store_true", help="one head size only")
     parser.add_argument("--out", type=Path, help="where to write the report (JSON)")
