@@ -37,7 +37,6 @@ from typing import Any
 from nvfp4 import report
 from nvfp4.record import Recorder, read
 from nvfp4.serve import processes
-from nvfp4.speed import PROCESSES
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("pack", "attention", "speed", "serve", "quality", "sanitize")
@@ -95,6 +94,8 @@ def specifications(part: str, args: argparse.Namespace) -> dict[str, dict[str, A
         of = 1 if args.device == "cpu" else args.workers
         return {f"attention-{worker}": {**common, "worker": worker, "of": of} for worker in range(of)}
     if part == "speed":
+        from nvfp4.speed import PROCESSES  # imports torch
+
         return {f"speed-{name}": {**common, "process": name} for name in PROCESSES}
     if part == "sanitize":
         return {"sanitize-planted": {**common, "planted": True}, "sanitize": common}
