@@ -326,7 +326,7 @@ def main() -> int:
     parser.add_argument("--arch", nargs="+", type=int, default=[121, 90], choices=sorted(CARDS))
     parser.add_argument("--caches", nargs="+", default=["nvfp4", "fp8", "auto"])
     parser.add_argument(
-        "--spill-bytes", type=int, default=32, help="a thread, stores and loads: four registers by default"
+        "--spill-bytes", type=int, default=40, help="a thread, stores and loads: five registers by default"
     )
     parser.add_argument("--quick", action="store_true", help="one head size only")
     parser.add_argument("--out", type=Path, help="where to write the report (JSON)")
