@@ -12,7 +12,7 @@ ARGS     ?=
 JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan verify verify-demo test test-native test-verify lint format prove publish status doctor releases bench bench-native clean distclean
+.PHONY: help wheel plan verify verify-demo test test-prefixes test-native test-verify lint format prove publish status doctor releases bench bench-native clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -69,6 +69,9 @@ format: $(VENV)/.ready-test ## Format and fix what can be fixed
 # Two at a time: what takes long are processes that wait for each other, and probes of some gigabytes each.
 test: lint ## Lint, then every test: units, real sdists and wheels, every probe anew
 	$(BIN)/pytest --numprocesses 2 --dist worksteal $(ARGS)
+
+test-prefixes: $(VENV)/.ready-test ## Every carry proved alone, and on each prefix of the patchset: what a search for the one to blame walks
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m walk tests/integration/test_spark_patchset.py $(ARGS)
 
 test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the wheel, and see what changes cost (hours on two cores, minutes once compiled)
 	$(BIN)/pytest tests/native $(ARGS)

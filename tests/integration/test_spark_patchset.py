@@ -165,14 +165,14 @@ def test_every_prefix_merges_into_files_that_compile(job, part):
             compile(content, path, "exec", dont_inherit=True)
 
 
-@pytest.mark.slow
+@pytest.mark.walk
 @pytest.mark.parametrize("part", PREFIXES, ids=last_of)
 def test_every_prefix_proves_its_last_carry(job, part):
     skip_what_cannot_be_proved(job, part[-1])
     require_proof(job, part[-1], merge_part(job, part))
 
 
-@pytest.mark.slow
+@pytest.mark.walk
 @pytest.mark.parametrize("part", PREFIXES, ids=last_of)
 def test_every_prefix_keeps_what_was_proved_before(job, part):
     # Only where a carry changes a file on which an earlier proof hangs is there anything to run.
@@ -182,7 +182,7 @@ def test_every_prefix_keeps_what_was_proved_before(job, part):
             require_proof(job, carry, report)
 
 
-@pytest.mark.slow
+@pytest.mark.walk
 @pytest.mark.parametrize("carry", [carry for carry in CARRIES if not needs(carry)], ids=by_name)
 def test_every_carry_works_with_what_it_requires_and_nothing_else(job, carry):
     # Anew: a recorded proof would not know that another carry's file, which the probe does not name, is gone.
