@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from dataclasses import replace as replace_point
 from pathlib import Path
 from typing import Any
@@ -285,3 +287,12 @@ def test_the_carried_patchset_is_the_same_without_its_build_carries() -> None:
     assert replace_point(found, carries=rest).digest == found.digest
     readme = (checkout.root / "README.md").read_text(encoding="utf-8")
     assert f"+spark.{found.digest[:8]}-" in readme
+
+
+def test_the_readmes_second_command_takes_the_wheel_that_its_first_one_makes() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    pattern = re.search(r"^\$ pip install (dist/\S+)", readme, re.MULTILINE)
+    wheel = re.search(r"^wheel +(dist/\S+)", readme, re.MULTILINE)
+    assert pattern is not None
+    assert wheel is not None
+    assert fnmatch.fnmatchcase(wheel[1], pattern[1])
