@@ -33,7 +33,7 @@ from typing import IO, Any
 HERE = Path(__file__).resolve().parent
 LEVELS = [1, 3, 8, 17, 33, 64]
 RUNS = [f"{runner}-{mode}" for runner in ("v1", "v2") for mode in ("graphs", "eager")]
-OUTPUT_TOKENS = 193  # one token of the prefill, then 64 steps of three
+OUTPUT_TOKENS = 769  # one token of the prefill, then 256 steps of three; less is over before it can be timed
 PROMPT_TOKENS = 96
 
 
@@ -60,7 +60,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=["v1-graphs", "v2-graphs"])
     parser.add_argument("--levels", nargs="+", type=int, default=LEVELS)
-    parser.add_argument("--rounds", type=int, default=6, help="of each tree at each level; even")
+    parser.add_argument("--rounds", type=int, default=8, help="of each tree at each level; even")
+    parser.add_argument("--tokens", type=int, default=OUTPUT_TOKENS, help="of output for each request")
     parser.add_argument("--least", type=float, default=0.97, help="the ratio that the second must reach")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.3)
     parser.add_argument("--boot-seconds", type=int, default=300)
@@ -99,7 +100,7 @@ def work(spec: dict[str, Any]) -> None:
             "synthetic_acceptance_length": float(1 + ACCEPTED),
         },
     )
-    wanted = SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True, temperature=0.0, detokenize=False)
+    wanted = SamplingParams(max_tokens=spec["tokens"], ignore_eos=True, temperature=0.0, detokenize=False)
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         c, seed = json.loads(line)
@@ -121,9 +122,11 @@ class Worker:
     def __init__(self, name: str, tree: str, run: str, args: argparse.Namespace, scratch: Path) -> None:
         runner, mode = run.split("-")
         self.name = name
+        self.tokens = args.tokens
         self.log: IO[bytes] = (args.out / f"{run}-{name}.log").open("wb")
         spec = {
             "eager": mode == "eager",
+            "tokens": args.tokens,
             "target": str(scratch / "target"),
             "drafter": str(scratch / "drafter"),
             "gpu_memory_utilization": args.gpu_memory_utilization,
@@ -163,7 +166,7 @@ class Worker:
         self.process.stdin.write(json.dumps([c, seed]) + "\n")
         self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline() or "{}")
-        if answer.get("tokens") != c * OUTPUT_TOKENS:
+        if answer.get("tokens") != c * self.tokens:
             raise ValueError(f"{self.name}: {answer or 'the engine ended'} at c = {c}")
         return float(answer["tokens"] / answer["seconds"])
 
