@@ -228,7 +228,9 @@ class Layer:
         )
         sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]  # vLLM's own, up to 512
         compilation = types.SimpleNamespace(
-            cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE, cudagraph_capture_sizes=sizes
+            cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+            cudagraph_capture_sizes=sizes,
+            static_forward_context={"layer": types.SimpleNamespace(num_heads=shape.q_heads)},
         )
         return types.SimpleNamespace(
             model_config=model,
