@@ -33,6 +33,8 @@ def mixed_args(spec: dict[str, Any]) -> AsyncEngineArgs:
     """The engine's arguments: those of every pair, and the caches."""
     args = engine_args(spec)
     draft = {} if spec["draft"] is None else {"kv_cache_dtype": spec["draft"]}
+    if (spec["draft"] or spec["dtype"]) in ("fp8", "nvfp4"):
+        draft["attention_backend"] = "TRITON_ATTN"  # fp8 would be read by FlashAttention 3 where there is one
     windows = spec["windows"] and spec["dtype"] != "auto"
     return replace(
         args,
