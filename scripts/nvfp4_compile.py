@@ -245,7 +245,7 @@ def constants(kernel: Any) -> str:
     """The block shapes that a kernel was compiled with."""
     names = kernel.src.fn.arg_names
     values = {names[path[0]]: value for path, value in kernel.src.constants.items()}
-    shapes = ("BLOCK_M", "TILE_SIZE", "ROWS", "HEAD_SIZE")
+    shapes = ("BLOCK_M", "TILE_SIZE", "GROUPS", "HEAD_SIZE")
     return " ".join(f"{name}={values[name]}" for name in shapes if name in values)
 
 
