@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Is one vLLM slower than another? Two installed trees serve the same tiny DFlash pair by turns on one GPU.
 
-Both engines stay loaded, each in one process, and are measured round by round, one idle while the other works,
-in the order A B B A, so that clocks and temperature touch both alike. A round is c requests that start together
-and give the same number of tokens each; its rate is output tokens over seconds. Synthetic
+Both engines stay loaded, each in one process, and are measured round by round, one idle while the other
+works, in the order A B B A, so that clocks and temperature touch both alike. A round is c requests that
+start together and give the same number of tokens each; its rate is output tokens over seconds. Synthetic
 acceptance makes the steps equal::
 
     python3 tests/gpu/compare_rates.py --tree stock=/opt/stock --tree patched=/opt/patched --out /tmp/rates

@@ -16,8 +16,8 @@ Weights are made up, the same ones in every engine, and large enough that no cac
 each level all blocks of the cache are filled with bytes that are NaN in all of its formats. What is checked,
 and fails the script:
 
-- each layer stores what it was told to, drafters over fp8 or NVFP4 run on the Triton backend, as they are told to, and NVFP4
-  pages take no more memory than their values;
+- each layer stores what it was told to, drafters over fp8 or NVFP4 run on the Triton backend, as they are
+  told to, and NVFP4 pages take no more memory than their values;
 - no row of the target's or of the drafter's logits is NaN (in V2's graphs the drafter's cannot be seen);
 - where layers of different formats share memory, each new block is zero right after it was zeroed, in every
   layer's view, and no other page has changed; elsewhere nothing is zeroed;
