@@ -177,9 +177,8 @@ def fill(shape: Shape) -> Scene:
     blocks = (torch.randperm(sum(counts), generator=generator) + 1).int().split(counts)
     scene.table = torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True)
     for request, length in enumerate(shape.lengths):
-        key, value = torch.randn(2, length, shape.kv_heads, shape.head_size, generator=generator).to(
-            shape.dtype
-        )
+        size = (2, length, shape.kv_heads, shape.head_size)
+        key, value = torch.randn(size, generator=generator).to(shape.dtype)
         scene.keys.append(key)
         scene.values.append(value)
         write(scene, key, value, scene.slots(request))
@@ -264,9 +263,8 @@ def attention_error(shape: Shape) -> float:
     output = torch.full_like(query, torch.nan)
     forward: Any = scene.impl.forward
     forward(scene.layer, query, None, None, scene.cache, metadata, output)
-    wanted = torch.cat(
-        [attended(scene, query[starts[i] : starts[i + 1]], i) for i in range(len(shape.queries))]
-    )
+    parts = query.split(shape.queries)
+    wanted = torch.cat([attended(scene, part, request) for request, part in enumerate(parts)])
     return float((output.double() - wanted).norm() / wanted.norm())
 
 
@@ -321,9 +319,8 @@ def check_packing(head_size: int, layout: str, dtype: torch.dtype) -> None:
             nothing = x[kept].unflatten(-1, (-1, 16)).isnan().any(-1).repeat_interleave(8, -1)
             code[block, slot] = torch.where(nothing, found[block, slot], right)
         wrong = int((scene.cache != wanted).sum())
-        expect(
-            not wrong, f"{head_size} {layout} {dtype}, scales {factors}: {wrong} bytes are not the coder's"
-        )
+        case = f"{head_size} {layout} {dtype}, scales {factors}"
+        expect(not wrong, f"{case}: {wrong} bytes are not the coder's")
 
 
 def check_views() -> None:
@@ -422,7 +419,7 @@ def check_runners() -> None:
     kinds = {"packed": spec("nvfp4"), "skipped": spec("auto")}
     memory = {name: torch.zeros(3 * kind.page_size_bytes, dtype=torch.int8) for name, kind in kinds.items()}
     groups = [AttentionGroup(TritonAttentionBackend, [name], kind, 0) for name, kind in kinds.items()]
-    config = SimpleNamespace(kv_cache_tensors=[])
+    config: Any = SimpleNamespace(kv_cache_tensors=[])
     v1: Any = SimpleNamespace(
         kv_cache_config=config,
         runner_only_attn_layers=set(),
@@ -434,10 +431,7 @@ def check_runners() -> None:
         set_kv_cache_layout(cast("Any", layout))
         for runner, reshape in (
             ("V1", lambda: GPUModelRunner._reshape_kv_cache_tensors(v1, memory, [16])),
-            (
-                "V2",
-                lambda: attn_utils._reshape_kv_cache(groups, memory, "nvfp4", [16], {}, cast("Any", config)),
-            ),
+            ("V2", lambda: attn_utils._reshape_kv_cache(groups, memory, "nvfp4", [16], {}, config)),
         ):
             shapes: object
             try:
