@@ -14,7 +14,7 @@ import pytest
 
 from sparkwright.errors import IncompatibleOptionsError, ServerError
 from sparkwright.verify.server import host
-from sparkwright.verify.server.environment import installed_version, prepare_wheel
+from sparkwright.verify.server.environment import Installed, find_installed, prepare_wheel
 from sparkwright.verify.server.launch import start_server
 from sparkwright.verify.server.recipe import Recipe, load_recipe, variant
 from sparkwright.verify.tiny import write_tiny_models
@@ -159,8 +159,8 @@ def test_generated_models_fit_each_other(tmp_path: Path) -> None:
 # Environments and recipes ------------------------------------------------------------------
 
 
-def tiny_wheel(folder: Path, version: str) -> Path:
-    """A wheel called vllm that has nothing but a version."""
+def tiny_wheel(folder: Path, version: str, record: str = "") -> Path:
+    """A wheel called vllm that has nothing but a version and, if any, a record of carries."""
     folder.mkdir(exist_ok=True)
     path = folder / f"vllm-{version}-py3-none-any.whl"
     info = f"vllm-{version}.dist-info"
@@ -170,22 +170,24 @@ def tiny_wheel(folder: Path, version: str) -> Path:
         wheel.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
-        wheel.writestr(
-            f"{info}/RECORD", f"vllm/__init__.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
-        )
+        files = ["vllm/__init__.py", *(f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD"))]
+        if record:
+            files.append(f"{info}/sparkwright/carries.json")
+            wheel.writestr(files[-1], record)
+        wheel.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in files))
     return path
 
 
 def test_an_environment_is_made_once_for_the_same_wheel(tmp_path: Path) -> None:
     wheel = tiny_wheel(tmp_path, "0.24.0")
     python = prepare_wheel(wheel, tmp_path / "env")
-    assert installed_version(python) == "0.24.0"
+    assert find_installed(python) == Installed("0.24.0")
     stamp = python.parent.parent / "ours"
     stamp.touch()
     assert prepare_wheel(wheel, tmp_path / "env") == python
     assert stamp.exists(), "it was taken as it is"
     prepare_wheel(tiny_wheel(tmp_path, "0.25.0"), tmp_path / "env")
-    assert installed_version(python) == "0.25.0"
+    assert find_installed(python).version == "0.25.0"
     assert not stamp.exists(), "it was made anew"
 
 
@@ -218,10 +220,38 @@ def test_an_interpreter_without_vllm_says_so(tmp_path: Path) -> None:
     from pathlib import Path as Place
 
     with pytest.raises(ServerError, match="has no vLLM") as caught:
-        installed_version(Place(sys.executable))
+        find_installed(Place(sys.executable))
     assert "vllm" in caught.value.because
     with pytest.raises(ServerError, match="has no vLLM"):
-        installed_version(tmp_path / "nothing")
+        find_installed(tmp_path / "nothing")
+
+
+def carried(**outcomes: str) -> str:
+    """A wheel's record of carries, by the outcome of each."""
+    carries = [{"name": name.replace("_", "-"), "outcome": outcome} for name, outcome in outcomes.items()]
+    return json.dumps({"format": 1, "carries": carries})
+
+
+def test_a_wheel_says_what_was_merged_into_it(tmp_path: Path) -> None:
+    record = carried(
+        tie_weights="applied",
+        uma_clamp="conflict-in-texts",
+        nvfp4_kv_triton="superseded",
+        native_sm121a="left-out",
+    )
+    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0+spark.01234567", record), tmp_path / "env")
+    assert find_installed(python) == Installed(
+        "0.24.0+spark.01234567", frozenset({"tie-weights", "uma-clamp"})
+    )
+
+
+@pytest.mark.parametrize("record", ["{", "[]", '{"carries": [{"name": "x"}]}'])
+def test_a_wheel_whose_record_is_broken_says_so(tmp_path: Path, record: str) -> None:
+    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0+spark.01234567", record), tmp_path / "env")
+    with pytest.raises(ServerError, match="cannot be read") as caught:
+        find_installed(python)
+    assert caught.value.because
+    assert "install the wheel anew" in caught.value.next_step
 
 
 def test_smoke_starts_on_generated_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -261,3 +291,5 @@ def test_incompatible_options_are_refused_before_anything_starts(
     with pytest.raises(IncompatibleOptionsError):
         start_server(recipe, folder=tmp_path / "run", python=python)
     assert not (tmp_path / "run").exists()
+    ours = tiny_wheel(tmp_path, "0.24.0+spark.01234567", carried(nvfp4_kv_triton="applied"))
+    start_server(recipe, folder=tmp_path / "run", python=prepare_wheel(ours, tmp_path / "ours"))

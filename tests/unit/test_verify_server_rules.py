@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +14,11 @@ from sparkwright.verify.server.recipe import Recipe, load_recipe, recipes, serve
 from sparkwright.verify.server.rules import RULES, check_compatible, incompatibilities
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Collection
 
+ROOT = Path(__file__).parents[2]
 OURS = "0.24.0+spark.0123abcd"
+CARRIES = frozenset(tomllib.loads((ROOT / "patchsets" / "spark.toml").read_text(encoding="utf-8"))["carries"])
 DFLASH = {"method": "dflash", "num_speculative_tokens": 7}
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
@@ -32,8 +36,8 @@ def made(**changes: Any) -> Recipe:
     return Recipe(**(fields | changes))
 
 
-def broken(recipe: Recipe, version: str = "0.24.0") -> set[str]:
-    return {rule.name for rule in incompatibilities(recipe, version)}
+def broken(recipe: Recipe, version: str = "0.24.0", carries: Collection[str] = ()) -> set[str]:
+    return {rule.name for rule in incompatibilities(recipe, version, carries=carries)}
 
 
 # Each rule: what breaks it, and twins that differ in as little as possible and are healthy.
@@ -56,6 +60,10 @@ TABLE: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "nvfp4-kv-backend": (
         {"flags": {"kv-cache-dtype": "nvfp4", "attention-backend": "TRITON_ATTN"}, "capability": "10.0"},
         [{"flags": {"kv-cache-dtype": "nvfp4", "attention-backend": "flashinfer"}, "capability": "10.0"}],
+    ),
+    "draft-kv-type": (
+        {"speculative": {**DFLASH, "kv_cache_dtype": "bfloat16"}},
+        [{"speculative": DFLASH}],
     ),
     "nvfp4-kv-mla": (
         {"flags": {"kv-cache-dtype": "nvfp4"}, "traits": ("mla",), "capability": "10.0"},
@@ -244,11 +252,46 @@ def test_a_rule_that_is_bound_to_releases_ends_with_them(rule: Any) -> None:
     assert rule.name not in broken(made(**ill), "not a version")
 
 
-def test_our_wheels_carry_what_stock_lacks() -> None:
-    gemma = made(weights="modelopt", traits=("tied-embeddings",))
-    assert broken(gemma) == {"tied-modelopt"}
-    assert broken(gemma, OURS) == set()
-    assert broken(gemma, "0.24.0+other.1") == {"tied-modelopt"}
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.carry], ids=lambda rule: rule.name)
+def test_a_wheel_of_ours_serves_what_a_carry_mends_and_no_other_wheel_does(rule: Any) -> None:
+    ill, _ = TABLE[rule.name]
+    assert rule.name not in broken(made(**ill), OURS, {rule.carry})
+    assert rule.name in broken(made(**ill), OURS), "a wheel of ours without it"
+    assert rule.name in broken(made(**ill), OURS, CARRIES - {rule.carry})
+    assert rule.carry in CARRIES
+    assert f"carry {rule.carry}" in rule.instead
+
+
+NVFP4 = {"kv-cache-dtype": "nvfp4"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "speculative", "capability", "found"),
+    [
+        (NVFP4, MTP, "12.1", set()),
+        (NVFP4, DFLASH, "12.1", set()),
+        ({**NVFP4, "attention-backend": "TRITON_ATTN"}, DFLASH, "12.1", set()),
+        (NVFP4, {**DFLASH, "attention_backend": "TRITON_ATTN"}, "9.0", set()),
+        ({**NVFP4, "attention-backend": "FLASHINFER"}, MTP, "12.1", {"nvfp4-kv-card"}),
+        ({**NVFP4, "attention-backend": "FLASHINFER"}, MTP, "10.0", set()),
+        ({**NVFP4, "attention-backend": "FLASH_ATTN"}, MTP, "12.1", {"nvfp4-kv-backend"}),
+        (NVFP4, {**DFLASH, "attention_backend": "FLASH_ATTN"}, "12.1", {"nvfp4-kv-backend"}),
+        (NVFP4, {**DFLASH, "attention_backend": "FLASH_ATTN", "kv_cache_dtype": "bfloat16"}, "12.1", set()),
+    ],
+)
+def test_with_the_carry_triton_reads_nvfp4_on_every_card_and_flashinfer_where_it_could_before(
+    flags: dict[str, Any], speculative: dict[str, Any], capability: str, found: set[str]
+) -> None:
+    recipe = made(flags=flags, speculative=speculative, capability=capability)
+    assert broken(recipe, OURS, CARRIES) == found
+
+
+def test_a_drafter_with_16_bits_may_read_them_by_flash_attention() -> None:
+    speculative = {**DFLASH, "attention_backend": "FLASH_ATTN"}
+    recipe = made(flags={"kv-cache-dtype": "fp8"}, speculative=speculative)
+    assert broken(recipe, OURS, CARRIES) == {"flash-attn-fp8-kv"}
+    recipe = made(flags={"kv-cache-dtype": "fp8"}, speculative={**speculative, "kv_cache_dtype": "bfloat16"})
+    assert broken(recipe, OURS, CARRIES) == set()
 
 
 @pytest.mark.parametrize(
@@ -291,6 +334,7 @@ def test_the_canonical_recipes_ship() -> None:
     assert set(recipes()) == {
         "gemma-4-26b-dflash",
         "qwen3.6-27b-dflash",
+        "qwen3.6-27b-nvfp4-kv-dflash",
         "qwen3.6-27b-nvfp4-kv-mtp",
         "qwen3.6-35b-a3b-dflash",
         "smoke",
@@ -298,11 +342,11 @@ def test_the_canonical_recipes_ship() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(recipes()))
-def test_what_ships_is_served_by_our_wheel_or_refused_with_the_reason(name: str) -> None:
+def test_what_ships_is_served_by_our_wheel_and_by_later_ones_that_can(name: str) -> None:
     recipe = recipes()[name]
-    refused = {"qwen3.6-27b-nvfp4-kv-mtp": {"nvfp4-kv-card"}}
-    assert broken(recipe, OURS) == refused.get(name, set())
-    assert broken(recipe, "0.33.0") == set()
+    assert broken(recipe, OURS, CARRIES) == set()
+    refused = {"qwen3.6-27b-nvfp4-kv-dflash": {"dflash-nvfp4-kv"}}
+    assert broken(recipe, "0.33.0") == refused.get(name, set())
     assert recipe.flags["max-num-seqs"] >= 64, "the sweep goes that far"
     assert recipe.flags["max-model-len"] > 33_000 + 400, "as far as the longest context that is checked"
 

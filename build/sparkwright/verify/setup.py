@@ -24,7 +24,7 @@ from sparkwright.verify.fleet import Starters, standing
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.server import (
-    installed_version,
+    find_installed,
     load_recipe,
     prepare_wheel,
     start_server,
@@ -183,7 +183,7 @@ def _environment(place: str, folder: Path, name: str) -> tuple[Path, dict[str, s
     """The interpreter that has vLLM, and what tells this vLLM from others."""
     path = Path(place)
     if path.suffix != ".whl":
-        return path, {name: f"vLLM {installed_version(path)} of an environment"}
+        return path, {name: f"vLLM {find_installed(path).version} of an environment"}
     python = prepare_wheel(path, folder / "environments" / name)
     return python, {name: sha256_file(path), f"{name}-file": path.name}
 

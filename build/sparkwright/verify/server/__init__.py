@@ -5,7 +5,7 @@ keeps it running, `bootlog` reads what it says, `failures` and `evidence` say wh
 """
 
 from sparkwright.verify.server.bootlog import error_lines, facts_from_metrics, read_boot_log
-from sparkwright.verify.server.environment import installed_version, prepare_wheel
+from sparkwright.verify.server.environment import Installed, find_installed, prepare_wheel
 from sparkwright.verify.server.failures import CAUSES, Cause, diagnose
 from sparkwright.verify.server.host import card_capability, sample_host
 from sparkwright.verify.server.launch import BOOT_S, start_server
@@ -18,6 +18,7 @@ __all__ = [
     "CAUSES",
     "RULES",
     "Cause",
+    "Installed",
     "Recipe",
     "Rule",
     "ServerFailedError",
@@ -27,8 +28,8 @@ __all__ = [
     "diagnose",
     "error_lines",
     "facts_from_metrics",
+    "find_installed",
     "incompatibilities",
-    "installed_version",
     "load_recipe",
     "prepare_wheel",
     "read_boot_log",

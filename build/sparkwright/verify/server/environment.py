@@ -7,15 +7,23 @@ import hashlib
 import json
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.errors import ProcessError, ServerError, ToolError
 
-__all__ = ["installed_version", "prepare_wheel", "vllm_command"]
+__all__ = ["Installed", "find_installed", "prepare_wheel", "vllm_command"]
 
 _BEGUN = ".sparkwright-environment"
 _DONE = ".sparkwright-wheel.json"
 _INSTALL_S = 3600.0
+_MERGED = {"applied", "conflict-in-texts"}  # outcomes, as the wheel's record names them
+_ASK = """
+import json
+from importlib.metadata import distribution
+found = distribution("vllm")
+print(json.dumps({"version": found.version, "carries": found.read_text("sparkwright/carries.json")}))
+"""
 
 
 def vllm_command(python: Path) -> tuple[str, ...]:
@@ -23,22 +31,43 @@ def vllm_command(python: Path) -> tuple[str, ...]:
     return (str(python), "-m", "vllm.entrypoints.cli.main")
 
 
-def installed_version(python: Path) -> str:
-    """The version of vLLM that *python* has, from its metadata alone: nothing of it is imported.
+@dataclass(frozen=True)
+class Installed:
+    """A vLLM that is installed.
+
+    Attributes:
+        version: local part included.
+        carries: names of those that were merged into it; none in a wheel that is not ours.
+    """
+
+    version: str
+    carries: frozenset[str] = frozenset()
+
+
+def find_installed(python: Path) -> Installed:
+    """The vLLM that *python* has, from its metadata alone: nothing of it is imported.
 
     Raises:
-        ServerError: there is none, or *python* cannot be run.
+        ServerError: there is none, *python* cannot be run, or the wheel's record of carries is broken.
     """
     from sparkwright.process import run
 
-    script = "from importlib.metadata import version; print(version('vllm'))"
     try:
-        return run([python, "-c", script], timeout=60).text
+        found = json.loads(run([python, "-c", _ASK], timeout=60).text)
+        carries = json.loads(found["carries"] or '{"carries": []}')["carries"]
+        merged = frozenset(str(one["name"]) for one in carries if one["outcome"] in _MERGED)
+        return Installed(str(found["version"]), merged)
     except (ProcessError, ToolError) as error:
         raise ServerError(
             f"{python} has no vLLM",
             because=error.because.strip().rpartition("\n")[2],
             next_step="name the interpreter of an environment that has it, or a wheel",
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ServerError(
+            f"what vLLM's wheel at {python} says of its carries cannot be read",
+            because=repr(error),
+            next_step="install the wheel anew; `sparkwright audit` says whether it is whole",
         ) from error
 
 

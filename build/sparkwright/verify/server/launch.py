@@ -12,7 +12,7 @@ import msgspec
 
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.profile import Deadlines
-from sparkwright.verify.server.environment import installed_version, vllm_command
+from sparkwright.verify.server.environment import find_installed, vllm_command
 from sparkwright.verify.server.host import card_capability, card_memory_gib
 from sparkwright.verify.server.lifecycle import Launch, ServerProcess, free_port
 from sparkwright.verify.server.recipe import TINY, Recipe, serve_arguments
@@ -69,18 +69,18 @@ def start_server(
 
     Raises:
         IncompatibleOptionsError: the recipe's options are known not to work with that vLLM on this card.
-        ServerError: *python* has no vLLM.
+        ServerError: *python* has no vLLM, or a broken one.
     """
     folder = folder.absolute()
     port = port or free_port(host)
     if isinstance(what, Recipe):
         interpreter = (python or Path(sys.executable)).absolute()
-        version = installed_version(interpreter)
-        check_compatible(what, version, capability=card_capability())
+        installed = find_installed(interpreter)
+        check_compatible(what, installed.version, capability=card_capability(), carries=installed.carries)
         recipe = _with_models(what, folder)
         argv = (*vllm_command(interpreter), *serve_arguments(recipe, host=host, port=port))
         variables = {**recipe.environment, **({"VLLM_API_KEY": api_key} if api_key else {})}
-        model, facts = recipe.name, _foreseen(recipe, version)
+        model, facts = recipe.name, _foreseen(recipe, installed.version)
     else:
         argv = _command([str(part) for part in what], host, port, folder)
         variables, facts = {}, known or BootFacts()

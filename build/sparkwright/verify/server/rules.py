@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparkwright.errors import IncompatibleOptionsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from sparkwright.verify.server.recipe import Recipe
 
@@ -32,6 +32,7 @@ class Options:
         weights: how the checkpoint is quantized.
         traits: what the model is.
         capability: of the card, major and minor; `None` where it is not known.
+        carries: names of those that the wheel holds; none in a wheel that is not ours.
     """
 
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -40,9 +41,10 @@ class Options:
     weights: str = ""
     traits: tuple[str, ...] = ()
     capability: tuple[int, int] | None = None
+    carries: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, recipe: Recipe, capability: str = "") -> Options:
+    def of(cls, recipe: Recipe, capability: str = "", carries: Collection[str] = frozenset()) -> Options:
         """The options of *recipe* on a card of *capability*; by default on the one that it is made for."""
         card = capability or recipe.capability
         major, _, minor = card.partition(".")
@@ -53,6 +55,7 @@ class Options:
             weights=recipe.weights,
             traits=recipe.traits,
             capability=(int(major), int(minor or 0)) if card else None,
+            carries=frozenset(carries),
         )
 
     @property
@@ -61,22 +64,37 @@ class Options:
         return str(self.flags.get("kv-cache-dtype", "auto"))
 
     @property
-    def fp8_kv(self) -> bool:
-        """Whether that is plain FP8."""
-        return self.kv in {"fp8", "fp8_e4m3", "fp8_e5m2"}
+    def draft_kv(self) -> str:
+        """Type of the drafter's KV cache; the target's where nothing is said."""
+        return str(self.speculative.get("kv_cache_dtype") or self.kv)
+
+    @property
+    def readers(self) -> tuple[tuple[str, str], ...]:
+        """Attention backends that are asked for, each with the type of KV cache that it would read."""
+        config = self.flags.get("attention-config")
+        inner = config.get("backend") if isinstance(config, dict) else None
+        named = (
+            (self.flags.get("attention-backend"), self.kv),
+            (self.flags.get("attention-config.backend"), self.kv),
+            (inner, self.kv),
+            (self.speculative.get("attention_backend"), self.draft_kv),
+        )
+        return tuple((str(name).upper(), kv) for name, kv in named if name and str(name).lower() != "auto")
 
     @property
     def backends(self) -> tuple[str, ...]:
         """Attention backends that are asked for: the target's and the drafter's."""
-        config = self.flags.get("attention-config")
-        inner = config.get("backend") if isinstance(config, dict) else None
-        named = (
-            self.flags.get("attention-backend"),
-            self.flags.get("attention-config.backend"),
-            inner,
-            self.speculative.get("attention_backend"),
-        )
-        return tuple(str(name).upper() for name in named if name and str(name).lower() != "auto")
+        return tuple(name for name, _ in self.readers)
+
+    @property
+    def fp8_readers(self) -> tuple[str, ...]:
+        """Those that would read plain FP8."""
+        return tuple(name for name, kv in self.readers if kv in {"fp8", "fp8_e4m3", "fp8_e5m2"})
+
+    @property
+    def nvfp4_readers(self) -> tuple[str, ...]:
+        """Those that would read NVFP4."""
+        return tuple(name for name, kv in self.readers if kv.startswith("nvfp4"))
 
     @property
     def method(self) -> str:
@@ -115,7 +133,7 @@ class Rule:
         source: release and file:line under ``vllm/`` where that is decided.
         broken: whether options are such a combination.
         before: the first release in which it works, or whose source was not read; empty where none is known.
-        patched: wheels of ours carry a fix.
+        carry: the one that mends it, in wheels of ours that hold it.
     """
 
     name: str
@@ -124,22 +142,21 @@ class Rule:
     source: str
     broken: Callable[[Options], bool]
     before: str = ""
-    patched: bool = False
+    carry: str = ""
 
     def holds_in(self, version: str) -> bool:
-        """Whether the rule holds in that release of vLLM; a local part tells whose wheel it is."""
+        """Whether the rule holds in that release of vLLM."""
         from packaging.version import InvalidVersion, Version
 
         try:
             release = Version(version)
         except InvalidVersion:
             return not self.before
-        if self.patched and (release.local or "").startswith("spark"):
-            return False
         return not self.before or Version(release.base_version) < Version(self.before)
 
 
 _EAGLE_LIKE = ("eagle", "eagle3", "dflash", "extract_hidden_states", "draft_model", "ngram_gpu")
+_NVFP4_CARRY = "nvfp4-kv-triton"
 _NON_CAUSAL = {"FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION", "TRITON_ATTN"}
 _KV_024 = {
     *("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4"),
@@ -190,27 +207,48 @@ RULES: tuple[Rule, ...] = (
         "dflash-nvfp4-kv",
         "DFlash attends without a causal mask, and no backend does that on an NVFP4 KV cache: FlashInfer,"
         " the only one that reads such a cache, refuses it",
-        'use kv-cache-dtype = "fp8_e4m3" with DFlash, or draft with a causal method such as mtp',
+        'use a wheel of ours (carry nvfp4-kv-triton), kv-cache-dtype = "fp8_e4m3" with DFlash, or a causal'
+        " method such as mtp",
         # The same words stand in 0.33.0 v1/attention/backends/flashinfer.py:1391.
         "0.24.0 v1/attention/backends/flashinfer.py:807",
-        lambda o: o.method == "dflash" and o.kv.startswith("nvfp4"),
+        lambda o: o.method == "dflash" and o.draft_kv.startswith("nvfp4"),
+        carry=_NVFP4_CARRY,
     ),
     Rule(
         "nvfp4-kv-card",
-        "an NVFP4 KV cache is read by kernels of compute capability 10.x alone in this release, and a "
-        "GB10 is 12.1",
-        'use kv-cache-dtype = "fp8_e4m3", or vLLM 0.33, which reads it on 8.x, 9.x and 12.x too',
+        "FlashInfer reads an NVFP4 KV cache by kernels of compute capability 10.x alone in this release, and "
+        "a GB10 is 12.1",
+        "use a wheel of ours (carry nvfp4-kv-triton) and do not name FLASHINFER, kv-cache-dtype = "
+        '"fp8_e4m3", or vLLM 0.33, which reads it on 8.x, 9.x and 12.x too',
         # 0.33.0: _nvfp4_kv_on_fa2 (flashinfer.py:114). Releases 0.30 to 0.32 were not read.
         "0.24.0 v1/attention/backends/flashinfer.py:654",
-        lambda o: o.kv == "nvfp4" and o.family(10) is False,
+        lambda o: (
+            o.kv == "nvfp4"
+            and o.family(10) is False
+            and (_NVFP4_CARRY not in o.carries or "FLASHINFER" in o.nvfp4_readers)
+        ),
         before="0.30",
     ),
     Rule(
         "nvfp4-kv-backend",
-        "FLASHINFER is the only attention backend that takes an NVFP4 KV cache",
-        "leave attention-backend out, or name FLASHINFER",
+        "FLASHINFER is the only attention backend that takes an NVFP4 KV cache, and TRITON_ATTN in wheels of"
+        " ours (carry nvfp4-kv-triton)",
+        "leave attention-backend out, or name one of these",
         "0.24.0 v1/attention/backends/flashinfer.py:327, triton_attn.py:254, flash_attn.py:183",
-        lambda o: o.kv.startswith("nvfp4") and any(name != "FLASHINFER" for name in o.backends),
+        lambda o: bool(
+            {*o.nvfp4_readers} - {"FLASHINFER", *(["TRITON_ATTN"] if _NVFP4_CARRY in o.carries else [])}
+        ),
+    ),
+    Rule(
+        "draft-kv-type",
+        "this release has no KV cache type for the drafter alone: kv_cache_dtype is no key of its "
+        "speculative configuration",
+        "use a wheel of ours (carry draft-kv-dtype) or vLLM 0.26, or leave the key out of [speculative]",
+        # vLLM 0.26.0 config/speculative.py:123; 0.25.1 has none.
+        "0.24.0 config/speculative.py:75",
+        lambda o: "kv_cache_dtype" in o.speculative,
+        before="0.26",
+        carry="draft-kv-dtype",
     ),
     Rule(
         "nvfp4-kv-mla",
@@ -250,7 +288,7 @@ RULES: tuple[Rule, ...] = (
         'use attention-backend = "TRITON_ATTN" for the target, and the same in [speculative] for the drafter',
         # 0.27.1 onwards asks the kernels instead (0.33.0 flash_attn.py:438).
         "0.24.0 v1/attention/backends/flash_attn.py:186",
-        lambda o: o.fp8_kv and "FLASH_ATTN" in o.backends and o.family(9) is False,
+        lambda o: "FLASH_ATTN" in o.fp8_readers and o.family(9) is False,
         before="0.27",
     ),
     Rule(
@@ -258,7 +296,7 @@ RULES: tuple[Rule, ...] = (
         "FLEX_ATTENTION takes a 16-bit KV cache alone",
         'use attention-backend = "TRITON_ATTN", or kv-cache-dtype = "auto"',
         "0.24.0 v1/attention/backends/flex_attention.py:91",
-        lambda o: o.fp8_kv and "FLEX_ATTENTION" in o.backends,
+        lambda o: "FLEX_ATTENTION" in o.fp8_readers,
         before="0.25",
     ),
     Rule(
@@ -312,7 +350,7 @@ RULES: tuple[Rule, ...] = (
         "0.24.0 model_executor/layers/quantization/base_config.py:51",
         lambda o: o.weights.startswith("modelopt") and "tied-embeddings" in o.traits,
         before="0.25",
-        patched=True,
+        carry="tie-weights",
     ),
     Rule(
         "v2-hybrid-prefix-cache",
@@ -421,25 +459,34 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def incompatibilities(recipe: Recipe, version: str, capability: str = "") -> tuple[Rule, ...]:
+def incompatibilities(
+    recipe: Recipe, version: str, capability: str = "", carries: Collection[str] = frozenset()
+) -> tuple[Rule, ...]:
     """The rules that *recipe* breaks.
 
     Args:
         recipe: what is to be served.
         version: vLLM's; where it is no version at all, rules that are bound to releases are silent.
         capability: of the card, such as ``9.0``; by default the recipe's.
+        carries: names of those that the wheel holds.
     """
-    options = Options.of(recipe, capability)
-    return tuple(rule for rule in RULES if rule.holds_in(version) and rule.broken(options))
+    options = Options.of(recipe, capability, carries)
+    return tuple(
+        rule
+        for rule in RULES
+        if rule.carry not in options.carries and rule.holds_in(version) and rule.broken(options)
+    )
 
 
-def check_compatible(recipe: Recipe, version: str, *, capability: str = "") -> None:
+def check_compatible(
+    recipe: Recipe, version: str, *, capability: str = "", carries: Collection[str] = frozenset()
+) -> None:
     """Refuse a recipe whose options are known not to work together; see `incompatibilities`.
 
     Raises:
         IncompatibleOptionsError: with every reason, and what works instead.
     """
-    if broken := incompatibilities(recipe, version, capability):
+    if broken := incompatibilities(recipe, version, capability, carries):
         raise IncompatibleOptionsError(
             f"the recipe {recipe.name} cannot be served by vLLM {version}",
             because="; ".join(f"{rule.reason} [{rule.name}; {rule.source}]" for rule in broken),
