@@ -60,6 +60,7 @@ lint: $(VENV)/.ready-test ## Format check, lint, types, import directions
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy scripts/bench/*.py
+	MYPYPATH=build:tests/support $(BIN)/mypy scripts/upstream_releases.py scripts/verify_faults.py
 	$(BIN)/lint-imports
 
 format: $(VENV)/.ready-test ## Format and fix what can be fixed

@@ -111,7 +111,7 @@ class Outcome:
 
 def run_case(case: Case, folder: Path) -> Outcome:
     """Run the suite as *case* says; its files go to *folder*."""
-    checks = (case.check,) if case.check in profiles.PROFILES["full"].checks else ("boot",)
+    checks: tuple[str, ...] = (case.check,) if case.check in profiles.PROFILES["full"].checks else ("boot",)
     if not case.fault:
         checks = case.profile.checks
     if case.check == "compare":

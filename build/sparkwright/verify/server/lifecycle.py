@@ -278,7 +278,9 @@ class ServerProcess:
                 if not why:
                     return
             await asyncio.sleep(max(_POLL_S / launch.speed, 0.02))
-        raise await self._failure(f"the server gave no answer within {self._age * launch.speed:.0f} s", why)
+        # In the server's seconds, of which what we allow ourselves on top is no part.
+        waited = min(self._age * launch.speed, launch.boot_s)
+        raise await self._failure(f"the server gave no answer within {waited:.0f} s", why)
 
     def _within(self, seconds: float) -> float:
         """How long one waits for what takes *seconds* of the server's."""
