@@ -33,6 +33,7 @@ def case(**changes: Any) -> dict[str, Any]:
         "worst_row": 5e-3,
         "apart": {"causality": 0.2, "window -1": 0.1, "window +1": 0.1},
         "padding": True,
+        "seconds": 0.1,
         **changes,
     }
 
@@ -79,10 +80,13 @@ def test_each_fault_of_a_case_is_found(changes: dict[str, Any], words: str) -> N
 
 
 def test_cases_are_judged_and_none_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status: dict[str, int] = {}
+
     def start(self: Work, name: str, *_rest: Any) -> int:
         (self.out / f"{name}.log").write_text("")
-        write(self.out / "attention.jsonl", found)
-        return 0
+        if name == "attention-TRITON_ATTN":  # one of the processes that share the cases
+            write(self.out / "attention.jsonl", found)
+        return status.get(name, 0)
 
     monkeypatch.setattr(Work, "start", start)
     found = [case()]
@@ -91,6 +95,8 @@ def test_cases_are_judged_and_none_is_a_failure(tmp_path: Path, monkeypatch: pyt
     assert failed(draft_attention.attention(work(tmp_path))) == [draft_attention.case_name(case())]
     found = []
     assert failed(draft_attention.attention(work(tmp_path))) == ["cases"]
+    found, status = [case()], {"attention-FLASH_ATTN-64": 1}
+    assert failed(draft_attention.attention(work(tmp_path))) == ["came to its end"]
 
 
 def serving_lines(name: str = FLASH) -> list[dict[str, Any]]:
