@@ -71,7 +71,7 @@ format: $(VENV)/.ready-test ## Format and fix what can be fixed
 test: lint ## Lint, then every test: units, real sdists and wheels, every probe anew
 	$(BIN)/pytest --numprocesses 2 --dist worksteal $(ARGS)
 
-test-prefixes: $(VENV)/.ready-test ## Every carry proved alone, and on each prefix of the patchset: what a search for the one to blame walks
+test-prefixes: $(VENV)/.ready-test ## Every carry proved alone and on each prefix of the patchset, and those with native kernels anew
 	$(BIN)/pytest --numprocesses 2 --dist worksteal -m walk tests/integration/test_spark_patchset.py $(ARGS)
 
 test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the wheel, and see what changes cost (hours on two cores, minutes once compiled)
