@@ -71,34 +71,15 @@ def arguments() -> argparse.Namespace:
 
 def work(spec: dict[str, Any]) -> None:
     """Boot one engine, then answer each c on the standard input with the seconds that it took."""
-    from pair.load import ACCEPTED, DRAFTED
-    from pair.models import CACHE_BYTES, MAX_MODEL_LEN, VOCABULARY
+    from pair.arguments import pair_arguments
+    from pair.models import VOCABULARY
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever vLLM prints goes to the log
     engine = LLM(
-        model=spec["target"],
-        skip_tokenizer_init=True,
-        load_format="dummy",
-        dtype="bfloat16",
-        seed=0,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=65,
-        max_num_batched_tokens=4096,
-        gpu_memory_utilization=spec["gpu_memory_utilization"],
-        kv_cache_memory_bytes=CACHE_BYTES,
-        enforce_eager=spec["eager"],
-        enable_flashinfer_autotune=False,
-        enable_prefix_caching=False,
-        speculative_config={
-            "method": "dflash",
-            "model": spec["drafter"],
-            "num_speculative_tokens": DRAFTED,
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_length": float(1 + ACCEPTED),
-        },
+        **pair_arguments(spec), max_num_seqs=65, max_num_batched_tokens=4096, enable_prefix_caching=False
     )
     wanted = SamplingParams(max_tokens=spec["tokens"], ignore_eos=True, temperature=0.0, detokenize=False)
     answers.write(json.dumps({"ready": True}) + "\n")

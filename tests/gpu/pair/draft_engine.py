@@ -25,9 +25,10 @@ from vllm.inputs import TokensPrompt
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from pair.arguments import pair_arguments
 from pair.draft_compare import POISON, Verdict, compare
-from pair.load import ACCEPTED, DRAFTED
-from pair.models import CACHE_BYTES, VOCABULARY
+from pair.load import DRAFTED
+from pair.models import VOCABULARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,28 +74,12 @@ class Case:
 def engine_args(spec: dict[str, Any]) -> EngineArgs:
     """A small cache and a short longest request, so that both ends are met."""
     return EngineArgs(
-        model=spec["target"],
-        skip_tokenizer_init=True,
-        load_format="dummy",
-        dtype="bfloat16",
-        seed=0,
-        max_model_len=MAX_MODEL_LEN,
+        **pair_arguments(spec, max_model_len=MAX_MODEL_LEN),
         block_size=BLOCK,
         max_num_seqs=16,
         max_num_batched_tokens=STEP_TOKENS,
         num_gpu_blocks_override=BLOCKS,
-        gpu_memory_utilization=spec["gpu_memory_utilization"],
-        kv_cache_memory_bytes=CACHE_BYTES,
         enable_prefix_caching=True,
-        enforce_eager=spec["eager"],
-        enable_flashinfer_autotune=False,
-        speculative_config={
-            "method": "dflash",
-            "model": spec["drafter"],
-            "num_speculative_tokens": DRAFTED,
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_length": float(1 + ACCEPTED),
-        },
     )
 
 

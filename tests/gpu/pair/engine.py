@@ -25,8 +25,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.reader import Vector, get_metrics_snapshot
 
-from pair.load import ACCEPTED, DRAFTED, Counters, Observed, Request, expected, faults, workload
-from pair.models import CACHE_BYTES, MAX_MODEL_LEN, VOCABULARY
+from pair.arguments import pair_arguments
+from pair.load import ACCEPTED, Counters, Observed, Request, expected, faults, workload
+from pair.models import VOCABULARY
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -71,34 +72,17 @@ class LiveBatch(StatLoggerBase):
 
 
 def engine_args(spec: dict[str, Any]) -> AsyncEngineArgs:
-    """The engine's arguments: nothing is downloaded, and no weights are read.
+    """The engine's arguments: those of every pair, and ``max_num_seqs``.
 
     *spec* may add to them: ``view``, the class that is mixed into the worker, ``compilation`` and
     ``speculative``.
     """
     return AsyncEngineArgs(
-        model=spec["target"],
-        skip_tokenizer_init=True,
-        load_format="dummy",
-        dtype="bfloat16",
-        seed=0,
-        max_model_len=MAX_MODEL_LEN,
+        **pair_arguments(spec),
         max_num_seqs=spec["max_num_seqs"],
         max_num_batched_tokens=4096,
-        gpu_memory_utilization=spec["gpu_memory_utilization"],
-        kv_cache_memory_bytes=CACHE_BYTES,
-        enforce_eager=spec["eager"],
-        enable_flashinfer_autotune=False,  # not needed for correctness, and takes longer than all the rest
         worker_extension_cls=spec.get("view", "pair.worker.PairView"),
         compilation_config=spec.get("compilation", {}),
-        speculative_config={
-            "method": "dflash",
-            "model": spec["drafter"],
-            "num_speculative_tokens": DRAFTED,
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_length": float(1 + ACCEPTED),
-            **spec.get("speculative", {}),
-        },
     )
 
 
