@@ -163,6 +163,8 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):  # the engine's own processes go with it
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        if self.process.stdout:
+            self.process.stdout.close()
         self.log.close()
 
 
