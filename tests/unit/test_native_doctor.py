@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from http_index import Index
 from native_kit import HERE, OTHER, Machine, native_tables, offer_toolkit
@@ -31,9 +32,14 @@ def test_memory():
     text = "MemTotal:  125829120 kB\nMemAvailable:   20971520 kB\nCached: 1024 kB\nHugePages_Total:   0\n"
     memory = parse_meminfo(text)
     assert memory == {"MemTotal": 120 * GIB, "MemAvailable": 20 * GIB, "Cached": 1 << 20}
-    healthy = doctor.check_memory(memory)
-    assert (verdict(healthy), "5 of the largest units" in healthy.detail) == ("pass", True)
-    assert verdict(doctor.check_memory({**memory, "MemAvailable": 2 * GIB})) == "to do"
+    assert verdict(doctor.check_memory(memory, 20 * GIB)) == "pass"
+    assert verdict(doctor.check_memory(memory, 20 * GIB + 1)) == "to do"
+
+
+def test_the_largest_unit_is_the_one_that_the_lock_records():
+    costs = {"a.cu": (955.0, 5504), "b.cu": (186.0, 9080)}
+    assert doctor.largest_unit(msgspec.structs.replace(NATIVE, costs=costs)) == 9080 << 20
+    assert doctor.largest_unit(msgspec.structs.replace(NATIVE, costs={})) == 4 * GIB
 
 
 def test_the_card_is_read():

@@ -35,6 +35,7 @@ __all__ = [
     "check_processes",
     "check_ptxas",
     "find_gpu",
+    "largest_unit",
     "native_checks",
     "parse_gpu",
     "parse_meminfo",
@@ -45,8 +46,8 @@ Verdict = Literal["pass", "to do", "skipped"]
 _GIB = 1 << 30
 # The toolchain unpacked takes 3 GB and the wheels that it came from 0.6; objects and extensions 1 to 2.
 _NEEDED_DISK = 10 * _GIB
-# The hungriest units take 3 to 4 GiB of memory; more of it lets more compilers run at once.
-_NEEDED_MEMORY = 4 * _GIB
+# For a lock that records no unit's memory yet.
+_USUAL_LARGEST = 4 * _GIB
 _MUCH_CACHE = 16 * _GIB
 _SPARK = "12.1"
 _OLDEST_DRIVER = (580,)
@@ -101,7 +102,7 @@ def native_checks(native: NativePin, store: Path, environment: Mapping[str, str]
         _launcher(),
         check_packages(native, this_machine()),
         check_disk(shutil.disk_usage(store).free),
-        check_memory(memory),
+        check_memory(memory, largest_unit(native)),
         _isolation(),
         check_gpu(gpu),
         check_page_cache(gpu, memory),
@@ -181,18 +182,23 @@ def parse_meminfo(text: str) -> dict[str, int]:
     return {name: int(value.split()[0]) << 10 for name, _, value in rows if value.split()[1:] == ["kB"]}
 
 
-def check_memory(memory: Mapping[str, int]) -> Check:
-    """Whether the largest unit can be compiled, and how many compilers fit."""
+def largest_unit(native: NativePin) -> int:
+    """Return the bytes of memory that the largest unit took to compile, by the lock's costs."""
+    return max((mib << 20 for _, mib in native.costs.values()), default=_USUAL_LARGEST)
+
+
+def check_memory(memory: Mapping[str, int], largest: int) -> Check:
+    """Compare the memory that is available with what the *largest* unit takes, in bytes."""
     available = memory.get("MemAvailable", 0)
-    detail = f"{available / _GIB:.0f} of {memory.get('MemTotal', 0) / _GIB:.0f} GiB available"
-    if available >= _NEEDED_MEMORY:
-        return Check(
-            "memory", "pass", f"{detail}: {available // _NEEDED_MEMORY} of the largest units at once"
-        )
+    detail = (
+        f"{available / _GIB:.0f} of {memory.get('MemTotal', 0) / _GIB:.0f} GiB available, "
+        f"the largest unit takes {largest / _GIB:.1f}"
+    )
+    if available >= largest:
+        return Check("memory", "pass", detail)
     return Check(
-        "memory", "to do", f"{detail}; the largest units take {_NEEDED_MEMORY >> 30}",
-        "stop what holds memory, such as a server, or build on another machine",
-    )  # fmt: skip
+        "memory", "to do", detail, "stop what holds memory, such as a server, or build on another machine"
+    )
 
 
 def _isolation() -> Check:
