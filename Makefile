@@ -12,7 +12,7 @@ ARGS     ?=
 JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan verify verify-demo test test-prefixes test-native test-verify lint format prove publish status doctor releases bench bench-native clean distclean
+.PHONY: help wheel plan verify verify-demo test test-unit test-prefixes test-native test-verify lint format prove publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -67,6 +67,11 @@ format: $(VENV)/.ready-test ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix --quiet . || true
 	$(BIN)/ruff format .
 
+FILE     ?= tests/unit
+
+test-unit: $(VENV)/.ready-test ## Run FILE's tests (a file, folder or file::test), or all unit tests
+	$(BIN)/pytest --quiet $(if $(filter tests/unit,$(FILE)),--numprocesses 2 --dist worksteal) $(FILE) $(ARGS)
+
 # Two at a time: what takes long are processes that wait for each other, and probes of some gigabytes each.
 test: lint ## Lint, then every test: units, real sdists and wheels, every probe anew
 	$(BIN)/pytest --numprocesses 2 --dist worksteal $(ARGS)
@@ -90,6 +95,13 @@ bench: $(VENV)/.ready-test ## Time merging and assembling against the obvious al
 
 bench-native: $(VENV)/.ready-test ## Time a native build, and what a change costs afterwards
 	$(BIN)/python scripts/bench/native.py --platform $(PLATFORM) $(if $(ARCH),--arch $(ARCH))
+
+$(VENV)/.ready-docs: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.ready-docs ## Build the documents as a site in dist/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## Remove what was built here; the store stays
 	rm -rf dist .sparkwright
