@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from sparkwright.native.inspection import (
     inspect,
     resolve,
 )
-from sparkwright.native.launcher import find_launcher
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import prepare_toolchain
@@ -154,23 +152,6 @@ def test_what_was_compiled_is_not_compiled_again(builder, inputs, extensions, un
     assert (ran, again) == ([], extensions["spinloop"])
     assert started(lambda: compile_units(builder, inputs, known, [unit]))[0] == []
     assert forecast(builder, inputs, "spinloop").missing == 0
-
-
-@pytest.mark.skipif(shutil.which("ccache") is None, reason="no ccache")
-def test_an_empty_store_gets_a_kernel_from_ccache(builder, inputs, unit, tmp_path, monkeypatch):
-    monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
-    known, events = configured(builder, inputs), []
-    objects = []
-    for home in ("one", "another"):
-        store = open_store(tmp_path / home)
-        own = replace(builder, store=store, launcher=find_launcher())
-        with subscribe(events.append):
-            (sha256,) = compile_units(own, inputs, known, [unit]).values()
-        objects.append(store.file_path(sha256).read_bytes())
-    found = [event.data["from_cache"] for event in events if event.kind == "native.compiled"]
-    assert found == [[], [unit.name]]
-    assert objects[0] == objects[1]
-    assert os.fsencode(tmp_path) not in objects[0]
 
 
 def edited(job, inputs, path, data):

@@ -93,14 +93,6 @@ _COMPILING = (
         envvar="SPARKWRIGHT_CUDA",
         help="An installed CUDA toolkit, instead of the lock's packages.",
     ),
-    click.option(
-        "--launcher",
-        type=click.Choice(["auto", "ccache", "none"]),
-        default="auto",
-        show_default=True,
-        envvar="SPARKWRIGHT_LAUNCHER",
-        help="What compilers are started through; auto: ccache where there is one, and not with --isolate.",
-    ),
 )
 
 

@@ -32,7 +32,6 @@ from sparkwright.native.extensions import (
     record_extension,
     record_link,
 )
-from sparkwright.native.launcher import LOG_VARIABLE, state_of, was_found
 from sparkwright.native.machine import look
 from sparkwright.native.model import Extension
 from sparkwright.native.schedule import Waiting, plan_jobs
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from sparkwright.lock import Lock
     from sparkwright.lock.native import NativePin
     from sparkwright.native.compile import Finished
-    from sparkwright.native.launcher import Launcher
     from sparkwright.native.model import Configuration, Cost, Inputs, Link, Unit
     from sparkwright.native.workspace import Workspace
     from sparkwright.store import Store
@@ -72,7 +70,6 @@ class Builder:
         jobs: most compilers at once; by default what cores and memory allow.
         keep_going: whether the other units go on when one fails.
         isolation: what every tool is started through, such as a program that takes the network away.
-        launcher: a compiler cache that compilers are started through; part of no key.
     """
 
     store: Store
@@ -83,7 +80,6 @@ class Builder:
     jobs: int | None = None
     keep_going: bool = False
     isolation: tuple[str, ...] = ()
-    launcher: Launcher | None = None
 
     def tree(self, inputs: Inputs) -> str:
         """Git id of the tree that is compiled; see `native_tree`."""
@@ -215,7 +211,6 @@ def _compile(
     reader = Reader(work.root, inputs.toolchain)
     by_name = {unit.name: unit for unit in units}
     objects: dict[str, str] = {}
-    from_cache: list[str] = []
 
     def keep(finished: Finished) -> None:
         """Store the object as soon as it is whole: what is stored survives whatever comes."""
@@ -235,16 +230,14 @@ def _compile(
             sha256 = sha256_file(output)
             builder.store.adopt_file(output, sha256, verified=True)
         objects[unit.output] = sha256
-        if builder.launcher is None or (found := was_found(_launcher_log(work, unit))) is False:
-            costs.learn(unit.name, finished.cost)  # and not what it takes to copy an object
-        elif found:
-            from_cache.append(unit.name)
+        costs.learn(unit.name, finished.cost)
 
     expected = costs.expected(known.configuration.units, _sizes(work, units))
     waiting = [Waiting(unit.name, expected[unit.name]) for unit in units]
     plan = plan_jobs(waiting, look(), jobs=builder.jobs)
     emit("native.plan", units=len(units), jobs=plan.jobs, reason=plan.reason, seconds=round(plan.seconds))
-    jobs = _jobs(builder, work, units, expected, _environment(builder, inputs, known, work))
+    env = configure_environment(inputs.toolchain, inputs.target, work.root, builder.lock)
+    jobs = _jobs(builder, work, units, expected, env)
     done = run_jobs(jobs, on_done=keep, limits=plan.limits, keep_going=builder.keep_going)
     emit(
         "native.compiled",
@@ -255,7 +248,6 @@ def _compile(
         jobs=done.most_jobs,
         stopped=done.stopped,
         retried=done.retried,
-        from_cache=from_cache,
     )
     return objects
 
@@ -272,17 +264,6 @@ def _depfile(work: Workspace, unit: Unit) -> Path:
     return work.root / f"{unit.output}.d"
 
 
-def _launcher_log(work: Workspace, unit: Unit) -> Path:
-    return work.root / f"{unit.output}.ccache"
-
-
-def _environment(builder: Builder, inputs: Inputs, known: Configured, work: Workspace) -> dict[str, str]:
-    env = configure_environment(inputs.toolchain, inputs.target, work.root, builder.lock)
-    if builder.launcher is not None:
-        env |= builder.launcher.environment(work.root, state_of(inputs.toolchain.key, known.files.blobs))
-    return env
-
-
 def _jobs(
     builder: Builder,
     work: Workspace,
@@ -290,8 +271,6 @@ def _jobs(
     expected: Mapping[str, Cost],
     env: Mapping[str, str],
 ) -> list[CompileJob]:
-    launcher = builder.launcher
-    start = (*builder.isolation, *([str(launcher.program)] if launcher else []))
     jobs = []
     for unit in units:
         output = work.root / unit.output
@@ -300,9 +279,9 @@ def _jobs(
         jobs.append(
             CompileJob(
                 name=unit.name,
-                argv=(*start, *work.expand(unit.argv), *dependencies),
+                argv=(*builder.isolation, *work.expand(unit.argv), *dependencies),
                 cwd=work.build,
-                env={**env, LOG_VARIABLE: str(_launcher_log(work, unit))},
+                env=env,
                 output=output,
                 log=builder.logs / f"{unit.name.replace('/', '.')}.log",
                 expected=expected[unit.name],

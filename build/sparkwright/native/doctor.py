@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal
 from sparkwright.errors import SparkwrightError
 from sparkwright.native.host import find_compiler, find_python_headers, this_machine, version_of
 from sparkwright.native.isolation import require_isolation
-from sparkwright.native.launcher import find_launcher
 from sparkwright.native.model import Target
 from sparkwright.process import run
 
@@ -99,7 +98,6 @@ def native_checks(native: NativePin, store: Path, environment: Mapping[str, str]
     return [
         *(_compiler(Target(machine, native.arch)) for machine in native.toolkit.target),
         _headers(Path(sys.executable)),
-        _launcher(),
         check_packages(native, this_machine()),
         check_disk(shutil.disk_usage(store).free),
         check_memory(memory, largest_unit(native)),
@@ -143,16 +141,6 @@ def _headers(python: Path) -> Check:
     except SparkwrightError as error:
         return Check("python headers", "to do", error.because or error.what, error.next_step)
     return Check("python headers", "pass", str(found.folder))
-
-
-def _launcher() -> Check:
-    if shutil.which("ccache") is None:
-        return Check("compiler cache", "skipped", "no ccache; what a store holds is found again without it")
-    try:
-        found = find_launcher()
-    except SparkwrightError as error:
-        return Check("compiler cache", "to do", error.because or error.what, error.next_step)
-    return Check("compiler cache", "pass", f"ccache {found.version} in {found.folder}")
 
 
 def check_packages(native: NativePin, machine: str) -> Check:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from sparkwright.lock import Artifact
     from sparkwright.lock.native import NativePin
     from sparkwright.merge import MergeReport
-    from sparkwright.native.launcher import LauncherChoice
     from sparkwright.native.model import Extension, SourceTree, Toolchain
     from sparkwright.patchset import Point
     from sparkwright.plan.binaries import Binaries
@@ -44,14 +43,12 @@ class Compiling:
         keep_going: go on with the other units when one fails.
         isolate: take the network away from every tool of the build.
         cuda: folder of an installed CUDA toolkit, taken instead of the lock's packages.
-        launcher: what compilers are started through: ``auto`` is ccache where it is installed.
     """
 
     jobs: int | None = None
     keep_going: bool = False
     isolate: bool = False
     cuda: Path | None = None
-    launcher: LauncherChoice = "auto"
 
 
 @dataclass(frozen=True)

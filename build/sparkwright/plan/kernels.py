@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparkwright.lock.native import ExtensionSpec, NativePin
     from sparkwright.native.build import Builder
     from sparkwright.native.model import Inputs, SourceTree
-    from sparkwright.plan.job import Compiling, Job
+    from sparkwright.plan.job import Job
     from sparkwright.plan.steps import Step
 
 __all__ = ["builder_of", "compile_steps", "detail_of", "inputs_of", "source_steps"]
@@ -179,8 +179,11 @@ class CompileExtension:
 
     def make(self, job: Job, known: Known) -> None:
         from sparkwright.native.build import build_extension, configured
+        from sparkwright.native.isolation import require_isolation
 
-        builder, inputs = _ready(builder_of(job), job.options.compiling), inputs_of(job, known)
+        if job.options.compiling.isolate:
+            require_isolation()
+        builder, inputs = builder_of(job), inputs_of(job, known)
         if configured(builder, inputs).configuration.units_of(self.extension):
             known.extensions[self.extension] = build_extension(builder, inputs, self.extension)
             return
@@ -246,21 +249,6 @@ def builder_of(job: Job) -> Builder:
         keep_going=job.options.compiling.keep_going,
         isolation=_isolation(job),
     )
-
-
-def _ready(builder: Builder, compiling: Compiling) -> Builder:
-    """*builder* with what compilers are started through here.
-
-    Raises:
-        ToolError: it is asked for and does not work on this machine.
-        ConfigError: what is asked for contradicts itself.
-    """
-    from sparkwright.native.isolation import require_isolation
-    from sparkwright.native.launcher import choose_launcher
-
-    if compiling.isolate:
-        require_isolation()
-    return replace(builder, launcher=choose_launcher(compiling.launcher, isolate=compiling.isolate))
 
 
 def _isolation(job: Job) -> tuple[str, ...]:
