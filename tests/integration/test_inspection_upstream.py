@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +16,11 @@ from sparkwright.lock import read_lock
 from sparkwright.native.inspection import Surroundings, Tally, classify, read_device_code
 from sparkwright.native.inspection.equipment import find_surroundings, inspector_of
 from sparkwright.native.packages import unpack_package
+from sparkwright.probe import prepare_environment
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, fetch_artifact, read_settings
 from sparkwright.wheel import Expectation, NativeExpectation, audit, plan_slim, python_members
-from sparkwright.wheel.insides import look_into, namespaces_held
+from sparkwright.wheel.insides import look_into
 from sparkwright.wheel.source import open_source
 
 if TYPE_CHECKING:
@@ -76,26 +79,59 @@ def test_upstreams_wheel_holds_nothing_native(lock: Lock, access: Access, stock:
     assert by_name["_moe_C_stable_libtorch"].cubins["sm_120f"] == 22
 
 
-def test_what_upstreams_python_copes_without(lock: Lock, access: Access, stock: Path) -> None:
+def test_the_locks_list_of_unneeded_binaries_is_complete(lock: Lock, access: Access, stock: Path) -> None:
     assert lock.native is not None
     inspector = inspector_of(lock.native, access)
     with open_source(stock) as upstream:
-        digests = {member: upstream.listed[member].sha256 for member in upstream.binaries()}
         looks = {
-            member: look_into(upstream.archive, member, digests[member], inspector) for member in digests
+            member: look_into(upstream.archive, member, upstream.listed[member].sha256, inspector)
+            for member in upstream.binaries()
         }
         binaries = {member: classify(one.device, "12.1a") for member, one in looks.items()}
-
-        def namespaces(member: str, called: frozenset[str]) -> frozenset[str]:
-            return namespaces_held(upstream.archive, member, digests[member], called, inspector)
-
-        plan = plan_slim(python_members(upstream, {}), binaries, namespaces, "12.1a")
-    assert [one.member for one in plan.left_out] == [
-        "vllm/_flashmla_C.abi3.so", "vllm/_flashmla_extension_C.abi3.so", "vllm/_qutlass_C.abi3.so",
-        "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
-    ]  # fmt: skip
+        plan = plan_slim(python_members(upstream, {}), binaries, lock.native.drop, "12.1a")
+    assert {one.member for one in plan.left_out} == set(lock.native.drop)
     assert plan.kept == {}
-    assert all(one.evidence for one in plan.left_out)
+
+
+IMPORT = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+
+
+def test_modules_that_name_an_unneeded_binary_are_imported_without_it(
+    lock: Lock, access: Access, stock: Path, tmp_path: Path
+) -> None:
+    """Import them from the wheel's Python, the binaries that stay being empty modules."""
+    assert lock.native is not None
+    with zipfile.ZipFile(stock) as archive:
+        for name in archive.namelist():
+            if name.endswith(".py"):
+                archive.extract(name, tmp_path)
+            elif name.endswith(".so") and name not in lock.native.drop:
+                stand_in = tmp_path / name.replace(name[name.index(".") :], ".py")
+                stand_in.parent.mkdir(parents=True, exist_ok=True)
+                stand_in.touch()
+    named = {path for one in lock.native.drop.values() for path in one.named_by}
+    named.remove("vllm/third_party/flashmla/flash_mla_interface.py")  # imported only where the binary is
+    modules = sorted(path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in named)
+    assert "vllm.v1.attention.ops.flashmla" in modules
+    python = prepare_environment(access.store)
+
+    def imported(*names: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [python, "-c", IMPORT, *names], cwd=tmp_path, check=False, capture_output=True, text=True,
+            env={"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path), "VLLM_LOGGING_LEVEL": "ERROR"},
+        )  # fmt: skip
+
+    done = imported(*modules)
+    assert done.returncode == 0, done.stderr[-2000:]
+    planted = tmp_path / "vllm" / "v1" / "attention" / "ops" / "flashmla.py"
+    planted.write_text("import vllm._flashmla_C\n")
+    done = imported("vllm.v1.attention.ops.flashmla")
+    assert done.returncode == 1
+    assert "_flashmla_C" in done.stderr
 
 
 def test_upstreams_binaries_find_every_symbol(lock: Lock, access: Access, stock: Path) -> None:

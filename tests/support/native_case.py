@@ -10,7 +10,7 @@ import elfkit
 import wheelkit
 
 from sparkwright.lock import Artifact, Lock, Release
-from sparkwright.lock.native import Binary, NativePin, Toolkit
+from sparkwright.lock.native import Binary, DroppedBinary, NativePin, Toolkit
 from sparkwright.native.inspection import Inspector, Surroundings, honest_platform, read_elf
 from sparkwright.native.model import Extension, Target
 from sparkwright.store import open_store
@@ -84,6 +84,7 @@ def lock_of(artifact: Artifact) -> Lock:
             C: Binary(cubins={"sm_121a": 2}, ptx={"compute_80": 1}, why="a fallback"),
             SPIN: Binary(),
         },
+        drop={FA3: DroppedBinary(named_by=("vllm/fa.py",), why="imported in a try")},
     )
     return Lock(format=1, release=release, sdist=artifact, wheels={HERE: artifact}, sources={}, native=native)
 

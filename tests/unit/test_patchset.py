@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from dataclasses import replace as replace_point
 from pathlib import Path
 from typing import Any
@@ -277,7 +275,7 @@ def test_a_source_that_the_lock_does_not_have(tmp_path: Path) -> None:
 
 
 def test_the_carried_patchset_is_the_same_without_its_build_carries() -> None:
-    """What README and evidence call it by stays, whatever is added for those who compile."""
+    """Its digest stays, whatever is added for those who compile."""
     checkout = open_checkout(Path(__file__).parents[2])
     found = checkout.point("spark")
     built = [carry.name for carry in found.carries if carry.spec.scope == "build"]
@@ -285,14 +283,3 @@ def test_the_carried_patchset_is_the_same_without_its_build_carries() -> None:
     assert [carry.name for carry in found.carries][-len(built) :] == built, "prefixes of the rest stay stable"
     rest = tuple(carry for carry in found.carries if carry.name not in built)
     assert replace_point(found, carries=rest).digest == found.digest
-    readme = (checkout.root / "README.md").read_text(encoding="utf-8")
-    assert f"+spark.{found.digest[:8]}-" in readme
-
-
-def test_the_readmes_second_command_takes_the_wheel_that_its_first_one_makes() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    pattern = re.search(r"^\$ pip install (dist/\S+)", readme, re.MULTILINE)
-    wheel = re.search(r"^wheel +(dist/\S+)", readme, re.MULTILINE)
-    assert pattern is not None
-    assert wheel is not None
-    assert fnmatch.fnmatchcase(wheel[1], pattern[1])

@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING
 
 import elfkit
 import pytest
-import wheelkit
 
 from sparkwright.native.inspection import Inspector, Surroundings, read_elf
-from sparkwright.wheel.archive import Archive, open_archive
-from sparkwright.wheel.insides import namespaces_held, resolution_of
+from sparkwright.wheel.insides import resolution_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from sparkwright.store import Store
 
-MEMBER, SHA256 = "vllm/_x.abi3.so", "a" * 64
+SHA256 = "a" * 64
 
 
 @pytest.fixture
@@ -28,36 +25,6 @@ def inspector(store: Store) -> Inspector:
         raise AssertionError("no device code is asked for")
 
     return Inspector(store, none)
-
-
-class Read:
-    """An archive that notes what is read."""
-
-    def __init__(self, archive: Archive) -> None:
-        self._archive, self.names = archive, list[str]()
-
-    def read(self, name: str) -> bytes:
-        self.names.append(name)
-        return self._archive.read(name)
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Iterator[Read]:
-    path = wheelkit.pack(tmp_path / "a-1-py3-none-any.whl", {MEMBER: b"\0secret\0open\0closed"})
-    with open_archive(path) as opened:
-        yield Read(opened)
-
-
-def test_names_in_a_binary_are_looked_for_once(archive: Read, inspector: Inspector) -> None:
-    def held(sha256: str, *called: str) -> frozenset[str]:
-        return namespaces_held(archive, MEMBER, sha256, called, inspector)  # type: ignore[arg-type]
-
-    assert held(SHA256, "open", "secret", "closed") == {"open", "secret"}
-    assert held(SHA256, "secret", "closed", "open") == {"open", "secret"}
-    assert archive.names == [MEMBER]
-    assert held(SHA256, "open") == {"open"}, "another question"
-    assert held("b" * 64, "open") == {"open"}, "another binary"
-    assert len(archive.names) == 3
 
 
 def test_symbols_are_resolved_once_among_the_same_libraries(tmp_path: Path, inspector: Inspector) -> None:

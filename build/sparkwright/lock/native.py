@@ -122,6 +122,18 @@ class Binary(Model, frozen=True):
     why: str = ""
 
 
+class DroppedBinary(Model, frozen=True):
+    """A binary of upstream's that a wheel leaves out where none of its kernels runs on the card.
+
+    Attributes:
+        named_by: the Python files of the wheel that name it; each was read.
+        why: why Python copes without it.
+    """
+
+    named_by: tuple[str, ...]
+    why: Annotated[str, Meta(min_length=1)]
+
+
 class NativePin(Model, frozen=True):
     """All of the lock's ``[native]``.
 
@@ -132,6 +144,7 @@ class NativePin(Model, frozen=True):
         sources: dependencies' sources by the lock's names for them.
         extensions: what is compiled, by CMake's target names, in the order of building.
         binaries: what each binary holds, by member name, when compiled for `arch`.
+        drop: reviewed binaries of upstream's that the wheel can do without, by member name.
         costs: seconds of CPU time and peak MiB by unit, from an earlier build: the first order.
     """
 
@@ -141,6 +154,7 @@ class NativePin(Model, frozen=True):
     sources: dict[str, SourcePin]
     extensions: dict[str, ExtensionSpec]
     binaries: dict[str, Binary] = field(default_factory=dict)
+    drop: dict[str, DroppedBinary] = field(default_factory=dict)
     costs: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 

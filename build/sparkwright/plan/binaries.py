@@ -155,20 +155,13 @@ def _path_of(job: Job, sha256: str) -> Callable[[], Path]:
 
 
 def _slim(job: Job, known: Known, upstream: Source, inspected: Mapping[str, Inspection]) -> SlimPlan:
-    from sparkwright.native.inspection import classify, inspector_of
-    from sparkwright.wheel.insides import namespaces_held
+    from sparkwright.native.inspection import classify
     from sparkwright.wheel.slim import plan_slim, python_members
-
-    inspector = inspector_of(needed(job.native), job.access)
-
-    def namespaces(member: str, called: frozenset[str]) -> frozenset[str]:
-        sha256 = upstream.listed[member].sha256
-        return namespaces_held(upstream.archive, member, sha256, called, inspector)
 
     python = python_members(upstream, job.changes(needed(known.report)))
     arch = needed(job.point.arch)
     tallies = {member: classify(one.device, arch) for member, one in inspected.items()}
-    return plan_slim(python, tallies, namespaces, arch)
+    return plan_slim(python, tallies, needed(job.native).drop, arch)
 
 
 def binary_arguments(job: Job, known: Known) -> dict[str, Any]:

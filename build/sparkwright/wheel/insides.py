@@ -10,10 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.config import Model
 from sparkwright.errors import ArchiveError, BinaryError
 from sparkwright.native.inspection import Resolution, Tally, classify, resolve
-from sparkwright.wheel.absence import namespaces_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,7 +25,6 @@ __all__ = [
     "NativeExpectation",
     "look_inside",
     "look_into",
-    "namespaces_held",
     "resolution_of",
 ]
 
@@ -139,27 +136,6 @@ def look_into(archive: Archive, member: str, sha256: str, inspector: Inspector) 
             return path
 
         return inspector.inspect(sha256, unpack)
-
-
-class _Held(Model, frozen=True):
-    names: tuple[str, ...]
-
-
-def namespaces_held(
-    archive: Archive, member: str, sha256: str, called: Iterable[str], inspector: Inspector
-) -> frozenset[str]:
-    """Those of the op namespaces *called* that *member* may register; see `namespaces_in`.
-
-    Raises:
-        ArchiveError: it is damaged.
-    """
-    called = sorted(called)
-    held = inspector.remember(
-        [sha256, "namespaces", _RULES, called],
-        _Held,
-        lambda: _Held(names=tuple(sorted(namespaces_in(archive.read(member), called)))),
-    )
-    return frozenset(held.names)
 
 
 def resolution_of(

@@ -15,9 +15,9 @@ from sparkwright.native.inspection import (
     over_platform,
     unprovided,
 )
-from sparkwright.wheel.absence import called_namespaces, module_of, prove_absence
 from sparkwright.wheel.checks import Check, Subject, judge
-from sparkwright.wheel.insides import look_into, namespaces_held, resolution_of
+from sparkwright.wheel.insides import look_into, resolution_of
+from sparkwright.wheel.slim import needed_because
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -175,24 +175,23 @@ def glibc_floor(subject: Subject, insides: Insides) -> Check:
 
 
 def left_out_unused(subject: Subject, insides: Insides) -> Check:
-    """What was left out of upstream's wheel has no kernel for the card, and the wheel's Python copes."""
+    """What was left out of upstream's wheel has no kernel for the card, and the lock lists it as unneeded."""
     name = "left-out-unused"
     record = subject.kernels()
     if record is None or not record.left_out:
         return Check(name, "pass", "nothing was left out")
     python = {path: subject.archive.read(path) for path in subject.archive.members if path.endswith(".py")}
-    called = called_namespaces(python)
     faults = [
         f"{one.member} {because}"
         for one in record.left_out
-        for because in _left_out_faults(subject, insides, one, record.arch, python=python, called=called)
+        for because in _left_out_faults(subject, insides, one, record.arch, python)
     ]
     saved = sum(
         subject.upstream.archive.members[one.member].compressed_size
         for one in record.left_out
         if one.member in subject.upstream.archive.members
     )
-    names = ", ".join(module_of(one.member).rpartition(".")[2] for one in record.left_out)
+    names = ", ".join(one.member.rpartition("/")[2].partition(".")[0] for one in record.left_out)
     return judge(name, faults, f"{names}: nothing of them runs on {record.arch}; {saved / 1e6:.1f} MB saved")
 
 
@@ -201,9 +200,7 @@ def _left_out_faults(
     insides: Insides,
     one: LeftOut,
     arch: str,
-    *,
     python: Mapping[str, bytes],
-    called: frozenset[str],
 ) -> Iterator[str]:
     upstream, inspector = subject.upstream, insides.expectation.inspector
     if one.member in subject.archive.members:
@@ -215,11 +212,9 @@ def _left_out_faults(
     inspection = look_into(upstream.archive, one.member, sha256, inspector)
     if not (tally := classify(inspection.device, arch)).useless:
         yield f"has kernels that run on {arch}: {_shares(tally)}" if tally.total else "has no device code"
-    namespaces = namespaces_held(upstream.archive, one.member, sha256, called, inspector)
-    present = {module_of(member) for member in subject.binaries}
-    absence = prove_absence(module_of(one.member), python, namespaces=namespaces, present=present)
-    if not absence.proved:
-        yield f"is missed: {absence.because}"
+    native = subject.lock.native
+    if because := needed_because(one.member, python, native.drop if native else {}):
+        yield f"may be needed: {because}"
 
 
 NATIVE_CHECKS: tuple[tuple[str, Callable[[Subject, Insides], Check]], ...] = (

@@ -1,26 +1,32 @@
-"""Which binaries a wheel can do without: no kernel of theirs runs on the card, and Python copes."""
+"""Choose upstream's binaries that a wheel leaves out: useless on the card, and reviewed in the lock.
+
+A binary without a kernel for the card may still be imported. Whoever moves the pin reads the Python that
+names it and lists it under the lock's ``[native.drop]``, with the files that were read. A binary that is not
+listed, or that another file names meanwhile, stays in the wheel.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.wheel.absence import called_namespaces, module_of, prove_absence
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.kernels import LeftOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+    from sparkwright.lock.native import DroppedBinary
     from sparkwright.native.inspection import Tally
     from sparkwright.wheel.source import Source
 
-__all__ = ["SlimPlan", "plan_slim", "python_members"]
+__all__ = ["SlimPlan", "needed_because", "plan_slim", "python_members"]
 
 
 @dataclass(frozen=True)
 class SlimPlan:
-    """What may go, and why other useless binaries stay.
+    """The binaries that are left out, and why other useless ones stay.
 
     Attributes:
         left_out: binaries to leave out, sorted.
@@ -34,40 +40,50 @@ class SlimPlan:
 def plan_slim(
     python: Mapping[str, bytes],
     binaries: Mapping[str, Tally],
-    namespaces: Callable[[str, frozenset[str]], frozenset[str]],
+    listed: Mapping[str, DroppedBinary],
     arch: str,
 ) -> SlimPlan:
-    """Choose the binaries that may be left out.
+    """Choose the binaries to leave out.
 
     A binary without device code always stays: that it holds nothing for the card says nothing.
 
     Args:
         python: every Python file that the wheel will have, by member; see `python_members`.
         binaries: the kernels of every binary that the wheel may have, counted for the card, by member.
-        namespaces: tells which of some op namespaces a binary may register; see `namespaces_in`. It is
-            asked for candidates only.
+        listed: the lock's ``[native.drop]``.
         arch: the card.
     """
     left_out: list[LeftOut] = []
     kept: dict[str, str] = {}
-    useless = sorted(member for member, tally in binaries.items() if tally.useless)
-    # The others stay for sure; which of the useless ones do is not known yet, and not counted on.
-    present = {module_of(member) for member in set(binaries) - set(useless)}
-    called = called_namespaces(python) if useless else frozenset()
-    for member in useless:
-        absence = prove_absence(
-            module_of(member), python, namespaces=namespaces(member, called), present=present
-        )
-        if absence.proved:
-            because = f"none of its {binaries[member].total} kernels runs on {arch}"
-            left_out.append(LeftOut(member=member, because=because, evidence=absence.evidence))
+    for member in sorted(member for member, tally in binaries.items() if tally.useless):
+        if because := needed_because(member, python, listed):
+            kept[member] = because
         else:
-            kept[member] = absence.because
+            because = f"none of its {binaries[member].total} kernels runs on {arch}"
+            left_out.append(LeftOut(member=member, because=because, evidence=(listed[member].why,)))
     return SlimPlan(tuple(left_out), kept)
 
 
+def needed_because(member: str, python: Mapping[str, bytes], listed: Mapping[str, DroppedBinary]) -> str:
+    """Return why the wheel may need the binary *member*; empty if the lock's review says that it does not.
+
+    Args:
+        member: the binary.
+        python: every Python file of the wheel by member.
+        listed: the lock's ``[native.drop]``.
+    """
+    if member not in listed:
+        return "the lock's [native.drop] does not list it"
+    stem = member.rpartition("/")[2].partition(".")[0]
+    name = re.compile(rf"(?<!\w){re.escape(stem)}(?!\w)".encode())
+    naming = {path for path, content in python.items() if name.search(content)}
+    if unread := sorted(naming - set(listed[member].named_by)):
+        return f"{unread[0]} names it, which the lock's [native.drop] does not list as read"
+    return ""
+
+
 def python_members(upstream: Source, changes: Mapping[str, bytes | None]) -> dict[str, bytes]:
-    """Every Python file of a wheel made from *upstream*'s and the merge's *changes*, by member."""
+    """Return every Python file of a wheel made from *upstream*'s and the merge's *changes*, by member."""
     names = (name for name in upstream.archive.members if name.endswith(".py"))
     found: dict[str, bytes | None] = {name: upstream.archive.read(name) for name in names}
     found |= {path: changes[path] for path in of_kind(changes, "shipped") if path.endswith(".py")}
