@@ -65,7 +65,7 @@ def main(parent: int, nice: int, oom_score_adj: int, argv: list[str]) -> int:
     with contextlib.suppress(OSError):  # it may only be raised, and not everywhere
         Path("/proc/self/oom_score_adj").write_text(str(oom_score_adj), encoding="ascii")
     try:
-        child = os.posix_spawnp(
+        child = os.posix_spawnp(  # noqa: TID251
             argv[0], argv, environment(), setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM]
         )
     except OSError as error:

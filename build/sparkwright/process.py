@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
+import subprocess  # noqa: TID251
 import sys
 import tempfile
 import time

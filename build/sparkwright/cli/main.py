@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _report_usage(error, as_json="--json" in words)
     except SystemExit:  # click's way to end when whoever read our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # noqa: TID251
         return _BROKEN_PIPE
     except Exception as error:  # noqa: BLE001 - whatever it is, it has to end in one clear line
         return report(unforeseen(error), kind="UnforeseenError")

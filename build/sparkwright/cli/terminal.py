@@ -55,7 +55,7 @@ def showing_events(*, quiet: bool = False) -> Iterator[None]:
     if quiet:
         with subscribe(_warnings_only):
             yield
-    elif sys.stderr.isatty():
+    elif sys.stderr.isatty():  # noqa: TID251
         with _live() as sink, subscribe(sink):
             yield
     else:

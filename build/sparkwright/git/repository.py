@@ -166,7 +166,7 @@ class Repository:
 
     @cached_property
     def _library(self) -> Any:
-        import git
+        import git  # noqa: TID251
 
         library = git.Repo(self.path, odbt=git.GitCmdObjectDB)
         # The library adds to our environment and takes nothing away, so what would send reads elsewhere
@@ -187,7 +187,7 @@ class Repository:
     @cached_property
     def objects(self) -> ObjectReader:
         """Objects read and written in this process, through GitPython."""
-        from gitdb.db import LooseObjectDB
+        from gitdb.db import LooseObjectDB  # noqa: TID251
 
         return ObjectReader(self._library.odb, LooseObjectDB(str(self.path / "objects")))
 

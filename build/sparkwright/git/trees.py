@@ -66,7 +66,7 @@ class ObjectReader:
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        from gitdb import IStream
+        from gitdb import IStream  # noqa: TID251
 
         with storing("writing to the repository"):
             stored = self.loose.store(IStream(kind.encode(), len(data), io.BytesIO(data)))
