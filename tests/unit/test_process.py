@@ -208,7 +208,7 @@ def test_memory_is_counted_though_children_come_and_go(tmp_path: Path) -> None:
 
 
 def test_a_process_that_vanishes_while_it_is_measured_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkwright.process import _resident_mib
+    from sparkwright.process.limited import _resident_mib
 
     child = subprocess.Popen(["sleep", "60"])
     vanished = psutil.Process(child.pid)
