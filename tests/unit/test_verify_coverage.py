@@ -11,8 +11,6 @@ import math
 import numpy as np
 
 from sparkwright.verify.statistics import (
-    bootstrap_interval,
-    bootstrap_ratio,
     change_point,
     hierarchical_bootstrap_log_ratio,
     one_sided_excess,
@@ -23,25 +21,6 @@ from sparkwright.verify.statistics import (
 def near(found: int, trials: int, rate: float) -> bool:
     """Whether *found* of *trials* agree with *rate* within four standard errors."""
     return abs(found - rate * trials) <= 4 * math.sqrt(trials * rate * (1 - rate)) + 1
-
-
-def test_intervals_of_a_mean_hold_it() -> None:
-    random = np.random.default_rng(3)
-    held = 0
-    for seed in range(80):
-        low, high = bootstrap_interval(list(random.lognormal(0, 0.5, 24)), np.mean, seed)
-        held += low <= math.exp(0.125) <= high
-    assert near(held, 80, 0.91)
-
-
-def test_intervals_of_a_ratio_hold_it() -> None:
-    random = np.random.default_rng(4)
-    held = 0
-    for seed in range(40):
-        over, under = random.lognormal(0, 0.3, 24) * 0.8, random.lognormal(0, 0.3, 24)
-        low, high = bootstrap_ratio(list(over), list(under), np.mean, seed)
-        held += low <= 0.8 <= high
-    assert near(held, 40, 0.94)
 
 
 def arm(random: np.random.Generator, level: float) -> list[list[list[float]]]:

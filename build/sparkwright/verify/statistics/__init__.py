@@ -2,19 +2,13 @@
 
 `describe` is the file to open first: figures of one set of values. `window` finds the steady part of a run,
 `trend` what drifts or jumps over time, `effect` compares two arms over boots, and `significance` tests.
+Distributions, ranks and slopes are scipy's.
 Every function refuses empty input and NaN with `ValueError` instead of returning NaN, which no comparison
 with a limit would catch. Times are the client's: a rate of a server whose clock runs *speed* times as fast
 is to be divided by *speed*.
 """
 
-from sparkwright.verify.statistics.describe import (
-    Interval,
-    Summary,
-    bootstrap_interval,
-    bootstrap_ratio,
-    percentile,
-    summary,
-)
+from sparkwright.verify.statistics.describe import Interval, Summary, percentile, summary
 from sparkwright.verify.statistics.effect import Effect, hierarchical_bootstrap_log_ratio
 from sparkwright.verify.statistics.significance import mcnemar, one_sided_excess, t_quantile
 from sparkwright.verify.statistics.trend import ChangePoint, Slope, change_point, empirical_logit, theil_sen
@@ -27,8 +21,6 @@ __all__ = [
     "Slope",
     "Summary",
     "Window",
-    "bootstrap_interval",
-    "bootstrap_ratio",
     "change_point",
     "empirical_logit",
     "hierarchical_bootstrap_log_ratio",

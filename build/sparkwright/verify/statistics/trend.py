@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.statistics.describe import finite
-from sparkwright.verify.statistics.significance import midranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +18,7 @@ __all__ = ["ChangePoint", "Slope", "change_point", "empirical_logit", "theil_sen
 
 SHUFFLES = 2000
 LEAST_SEGMENT = 3
+LEAST_FOR_INTERVAL = 5
 
 
 @dataclass(frozen=True)
@@ -77,20 +76,18 @@ def theil_sen(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> Sl
         level: of the interval.
     """
     import numpy as np
+    from scipy.stats import theilslopes
 
     times, values = finite(x, 2), finite(y, 2)
     if times.size != values.size:
         raise ValueError(f"{times.size} times and {values.size} values")
-    one, other = np.triu_indices(times.size, 1)
-    apart = times[other] - times[one]
-    if not apart.any():
+    if times.min() == times.max():
         raise ValueError("all times are the same")
-    slopes = np.sort((values[other] - values[one])[apart != 0] / apart[apart != 0])
-    spread = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(_kendall_variance(times, values))
-    below = math.floor((slopes.size - spread) / 2)
-    if below < 1:
-        return Slope(float(np.median(slopes)), -math.inf, math.inf)
-    return Slope(float(np.median(slopes)), float(slopes[below - 1]), float(slopes[-below]))
+    with np.errstate(invalid="ignore"):  # ties can leave no variance: the interval is NaN then
+        slope, _, low, high = map(float, theilslopes(values, times, level))
+    if times.size < LEAST_FOR_INTERVAL:  # no order of so few is rare enough
+        return Slope(slope, -math.inf, math.inf)
+    return Slope(slope, slope, slope) if math.isnan(low) else Slope(slope, low, high)
 
 
 def change_point(values: Sequence[float], seed: int = 0, block: int = 1) -> ChangePoint:
@@ -111,12 +108,13 @@ def change_point(values: Sequence[float], seed: int = 0, block: int = 1) -> Chan
         block: so many neighbours are permuted together; more than 1 where neighbours resemble each other.
     """
     import numpy as np
+    from scipy.stats import rankdata
 
     array = finite(values)
     if array.size < 2 * LEAST_SEGMENT:
         middle = float(np.median(array))
         return ChangePoint(0, middle, middle, 1.0)
-    ranks = midranks(array)
+    ranks = rankdata(array)
     cuts = np.arange(LEAST_SEGMENT, array.size - LEAST_SEGMENT + 1)
     weights = np.sqrt(cuts * (array.size - cuts))
 
@@ -136,14 +134,3 @@ def change_point(values: Sequence[float], seed: int = 0, block: int = 1) -> Chan
         float(np.median(array[cut:])),
         float((1 + as_clear) / (1 + SHUFFLES)),
     )
-
-
-def _kendall_variance(times: NDArray[np.float64], values: NDArray[np.float64]) -> float:
-    """Variance of Kendall's S without trend: n(n-1)(2n+5)/18, less the same for each group of ties."""
-    import numpy as np
-
-    def pairs(sizes: NDArray[np.int64]) -> float:
-        return float((sizes * (sizes - 1) * (2 * sizes + 5)).sum()) / 18
-
-    ties = (np.unique(array, return_counts=True)[1] for array in (times, values))
-    return max(0.0, pairs(np.array([values.size])) - sum(pairs(sizes) for sizes in ties))
