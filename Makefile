@@ -23,6 +23,10 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
+$(VENV)/.ready-verify: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[verify]'
+	@touch $@
+
 $(VENV)/.ready-test: $(VENV)/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $@
@@ -37,10 +41,10 @@ plan: $(VENV)/.ready ## Show what `make wheel` would do
 RECIPE   ?= qwen3.6-27b-dflash
 FAULT    ?=
 
-verify: $(VENV)/.ready ## Serve the newest wheel in dist/ by RECIPE, verify it and report
+verify: $(VENV)/.ready-verify ## Serve the newest wheel in dist/ by RECIPE, verify it and report
 	@$(BIN)/sparkwright verify "$$(ls -t dist/*.whl | head -n 1)" --recipe $(RECIPE) $(ARGS)
 
-verify-demo: $(VENV)/.ready ## The same against a simulated server, in less than two minutes; FAULT=NAME breaks it
+verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in less than two minutes; FAULT=NAME breaks it
 	@$(BIN)/sparkwright verify --demo $(FAULT:%=--fault %) $(ARGS)
 
 prove: $(VENV)/.ready ## Run every carry's probe anew and record the proofs

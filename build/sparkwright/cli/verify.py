@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import click
 
 from sparkwright.cli.output import print_json, unforeseen
 from sparkwright.cli.terminal import human_size, showing_events
-from sparkwright.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
+from sparkwright.errors import ConfigError, SparkwrightError, ToolError, UndecidedError, VerdictError
 from sparkwright.events import JsonlSink, subscribe
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
+# The extra of this name in pyproject.toml.
+_LIBRARIES = ("aiohttp", "jinja2", "numpy", "scipy")
 
 
 class _Names(click.ParamType[tuple[str, ...]]):
@@ -117,6 +120,7 @@ def command(
     Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Leaves a
     report, and everything that was seen. A run that was stopped is gone on with by --resume.
     """
+    _require_libraries()
     from sparkwright.verify.wish import Wish
 
     with _showing(quiet=quiet or as_json) as log:
@@ -140,6 +144,20 @@ def command(
 for _option in reversed(_OPTIONS):
     command = _option(command)
 """The command, with every option that says what is verified."""
+
+
+def _require_libraries() -> None:
+    """Do nothing if the libraries that verification needs are installed.
+
+    Raises:
+        ToolError: one is not.
+    """
+    if missing := [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]:
+        raise ToolError(
+            "verification needs libraries that are not installed",
+            because=f"{', '.join(missing)} cannot be imported",
+            next_step="install the extra: pip install 'sparkwright[verify]', or 'make verify' in a clone",
+        )
 
 
 def _verify(wish: Wish, folder: Path, api_key: str) -> Results:
