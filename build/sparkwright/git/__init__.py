@@ -5,7 +5,7 @@ fixed identity and date, under an environment and configuration that ignore the 
 that the same inputs give the same ids on every machine. Nothing here needs a work tree.
 
 Open `repository` first; `merging` holds the three-way merge, `importing` turns files into trees,
-`fetching` talks to remotes, and `checkout` writes a tree to disk.
+`fetching` talks to remotes, `checkout` writes a tree to disk, and `soundness` finds what a disk lost.
 """
 
 from sparkwright.git.checkout import check_out, make_read_only
@@ -14,6 +14,7 @@ from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_tr
 from sparkwright.git.merging import MergeResult, merge_trees
 from sparkwright.git.refs import check_address, check_object_id, check_ref
 from sparkwright.git.repository import Repository, as_argument, open_repository, require_git
+from sparkwright.git.soundness import discard, unsoundness
 from sparkwright.git.trees import Entry
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "check_object_id",
     "check_out",
     "check_ref",
+    "discard",
     "fetch",
     "import_files",
     "list_remote",
@@ -37,4 +39,5 @@ __all__ = [
     "patch_tree",
     "require_git",
     "tree_id",
+    "unsoundness",
 ]
