@@ -171,12 +171,9 @@ def test_hard_links_count_by_what_they_repeat(write, monkeypatch):
     links = [hard_link(f"v/link{number}", "v/target") for number in range(12)]
     bomb = write(file("v/target", bytes(1_000_000)), *links)
     assert bomb.stat().st_size < 20_000
-    taken = 0
     with pytest.raises(ArchiveError) as caught:
-        for entry in read_sdist(bomb):
-            taken += len(entry.data)
+        list(read_sdist(bomb))
     assert "more than 10000000 bytes" in caught.value.because
-    assert taken <= 10_000_000
     assert len(list(read_sdist(write(file("v/target", bytes(1_000_000)), *links[:4])))) == 5
 
 

@@ -52,7 +52,7 @@ MAX_FILE_BYTES = 256 << 20
 MAX_TOTAL_BYTES = 1 << 30
 MAX_PATH_BYTES = 1024
 
-# As what `tarfile` shows what it cannot understand in a header; a text that cannot be decoded is a `ValueError`.
+# What `tarfile` raises on headers that it cannot understand; among them is `UnicodeError`.
 _IN_HEADERS = (ValueError, LookupError)
 
 _END_MARK_BYTES = 1024  # two blocks of zeros end a tar archive (POSIX pax, "ustar Interchange Format")
