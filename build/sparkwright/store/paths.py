@@ -183,9 +183,9 @@ class Store:
         note_use(path, state)
         return path
 
-    def find_intact(self, sha256: str, *, size: int | None = None) -> Path | None:
+    def find_intact(self, sha256: str) -> Path | None:
         """Like `find_file`, but read: a file that holds other bytes is dropped, and counts as none."""
-        path = self.find_file(sha256, size=size)
+        path = self.find_file(sha256)
         if path is None:
             return None
         try:

@@ -46,7 +46,7 @@ def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings) ->
         DigestError: what came is not what the lock names.
         StorageError: the disk is full or not writable.
     """
-    if found := store.find_intact(artifact.sha256, size=artifact.size):
+    if found := store.find_intact(artifact.sha256):
         return found
     if settings.offline:
         raise NotInStoreError(
@@ -55,7 +55,7 @@ def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings) ->
             next_step="run once without --offline, or give a folder that holds that file as the source",
         )
     with store.lock(f"download-{artifact.sha256}", f"the download of {artifact.filename}"):
-        return store.find_file(artifact.sha256, size=artifact.size) or _download(store, artifact, settings)
+        return store.find_intact(artifact.sha256) or _download(store, artifact, settings)
 
 
 def adopt_copy(store: Store, path: Path, artifact: Artifact) -> Path:
@@ -65,7 +65,7 @@ def adopt_copy(store: Store, path: Path, artifact: Artifact) -> Path:
         FetchError: it is no plain file, or cannot be read.
         DigestError: it is not the file that the lock names.
     """
-    if found := store.find_intact(artifact.sha256, size=artifact.size):
+    if found := store.find_intact(artifact.sha256):
         return found
     with store.scratch() as scratch, storing(f"copying {path}"):
         copy = scratch / artifact.filename
@@ -89,9 +89,10 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise FetchError(f"{path} could not be read", because=(error.strerror or "").lower()) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise FetchError(f"{path} could not be taken", because="it is no plain file")
     with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise FetchError(f"{path} could not be taken", because="it is no plain file")
         yield stream
 
 
