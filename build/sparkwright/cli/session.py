@@ -59,6 +59,7 @@ _PERHAPS_GIT = (
     CarryConflictError, FetchError, PatchError, ProcessError, ProofError, RefError, UnprovedError,
 )  # fmt: skip
 _LOGS_KEPT_DAYS = 30.0
+_WRITABLE = "work in a clone that can be written: what a run did is noted in it"
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,8 @@ def _open_session(
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     # The last net: what a room says of a full or forbidden disk is clearer, and comes first.
     with _crashes_kept(work), storing(f"'{click.get_current_context().command_path}'"):
-        log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
+        with storing(f"writing to the checkout {checkout.root}", instead=_WRITABLE):
+            log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
         with contextlib.closing(log), subscribe(log), showing_events(quiet=quiet or as_json):
             prune_logs(_logs(work), _LOGS_KEPT_DAYS)
             store = open_store()

@@ -53,18 +53,22 @@ def open_store(home: Path | None = None) -> Store:
 
 
 @contextlib.contextmanager
-def storing(what: str) -> Iterator[None]:
+def storing(what: str, *, instead: str = "point SPARKWRIGHT_HOME to another disk") -> Iterator[None]:
     """Turn a full, read-only or broken disk into one clear error about *what*.
+
+    Args:
+        what: what is being done.
+        instead: what helps where the place itself cannot be mended.
 
     Raises:
         StorageError: the block raised such an `OSError`.
     """
     hints = {
-        errno.ENOSPC: "free some space, or point SPARKWRIGHT_HOME to a larger disk",
-        errno.EDQUOT: "raise the quota, or point SPARKWRIGHT_HOME elsewhere",
-        errno.EROFS: "point SPARKWRIGHT_HOME to a disk that can be written",
-        errno.EACCES: "check the owner and mode of that folder, or set SPARKWRIGHT_HOME",
-        errno.EPERM: "check the owner and mode of that folder, or set SPARKWRIGHT_HOME",
+        errno.ENOSPC: f"free some space, or {instead}",
+        errno.EDQUOT: f"raise the quota, or {instead}",
+        errno.EROFS: instead,
+        errno.EACCES: f"check the owner and mode of that folder, or {instead}",
+        errno.EPERM: f"check the owner and mode of that folder, or {instead}",
         errno.EIO: "check the disk",
     }
     try:

@@ -34,11 +34,17 @@ __all__ = ["adopt_copy", "fetch_artifact"]
 _CHUNK = 1 << 16  # small enough that a dropped connection costs little of what had come
 
 
-def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings) -> Path:
+def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings, *, otherwise: str = "") -> Path:
     """The file *artifact* in the store, fetched from the package index when it is not there.
 
     A run that is interrupted leaves what it got in the store's ``partial`` folder, and the next
     one asks for the rest (RFC 9110, "Range Requests"). Two runs at once download once.
+
+    Args:
+        store: where it goes.
+        artifact: the file.
+        settings: how to reach the index.
+        otherwise: where else it may come from, for the message to those who have no network.
 
     Raises:
         NotInStoreError: the network is off, and the store does not hold it.
@@ -52,7 +58,7 @@ def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings) ->
         raise NotInStoreError(
             f"{artifact.filename} (sha256 {artifact.sha256}) is not in the store {store.home}",
             because="the network is off",
-            next_step="run once without --offline, or give a folder that holds that file as the source",
+            next_step=f"run once without --offline{otherwise}",
         )
     with store.lock(f"download-{artifact.sha256}", f"the download of {artifact.filename}"):
         return store.find_intact(artifact.sha256) or _download(store, artifact, settings)

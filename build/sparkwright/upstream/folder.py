@@ -117,7 +117,8 @@ class FolderSource:
         path = self.path / artifact.filename
         if path.is_file():
             return adopt_copy(self.access.store, path, artifact)
-        return fetch_artifact(self.access.store, artifact, self.access.settings)
+        otherwise = f", or put that file into {self.path}"
+        return fetch_artifact(self.access.store, artifact, self.access.settings, otherwise=otherwise)
 
     def _is_repository(self) -> bool:
         bare = (self.path / "HEAD").is_file() and (self.path / "objects").is_dir()
