@@ -55,10 +55,10 @@ def _refuse_outward_links(repository: Repository, tree: str) -> None:
         entry, _, path = line.partition("\t")
         if entry.startswith(_SYMLINK):
             links[path] = repository.blob(entry.split()[2]).decode(errors="surrogateescape")
-    if (path := outward_link(links)) is not None:
+    if (outward := outward_link(links)) is not None:
         raise ArchiveError(
             f"the tree {tree[:12]} cannot be written to a folder",
-            because=f"its link {path!r} leads to {links[path]!r}, outside",
+            because=f"its link {outward!r} leads to {links[outward]!r}, outside",
             next_step="find out which commit or carry brought that link, and leave that out",
         )
 
