@@ -51,7 +51,7 @@ def artifact(index):
 def test_an_index_on_a_network_cannot_name_local_files(
     store, artifact, settings, index, tmp_path, target, as_json
 ):
-    """Not even one that holds the right bytes: that it does, nobody should learn from us."""
+    """Not even one that holds the right bytes: an answer would tell the index that it does."""
     index.json = as_json
     right = tmp_path / "right"
     right.write_bytes(DATA)

@@ -246,7 +246,7 @@ def _in_session(function: Callable[..., R], *, read_only: bool) -> Callable[...,
 
 
 def _mended(session: Session, opened: int, error: Exception) -> bool:
-    """Whether *error* came of damage in the store that is gone now, so that the same is worth another try."""
+    """Tell whether *error* came of damage in the store that is gone now, so that another try is worth it."""
     if isinstance(error, LostFileError):  # dropped where it was found
         why = error.because
     elif not _perhaps_gits(error):

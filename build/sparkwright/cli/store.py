@@ -45,7 +45,7 @@ def list_command(session: Session) -> None:
 @common_options
 @run_looking_only
 def verify_command(session: Session, *, remove: bool) -> None:
-    """Hash every file anew, read every record and every name, and let git check its objects."""
+    """Hash every file, read every record and every name, and let git check its objects."""
     from sparkwright.git import discard, unsoundness
     from sparkwright.store.verify import Fault, remove_faults, require_sound, verify
 

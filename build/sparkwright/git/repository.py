@@ -108,7 +108,7 @@ def open_repository(path: Path) -> Repository:
 
 
 def _holds(path: Path, text: str) -> bool:
-    """Whether the file at *path* is there and holds that *text*."""
+    """Tell whether the file at *path* is there and holds that *text*."""
     try:
         return path.read_bytes() == text.encode()
     except FileNotFoundError:

@@ -26,7 +26,7 @@ _OF_A_LINK = "to  commit "
 
 
 def unsoundness(repository: Repository) -> str:
-    """What git finds damaged in *repository*, in its words; empty if nothing, or there is none."""
+    """Return what git finds damaged in *repository*, in its words; empty if nothing, or there is none."""
     if not repository.path.exists():
         return ""
     done = repository.command("fsck", "--full", "--no-dangling", "--no-progress", accept=_ANY)
@@ -38,7 +38,9 @@ def unsoundness(repository: Repository) -> str:
         for line in lines
         if line.strip() and not line.startswith(_HARMLESS) and not line.strip().startswith(_OF_A_LINK)
     ]
-    return "; ".join(found[:5])
+    if not found:
+        return ""
+    return found[0] if len(found) == 1 else f"{found[0]}; and {len(found) - 1} more findings"
 
 
 def discard(repository: Repository, trash: Path) -> None:

@@ -400,7 +400,7 @@ def _note_digest(job: Job, path: Path, sha256: str) -> None:
 
 
 def _state_key(path: Path) -> str:
-    """What identifies a file as long as nobody touches it.
+    """Return what identifies the file at *path* as long as it is not touched.
 
     The time of a change of its state is among it: unlike that of its content, it cannot be set back.
     """

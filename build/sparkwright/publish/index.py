@@ -41,7 +41,7 @@ SIMPLE = "simple"
 _METADATA = ".metadata"
 _LOCK = ".publish.lock"
 _WRITTEN = f"{SIMPLE}/.written.json"
-"""What we wrote, with its digests: nothing else is ever replaced or removed."""
+"""The list of what we wrote, with digests: nothing else is ever replaced or removed."""
 _IS_OURS = re.compile(rf"{SIMPLE}/([^/]+/)?index\.(html|json)|[^/]+\.whl{re.escape(_METADATA)}")
 
 
@@ -68,7 +68,7 @@ class PublishedIndex:
 
 
 def wheels_in(folder: Path) -> tuple[Path, ...]:
-    """What is named as a wheel in *folder*, sorted; those still being written are not among them."""
+    """Return what is named as a wheel in *folder*, sorted; those still being written are not among them."""
     return tuple(sorted(path for path in folder.glob("*.whl") if not path.name.startswith(".")))
 
 

@@ -120,7 +120,7 @@ def _entry(file: IndexFile) -> dict[str, Any]:
 
 
 def has_our_form(page: bytes) -> bool:
-    """Whether *page* looks as if we had written it: HTML with our head, or JSON in canonical form."""
+    """Tell whether *page* looks as if we had written it: HTML with our head, or JSON in canonical form."""
     if page.startswith("\n".join(_HEAD).encode()):
         return True
     try:

@@ -419,7 +419,7 @@ def _lost(target: Path, because: str) -> LostFileError:
 
 
 def _leads_to(name: Path, source: Path) -> bool:
-    """Whether *name* is a link to *source*, or (on a disk without links) seems to be a copy of it."""
+    """Tell whether *name* is a link to *source*, or (on a disk without links) seems to be a copy of it."""
     try:
         left, right = name.stat(), source.stat()
     except FileNotFoundError:

@@ -160,7 +160,7 @@ def _files_below(folder: Path, kind: str) -> Iterator[Entry]:
 
 
 def _left_by_git(store: Store) -> Iterator[Entry]:
-    """What git leaves of writes that were killed: packs, indexes and objects under temporary names."""
+    """List what git leaves of writes that were killed: packs, indexes and objects under temporary names."""
     for pattern in ("pack/tmp_*", "pack/.tmp-*", "??/tmp_obj_*", "obj*", "tmp_objdir-*"):
         for path in sorted((store.git / "objects").glob(pattern)):
             with contextlib.suppress(FileNotFoundError):

@@ -115,7 +115,7 @@ _UNSEEN = dict.fromkeys(
 
 
 def _is_like_git(part: str) -> bool:
-    """Whether a file system takes *part* for ``.git``, by git's own rules for HFS+ and NTFS.
+    """Tell whether a file system takes *part* for ``.git``, by git's own rules for HFS+ and NTFS.
 
     NTFS knows it by a short name too, leaves dots and spaces at the end away, and what follows a colon
     names a stream of the same file.
@@ -126,7 +126,7 @@ def _is_like_git(part: str) -> bool:
 
 @dataclass
 class Measure:
-    """How many files of a tree were taken, and their bytes; refuses what is absurd.
+    """Count of the files that were taken of a tree, and of their bytes; refuses what is absurd.
 
     Attributes:
         name: what the tree comes from.

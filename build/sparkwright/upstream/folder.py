@@ -207,5 +207,5 @@ def _require_safe(path: Path) -> None:
 
 
 def _raise(error: OSError) -> None:
-    """What cannot be looked into is not empty."""
+    """Raise *error*: a folder that cannot be looked into is not empty."""
     raise error

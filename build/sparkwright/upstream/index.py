@@ -140,7 +140,7 @@ def _refuse_local(files: list[tuple[Any, IndexFile]], address: str) -> None:
     """Do nothing if no file that the index at *address* on a network lists lies on this machine.
 
     Raises:
-        FetchError: one does: whoever runs that index has no business with our disk.
+        FetchError: one does.
     """
     for _, file in files:
         if local_path(file.url) is not None:

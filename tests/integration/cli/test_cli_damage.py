@@ -157,7 +157,7 @@ def pack(world: World) -> Path:
 
 
 def objects_emptied(world: World) -> None:
-    """What a power cut leaves of files that were just written."""
+    """As a power cut leaves files that were just written."""
     for path in loose(world):
         empty(path)
 
