@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CHUNK", "digest_of", "sha256_bytes", "sha256_file", "sha256_stream", "to_json"]
+__all__ = ["CHUNK", "copy_hashed", "digest_of", "sha256_bytes", "sha256_file", "sha256_stream", "to_json"]
 
 CHUNK = 1 << 20
 
@@ -38,6 +38,23 @@ def sha256_stream(stream: BinaryIO) -> str:
     digest = hashlib.sha256()
     while chunk := stream.read(CHUNK):
         digest.update(chunk)
+    return digest.hexdigest()
+
+
+def copy_hashed(source: BinaryIO, target: BinaryIO, *, most: int | None = None) -> str:
+    """Copy what is left in *source* to *target*; SHA-256 of exactly the bytes that were written.
+
+    Args:
+        source: what to read.
+        target: where to.
+        most: bytes after which to stop, with as much as one chunk more written; all by default.
+    """
+    digest = hashlib.sha256()
+    done = 0
+    while (most is None or done <= most) and (chunk := source.read(CHUNK)):
+        target.write(chunk)
+        digest.update(chunk)
+        done += len(chunk)
     return digest.hexdigest()
 
 

@@ -24,6 +24,8 @@ class Fault:
         longer: state no length and send that many bytes too many.
         silence_s: wait that long before the body.
         pause_s: wait that long after each 64 KiB.
+        drip_s: send one byte at a time, and wait that long after each.
+        redirect: answer 302 with that address.
     """
 
     status: int = 0
@@ -34,17 +36,26 @@ class Fault:
     longer: int = 0
     silence_s: float = 0
     pause_s: float = 0
+    drip_s: float = 0
+    redirect: str = ""
 
 
 @dataclass
 class Index:
-    """What the server holds, how it misbehaves, and what it was asked."""
+    """What the server holds, how it misbehaves, and what it was asked.
+
+    Attributes:
+        addresses: where a file is to be had, by its name, if not here.
+        page_drip_s: send pages one byte at a time, and wait that long after each.
+    """
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     digests: dict[str, str | None] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     page_faults: list[int] = field(default_factory=list)
+    page_drip_s: float = 0
+    addresses: dict[str, str] = field(default_factory=dict)
     json: bool = False
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
@@ -102,7 +113,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             listed = [
                 {
                     "filename": name,
-                    "url": f"../../files/{name}",
+                    "url": self.address(name),
                     "hashes": {"sha256": self.index.digests[name]} if self.index.digests[name] else {},
                     "size": len(self.index.files[name]),
                 }
@@ -112,22 +123,40 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.reply(200, json.dumps(page).encode(), "application/vnd.pypi.simple.v1+json")
         else:
             links = (
-                f'<a href="../../files/{name}{"#sha256=" + digest if digest else ""}">{name}</a>'
+                f'<a href="{self.address(name)}{"#sha256=" + digest if digest else ""}">{name}</a>'
                 for name in names
                 for digest in [self.index.digests[name]]
             )
             self.reply(200, ("<!DOCTYPE html>" + "\n".join(links)).encode(), "text/html")
+
+    def address(self, name):
+        return self.index.addresses.get(name, f"../../files/{name}")
 
     def reply(self, status, data, kind="text/plain"):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        self.drip(data, self.index.page_drip_s)
+
+    def drip(self, data, pause_s):
+        if not pause_s:
+            self.wfile.write(data)
+            return
+        for byte in data:
+            self.wfile.write(bytes([byte]))
+            self.wfile.flush()
+            time.sleep(pause_s)
 
     def file(self, name, *, body):
         fault = self.index.faults.pop(0) if self.index.faults and body else Fault()
         data = self.index.files.get(name)
+        if fault.redirect:
+            self.send_response(302)
+            self.send_header("Location", fault.redirect)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         if fault.status or data is None:
             self.reply(fault.status or 404, b"")
             return
@@ -157,6 +186,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         time.sleep(fault.silence_s)
         if fault.drop_after is not None:
             rest = rest[: fault.drop_after]
+        if fault.drip_s:
+            self.drip(rest, fault.drip_s)
+            return
         for offset in range(0, len(rest), 1 << 16):
             self.wfile.write(rest[offset : offset + (1 << 16)])
             self.wfile.flush()

@@ -28,7 +28,7 @@ from sparkwright.git import (
     patch_tree,
     require_git,
 )
-from sparkwright.git.repository import git_environment
+from sparkwright.git.repository import ATTRIBUTES, git_environment
 from sparkwright.store import remove_tree
 
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
@@ -423,10 +423,23 @@ def test_whoever_waited_for_a_new_repository_does_not_write_under_its_users(tmp_
         waiting.start()
         Repository(path).command("init", "--quiet", "--bare", str(path), bare=False)
         (path / "info").mkdir(exist_ok=True)
-        (path / "info" / "attributes").write_text("# in use\n")
+        (path / "info" / "attributes").write_text(ATTRIBUTES)
         (path / "sparkwright-ready").touch()
+        before = (path / "info" / "attributes").stat()
     waiting.join()
-    assert (path / "info" / "attributes").read_text() == "# in use\n"
+    assert (path / "info" / "attributes").stat() == before
+
+
+@pytest.mark.parametrize("damage", ["", None, "* text\n"])
+def test_attributes_that_a_disk_lost_are_written_again(tmp_path: Path, damage: str | None) -> None:
+    """Without them an upstream tree's own would have a say in merges."""
+    open_repository(tmp_path / "git").close()
+    attributes = tmp_path / "git" / "info" / "attributes"
+    attributes.unlink()
+    if damage is not None:
+        attributes.write_text(damage)
+    open_repository(tmp_path / "git").close()
+    assert attributes.read_text() == ATTRIBUTES
 
 
 def test_the_environment_keeps_what_the_machine_needs(monkeypatch: pytest.MonkeyPatch) -> None:

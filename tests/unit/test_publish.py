@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -179,3 +180,114 @@ def test_two_runs_at_once_leave_a_whole_index(tmp_path: Path) -> None:
     metadata = sorted(path.name.removesuffix(".metadata") for path in tmp_path.glob("*.metadata"))
     assert sorted(listed) == metadata
     assert [path.name for path in tmp_path.glob(".*")] == [".publish.lock"]
+
+
+# What is not ours --------------------------------------------------------------------------
+
+OTHERS = [
+    "simple/other/index.html",
+    "simple/other/index.json",
+    "vllm-9-py3-none-any.whl.metadata",
+    "x.whl.metadata",
+]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_others_put_there_stays(tmp_path: Path, other: str) -> None:
+    publish([wheel(tmp_path, "1"), stale := wheel(tmp_path, "2", "stale")], tmp_path)
+    path = tmp_path / other
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"somebody else's")
+    stale.unlink()
+    for _ in range(2):
+        publish(wheels_in(tmp_path), tmp_path)
+        assert path.read_bytes() == b"somebody else's"
+    assert not (tmp_path / "simple/stale").exists()
+    assert not (tmp_path / f"{stale.name}.metadata").exists()
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "name", ["simple/index.html", "simple/vllm/index.json", "vllm-1-py3-none-any.whl.metadata"]
+)
+def test_a_page_that_others_wrote_is_not_replaced(tmp_path: Path, name: str, first: bool) -> None:  # noqa: FBT001
+    ours = wheel(tmp_path, "1")
+    if not first:
+        publish([wheel(tmp_path, "1", "other")], tmp_path)
+        (tmp_path / "simple/index.html").unlink()
+        (tmp_path / "simple/.written.json").write_bytes(b"{}")
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"somebody else's")
+    before = snapshot(tmp_path)
+    for _ in range(2):
+        with pytest.raises(PublishError) as caught:
+            publish([ours], tmp_path)
+        assert str(path) in caught.value.because
+        assert snapshot(tmp_path) == before
+    path.unlink()
+    publish([ours], tmp_path)
+
+
+def test_a_page_of_ours_that_was_damaged_is_written_again(tmp_path: Path) -> None:
+    wheels = [wheel(tmp_path, "1")]
+    publish(wheels, tmp_path)
+    before = snapshot(tmp_path)
+    for path in tmp_path.glob("simple/**/index.*"):
+        path.write_bytes(b"")
+    publish(wheels, tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_page_of_ours_that_somebody_edited_is_not_removed(tmp_path: Path) -> None:
+    publish([wheel(tmp_path, "1"), gone := wheel(tmp_path, "1", "gone")], tmp_path)
+    page = tmp_path / "simple/gone/index.html"
+    page.write_bytes(b"now mine")
+    gone.unlink()
+    index = publish(wheels_in(tmp_path), tmp_path)
+    assert page.read_bytes() == b"now mine"
+    assert "simple/gone/index.json" in index.removed
+
+
+def test_an_index_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
+    """It has no list of what was written."""
+    publish([wheel(tmp_path, "1"), gone := wheel(tmp_path, "1", "gone")], tmp_path)
+    (tmp_path / "simple/.written.json").unlink()
+    foreign = tmp_path / "simple/foreign/index.html"
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"<!DOCTYPE html>\n<html>")
+    gone.unlink()
+    wheel(tmp_path, "2")
+    index = publish(wheels_in(tmp_path), tmp_path)
+    assert {"simple/gone/index.html", "simple/gone/index.json"} <= set(index.removed)
+    assert foreign.exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"../../x": "y", "a": 1}', b"\xff"])
+def test_a_damaged_list_names_nothing_outside(tmp_path: Path, damage: bytes) -> None:
+    publish([wheel(tmp_path / "dist", "1")], tmp_path / "dist")
+    (tmp_path / "dist/simple/.written.json").write_bytes(damage)
+    publish(wheels_in(tmp_path / "dist"), tmp_path / "dist")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling", "not-utf8", "simple-a-file", "page-a-folder"])
+def test_odd_things_in_the_folder_are_one_clear_error(tmp_path: Path, kind: str) -> None:
+    healthy = wheel(tmp_path, "1")
+    odd = tmp_path / "x-1-py3-none-any.whl"
+    match kind:
+        case "pipe":
+            os.mkfifo(odd)
+        case "folder":
+            odd.mkdir()
+        case "dangling":
+            odd.symlink_to("nowhere")
+        case "not-utf8":
+            healthy.rename(tmp_path / os.fsdecode(b"vllm-1-py3-none-any\xff.whl"))
+        case "simple-a-file":
+            (tmp_path / "simple").write_bytes(b"x")
+        case _:
+            (tmp_path / "simple/vllm/index.html").mkdir(parents=True)
+    with pytest.raises(PublishError) as caught:
+        publish(wheels_in(tmp_path), tmp_path)
+    assert caught.value.exit_code == 61
+    str(caught.value).encode()

@@ -100,11 +100,19 @@ HARMFUL = {
     "not-utf8": ([file("v/\udce9")], "UTF-8"),
     "git-folder": ([file("v/.git/hooks/post-checkout")], "'.git'"),
     "git-folder-in-capitals": ([file("v/sub/.GIT/config")], "'.git'"),
+    "git-folder-with-a-mark-that-hfs-leaves-out": ([file("v/.g\u200cit/config")], "'.git'"),
+    "git-folder-by-its-short-name": ([file("v/git~1/config")], "'.git'"),
+    "git-folder-with-what-ntfs-leaves-out": ([file("v/.git. ./config")], "'.git'"),
+    "git-folder-as-a-stream": ([file("v/.git::$INDEX_ALLOCATION/config")], "'.git'"),
     "path-too-long": ([file("v/" + "n" * 1100)], "longer than"),
     "link-absolute": ([link("v/a", "/etc/passwd")], "outside its tree"),
     "link-upwards": ([link("v/d/a", "../../x")], "outside its tree"),
     "link-into-git": ([link("v/a", ".git/config")], "outside its tree"),
     "link-empty": ([link("v/a", "")], "outside its tree"),
+    "link-chain-outwards": (
+        [link("v/d/l1", ".."), link("v/d/l2", "l1/.."), link("v/d/evil.py", "l2/etc/passwd")],
+        "outside its tree",
+    ),
     "hard-link-outside": ([hard_link("v/a", "/etc/passwd")], "not safe"),
     "hard-link-upwards": ([hard_link("v/a", "v/../../x")], "not safe"),
     "hard-link-to-nothing": ([hard_link("v/a", "v/missing")], "no earlier file"),
@@ -135,7 +143,7 @@ def test_refuses_what_could_do_harm(write, members, why):
     [
         ("MAX_MEMBERS", 2, "more than 2 members"),
         ("MAX_FILE_BYTES", 50_000, "more than 50000"),
-        ("MAX_TOTAL_BYTES", 100_000, "unpack more"),
+        ("MAX_TOTAL_BYTES", 100_000, "more than 100000"),
     ],
 )
 def test_refuses_absurd_sizes(write, monkeypatch, limit, value, why):
@@ -155,6 +163,49 @@ def test_hard_links_cannot_make_it_unpack_the_same_again_and_again(write, monkey
     with pytest.raises(ArchiveError) as caught:
         list(read_sdist(write(before, target, *links)))
     assert "unpack more" in caught.value.because
+
+
+def test_hard_links_count_by_what_they_repeat(write, monkeypatch):
+    """A small archive may not fill the memory of who reads it."""
+    monkeypatch.setattr(archive, "MAX_TOTAL_BYTES", 10_000_000)
+    links = [hard_link(f"v/link{number}", "v/target") for number in range(12)]
+    bomb = write(file("v/target", bytes(1_000_000)), *links)
+    assert bomb.stat().st_size < 20_000
+    with pytest.raises(ArchiveError) as caught:
+        list(read_sdist(bomb))
+    assert "more than 10000000 bytes" in caught.value.because
+    assert len(list(read_sdist(write(file("v/target", bytes(1_000_000)), *links[:4])))) == 5
+
+
+def test_links_that_stay_inside_through_one_another_are_fine(write):
+    members = [
+        link("v/d/l1", ".."),
+        link("v/d/l2", "l1/d/file"),
+        link("v/loop", "loop"),
+        link("v/l3", "d/l1"),
+    ]
+    assert len(list(read_sdist(write(file("v/d/file"), *members)))) == 5
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".github", "git", "git~2", "a.git", ".git-blame-ignore-revs"])
+def test_names_that_only_resemble_git_are_fine(write, name):
+    assert [entry.path for entry in read_sdist(write(file(f"v/{name}")))] == [name]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "x"},
+        {"GNU.sparse.map": "a,b"},
+        {"GNU.sparse.size": "-"},
+        {"size": "x"},
+    ],
+)
+def test_headers_that_cannot_be_understood_are_damage(write, headers):
+    path = write(GOOD, file("v/odd", b"x" * 600, pax_headers=headers), format=tarfile.PAX_FORMAT)
+    with pytest.raises(ArchiveError):
+        list(read_sdist(path))
 
 
 def test_a_header_that_asks_for_everything_is_refused(write, monkeypatch):

@@ -67,12 +67,18 @@ def test_extra_indexes_are_a_list(tmp_path, home):
     assert read_settings(home).extra_index_urls == ("https://three/", "https://four/")
 
 
-def test_trusted_host_and_other_sections_change_nothing(tmp_path, home):
+def test_other_sections_change_nothing(tmp_path, home):
     write(
         tmp_path / "chosen.conf",
-        "[global]\ntrusted-host = evil\n[install]\nindex-url = https://install/\n[freeze]\ntimeout = 1\n",
+        "[install]\nindex-url = https://install/\ntrusted-host = evil\n[freeze]\ntimeout = 1\n",
     )
     assert read_settings(home) == IndexSettings()
+
+
+def test_trusted_hosts_are_those_that_pip_was_told(tmp_path, home):
+    write(tmp_path / "chosen.conf", "[global]\ntrusted-host = one\n    two:8080\n")
+    assert read_settings(home).trusted_hosts == ("one", "two:8080")
+    assert read_settings({**home, "PIP_TRUSTED_HOST": "three"}).trusted_hosts == ("three",)
 
 
 def test_a_broken_file_is_named(tmp_path, home):

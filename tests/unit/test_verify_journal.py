@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -167,6 +168,18 @@ def test_a_later_start_of_the_same_run_is_the_same_run(tmp_path: Path) -> None:
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     with Journal(tmp_path, manifest()), pytest.raises(BusyError, match="another run"):
         Journal(tmp_path, manifest())
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_a_journal_that_is_no_plain_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(ConfigError) as caught:
+        read_journal(tmp_path)
+    assert "journal.jsonl" in caught.value.because
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def write_tree(repository: Repository, tree: str, folder: Path) -> None:
 
     Raises:
         ConfigError: the folder exists and is not empty, or is no folder.
+        ArchiveError: a symbolic link of the tree leads out of it.
     """
     folder = folder.absolute()
     if folder.exists() and not folder.is_dir():
@@ -54,7 +55,7 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
 
     Raises:
         ConfigError: the folder does not exist, or does not look like that tree.
-        PatchError: a file still has conflict markers, or a symbolic link changed.
+        PatchError: a file still has conflict markers, a symbolic link changed, or something is no file.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} could not be read", because="it is not a folder")
@@ -76,6 +77,8 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
             if entry is None or not file.is_symlink() or blob_id(os.fsencode(file.readlink())) != entry.blob:
                 raise PatchError(f"{path} cannot be part of a carry", because="it is a symbolic link")
             continue
+        if not file.is_file():  # a named pipe would be waited for
+            raise PatchError(f"{path} cannot be part of a carry", because="it is no plain file")
         data = file.read_bytes()
         if entry is not None and blob_id(data) == entry.blob:
             continue

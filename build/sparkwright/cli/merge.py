@@ -12,7 +12,7 @@ from sparkwright.cli.session import Session, common_options, print_json, run_in_
 from sparkwright.cli.tables import show_table
 from sparkwright.config import to_builtins
 from sparkwright.errors import CarryConflictError
-from sparkwright.merge import merge_patchset
+from sparkwright.merge import OutcomeKind, merge_patchset
 
 if TYPE_CHECKING:
     from sparkwright.merge import MergeReport
@@ -40,6 +40,8 @@ def command(session: Session, *, onto: str | None, check_out: Path | None, wante
     else:
         version, pristine = onto, job.source.release(onto)
     report = merge_patchset(job.repository, job.merge_request(pristine, version))
+    if any(outcome.kind is OutcomeKind.REFUSED for outcome in report.failed):
+        session.require_sound_repository()  # before a word of it is said
     if check_out is not None:
         from sparkwright.authoring import write_tree
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -15,9 +15,20 @@ import click
 from sparkwright.carry.folder import unknown_name
 from sparkwright.cli.output import print_json, unforeseen
 from sparkwright.cli.terminal import showing_events
-from sparkwright.errors import NotInStoreError, SparkwrightError
-from sparkwright.events import JsonlSink, emit, subscribe
-from sparkwright.git import Repository, open_repository
+from sparkwright.errors import (
+    CarryConflictError,
+    FetchError,
+    LostFileError,
+    NotInStoreError,
+    PatchError,
+    ProcessError,
+    ProofError,
+    RefError,
+    SparkwrightError,
+    UnprovedError,
+)
+from sparkwright.events import JsonlSink, emit, subscribe, warn
+from sparkwright.git import Repository, discard, open_repository, unsoundness
 from sparkwright.plan.checkout import Checkout, open_checkout
 from sparkwright.plan.choose import choose_arch
 from sparkwright.plan.facility import ToolchainFacility
@@ -43,7 +54,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 WORK = ".sparkwright"
+# As what damaged objects in the store's repository show themselves.
+_PERHAPS_GIT = (
+    CarryConflictError, FetchError, PatchError, ProcessError, ProofError, RefError, UnprovedError,
+)  # fmt: skip
 _LOGS_KEPT_DAYS = 30.0
+_WRITABLE = "work in a clone that can be written: what a run did is noted in it"
 
 
 @dataclass(frozen=True)
@@ -92,6 +108,15 @@ class Session:
                 because="the network is off",
                 next_step="run once without --offline",
             )
+
+    def require_sound_repository(self) -> None:
+        """Do nothing where git finds no damage in the store's repository.
+
+        Raises:
+            ProcessError: it does; the command is tried again with another repository.
+        """
+        if why := unsoundness(self.repository):
+            raise ProcessError("git's objects in the store are damaged", because=why)
 
     def job(
         self,
@@ -144,7 +169,8 @@ def _open_session(
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     # The last net: what a room says of a full or forbidden disk is clearer, and comes first.
     with _crashes_kept(work), storing(f"'{click.get_current_context().command_path}'"):
-        log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
+        with storing(f"writing to the checkout {checkout.root}", instead=_WRITABLE):
+            log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
         with contextlib.closing(log), subscribe(log), showing_events(quiet=quiet or as_json):
             prune_logs(_logs(work), _LOGS_KEPT_DAYS)
             store = open_store()
@@ -204,6 +230,44 @@ def _in_session(function: Callable[..., R], *, read_only: bool) -> Callable[...,
         with _open_session(
             root, offline=offline, as_json=as_json, quiet=quiet, read_only=read_only
         ) as session:
-            return function(session, **arguments)
+            if read_only:
+                return function(session, **arguments)
+            opened = _inode(session.repository)
+            try:
+                return function(session, **arguments)
+            except Exception as error:
+                if not _mended(session, opened, error):
+                    raise
+            # Once: what is damaged again after that is not the store's fault alone.
+            with contextlib.closing(open_repository(session.store.git)) as repository:
+                return function(replace(session, repository=repository), **arguments)
 
     return wrapper
+
+
+def _mended(session: Session, opened: int, error: Exception) -> bool:
+    """Tell whether *error* came of damage in the store that is gone now, so that another try is worth it."""
+    if isinstance(error, LostFileError):  # dropped where it was found
+        why = error.because
+    elif not _perhaps_gits(error):
+        return False
+    elif why := unsoundness(session.repository):
+        session.repository.close()
+        with session.store.scratch() as trash:
+            discard(session.repository, trash)
+    elif _inode(session.repository) != opened:
+        why = "another run found the repository damaged"
+    if not why:
+        return False
+    warn(f"the store was damaged, and what is needed is fetched or made again: {why}", because=why)
+    return True
+
+
+def _perhaps_gits(error: Exception) -> bool:
+    if isinstance(error, (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)):
+        return False
+    return isinstance(error, _PERHAPS_GIT) or not isinstance(error, SparkwrightError)
+
+
+def _inode(repository: Repository) -> int:
+    return repository.path.stat().st_ino if repository.path.exists() else 0

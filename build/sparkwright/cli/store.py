@@ -45,12 +45,18 @@ def list_command(session: Session) -> None:
 @common_options
 @run_looking_only
 def verify_command(session: Session, *, remove: bool) -> None:
-    """Hash every file anew, and read every record and every name."""
-    from sparkwright.store.verify import remove_faults, require_sound, verify
+    """Hash every file, read every record and every name, and let git check its objects."""
+    from sparkwright.git import discard, unsoundness
+    from sparkwright.store.verify import Fault, remove_faults, require_sound, verify
 
     faults = verify(session.store)
+    if why := unsoundness(session.repository):
+        faults.append(Fault(session.store.git, why))
     if remove:
-        remove_faults(faults)
+        with session.store.scratch() as trash:
+            if why:
+                discard(session.repository, trash)
+            remove_faults(faults)
     if session.as_json:
         told = [{"path": str(fault.path), "why": fault.why} for fault in faults]
         print_json({"store": str(session.store.home), "damaged": told, "removed": remove})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,11 @@ from sparkwright.cli.options import Wanted, compile_options, job_options
 from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
+from sparkwright.errors import ConfigError
 from sparkwright.plan import apply
 from sparkwright.plan.binaries import version_of
 from sparkwright.plan.job import needed
+from sparkwright.publish import require_plain, wheels_in
 
 if TYPE_CHECKING:
     from sparkwright.plan import Job
@@ -57,11 +60,32 @@ def command(
         full=full,
         compiling=compiling,
     )
+    _require_out(job.options.out)
     known = apply(job)
     if session.as_json:
         print_json(_summary(job, known))
     else:
         _show(job, known)
+
+
+def _require_out(out: Path) -> None:
+    """Do nothing if a wheel and its index can be put into *out*, as far as can be told before the work.
+
+    Raises:
+        ConfigError: it is no folder, or is below something that is none.
+        PublishError: what is named as a wheel in it is no file.
+    """
+    for place in (out, *out.parents):
+        if os.path.lexists(place):
+            if not place.is_dir():
+                raise ConfigError(
+                    f"{out} cannot take a wheel",
+                    because=f"{place} is {'a link to nothing' if place.is_symlink() else 'no folder'}",
+                    next_step="name a folder, or one that can be made, with --out",
+                )
+            break
+    if out.is_dir():
+        require_plain(wheels_in(out))
 
 
 def _summary(job: Job, known: Known) -> dict[str, Any]:

@@ -5,15 +5,18 @@ fixed identity and date, under an environment and configuration that ignore the 
 that the same inputs give the same ids on every machine. Nothing here needs a work tree.
 
 Open `repository` first; `merging` holds the three-way merge, `importing` turns files into trees,
-`fetching` talks to remotes, and `checkout` writes a tree to disk.
+`fetching` talks to remotes, `checkout` writes a tree to disk, `links` finds links that lead
+out of one, and `soundness` what a disk lost.
 """
 
 from sparkwright.git.checkout import check_out, make_read_only
 from sparkwright.git.fetching import RemoteRef, fetch, list_remote
 from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_tree, tree_id
+from sparkwright.git.links import outward_link
 from sparkwright.git.merging import MergeResult, merge_trees
 from sparkwright.git.refs import check_address, check_object_id, check_ref
 from sparkwright.git.repository import Repository, as_argument, open_repository, require_git
+from sparkwright.git.soundness import discard, unsoundness
 from sparkwright.git.trees import Entry
 
 __all__ = [
@@ -28,13 +31,16 @@ __all__ = [
     "check_object_id",
     "check_out",
     "check_ref",
+    "discard",
     "fetch",
     "import_files",
     "list_remote",
     "make_read_only",
     "merge_trees",
     "open_repository",
+    "outward_link",
     "patch_tree",
     "require_git",
     "tree_id",
+    "unsoundness",
 ]

@@ -6,6 +6,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from sparkwright.errors import ArchiveError
+from sparkwright.git.links import outward_link
 from sparkwright.git.refs import check_object_id
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from sparkwright.git.repository import Repository
 
 __all__ = ["check_out", "make_read_only"]
+
+_SYMLINK = "120000 "
 
 
 def check_out(repository: Repository, tree: str, folder: Path, *, under: str = "") -> None:
@@ -24,8 +28,12 @@ def check_out(repository: Repository, tree: str, folder: Path, *, under: str = "
         tree: its id.
         folder: where to; it is made when missing.
         under: only this folder of the tree, kept at its place; all by default.
+
+    Raises:
+        ArchiveError: a symbolic link in the tree leads out of it.
     """
     check_object_id(tree)
+    _refuse_outward_links(repository, tree)
     folder.mkdir(parents=True, exist_ok=True)
     index = folder.with_name(folder.name + ".index")
     env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder)}
@@ -37,6 +45,22 @@ def check_out(repository: Repository, tree: str, folder: Path, *, under: str = "
         repository.command("checkout-index", "--all", "--force", f"--prefix={folder}/", env=env)
     finally:
         index.unlink(missing_ok=True)
+
+
+def _refuse_outward_links(repository: Repository, tree: str) -> None:
+    """Nothing else looks at the links of a tree that came by git: from upstream, or in a pull request."""
+    listed = repository.command("ls-tree", "-r", "-z", tree).stdout.decode(errors="surrogateescape")
+    links = {}
+    for line in listed.split("\0"):
+        entry, _, path = line.partition("\t")
+        if entry.startswith(_SYMLINK):
+            links[path] = repository.blob(entry.split()[2]).decode(errors="surrogateescape")
+    if (outward := outward_link(links)) is not None:
+        raise ArchiveError(
+            f"the tree {tree[:12]} cannot be written to a folder",
+            because=f"its link {outward!r} leads to {links[outward]!r}, outside",
+            next_step="find out which commit or carry brought that link, and leave that out",
+        )
 
 
 def make_read_only(folder: Path) -> None:

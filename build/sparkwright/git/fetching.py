@@ -24,6 +24,9 @@ __all__ = ["RemoteRef", "fetch", "list_remote"]
 _TIMEOUT_S = 3600.0
 _ALL_HISTORY = 0x7FFFFFFF  # what git itself calls an infinite depth
 _FEW = 3
+# A folder that the user names may be another user's. What git sends from there runs nothing of that folder's
+# configuration, and `safe.directory` counts from a command line only.
+_OWN_OR_NOT = "--upload-pack=git -c 'safe.directory=*' upload-pack"
 _NEXT_STEP = "check the address and the network; --offline works from what the store holds"
 
 
@@ -53,7 +56,7 @@ def list_remote(
     names = [check_ref(pattern) for pattern in patterns]
     names += [f"{name}^{{}}" for name in names]  # an annotated tag's commit is listed under a name of its own
     try:
-        done = repository.command("ls-remote", "--", where, *names, timeout=timeout)
+        done = repository.command("ls-remote", *_sender(where), "--", where, *names, timeout=timeout)
     except ProcessError as error:
         raise FetchError(
             f"{address} could not be asked", because=error.because, next_step=_NEXT_STEP
@@ -68,6 +71,10 @@ def list_remote(
         else:
             found[name] = RemoteRef(name, object_id)
     return found
+
+
+def _sender(address: str) -> list[str]:
+    return [_OWN_OR_NOT] if address.startswith("file://") else []
 
 
 def _check_wanted(name: str) -> str:
@@ -107,7 +114,7 @@ def fetch(
     where = check_address(address)
     names = [_check_wanted(name) for name in wanted]
     # Without a depth, git takes the history of a commit that came with a short one to be complete.
-    options = ["--no-tags", "--no-write-fetch-head", "--quiet", "--no-auto-maintenance"]
+    options = [*_sender(where), "--no-tags", "--no-write-fetch-head", "--quiet", "--no-auto-maintenance"]
     options += [f"--depth={depth or _ALL_HISTORY}"]
     options += ["--filter=tree:0"] if history_only else []
     options += ["--filter=blob:none"] if without_files else []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparkwright.errors import ProcessError, RefError, ToolError
 from sparkwright.git.trees import Entry, ObjectReader
 from sparkwright.process import Completed, run, which
-from sparkwright.store import hold, storing
+from sparkwright.store import hold, storing, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -79,7 +79,7 @@ def git_environment() -> dict[str, str]:
 
 
 # No attribute of an upstream tree may change the bytes that we write out, and nobody's the merge.
-_ATTRIBUTES = (
+ATTRIBUTES = (
     "* -text -ident -filter -working-tree-encoding !merge !conflict-marker-size !diff"
     " -export-subst -export-ignore\n"
 )
@@ -92,18 +92,27 @@ def open_repository(path: Path) -> Repository:
         ToolError: git is absent, or older than 2.38, the first with ``merge-tree --write-tree``.
     """
     repository = Repository(path)
-    ready = path / "sparkwright-ready"
-    if ready.is_file():
+    ready, attributes = path / "sparkwright-ready", path / "info" / "attributes"
+    if ready.is_file() and _holds(attributes, ATTRIBUTES):
         return repository
     require_git()
     with hold(path.with_name(path.name + ".lock"), f"the repository {path}"), storing("making the store"):
         # Whoever waited for the lock finds it made, and must not write under those who use it.
         if not ready.is_file():
             repository.command("init", "--quiet", "--bare", "--template=", str(path), bare=False)
-            (path / "info").mkdir(exist_ok=True)
-            (path / "info" / "attributes").write_text(_ATTRIBUTES)
-            ready.touch()
+        if not _holds(attributes, ATTRIBUTES):
+            attributes.parent.mkdir(exist_ok=True)
+            write_atomically(attributes, ATTRIBUTES.encode())
+        ready.touch()
     return repository
+
+
+def _holds(path: Path, text: str) -> bool:
+    """Tell whether the file at *path* is there and holds that *text*."""
+    try:
+        return path.read_bytes() == text.encode()
+    except FileNotFoundError:
+        return False
 
 
 def require_git() -> str:

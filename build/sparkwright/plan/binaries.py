@@ -151,7 +151,7 @@ def _inspect(job: Job, upstream: Source, compiled: Mapping[str, str]) -> dict[st
 
 
 def _path_of(job: Job, sha256: str) -> Callable[[], Path]:
-    return lambda: job.store.file_path(sha256)
+    return lambda: job.store.require_intact(sha256)
 
 
 def _slim(job: Job, known: Known, upstream: Source, inspected: Mapping[str, Inspection]) -> SlimPlan:
@@ -174,7 +174,7 @@ def binary_arguments(job: Job, known: Known) -> dict[str, Any]:
     extensions = needed(job.native).extensions
     providers: dict[str, BinarySource] = {
         extensions[name].member: BinarySource(
-            job.store.file_path(one.sha256), "compiled", one.key, deflated_in(job.store, one.sha256)
+            job.store.require_intact(one.sha256), "compiled", one.key, deflated_in(job.store, one.sha256)
         )
         for name, one in known.extensions.items()
     }

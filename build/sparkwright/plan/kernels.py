@@ -29,6 +29,13 @@ _TRIED = "sources-tried"
 _PATIENCE_S = 3600
 
 
+class _Tried(msgspec.Struct, frozen=True):
+    """When sources were asked for last, and why some were missing, by name."""
+
+    at: float
+    missing: dict[str, str]
+
+
 def source_steps(job: Job) -> list[Step]:
     """The steps before the merge, which applies carries to sources too; none for upstream's kernels."""
     return [] if job.native is None else [GatherSources()]
@@ -90,11 +97,8 @@ class GatherSources:
 
     def _tried(self, job: Job) -> dict[str, str] | None:
         """Why sources were missing a short while ago; `None` if it is time to try again."""
-        record = job.store.find_record(_TRIED, self.key(job, Known()) or "")
-        if record is None or time.time() - record["at"] > _PATIENCE_S:
-            return None
-        missing: dict[str, str] = record["missing"]
-        return missing
+        tried = job.store.find_record_as(_Tried, _TRIED, self.key(job, Known()) or "")
+        return None if tried is None or time.time() - tried.at > _PATIENCE_S else tried.missing
 
 
 def _lost(native: NativePin, sources: Mapping[str, SourceTree]) -> dict[str, str]:

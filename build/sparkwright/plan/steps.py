@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-import msgspec
-
 from sparkwright import __version__
 from sparkwright.canonical import digest_of, sha256_file
 from sparkwright.config import to_builtins
-from sparkwright.errors import CarryConflictError, ProofError, UnprovedError
+from sparkwright.errors import CarryConflictError, ProofError, SparkwrightError, UnprovedError
 from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.plan.binaries import binary_arguments, binary_steps, version_of
 from sparkwright.plan.job import FoundWheel, needed
@@ -96,10 +94,9 @@ class Merge:
     def find(self, job: Job, known: Known) -> bool:
         if any(carry.spec.pull is not None for carry in job.point.deciding):
             return False  # a pull request's head is asked for every time; the merge itself is quick
-        record = job.store.find_record("merge", self.key(job, known) or "")
-        if record is None:
+        report = job.store.find_record_as(MergeReport, "merge", self.key(job, known) or "")
+        if report is None:
             return False
-        report = msgspec.convert(record, MergeReport)
         if not all(map(job.repository.has, [report.commit, *(source.tree for source in report.sources)])):
             return False
         known.report = report
@@ -221,7 +218,8 @@ class StockWheel:
         return job.stock_wheel.sha256
 
     def find(self, job: Job, known: Known) -> bool:
-        known.stock_wheel = job.store.find_file(job.stock_wheel.sha256) is not None
+        wheel = job.stock_wheel
+        known.stock_wheel = job.store.find_file(wheel.sha256, size=wheel.size) is not None
         return known.stock_wheel
 
     def make(self, job: Job, known: Known) -> None:
@@ -261,10 +259,10 @@ class Assemble:
         )
 
     def find(self, job: Job, known: Known) -> bool:
-        record = job.store.find_record("wheel", self.key(job, known) or "")
-        if record is None or job.store.find_file(record["sha256"]) is None:
+        found = job.store.find_record_as(FoundWheel, "wheel", self.key(job, known) or "")
+        if found is None or job.store.find_file(found.sha256, size=found.size) is None:
             return False
-        known.wheel = FoundWheel(**record)
+        known.wheel = found
         return True
 
     def make(self, job: Job, known: Known) -> None:
@@ -305,7 +303,8 @@ class Audit:
         )
 
     def find(self, job: Job, known: Known) -> bool:
-        known.audited = job.store.find_record("audit", self.key(job, known) or "") is not None
+        record = job.store.find_record("audit", self.key(job, known) or "") or {}
+        known.audited = record.get("passed") is True
         return known.audited
 
     def make(self, job: Job, known: Known) -> None:
@@ -314,8 +313,13 @@ class Audit:
         wheel = needed(known.wheel)
         path = job.store.named_file(wheel.sha256, wheel.filename)
         changes = job.changes(needed(known.report))
-        report = audit(path, job.expectation(changes, version_of(job, known), toolchain=known.toolchain))
-        report.require()
+        expectation = job.expectation(changes, version_of(job, known), toolchain=known.toolchain)
+        try:
+            report = audit(path, expectation)
+            report.require()
+        except SparkwrightError:
+            job.store.require_intact(wheel.sha256)  # else it is the store's fault and not the wheel's
+            raise
         job.store.put_record("audit", self.key(job, known) or "", report.to_json())
         known.audited = True
 
@@ -333,8 +337,11 @@ class Place:
         if known.wheel is None:
             return False
         target = job.options.out / known.wheel.filename
-        source = job.store.file_path(known.wheel.sha256)
-        if not (target.is_file() and source.is_file() and _same_file(target, source)):
+        if not target.is_file() or target.stat().st_size != known.wheel.size:
+            return False
+        if _known_digest(job, target) is None:
+            _note_digest(job, target, sha256_file(target))
+        if _known_digest(job, target) != known.wheel.sha256:
             return False
         known.placed = target
         return True
@@ -342,13 +349,7 @@ class Place:
     def make(self, job: Job, known: Known) -> None:
         wheel = needed(known.wheel)
         known.placed = job.store.copy_out(wheel.sha256, job.options.out / wheel.filename)
-        job.store.put_record("digest", _state_key(known.placed), {"sha256": wheel.sha256})
-
-
-def _same_file(target: Path, source: Path) -> bool:
-    """Whether *target* is a copy that kept size and time; the store's files never change."""
-    left, right = target.stat(), source.stat()
-    return (left.st_size, left.st_mtime_ns) == (right.st_size, right.st_mtime_ns)
+        _note_digest(job, known.placed, wheel.sha256)
 
 
 @dataclass(frozen=True)
@@ -374,7 +375,7 @@ class Publish:
         while listed != (listed := _listing(out)):
             index = publish(wheels_in(out), out, digests=_known_digests(job))
             for file in index.files:
-                job.store.put_record("digest", _state_key(out / file.filename), {"sha256": file.sha256})
+                _note_digest(job, out / file.filename, file.sha256)
         job.store.put_record("index", self.key(job, known) or "", {"folder": str(out), "pages": _pages(out)})
         known.published = True
 
@@ -383,16 +384,29 @@ def _known_digests(job: Job) -> dict[str, str]:
     """Digests of wheels in the user's folder that were read before and have not been touched since."""
     from sparkwright.publish import wheels_in
 
-    found = {
-        wheel.name: job.store.find_record("digest", _state_key(wheel)) for wheel in wheels_in(job.options.out)
-    }
-    return {name: record["sha256"] for name, record in found.items() if record is not None}
+    found = {wheel.name: _known_digest(job, wheel) for wheel in wheels_in(job.options.out)}
+    return {name: sha256 for name, sha256 in found.items() if sha256 is not None}
+
+
+def _known_digest(job: Job, path: Path) -> str | None:
+    """The digest of the file at *path*, if it was computed and the file has not been touched since."""
+    record = job.store.find_record("digest", _state_key(path)) or {}
+    sha256 = record.get("sha256")
+    return sha256 if isinstance(sha256, str) else None
+
+
+def _note_digest(job: Job, path: Path, sha256: str) -> None:
+    job.store.put_record("digest", _state_key(path), {"sha256": sha256})
 
 
 def _state_key(path: Path) -> str:
-    """What identifies a file as long as nobody touches it: place, inode, size and time of change."""
+    """Return what identifies the file at *path* as long as it is not touched.
+
+    The time of a change of its state is among it: unlike that of its content, it cannot be set back.
+    """
     state = path.stat()
-    return digest_of([str(path), state.st_ino, state.st_size, state.st_mtime_ns])
+    times = [state.st_mtime_ns, state.st_ctime_ns]
+    return digest_of([str(path), state.st_dev, state.st_ino, state.st_size, *times])
 
 
 def _pages(folder: Path) -> str:

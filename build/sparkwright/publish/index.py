@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -11,13 +12,21 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from sparkwright.canonical import sha256_bytes, sha256_file
+from sparkwright.canonical import sha256_bytes, sha256_file, to_json
 from sparkwright.errors import PublishError
 from sparkwright.events import emit
-from sparkwright.publish.pages import IndexFile, project_html, project_json, root_html, root_json
+from sparkwright.publish.pages import (
+    IndexFile,
+    has_our_form,
+    project_html,
+    project_json,
+    root_html,
+    root_json,
+)
 from sparkwright.store import hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.names import parse_name
@@ -26,10 +35,14 @@ from sparkwright.wheel.stamp import header
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["PublishedIndex", "publish", "wheels_in"]
+__all__ = ["PublishedIndex", "publish", "require_plain", "wheels_in"]
 
 SIMPLE = "simple"
 _METADATA = ".metadata"
+_LOCK = ".publish.lock"
+_WRITTEN = f"{SIMPLE}/.written.json"
+"""The list of what we wrote, with digests: nothing else is ever replaced or removed."""
+_IS_OURS = re.compile(rf"{SIMPLE}/([^/]+/)?index\.(html|json)|[^/]+\.whl{re.escape(_METADATA)}")
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,7 @@ class PublishedIndex:
 
 
 def wheels_in(folder: Path) -> tuple[Path, ...]:
-    """The wheels in *folder*, sorted by name; those still being written are not among them."""
+    """Return what is named as a wheel in *folder*, sorted; those still being written are not among them."""
     return tuple(sorted(path for path in folder.glob("*.whl") if not path.name.startswith(".")))
 
 
@@ -75,26 +88,62 @@ def publish(
         digests: SHA-256 of wheels by file name, where the caller knows it; the others are read.
 
     Raises:
-        PublishError: two wheels have one name, or a wheel's name and metadata disagree.
+        PublishError: two wheels have one name, a wheel is no plain file, its name and metadata disagree,
+            or something that we did not write is where a page belongs.
         ArchiveError: a wheel cannot be read.
         WheelError: a file is not named as a wheel is.
         StorageError: the disk is full or cannot be written.
     """
-    _check_names(wheels)
+    _check_wheels(wheels)
     with storing(f"publishing into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        with hold(folder / ".publish.lock", f"the index in {folder}"):
+        with hold(folder / _LOCK, f"the index in {folder}"):
+            ours = _read_written(folder)
             described = [_describe(_placed(wheel, folder), digests or {}) for wheel in wheels]
             files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
             pages = {file.filename + _METADATA: metadata for file, metadata in described}
             pages |= _pages(files)
+            digests_of_pages = {name: sha256_bytes(data) for name, data in pages.items()}
+            _refuse_others(folder, digests_of_pages, ours)
+            # Killed at any moment, the next run still knows what is ours.
+            _write_written(folder, {**ours, **digests_of_pages})
             written = tuple(name for name, data in pages.items() if _put(folder / name, data))
-            removed = _remove_stale(folder, set(pages))
+            removed = _remove_stale(folder, {name: ours[name] for name in ours.keys() - pages.keys()})
+            _write_written(folder, digests_of_pages)
     emit("index.published", folder=str(folder), files=len(files), written=len(written), removed=len(removed))
     return PublishedIndex(folder, tuple(files), written, removed)
 
 
-def _check_names(wheels: Sequence[Path]) -> None:
+def require_plain(wheels: Sequence[Path]) -> None:
+    """Do nothing if all *wheels* are files.
+
+    Raises:
+        PublishError: one is a folder, a pipe or whatever else has only the name of a wheel.
+    """
+    for wheel in wheels:
+        if os.path.lexists(wheel) and not wheel.is_file():
+            raise PublishError(
+                "the index cannot be written",
+                because=f"{_shown(wheel)} is named as a wheel and is no plain file",
+                next_step="move it away",
+            )
+
+
+def _shown(path: Path) -> str:
+    """*path* as any encoding can say it."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def _check_wheels(wheels: Sequence[Path]) -> None:
+    require_plain(wheels)
+    for wheel in wheels:
+        try:
+            wheel.name.encode()
+        except UnicodeEncodeError as error:
+            raise PublishError(
+                "the index cannot be written", because=f"the name {_shown(wheel)} is not UTF-8",
+                next_step="rename it or move it away",
+            ) from error  # fmt: skip
     names = [wheel.name for wheel in wheels]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise PublishError("the index cannot be written", because=f"two wheels are called {doubled[0]}")
@@ -165,16 +214,61 @@ def _put(path: Path, data: bytes) -> bool:
     return True
 
 
-def _remove_stale(folder: Path, current: set[str]) -> tuple[str, ...]:
-    """Remove pages of projects, and metadata of wheels, that the index does not list any more."""
-    ours = [*folder.glob(f"{SIMPLE}/*/index.html"), *folder.glob(f"{SIMPLE}/*/index.json")]
-    ours += folder.glob(f"*.whl{_METADATA}")
+def _read_written(folder: Path) -> dict[str, str]:
+    """SHA-256 of every page and metadata file that we wrote in *folder*, by its path there.
+
+    An index of an earlier version has no such list, but its pages can be told by their form.
+    """
+    path = folder / _WRITTEN
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
+        written = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        return {name: sha256 for name, sha256 in written.items() if _IS_OURS.fullmatch(name)}
+    pages = {page: page.read_bytes() for page in folder.glob(f"{SIMPLE}/**/index.*") if page.is_file()}
+    return {
+        page.relative_to(folder).as_posix(): sha256_bytes(data)
+        for page, data in pages.items()
+        if has_our_form(data)
+    }
+
+
+def _write_written(folder: Path, digests: Mapping[str, str]) -> None:
+    _put(folder / _WRITTEN, to_json(digests) + b"\n")
+
+
+def _refuse_others(folder: Path, pages: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Do nothing if no page takes the place of something that we did not write.
+
+    Raises:
+        PublishError: one does.
+    """
+    for name, sha256 in pages.items():
+        path = folder / name
+        above = [at for at in path.parents if at != folder and at.is_relative_to(folder)]
+        in_the_way = next((at for at in above if os.path.lexists(at) and not at.is_dir()), None)
+        if in_the_way is None and os.path.lexists(path):
+            # One of ours may have been damaged since, or the list of them.
+            known = path.is_file() and (
+                name in ours or has_our_form(data := path.read_bytes()) or sha256_bytes(data) == sha256
+            )
+            in_the_way = None if known else path
+        if in_the_way is not None:
+            raise PublishError(
+                "the index cannot be written",
+                because=f"{in_the_way} is in the way, and was not written by us",
+                next_step="move it away, or publish into another folder",
+            )
+
+
+def _remove_stale(folder: Path, stale: Mapping[str, str]) -> tuple[str, ...]:
+    """Remove those pages and metadata files, by their digests, that are still as we wrote them."""
     removed = []
-    for path in ours:
-        if (name := path.relative_to(folder).as_posix()) not in current:
-            path.unlink()
-            removed.append(name)
-            with contextlib.suppress(OSError):  # the folder holds something that is not ours
-                if path.parent != folder:
-                    path.parent.rmdir()
+    for name, sha256 in sorted(stale.items()):
+        path = folder / name
+        if not path.is_file() or sha256_file(path) != sha256:
+            continue
+        path.unlink()
+        removed.append(name)
+        with contextlib.suppress(OSError):  # the folder holds something that is not ours
+            if path.parent != folder:
+                path.parent.rmdir()
     return tuple(removed)

@@ -7,6 +7,7 @@ Upload times are left out: they would make equal indexes differ.
 from __future__ import annotations
 
 import html
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -18,10 +19,25 @@ from sparkwright.canonical import to_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["API_VERSION", "IndexFile", "project_html", "project_json", "root_html", "root_json"]
+__all__ = [
+    "API_VERSION",
+    "IndexFile",
+    "has_our_form",
+    "project_html",
+    "project_json",
+    "root_html",
+    "root_json",
+]
 
 API_VERSION = "1.1"
 _UP = "../../"
+_HEAD = (
+    "<!DOCTYPE html>",
+    '<html lang="en">',
+    "<head>",
+    '<meta charset="utf-8">',
+    f'<meta name="pypi:repository-version" content="{API_VERSION}">',
+)
 
 
 @dataclass(frozen=True)
@@ -103,13 +119,20 @@ def _entry(file: IndexFile) -> dict[str, Any]:
     return entry
 
 
+def has_our_form(page: bytes) -> bool:
+    """Tell whether *page* looks as if we had written it: HTML with our head, or JSON in canonical form."""
+    if page.startswith("\n".join(_HEAD).encode()):
+        return True
+    try:
+        value = json.loads(page)
+        return isinstance(value, dict) and "meta" in value and page == to_json(value) + b"\n"
+    except ValueError:
+        return False
+
+
 def _page(title: str, links: Sequence[str]) -> bytes:
     lines = [
-        "<!DOCTYPE html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8">',
-        f'<meta name="pypi:repository-version" content="{API_VERSION}">',
+        *_HEAD,
         f"<title>{html.escape(title)}</title>",
         "</head>",
         "<body>",

@@ -6,14 +6,16 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkwright.canonical import sha256_file
+from sparkwright.canonical import copy_hashed, sha256_file
 from sparkwright.errors import DigestError, LostFileError, StorageError
+from sparkwright.events import emit
 from sparkwright.store.locks import hold
 from sparkwright.store.owned import owned_file, owned_folder, shared, sweep_file, sweep_folder
 from sparkwright.store.removal import remove_tree
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Store", "default_home", "open_store", "storing", "write_atomically"]
 
 T = TypeVar("T")
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def default_home() -> Path:
@@ -49,18 +53,22 @@ def open_store(home: Path | None = None) -> Store:
 
 
 @contextlib.contextmanager
-def storing(what: str) -> Iterator[None]:
+def storing(what: str, *, instead: str = "point SPARKWRIGHT_HOME to another disk") -> Iterator[None]:
     """Turn a full, read-only or broken disk into one clear error about *what*.
+
+    Args:
+        what: what is being done.
+        instead: what helps where the place itself cannot be mended.
 
     Raises:
         StorageError: the block raised such an `OSError`.
     """
     hints = {
-        errno.ENOSPC: "free some space, or point SPARKWRIGHT_HOME to a larger disk",
-        errno.EDQUOT: "raise the quota, or point SPARKWRIGHT_HOME elsewhere",
-        errno.EROFS: "point SPARKWRIGHT_HOME to a disk that can be written",
-        errno.EACCES: "check the owner and mode of that folder, or set SPARKWRIGHT_HOME",
-        errno.EPERM: "check the owner and mode of that folder, or set SPARKWRIGHT_HOME",
+        errno.ENOSPC: f"free some space, or {instead}",
+        errno.EDQUOT: f"raise the quota, or {instead}",
+        errno.EROFS: instead,
+        errno.EACCES: f"check the owner and mode of that folder, or {instead}",
+        errno.EPERM: f"check the owner and mode of that folder, or {instead}",
         errno.EIO: "check the disk",
     }
     try:
@@ -160,13 +168,15 @@ class Store:
         return self.files / sha256[:2] / sha256
 
     def find_file(self, sha256: str, *, size: int | None = None) -> Path | None:
-        """The file with that digest, or `None`. Its bytes were verified when it came in.
+        """The file with that digest, or `None`. Its bytes were verified when it came in, and are not read.
 
         Args:
             sha256: the digest.
             size: where given, a file of another size counts as none: a machine that lost power may
                 have kept a file's name and not its bytes.
         """
+        if not _DIGEST.fullmatch(sha256):  # what a damaged record names
+            return None
         path = self.file_path(sha256)
         try:
             state = path.stat()
@@ -176,6 +186,39 @@ class Store:
             return None
         note_use(path, state)
         return path
+
+    def find_intact(self, sha256: str) -> Path | None:
+        """Like `find_file`, but read: a file that holds other bytes is dropped, and counts as none."""
+        path = self.find_file(sha256)
+        if path is None:
+            return None
+        try:
+            actual = sha256_file(path)
+        except FileNotFoundError:  # pruned meanwhile
+            return None
+        if actual == sha256:
+            return path
+        self.drop(sha256, f"its SHA-256 is {actual}")
+        return None
+
+    def require_intact(self, sha256: str) -> Path:
+        """The file with that digest, whose bytes were read.
+
+        Raises:
+            LostFileError: it is not here, or held other bytes, which are dropped.
+        """
+        path = self.find_intact(sha256)
+        if path is None:
+            raise _lost(self.file_path(sha256), "it is gone, or is damaged and was dropped")
+        return path
+
+    def drop(self, sha256: str, because: str) -> None:
+        """Remove the file with that digest and its names: it is damaged, and is fetched or made again."""
+        path = self.file_path(sha256)
+        with storing("removing what is damaged"):
+            emit("store.removed", what="damaged", path=str(path), because=because)
+            remove_tree(path)
+            remove_tree(self.named / sha256[:16])
 
     def adopt_file(self, source: Path, sha256: str, *, verified: bool = False) -> Path:
         """Move *source* into the store under *sha256*, once that digest is verified.
@@ -200,6 +243,8 @@ class Store:
         with storing(f"storing {sha256[:12]}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             note_use(source)
+            if target.exists() and (target.is_dir() or target.stat().st_size != source.stat().st_size):
+                self.drop(sha256, "it has another size")  # its names too, which lead to what it was
             # Killed in between, a download can still be resumed; a read-only one could not.
             source.replace(target)
             target.chmod(0o444)
@@ -221,7 +266,7 @@ class Store:
             except OSError as error:
                 if error.errno not in {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}:
                     raise
-                _copy(source, target, mode=0o444)  # a file system without hard links
+                self._copy(sha256, target, mode=0o444)  # a file system without hard links
             finally:
                 # Also where it was renamed: renaming one link of a file to another does nothing.
                 temporary.unlink(missing_ok=True)
@@ -230,13 +275,27 @@ class Store:
     def copy_out(self, sha256: str, target: Path) -> Path:
         """Copy the file with that digest out of the store: what is done to *target* stays there.
 
+        The digest is computed of the bytes that are copied, and *target* appears once it is the right one.
+
         Raises:
-            LostFileError: the store holds it no longer.
+            LostFileError: the store holds it no longer, or held other bytes, which are dropped.
             StorageError: the disk is full or cannot be written.
         """
         with self._placing(sha256, target):
-            _copy(self.file_path(sha256), target, mode=0o644)
+            self._copy(sha256, target, mode=0o644)
         return target
+
+    def _copy(self, sha256: str, target: Path, *, mode: int) -> None:
+        source = self.file_path(sha256)
+        with owned_file(target.parent, f".{target.name}.") as (handle, temporary):
+            with source.open("rb") as reading, os.fdopen(os.dup(handle), "wb") as writing:
+                actual = copy_hashed(reading, writing)
+            if actual != sha256:
+                self.drop(sha256, f"its SHA-256 is {actual}")
+                raise _lost(target, f"{sha256[:12]} is damaged there, and was dropped")
+            shutil.copystat(source, temporary)
+            temporary.chmod(mode)
+            temporary.replace(target)
 
     @contextlib.contextmanager
     def _placing(self, sha256: str, target: Path) -> Iterator[None]:
@@ -248,16 +307,13 @@ class Store:
             except FileNotFoundError as error:
                 if self.file_path(sha256).exists():
                     raise
-                raise LostFileError(
-                    f"{target.name} cannot be taken from the store",
-                    because=f"another run pruned {sha256[:12]}, or somebody removed it by hand",
-                    next_step="run the same command again: what is missing is fetched or made again",
-                ) from error
+                why = f"another run pruned {sha256[:12]}, or somebody removed it by hand"
+                raise _lost(target, why) from error
 
     def named_file(self, sha256: str, filename: str) -> Path:
         """The file with that digest under a *filename* that tells what it is; it must be here."""
         target = self.named / sha256[:16] / filename
-        if not target.is_file():
+        if not _leads_to(target, self.file_path(sha256)):
             return self.link(sha256, target)
         note_use(target)
         return target
@@ -287,7 +343,7 @@ class Store:
         path = self.record_path(kind, key)
         try:
             data = path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return None
         note_use(path)
         return data
@@ -297,6 +353,8 @@ class Store:
         path = self.record_path(kind, key)
         with storing(f"recording {kind} {key[:12]}"):
             path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():  # nothing of ours
+                remove_tree(path)
             write_atomically(path, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
 
     def record_path(self, kind: str, key: str) -> Path:
@@ -352,8 +410,21 @@ def _sweep_beside(path: Path) -> None:
             sweep_file(path.with_name(name))
 
 
-def _copy(source: Path, target: Path, *, mode: int) -> None:
-    with owned_file(target.parent, f".{target.name}.") as (_, temporary):
-        shutil.copy2(source, temporary)
-        temporary.chmod(mode)
-        temporary.replace(target)
+def _lost(target: Path, because: str) -> LostFileError:
+    return LostFileError(
+        f"{target.name} cannot be taken from the store",
+        because=because,
+        next_step="run the same command again: what is missing is fetched or made again",
+    )
+
+
+def _leads_to(name: Path, source: Path) -> bool:
+    """Tell whether *name* is a link to *source*, or (on a disk without links) seems to be a copy of it."""
+    try:
+        left, right = name.stat(), source.stat()
+    except FileNotFoundError:
+        return False
+    same_file = (left.st_dev, left.st_ino) == (right.st_dev, right.st_ino)
+    return same_file or (
+        (left.st_nlink, left.st_size, left.st_mtime_ns) == (1, right.st_size, right.st_mtime_ns)
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sparkwright.store.usage import last_used
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from sparkwright.store.paths import Store
 
@@ -73,12 +73,14 @@ class KindTotal:
 
 def survey(store: Store, logs: Iterable[Path] = ()) -> list[Entry]:
     """Everything in *store*, and the event logs in the folders *logs*."""
+    left = list(_left_by_git(store))
     return [
         *_files(store),
         *_records(store),
         *_folders(store),
         *_files_below(store.partial, "downloads"),
-        *_rest(store),
+        *left,
+        *_rest(store, {entry.path for entry in left}),
         *(entry for folder in logs for entry in _files_below(folder, LOGS)),
     ]
 
@@ -157,13 +159,22 @@ def _files_below(folder: Path, kind: str) -> Iterator[Entry]:
         yield Entry(kind, path, state.st_size, last_used(state))
 
 
-def _rest(store: Store) -> Iterator[Entry]:
+def _left_by_git(store: Store) -> Iterator[Entry]:
+    """List what git leaves of writes that were killed: packs, indexes and objects under temporary names."""
+    for pattern in ("pack/tmp_*", "pack/.tmp-*", "??/tmp_obj_*", "obj*", "tmp_objdir-*"):
+        for path in sorted((store.git / "objects").glob(pattern)):
+            with contextlib.suppress(FileNotFoundError):
+                size = sum(state.st_size for _, state in _walk(path))
+                yield Entry("git-left-overs", path, size, last_used(path.stat()))
+
+
+def _rest(store: Store, counted: Collection[Path]) -> Iterator[Entry]:
     """What cannot be removed one by one: the repository, scratch in use, whatever else there is."""
     known = {*_UNLISTED, *(place.partition("/")[0] for place in _FOLDERS), store.partial.name}
     for path in _children(store.home):
         if path.name in known or path.suffix == ".lock":
             continue
-        states = [state for _, state in _walk(path)]
+        states = [state for file, state in _walk(path) if not {file, file.parent} & set(counted)]
         if states:
             kind = path.name if path.is_dir() else "other"
             used = max(last_used(state) for state in states)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from sparkwright.canonical import CHUNK
 from sparkwright.errors import ArchiveError
+from sparkwright.git import outward_link
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
     from typing import IO
 
@@ -32,9 +33,11 @@ __all__ = [
     "REGULAR",
     "SYMLINK",
     "Entry",
+    "Measure",
     "bad_component",
     "inward_target",
     "read_sdist",
+    "refuse_outward",
 ]
 
 # Git's file modes (gitformat-index(5)).
@@ -46,8 +49,11 @@ SYMLINK = "120000"
 # what would fill a disk or a memory.
 MAX_MEMBERS = 200_000
 MAX_FILE_BYTES = 256 << 20
-MAX_TOTAL_BYTES = 2 << 30
+MAX_TOTAL_BYTES = 1 << 30
 MAX_PATH_BYTES = 1024
+
+# What `tarfile` raises on headers that it cannot understand; among them is `UnicodeError`.
+_IN_HEADERS = (ValueError, LookupError)
 
 _END_MARK_BYTES = 1024  # two blocks of zeros end a tar archive (POSIX pax, "ustar Interchange Format")
 
@@ -84,14 +90,15 @@ def read_sdist(path: Path) -> Iterator[Entry]:
             else:
                 yield _entry(tar, member, tree)
         _expect_end(stream, tar.offset, path.name)
+    refuse_outward(tree.links, path.name)
 
 
 def bad_component(part: str) -> str | None:
     """What is wrong with *part* as one component of a path in a git tree, or `None`."""
     if part in {"", ".", ".."}:
         return f"a component is {part!r}"
-    if part.casefold() == ".git":
-        return "a component is '.git'"
+    if _is_like_git(part):
+        return "a component is '.git', or what some file system takes for it"
     if "\\" in part or any(ord(char) < ord(" ") or char == "\x7f" for char in part):
         return "it holds a backslash or a control character"
     try:
@@ -99,6 +106,52 @@ def bad_component(part: str) -> str | None:
     except UnicodeEncodeError:
         return "it is not UTF-8"
     return None
+
+
+# HFS+ leaves these out of names (git's utf8.c, next_hfs_char).
+_UNSEEN = dict.fromkeys(
+    [*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF],
+)
+
+
+def _is_like_git(part: str) -> bool:
+    """Tell whether a file system takes *part* for ``.git``, by git's own rules for HFS+ and NTFS.
+
+    NTFS knows it by a short name too, leaves dots and spaces at the end away, and what follows a colon
+    names a stream of the same file.
+    """
+    plain = part.translate(_UNSEEN).casefold().partition(":")[0].rstrip(" .")
+    return plain in {".git", "git~1"}
+
+
+@dataclass
+class Measure:
+    """Count of the files that were taken of a tree, and of their bytes; refuses what is absurd.
+
+    Attributes:
+        name: what the tree comes from.
+        files: how many so far.
+        total: their bytes so far.
+    """
+
+    name: str
+    files: int = 0
+    total: int = 0
+
+    def take(self, path: str, size: int) -> None:
+        """Count the file at *path*, before it is read.
+
+        Raises:
+            ArchiveError: it is too large, or one too many.
+        """
+        self.files += 1
+        self.total += size
+        if size > MAX_FILE_BYTES:
+            raise _refused(self.name, f"{path!r} has {size} bytes, more than {MAX_FILE_BYTES}")
+        if self.files > MAX_MEMBERS:
+            raise _refused(self.name, f"it has more than {MAX_MEMBERS} members")
+        if self.total > MAX_TOTAL_BYTES:
+            raise _refused(self.name, f"its files have more than {MAX_TOTAL_BYTES} bytes, up to {path!r}")
 
 
 @dataclass
@@ -109,6 +162,11 @@ class _Tree:
     top: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
+    links: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.measure = Measure(self.name)
 
     def inside(self, member: str) -> str:
         """The path of *member* below the top folder, checked; empty for the top folder itself."""
@@ -128,14 +186,16 @@ class _Tree:
         if path := self.inside(member):
             self._enter(path)
 
-    def place_file(self, member: str, mode: str) -> str:
+    def place_file(self, member: str, mode: str, size: int = 0) -> str:
         path = self.inside(member)
+        self.measure.take(member, size)  # a hard link repeats what it leads to
         if not path:
             raise _refused(self.name, f"{member!r} is a file where its top folder should be")
         if path in self.files or path in self.folders:
             raise _refused(self.name, f"the path {member!r} is there twice")
         self._enter(posixpath.dirname(path))
         self.files[path] = mode
+        self.sizes[path] = size
         return path
 
     def _enter(self, folder: str) -> None:
@@ -149,19 +209,19 @@ class _Tree:
 def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree) -> Entry:
     if member.issym():
         path = tree.place_file(member.name, SYMLINK)
+        tree.links[path] = member.linkname
         return Entry(path, SYMLINK, inward_target(path, member.linkname, tree.name).encode())
     if member.islnk():
         original = tree.inside(member.linkname)
         mode = tree.files.get(original)
         if mode is None or mode == SYMLINK:
             raise _refused(tree.name, f"the hard link {member.name!r} leads to no earlier file of it")
-        return Entry(tree.place_file(member.name, mode), mode, _data(tar, member))
+        path = tree.place_file(member.name, mode, tree.sizes[original])
+        return Entry(path, mode, _data(tar, member))
     if member.type not in {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE} or member.issparse():
         raise _refused(tree.name, f"{member.name!r} is no file, folder or link (type {member.type!r})")
-    if member.size > MAX_FILE_BYTES:
-        raise _refused(tree.name, f"{member.name!r} has {member.size} bytes, more than {MAX_FILE_BYTES}")
     mode = EXECUTABLE if member.mode & 0o100 else REGULAR
-    return Entry(tree.place_file(member.name, mode), mode, _data(tar, member))
+    return Entry(tree.place_file(member.name, mode, member.size), mode, _data(tar, member))
 
 
 def inward_target(path: str, target: str, name: str) -> str:
@@ -175,6 +235,16 @@ def inward_target(path: str, target: str, name: str) -> str:
     if target.startswith("/") or not target or any(bad_component(part) for part in parts if part != "."):
         raise _refused(name, f"the link {path!r} leads to {target!r}, outside its tree")
     return target
+
+
+def refuse_outward(links: Mapping[str, str], name: str) -> None:
+    """Do nothing if all *links* of the tree called *name* stay in it, also through one another.
+
+    Raises:
+        ArchiveError: one leads outside.
+    """
+    if (path := outward_link(links)) is not None:
+        raise _refused(name, f"the link {path!r} leads to {links[path]!r}, outside its tree")
 
 
 def _data(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -229,7 +299,7 @@ def _damage_reported(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise ArchiveError(f"{path.name} could not be read", because=f"{path} does not exist") from error
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, UnicodeError, OverflowError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, OverflowError, *_IN_HEADERS) as error:
         raise ArchiveError(
             f"{path.name} is damaged", because=str(error) or type(error).__name__,
             next_step="fetch it again",

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
+import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
-from sparkwright.errors import DigestError, NotInStoreError, SparkwrightError, StorageError
+from sparkwright.canonical import copy_hashed
+from sparkwright.errors import DigestError, FetchError, NotInStoreError, SparkwrightError, StorageError
 from sparkwright.events import emit, task
 from sparkwright.store import storing
 from sparkwright.upstream.index import local_path, locate
 from sparkwright.upstream.network import InterruptedFetch, fetch_failed, open_session, patiently
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import requests
@@ -29,11 +34,17 @@ __all__ = ["adopt_copy", "fetch_artifact"]
 _CHUNK = 1 << 16  # small enough that a dropped connection costs little of what had come
 
 
-def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings) -> Path:
+def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings, *, otherwise: str = "") -> Path:
     """The file *artifact* in the store, fetched from the package index when it is not there.
 
     A run that is interrupted leaves what it got in the store's ``partial`` folder, and the next
     one asks for the rest (RFC 9110, "Range Requests"). Two runs at once download once.
+
+    Args:
+        store: where it goes.
+        artifact: the file.
+        settings: how to reach the index.
+        otherwise: where else it may come from, for the message to those who have no network.
 
     Raises:
         NotInStoreError: the network is off, and the store does not hold it.
@@ -41,30 +52,54 @@ def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings) ->
         DigestError: what came is not what the lock names.
         StorageError: the disk is full or not writable.
     """
-    if found := store.find_file(artifact.sha256):
+    if found := store.find_intact(artifact.sha256):
         return found
     if settings.offline:
         raise NotInStoreError(
             f"{artifact.filename} (sha256 {artifact.sha256}) is not in the store {store.home}",
             because="the network is off",
-            next_step="run once without --offline, or give a folder that holds that file as the source",
+            next_step=f"run once without --offline{otherwise}",
         )
     with store.lock(f"download-{artifact.sha256}", f"the download of {artifact.filename}"):
-        return store.find_file(artifact.sha256) or _download(store, artifact, settings)
+        return store.find_intact(artifact.sha256) or _download(store, artifact, settings)
 
 
 def adopt_copy(store: Store, path: Path, artifact: Artifact) -> Path:
     """Copy the user's own file at *path* into the store as *artifact*.
 
     Raises:
+        FetchError: it is no plain file, or cannot be read.
         DigestError: it is not the file that the lock names.
     """
-    if found := store.find_file(artifact.sha256):
+    if found := store.find_intact(artifact.sha256):
         return found
     with store.scratch() as scratch, storing(f"copying {path}"):
         copy = scratch / artifact.filename
-        shutil.copyfile(path, copy)
+        with _opened(path) as source, copy.open("wb") as target:
+            size = os.fstat(source.fileno()).st_size
+            if size != artifact.size:
+                raise _other_size(artifact, str(size))
+            # It may grow meanwhile, so no more is taken than the lock names.
+            copy_hashed(source, target, most=artifact.size)
         return _adopt(store, copy, artifact)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The plain file at *path*; a named pipe would be waited for, and a device may have no end.
+
+    Raises:
+        FetchError: it is no plain file, or cannot be read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise FetchError(f"{path} could not be read", because=(error.strerror or "").lower()) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise FetchError(f"{path} could not be taken", because="it is no plain file")
+    with os.fdopen(handle, "rb") as stream:
+        yield stream
 
 
 def _download(store: Store, artifact: Artifact, settings: IndexSettings) -> Path:

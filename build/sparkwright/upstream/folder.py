@@ -14,7 +14,15 @@ from sparkwright.events import task, warn
 from sparkwright.git import FileEntry, fetch, import_files
 from sparkwright.lock import Artifact
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
-from sparkwright.upstream.archive import EXECUTABLE, REGULAR, SYMLINK, bad_component, inward_target
+from sparkwright.upstream.archive import (
+    EXECUTABLE,
+    REGULAR,
+    SYMLINK,
+    Measure,
+    bad_component,
+    inward_target,
+    refuse_outward,
+)
 from sparkwright.upstream.download import adopt_copy, fetch_artifact
 from sparkwright.upstream.releases import (
     PROJECT,
@@ -109,7 +117,8 @@ class FolderSource:
         path = self.path / artifact.filename
         if path.is_file():
             return adopt_copy(self.access.store, path, artifact)
-        return fetch_artifact(self.access.store, artifact, self.access.settings)
+        otherwise = f", or put that file into {self.path}"
+        return fetch_artifact(self.access.store, artifact, self.access.settings, otherwise=otherwise)
 
     def _is_repository(self) -> bool:
         bare = (self.path / "HEAD").is_file() and (self.path / "objects").is_dir()
@@ -166,22 +175,37 @@ def walk_folder(root: Path) -> Iterator[tuple[str, FileEntry]]:
     """Every file under *root* by its path there, but for repositories and Python's caches.
 
     Raises:
-        ArchiveError: a name or link is not safe everywhere, or something is no file, folder or link.
+        ArchiveError: a name or link is not safe everywhere, something is no file, folder or link, or all
+            is absurdly large. Links are looked at last: use nothing before the iteration has ended.
     """
-    for parent, folders, names in os.walk(root):
+    measure, links = Measure(str(root)), dict[str, str]()
+    for parent, folders, names in os.walk(root, onerror=_raise):
         folders[:] = sorted(name for name in folders if name not in _CACHES)
-        links = [name for name in folders if Path(parent, name).is_symlink()]
-        for name in sorted([*names, *links]):
+        for name in folders:
+            _require_safe(Path(parent, name))
+        linked = [name for name in folders if Path(parent, name).is_symlink()]
+        for name in sorted([*names, *linked]):
             path = Path(parent, name)
             relative = path.relative_to(root).as_posix()
-            if why := bad_component(name):
-                raise ArchiveError(f"{path} cannot be imported", because=why)
-            mode = path.lstat().st_mode
-            if stat.S_ISLNK(mode):
-                target = inward_target(relative, os.readlink(path), str(root))  # noqa: PTH115 - raw text wanted
-                yield relative, FileEntry(SYMLINK, target.encode())
-            elif stat.S_ISREG(mode):
-                kind = EXECUTABLE if mode & stat.S_IXUSR else REGULAR
+            _require_safe(path)
+            state = path.lstat()
+            if stat.S_ISLNK(state.st_mode):
+                links[relative] = inward_target(relative, os.readlink(path), str(root))  # noqa: PTH115 - raw text
+                yield relative, FileEntry(SYMLINK, os.fsencode(links[relative]))
+            elif stat.S_ISREG(state.st_mode):
+                measure.take(relative, state.st_size)
+                kind = EXECUTABLE if state.st_mode & stat.S_IXUSR else REGULAR
                 yield relative, FileEntry(kind, path.read_bytes())
             else:
                 raise ArchiveError(f"{path} cannot be imported", because="it is no file, folder or link")
+    refuse_outward(links, str(root))
+
+
+def _require_safe(path: Path) -> None:
+    if why := bad_component(path.name):
+        raise ArchiveError(f"{path} cannot be imported", because=why)
+
+
+def _raise(error: OSError) -> None:
+    """Raise *error*: a folder that cannot be looked into is not empty."""
+    raise error

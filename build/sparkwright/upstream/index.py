@@ -130,7 +130,25 @@ def _listings(project: str, settings: IndexSettings) -> Iterator[list[tuple[Any,
                     raise fetch_failed(f"the index page of {project}", error) from error
                 emit("index.skipped", index=shown(address), project=project, reason=reason_of(error))
                 continue
-            yield _files(page)
+            files = _files(page)
+            if local_path(address) is None:
+                _refuse_local(files, address)
+            yield files
+
+
+def _refuse_local(files: list[tuple[Any, IndexFile]], address: str) -> None:
+    """Do nothing if no file that the index at *address* on a network lists lies on this machine.
+
+    Raises:
+        FetchError: one does.
+    """
+    for _, file in files:
+        if local_path(file.url) is not None:
+            raise FetchError(
+                f"the index {shown(address)} was refused",
+                because=f"it says that {file.filename} is at {file.url}, on this machine",
+                next_step="find out who changed it; only an index at a file:// address may name local files",
+            )
 
 
 def _page(session: requests.Session, address: str, project: str, settings: IndexSettings) -> Any:
@@ -190,6 +208,8 @@ def remote_size(file: IndexFile, settings: IndexSettings) -> int:
     if file.size is not None:
         return file.size
     if path := local_path(file.url):
+        if not path.is_file():
+            raise FetchError(f"the size of {file.filename} is unknown", because=f"{path} is no plain file")
         return path.stat().st_size
     with open_session(settings) as session:
         try:

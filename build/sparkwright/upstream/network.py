@@ -1,9 +1,11 @@
-"""HTTP with patience: one session, and what is worth trying again."""
+"""HTTP with patience, though not without end: one session, and what is worth trying again."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
 
 from sparkwright import __version__
@@ -11,32 +13,110 @@ from sparkwright.errors import FetchError
 from sparkwright.events import emit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import requests
     from tenacity import RetryCallState, Retrying
 
     from sparkwright.upstream.settings import IndexSettings
 
-__all__ = ["InterruptedFetch", "fetch_failed", "open_session", "patiently", "reason_of", "shown"]
+__all__ = [
+    "InterruptedFetch",
+    "RefusedFetchError",
+    "fetch_failed",
+    "open_session",
+    "patiently",
+    "reason_of",
+    "shown",
+]
 
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT_S = 30.0
+# What comes slower, on the average, is given up: at that rate a wheel takes days.
+_LEAST_BYTES_PER_S = 1000
+_MOST_PAGE_BYTES = 64 << 20  # the largest project's page on the package index has a few
 
 
 class InterruptedFetch(Exception):  # noqa: N818 - never reaches a user; `patiently` tries again
     """A transfer ended early; another try may get further."""
 
 
+class RefusedFetchError(Exception):
+    """A transfer that is not gone on with; another try would be the same."""
+
+
+class _Paced:
+    """The body of a response as `requests` reads it: each piece when it comes, and at some least rate."""
+
+    def __init__(self, raw: Any, patience_s: float, most: int | None) -> None:
+        self._raw = raw
+        self._patience_s = patience_s
+        self._most = most
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def stream(self, amount: int, decode_content: bool | None = None) -> Iterator[bytes]:  # noqa: FBT001 - urllib3's
+        began, came = time.monotonic(), 0
+        while data := self._raw.read1(amount, decode_content=decode_content):
+            came += len(data)
+            yield data  # first, so that it is kept
+            passed = time.monotonic() - began
+            if passed > self._patience_s and came < passed * _LEAST_BYTES_PER_S:
+                self._refuse(f"only {came} bytes came in {passed:.0f} s")
+            if self._most is not None and came > self._most:
+                self._refuse(f"the answer has more than {self._most} bytes")
+
+    def _refuse(self, why: str) -> NoReturn:
+        self._raw.close()
+        raise RefusedFetchError(why)
+
+
 def open_session(settings: IndexSettings) -> requests.Session:
     """A session that trusts what the user told pip to trust."""
     import requests
+    from requests.adapters import HTTPAdapter
+
+    class Adapter(HTTPAdapter):
+        """Looks at each request, those that a redirect asks for included."""
+
+        def send(self, request: requests.PreparedRequest, *rest: Any, **options: Any) -> requests.Response:
+            _require_secure(request.url or "", settings)
+            response = super().send(request, *rest, **options)
+            most = None if options.get("stream") else _MOST_PAGE_BYTES
+            response.raw = _Paced(response.raw, settings.timeout_s, most)
+            return response
 
     session = requests.Session()
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, Adapter())
     session.headers["User-Agent"] = f"sparkwright/{__version__}"
     if settings.cert:
         session.verify = settings.cert
     return session
+
+
+def _require_secure(url: str, settings: IndexSettings) -> None:
+    """Do nothing if *url* may be asked by pip's own rule: encrypted, on this machine, or trusted by the user.
+
+    Raises:
+        RefusedFetchError: it is none of these.
+    """
+    parts = urlsplit(url)
+    host = (parts.hostname or "").casefold()
+    trusted = {name.casefold() for name in settings.trusted_hosts}
+    if parts.scheme == "https" or _is_this_machine(host) or {host, f"{host}:{parts.port}"} & trusted:
+        return
+    raise RefusedFetchError(
+        f"{shown(url)} is not encrypted; use https, or name {host} in pip's trusted-host if you mean that"
+    )
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def patiently(settings: IndexSettings, what: str, progress: Callable[[], int] = lambda: 0) -> Retrying:

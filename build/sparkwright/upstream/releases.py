@@ -147,8 +147,8 @@ def _release_sdist(access: Access, version: str) -> Artifact:
         key = f"{PROJECT}-{Version(version)}"
     except InvalidVersion as error:
         raise FetchError(f"{version!r} is no version of {PROJECT}", because=str(error)) from error
-    if record := access.store.find_record("release-sdist", key):
-        return Artifact(**record)
+    if known := access.store.find_record_as(Artifact, "release-sdist", key):
+        return known
     if access.settings.offline:
         raise NotInStoreError(
             f"the sdist of {PROJECT} {version} is not in the store", because="the network is off",

@@ -2,8 +2,8 @@
 
 The order is pip's own (its user guide, "Configuration"): the machine's files, the user's, the
 virtual environment's, the one that ``PIP_CONFIG_FILE`` names, then ``PIP_*`` variables. Of each
-file the sections ``[global]`` and ``[download]`` count. ``trusted-host`` is not honoured: what
-crosses the network is encrypted, or is not asked for.
+file the sections ``[global]`` and ``[download]`` count. As with pip, what crosses the network is
+encrypted unless ``trusted-host`` names the host; unlike with pip, certificates are checked there too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["IndexSettings", "pip_files", "read_settings"]
 
 _MACHINE_FILE = Path("/etc/pip.conf")
 _SECTIONS = ("global", "download")
-_KEYS = ("index-url", "extra-index-url", "cert")
+_KEYS = ("index-url", "extra-index-url", "cert", "trusted-host")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class IndexSettings:
         index_url: the index's base address; empty for the library's default.
         extra_index_urls: further indexes, asked after it.
         cert: file or folder of certificates to trust; empty for the system's choice.
+        trusted_hosts: hosts, with or without a port, that may be asked without encryption.
         offline: fetch nothing, and say what is missing instead.
         timeout_s: how long a connection may be silent, in seconds.
         attempts: tries in a row that may bring nothing before giving up.
@@ -44,6 +45,7 @@ class IndexSettings:
     index_url: str = ""
     extra_index_urls: tuple[str, ...] = ()
     cert: str = ""
+    trusted_hosts: tuple[str, ...] = ()
     offline: bool = False
     timeout_s: float = 60.0
     attempts: int = 5
@@ -67,6 +69,7 @@ def read_settings(environment: Mapping[str, str] | None = None, *, offline: bool
         index_url=values.get("index-url", "").strip(),
         extra_index_urls=tuple(values.get("extra-index-url", "").split()),
         cert=values.get("cert", "").strip(),
+        trusted_hosts=tuple(values.get("trusted-host", "").split()),
         offline=offline,
     )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["GitSource", "IndexSource", "Source", "open_source"]
 
 _FULL_ID = 40
+_BY_FOLDER = ", or give a folder that holds that file with --source"
 
 
 class Source(Protocol):
@@ -78,7 +79,9 @@ class IndexSource:
         """The files of the pinned sdist; see `fetch_artifact` for what can go wrong."""
         access = self.access
         tree = sdist_tree(
-            access, lock.sdist, lambda: fetch_artifact(access.store, lock.sdist, access.settings)
+            access,
+            lock.sdist,
+            lambda: fetch_artifact(access.store, lock.sdist, access.settings, otherwise=_BY_FOLDER),
         )
         return self._as_pristine(lock, tree)
 
@@ -97,7 +100,8 @@ class IndexSource:
 
     def wheel(self, lock: Lock, machine: str) -> Path:
         """See `fetch_artifact`."""
-        return fetch_artifact(self.access.store, lock.wheel(machine), self.access.settings)
+        access = self.access
+        return fetch_artifact(access.store, lock.wheel(machine), access.settings, otherwise=_BY_FOLDER)
 
 
 @dataclass(frozen=True)
@@ -178,4 +182,5 @@ class GitSource:
 
     def wheel(self, lock: Lock, machine: str) -> Path:
         """See `fetch_artifact`: a git remote has no wheels, so the index is asked."""
-        return fetch_artifact(self.access.store, lock.wheel(machine), self.access.settings)
+        access = self.access
+        return fetch_artifact(access.store, lock.wheel(machine), access.settings, otherwise=_BY_FOLDER)

@@ -222,6 +222,11 @@ def read_journal(folder: Path) -> Contents:
         ConfigError: there is none, or it is not one of ours.
     """
     path = folder / FILE
+    if path.exists() and not path.is_file():  # a named pipe would be waited for
+        raise ConfigError(
+            f"{folder} is not the folder of a run", because=f"its {FILE} is no plain file",
+            next_step="name another one",
+        )  # fmt: skip
     try:
         lines = path.read_bytes()[: _whole_length(path)].splitlines()
     except FileNotFoundError as error:

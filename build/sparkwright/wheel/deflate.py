@@ -35,7 +35,7 @@ def deflated_in(store: Store, sha256: str) -> Path:
     """The file of *store* with that digest as a raw deflate stream, also in the store; made once."""
     key = digest_of([_LEVEL, sha256])
     record = store.find_record("deflated", key) or {}
-    if found := store.find_file(str(record.get("sha256", ""))):
+    if found := store.find_intact(str(record.get("sha256", ""))):
         return found
     with store.scratch() as scratch:
         target = scratch / "deflated"

@@ -318,6 +318,8 @@ class TestFullDisk:
             world.root.chmod(0o755)
         assert ran.status == 70, ran.said
         assert "Traceback" not in ran.err
+        assert str(world.root) in ran.err
+        assert "SPARKWRIGHT_HOME" not in ran.err, "another store would not help"
 
 
 def test_waiting_is_said_at_once(world: World) -> None:

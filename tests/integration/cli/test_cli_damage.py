@@ -1,0 +1,243 @@
+"""A store that a disk or a power cut damaged: what is damaged counts as missing, and comes back by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from wheelkit import sha256
+
+from sparkwright.store import remove_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from world import Ran, World
+
+
+def empty(path: Path) -> None:
+    spoil(path, b"")
+
+
+def cut(path: Path) -> None:
+    spoil(path, path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    """Change one byte in the middle, and nothing that `stat` shows but the time of change of its state."""
+    data, state = bytearray(path.read_bytes()), path.stat()
+    data[len(data) // 2] ^= 1
+    spoil(path, bytes(data))
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def spoil(path: Path, data: bytes) -> None:
+    mode = path.stat().st_mode
+    path.chmod(0o644)
+    path.write_bytes(data)
+    path.chmod(mode)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE = pytest.mark.parametrize("damage", [empty, cut, flip, folder])
+
+
+def stored(world: World, kind: str) -> Path:
+    """A file of the store: our wheel, or upstream's wheel or sdist."""
+    lock = world.release.lock
+    if kind == "ours":
+        (record,) = (world.store.records / "wheel").rglob("*.json")
+        return world.store.file_path(json.loads(record.read_bytes())["sha256"])
+    return world.store.file_path((lock.sdist if kind == "sdist" else lock.wheel("aarch64")).sha256)
+
+
+def made(world: World) -> str:
+    """The digest of the wheel that the first run makes, as the file has it."""
+    world.good("wheel")
+    return sha256(world.wheels[0])
+
+
+def requires(world: World, digest: str, ran: Ran) -> None:
+    """The wheel is the one of the first run, and what was said of it is what it is."""
+    assert ran.json["sha256"] == digest
+    assert sha256(world.wheels[0]) == digest
+    page = json.loads((world.dist / "simple" / "vllm" / "index.json").read_bytes())
+    assert [file["hashes"]["sha256"] for file in page["files"]] == [digest]
+
+
+@DAMAGE
+def test_a_damaged_finished_wheel_is_not_delivered_but_made_again(
+    world: World, damage: Callable[[Path], None]
+) -> None:
+    digest = made(world)
+    remove_tree(world.dist)
+    damage(stored(world, "ours"))
+    requires(world, digest, world.good("wheel", "--json"))
+    world.good("store", "verify")
+
+
+@DAMAGE
+def test_upstreams_damaged_wheel_is_fetched_again(world: World, damage: Callable[[Path], None]) -> None:
+    digest = made(world)
+    remove_tree(world.dist)
+    stored(world, "ours").unlink()
+    damage(stored(world, "theirs"))
+    before = len(world.index.downloads)
+    requires(world, digest, world.good("wheel", "--json"))
+    assert len(world.index.downloads) == before + 1
+    world.good("store", "verify")
+
+
+@DAMAGE
+def test_a_damaged_sdist_is_fetched_again(world: World, damage: Callable[[Path], None]) -> None:
+    digest = made(world)
+    for place in ("git", "records"):
+        remove_tree(world.store.home / place)
+    damage(stored(world, "sdist"))
+    requires(world, digest, world.good("wheel", "--json"))
+    world.good("store", "verify")
+
+
+def test_a_wheel_in_the_users_folder_is_there_only_if_its_digest_is_right(world: World) -> None:
+    digest = made(world)
+    world.good("wheel", "--json")
+    assert world.steps()["place"] == "found"
+    flip(world.wheels[0])
+    requires(world, digest, world.good("wheel", "--json"))
+    assert world.steps()["place"] == "made"
+    world.good("wheel")
+    assert world.steps()["place"] == "found"
+
+
+def test_a_wheel_whose_times_alone_changed_is_read_and_stays(world: World) -> None:
+    digest = made(world)
+    os.utime(world.wheels[0], (1, 1))
+    before = world.wheels[0].stat()
+    requires(world, digest, world.good("wheel", "--json"))
+    assert world.steps()["place"] == "found"
+    assert world.wheels[0].stat().st_ino == before.st_ino
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"", b'{"sha256": 1}', b'{"sha256": "../../x"}', None])
+def test_malformed_records_count_as_missing(world: World, content: bytes | None) -> None:
+    """Of every kind at once, and of each kind alone; `None` is a folder in a record's place."""
+    digest = made(world)
+    kinds = sorted(path.name for path in world.store.records.iterdir())
+    assert {"audit", "digest", "index", "merge", "sdist-tree", "wheel"} <= set(kinds)
+    for chosen in (kinds, *([kind] for kind in kinds)):
+        for path in [path for kind in chosen for path in (world.store.records / kind).rglob("*.json")]:
+            if content is None:
+                folder(path)
+            else:
+                path.write_bytes(content)
+        requires(world, digest, world.good("wheel", "--json"))
+    assert world.good("wheel").status == 0
+    assert set(world.steps().values()) == {"found"}
+
+
+def loose(world: World) -> list[Path]:
+    return sorted(path for path in (world.store.git / "objects").glob("??/*") if path.is_file())
+
+
+def pack(world: World) -> Path:
+    """All objects as one pack, as a large import writes them."""
+    where = ["git", "--git-dir", str(world.store.git)]
+    subprocess.run([*where, "repack", "-a", "-d", "-k", "--quiet"], check=True)
+    (found,) = (world.store.git / "objects" / "pack").glob("*.pack")
+    return found
+
+
+def objects_emptied(world: World) -> None:
+    """As a power cut leaves files that were just written."""
+    for path in loose(world):
+        empty(path)
+
+
+def object_emptied(world: World) -> None:
+    empty(random.Random(1).choice(loose(world)))
+
+
+def objects_gone(world: World) -> None:
+    for path in loose(world):
+        path.unlink()
+
+
+def pack_cut(world: World) -> None:
+    cut(pack(world))
+
+
+def pack_flipped(world: World) -> None:
+    flip(pack(world))
+
+
+def index_emptied(world: World) -> None:
+    empty(pack(world).with_suffix(".idx"))
+
+
+def head_emptied(world: World) -> None:
+    empty(world.store.git / "HEAD")
+
+
+def objects_folder_gone(world: World) -> None:
+    remove_tree(world.store.git / "objects")
+
+
+def folder_gone(world: World) -> None:
+    remove_tree(world.store.git)
+
+
+SEEN = [
+    objects_emptied, object_emptied, pack_cut, pack_flipped, index_emptied, head_emptied,
+    objects_folder_gone,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", [*SEEN, objects_gone, folder_gone])
+@pytest.mark.parametrize("command", ["wheel", "merge"])
+def test_damaged_git_objects_come_back(world: World, damage: Callable[[World], None], command: str) -> None:
+    digest = made(world)
+    tree = world.good("merge", "--json").json["tree"]
+    for kind in ("merge", "wheel"):
+        remove_tree(world.store.records / kind)
+    damage(world)
+    if command == "wheel":
+        requires(world, digest, world.good("wheel", "--json"))
+    else:
+        assert world.good("merge", "--json").json["tree"] == tree
+    world.good("wheel")
+    world.good("store", "verify", "--remove")  # what is not needed may lie there still
+    world.good("store", "verify")
+    requires(world, digest, world.good("wheel", "--json"))
+
+
+@pytest.mark.parametrize("damage", SEEN)
+def test_verify_reports_unsound_git_objects_and_removes_them(
+    world: World, damage: Callable[[World], None]
+) -> None:
+    digest = made(world)
+    world.good("store", "verify")
+    damage(world)
+    ran = world.call("store", "verify", "--json")
+    assert ran.status == 72
+    assert [fault["path"] for fault in ran.json["damaged"]] == [str(world.store.git)]
+    world.good("store", "verify", "--remove")
+    world.good("store", "verify")
+    requires(world, digest, world.good("wheel", "--json"))
+
+
+def test_a_command_that_fails_with_a_sound_store_is_not_tried_twice(world: World) -> None:
+    made(world)
+    world.carry("clamp", {"vllm/align.py": "other = 1\n"}, listed=False)
+    inode = world.store.git.stat().st_ino
+    ran = world.call("merge")
+    assert ran.status == 31, ran.said
+    assert world.store.git.stat().st_ino == inode
