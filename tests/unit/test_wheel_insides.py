@@ -36,9 +36,9 @@ class Read:
     def __init__(self, archive: Archive) -> None:
         self._archive, self.names = archive, list[str]()
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int) -> bytes:
         self.names.append(name)
-        return self._archive.read(name)
+        return self._archive.read(name, most)
 
 
 @pytest.fixture

@@ -34,6 +34,8 @@ __all__ = [
 # Part of the keys of what is remembered below: raised when an answer would be another one.
 _RULES = 2
 
+_ANY_SIZE = 1 << 32  # of upstream's binaries, which are as the lock says
+
 _THREADS = 2  # each waits for a program of its own, which reads hundreds of MB
 
 
@@ -157,7 +159,7 @@ def namespaces_held(
     held = inspector.remember(
         [sha256, "namespaces", _RULES, called],
         _Held,
-        lambda: _Held(names=tuple(sorted(namespaces_in(archive.read(member), called)))),
+        lambda: _Held(names=tuple(sorted(namespaces_in(archive.read(member, _ANY_SIZE), called)))),
     )
     return frozenset(held.names)
 
