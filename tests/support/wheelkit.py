@@ -185,25 +185,27 @@ def raw_members(path: Path) -> list[RawMember]:
 
 def raw_zip(members: Iterable[RawMember], comment: bytes = b"") -> bytes:
     """The bytes of an archive of *members*, whatever is wrong with them."""
-    body, directory, count = b"", b"", 0
+    body, directory, at = list[bytes](), list[bytes](), 0
     for one in members:
         fields = (one.flags, one.method, 0, 33, one.crc, len(one.data), one.size, len(one.name))
-        directory += struct.pack(
+        central = struct.pack(
             "<4s4B4H3L5H2L", b"PK\1\2", 20, 3, 20, 0, *fields, len(one.extra), len(one.comment), 0, 0,
-            one.mode << 16 | one.dos, len(body),
-        ) + one.name + one.extra + one.comment  # fmt: skip
+            one.mode << 16 | one.dos, at,
+        )  # fmt: skip
         local = struct.pack("<4s5H3L2H", b"PK\3\4", 20, *fields, len(one.local_extra))
-        body += local + one.name + one.local_extra + one.data + one.gap
-        count += 1
-    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(directory), len(body), len(comment))
-    return body + directory + end + comment
+        directory.append(central + one.name + one.extra + one.comment)
+        body.append(local + one.name + one.local_extra + one.data + one.gap)
+        at += len(body[-1])
+    listing, count = b"".join(directory), len(directory)
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(listing), at, len(comment))
+    return b"".join([*body, listing, end, comment])
 
 
 @functools.cache
 def zeros(size: int) -> tuple[bytes, int]:
-    """A deflate stream of *size* zero bytes, and their CRC-32, made a MiB at a time."""
-    deflater, crc, data = zlib.compressobj(9, wbits=-zlib.MAX_WBITS), 0, b""
+    """A deflate stream of *size* zero bytes, whole MiB, and their CRC-32; one MiB is deflated, and repeated."""
+    deflater, crc = zlib.compressobj(wbits=-zlib.MAX_WBITS), 0
+    block = deflater.compress(bytes(1 << 20)) + deflater.flush(zlib.Z_FULL_FLUSH)
     for _ in range(size >> 20):
-        data += deflater.compress(bytes(1 << 20))
         crc = zlib.crc32(bytes(1 << 20), crc)
-    return data + deflater.flush(), crc
+    return block * (size >> 20) + deflater.flush(), crc

@@ -7,6 +7,7 @@ proof was made that is not recorded beside its carry.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.canonical import to_json
@@ -58,9 +59,10 @@ def _told(subject: Subject, file: str, expected: Any) -> tuple[str, list[str]]:
         expected = sorted(found, key=_member) if isinstance(found, list) else []
     elif file == CARRIES:
         expected, left_open = _as_far_as_known(found, expected)
-    if subject.archive.read(f"{subject.info}{RECORD_FOLDER}/{file}") == to_json(expected):
+    wanted = to_json(expected)
+    if subject.archive.read(f"{subject.info}{RECORD_FOLDER}/{file}") == wanted:
         return "", left_open
-    place = next(_differences(found, expected), "")
+    place = next(_differences(found, json.loads(wanted)), "")
     return f"{place} is not what this checkout says" if place else "it is not spelt as we spell it", left_open
 
 
