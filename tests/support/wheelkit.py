@@ -203,7 +203,7 @@ def raw_zip(members: Iterable[RawMember], comment: bytes = b"") -> bytes:
 
 @functools.cache
 def zeros(size: int) -> tuple[bytes, int]:
-    """A deflate stream of *size* zero bytes, whole MiB, and their CRC-32; one MiB is deflated, and repeated."""
+    """A deflate stream of *size* zero bytes and their CRC-32: one MiB is deflated, and repeated."""
     deflater, crc = zlib.compressobj(wbits=-zlib.MAX_WBITS), 0
     block = deflater.compress(bytes(1 << 20)) + deflater.flush(zlib.Z_FULL_FLUSH)
     for _ in range(size >> 20):
