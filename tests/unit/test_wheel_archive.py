@@ -229,9 +229,7 @@ def test_its_healthy_twins_are_accepted(tmp_path: Path) -> None:
             assert archive.folders == ("empty/",)
 
 
-def test_headers_are_read_without_the_standard_librarys_opinion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headers_are_read_without_zipfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plain.zip"
     path.write_bytes(spoilt())
     odd = tmp_path / "odd.zip"

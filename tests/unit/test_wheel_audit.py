@@ -162,7 +162,7 @@ FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
         _providers(lambda entries: entries.insert(2, {**entries[0], "member": "vllm/none.so"})),
         {"binaries-identical"},
     ),
-    "a provider that nobody knows": (
+    "an unknown provider": (
         _providers(lambda entries: entries[0].update(provider="elsewhere")),
         {"binaries-identical"},
     ),

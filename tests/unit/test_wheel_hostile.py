@@ -1,4 +1,4 @@
-"""The audit of wheels that were made to get past it."""
+"""Audit wheels that were made to pass although they should not."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 # Names that are close to those of our record, which are free: each is refused by its very name.
-STRANGERS = [
+OTHER_NAMES = [
     "RECORD.jws", "RECORD_evil.py", "RECORDS/evil/__init__.py", "RECORD.d/x.pth", "direct_url.json",
     "sparkwright/evil.py", "sparkwright/notes.json", "sparkwright/point.json.pth", "sparkwright/a/point.json",
     "sparkwright/kernels.json",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize("name", OTHER_NAMES)
 def test_a_strange_file_in_the_metadata_folder_is_named(case: Case, name: str, tmp_path: Path) -> None:
     member = f"{INFO}/{name}"
     spoilt = wheelkit.spoil(case.wheel, tmp_path, put(member, b"{}"))
@@ -68,7 +68,7 @@ def _carry(number: int, **fields: Any) -> Callable[[Files], object]:
 
 PROOF = {"key": "k1", "verdict": "proved", "environment": {"torch": "2.11.0"}}
 # What the wheel says of itself, and the place in it that is told.
-LIES: dict[str, tuple[Callable[[Files], object], str]] = {
+STATEMENTS: dict[str, tuple[Callable[[Files], object], str]] = {
     "more evidence": (_carry(0, evidence={"level": "gb10"}), "carries.json: carries.clamp.evidence.level"),
     "another title": (_carry(1, title="Better"), "carries.json: carries.align.title"),
     "another outcome": (_carry(2, outcome="applied"), "carries.json: carries.old.outcome"),
@@ -109,16 +109,16 @@ LIES: dict[str, tuple[Callable[[Files], object], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("statement", STATEMENTS)
 def test_what_a_wheel_says_of_itself_is_held_against_the_checkout(
-    case: Case, lie: str, tmp_path: Path
+    case: Case, statement: str, tmp_path: Path
 ) -> None:
-    change, place = LIES[lie]
+    change, place = STATEMENTS[statement]
     report = audit(wheelkit.spoil(case.wheel, tmp_path, change), case.expectation)
     told = {check.name: check.detail for check in report.failures}
     assert place in told.pop(PROVENANCE)
     assert set(told) == (
-        {EXACT, "binaries-identical", "native-inputs-unchanged"} if lie == "no providers" else set()
+        {EXACT, "binaries-identical", "native-inputs-unchanged"} if statement == "no providers" else set()
     )
 
 

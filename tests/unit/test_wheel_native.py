@@ -61,7 +61,7 @@ def test_without_libraries_at_hand_that_is_said(case: Case) -> None:
     }
 
 
-def test_binaries_that_nothing_here_can_vouch_for_are_unverified(case: Case) -> None:
+def test_binaries_that_are_not_in_the_store_are_unverified(case: Case) -> None:
     report = audit(case.wheel, case.expectation)
     told = {check.name: check.detail for check in report.unverified}
     assert set(told) == set(report.unchecked) == {IDENTICAL, PROVENANCE}

@@ -1,4 +1,4 @@
-"""What this checkout and this store say of a wheel that was made elsewhere, for its audit."""
+"""Work out again, from this checkout and this store, the record of a wheel that is audited."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["expected_record", "found_compiled", "merged_again"]
 
 
 def merged_again(job: Job) -> Known:
-    """What is known of *job* once the merge is done again; all else comes from the store or is not known."""
+    """Do the merge of *job* again and take all else from the store, as far as it is there."""
     known = Known(pristine=job.pristine)
     for step in source_steps(job):
         step.find(job, known)
@@ -41,7 +41,7 @@ def merged_again(job: Job) -> Known:
 def expected_record(
     job: Job, known: Known, version: str, stated: KernelsRecord | None
 ) -> dict[str, dict[str, Any] | None]:
-    """The files that the record of a wheel of *job* should have; `None` for one that is not known here.
+    """Return the files that the record of a wheel of *job* should have; `None` for one unknown here.
 
     Args:
         job: what the wheel is made from.
@@ -66,12 +66,12 @@ def expected_record(
 
 
 def _is_recorded(carry: Carry, known: Known) -> bool:
-    """Whether the proof of *carry* is the one beside it, which is the same in every checkout."""
+    """Tell if the proof of *carry* is the one beside it, which is the same in every checkout."""
     return read_proof(carry.folder) == known.proofs.get(carry.name)
 
 
 def found_compiled(job: Job, stated: KernelsRecord | None) -> dict[str, Extension]:
-    """The extensions that the store has under the native keys that a wheel states, by member."""
+    """Return the extensions that the store has under the native keys that a wheel states, by member."""
     if job.native is None or stated is None:
         return {}
     names = {spec.member: name for name, spec in job.native.extensions.items()}

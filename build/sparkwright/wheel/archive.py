@@ -274,7 +274,7 @@ def _entry(path: Path, listing: bytes, at: int) -> tuple[Member, int]:
 
 
 def _is_plain(member: Member, dos_attributes: int) -> bool:
-    """Whether *member* is a file, or a folder where its name says so, for all who may look at it."""
+    """Tell if *member* is a file, or a folder where its name says so, by each field that says it."""
     kind = stat.S_IFMT(member.mode)
     if member.name.endswith("/"):
         return kind in {0, stat.S_IFDIR}

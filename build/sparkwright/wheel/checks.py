@@ -53,8 +53,8 @@ class Check:
 
     Attributes:
         name: what was checked.
-        verdict: ``pass``, ``fail``, ``skipped``, or ``unverified`` where something is missing here to
-            hold a part of the wheel against.
+        verdict: ``pass``, ``fail``, ``skipped``, or ``unverified`` where there is nothing here to
+            compare a part of the wheel with.
         detail: what was found, for people.
     """
 

@@ -1,4 +1,4 @@
-"""What a wheel says of itself, held against what this checkout says of the same point.
+"""Hold a wheel's record of its own making against the one that this checkout gives of the same point.
 
 Equal inputs give equal records, so all of it has to be equal byte for byte, but for what the builder's
 machine decided: that a carry went in unproved because that was allowed, and the packages with which a
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["ALLOWED", "provenance_agrees"]
 
 ALLOWED = "allowed by the builder"
-"""What ``unproved`` says of a carry that went in without a proof."""
+"""The value of ``unproved`` for a carry that went in without a proof."""
 
 
 def provenance_agrees(subject: Subject) -> Check:
-    """The metadata folder holds no other file, and our record says what this checkout says."""
+    """Check that the metadata folder holds no other file and that our record equals this checkout's."""
     name = "provenance-agrees"
     if not subject.ours:
         return Check(name, "skipped", "this is upstream's own wheel")
@@ -53,7 +53,7 @@ def provenance_agrees(subject: Subject) -> Check:
 
 
 def _told(subject: Subject, file: str, expected: Any) -> tuple[str, list[str]]:
-    """Where *file* says something else than it should, and what of it cannot be held against anything."""
+    """Return the first difference of *file*, empty if there is none, and what nothing here confirms."""
     found, left_open = subject.stated(file), list[str]()
     if file == PROVIDERS:  # what it says of each binary is another check's
         expected = sorted(found, key=_member) if isinstance(found, list) else []
@@ -71,7 +71,7 @@ def _member(entry: Any) -> str:
 
 
 def _as_far_as_known(found: Any, expected: Any) -> tuple[Any, list[str]]:
-    """*expected* with the builder's decisions as they are *found*, and the proofs that are unknown here."""
+    """Return *expected* with the builder's decisions as they are *found*, and the proofs that are unknown here."""
     carries = found.get("carries") if isinstance(found, dict) else None
     if not isinstance(carries, list) or len(carries) != len(expected["carries"]):
         return expected, []
@@ -95,7 +95,7 @@ def _as_far_as_known(found: Any, expected: Any) -> tuple[Any, list[str]]:
 
 
 def _differences(found: Any, expected: Any, place: str = "") -> Iterator[str]:
-    """Where *found* is another value than *expected*, as dotted paths; a carry goes by its name."""
+    """Yield the dotted paths at which *found* differs from *expected*; a carry goes by its name."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in sorted({*found, *expected}):
             below = f"{place}.{key}".removeprefix(".")
