@@ -71,7 +71,7 @@ def _member(entry: Any) -> str:
 
 
 def _as_far_as_known(found: Any, expected: Any) -> tuple[Any, list[str]]:
-    """Return *expected* with the builder's decisions as they are *found*, and the proofs that are unknown here."""
+    """Return *expected* with the builder's decisions as *found*, and the proofs that are unknown here."""
     carries = found.get("carries") if isinstance(found, dict) else None
     if not isinstance(carries, list) or len(carries) != len(expected["carries"]):
         return expected, []
