@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import wheelkit
 
 from sparkwright.lock import read_lock
 from sparkwright.publish import publish
 from sparkwright.store import open_store
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.settings import read_settings
-from sparkwright.wheel import AssemblyPlan, Expectation, assemble, audit, local_version
+from sparkwright.wheel import AssemblyPlan, BuiltWheel, Expectation, assemble, audit, local_version
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]
 PLATFORM = "aarch64"
@@ -37,17 +38,30 @@ def expectation() -> Expectation:
             "tests/test_spark.py": b"",
         }
     version = local_version(lock.release.version, "spark", "1a2b3c4d")
-    return Expectation(wheel, artifact, lock, changes, version)
+    record = {"point.json": {"version": version}}
+    return Expectation(wheel, artifact, lock, changes, version, store=store, record=record)
 
 
-def test_our_wheel_passes_and_is_the_same_every_time(expectation: Expectation, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def built(expectation: Expectation, tmp_path_factory: pytest.TempPathFactory) -> BuiltWheel:
+    return assemble(_plan(expectation), tmp_path_factory.mktemp("built"))
+
+
+def _plan(expectation: Expectation) -> AssemblyPlan:
+    return AssemblyPlan(
+        expectation.upstream_wheel,
+        expectation.artifact.sha256,
+        expectation.version or "",
+        expectation.changes or {},
+        expectation.record or {},
+    )
+
+
+def test_our_wheel_passes_and_is_the_same_every_time(
+    expectation: Expectation, built: BuiltWheel, tmp_path: Path
+) -> None:
     version, changes = expectation.version or "", expectation.changes or {}
-    plan = AssemblyPlan(
-        expectation.upstream_wheel, expectation.artifact.sha256, version, changes,
-        {"point.json": {"version": version}},
-    )  # fmt: skip
-    built = assemble(plan, tmp_path / "one")
-    assert assemble(plan, tmp_path / "two").sha256 == built.sha256
+    assert assemble(_plan(expectation), tmp_path / "two").sha256 == built.sha256
     assert built.replaced == ("vllm/config/cache.py", "vllm/envs.py")
     assert (built.added, built.removed) == (("vllm/config/spark.py",), ("vllm/collect_env.py",))
     assert all(re.fullmatch(r"vllm/(.*\.so|vllm-rs)", provider.member) for provider in built.providers), (
@@ -62,6 +76,32 @@ def test_our_wheel_passes_and_is_the_same_every_time(expectation: Expectation, t
     assert [(file.version, file.requires_python) for file in index.files] == [
         (version, expectation.lock.release.requires_python)
     ]
+
+
+def test_what_is_planted_in_our_wheel_is_found(
+    expectation: Expectation, built: BuiltWheel, tmp_path: Path
+) -> None:
+    """With the members and the size of the real wheel, and a twin that is only written again."""
+    *members, record = wheelkit.raw_members(built.path)
+    last = members[-1]
+    extra = wheelkit.unicode_path(last, "zz_evil.pth")
+    folder = wheelkit.RawMember(b"evil.pth/", b"", mode=0o40755, dos=0x10, method=zipfile.ZIP_STORED)
+    deflated = next(one for one in members if one.method == zipfile.ZIP_DEFLATED)
+    planted = {
+        "": members,
+        "an extra field": [*members[:-1], replace(last, extra=extra, local_extra=extra)],
+        "a folder": [*members, folder],
+        "bytes behind a stream": [
+            replace(one, data=one.data + b"evil") if one is deflated else one for one in members
+        ],
+        "bytes between": [replace(members[0], gap=b"evil"), *members[1:]],
+    }
+    for fault, spoilt in planted.items():
+        wheel = tmp_path / built.path.name
+        wheel.write_bytes(wheelkit.raw_zip([*spoilt, record]))
+        failures = {check.name for check in audit(wheel, expectation).failures}
+        assert ("archive-safe" in failures) == bool(fault), (fault, failures)
+        assert failures == set() or fault
 
 
 def test_upstreams_own_wheel_passes(expectation: Expectation) -> None:

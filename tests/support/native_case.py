@@ -50,6 +50,7 @@ class Case:
     wheel: Path
     plan: AssemblyPlan
     expectation: Expectation
+    compiled: dict[str, Extension]
     folder: Path
 
 
@@ -126,7 +127,7 @@ def make_case(folder: Path) -> Case:
         upstream, artifact.sha256, OURS, CHANGES,
         {"point.json": {"version": OURS}, KERNELS: record_of()},
         providers={
-            C: BinarySource(ours, "compiled", "the-key"), SPIN: BinarySource(spin, "store", "spin-key"),
+            C: BinarySource(ours, "compiled", "the-key"), SPIN: BinarySource(spin, "compiled", "spin-key"),
         },
         upstream_binaries={RS: BECAUSE},
         left_out={FA3: "nothing in it runs"},
@@ -138,8 +139,22 @@ def make_case(folder: Path) -> Case:
         Inspector(open_store(folder / "home"), lambda: program),
         Surroundings.of([folder / "built" / "torch"], ["libcublas.so.13"]),
     )
-    expectation = Expectation(upstream, artifact, lock_of(artifact), CHANGES, OURS, native=native)
-    return Case(assemble(plan, folder / "dist").path, plan, expectation, folder)
+    expectation = Expectation(
+        upstream,
+        artifact,
+        lock_of(artifact),
+        CHANGES,
+        OURS,
+        native=native,
+        record={**plan.record, KERNELS: None},
+    )
+    compiled = {
+        member: Extension(
+            target="t", key=source.origin, sha256=wheelkit.sha256(source.path), size=1, arches={}
+        )
+        for member, source in plan.providers.items()
+    }
+    return Case(assemble(plan, folder / "dist").path, plan, expectation, compiled, folder)
 
 
 def failed(wheel: Path, expectation: Expectation) -> dict[str, str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import struct
 import zipfile
+import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -130,3 +133,79 @@ def spoil(
     change(files)
     info = next(name.split("/")[0] for name in files if ".dist-info/" in name)
     return pack(folder / path.name, with_record(files, info) if record else files)
+
+
+@dataclass
+class RawMember:
+    """One member of an archive by the bytes and fields that stand for it, to be spoilt at will."""
+
+    name: bytes
+    data: bytes
+    crc: int = 0
+    size: int = 0
+    method: int = zipfile.ZIP_DEFLATED
+    mode: int = 0o100644
+    dos: int = 0
+    flags: int = 0
+    local_extra: bytes = b""
+    extra: bytes = b""
+    comment: bytes = b""
+    gap: bytes = b""
+
+    @classmethod
+    def of(cls, name: str, content: bytes, mode: int = 0o100644) -> RawMember:
+        """A healthy one."""
+        deflater = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+        data = deflater.compress(content) + deflater.flush()
+        return cls(name.encode(), data, zlib.crc32(content), len(content), mode=mode)
+
+
+def unicode_path(member: RawMember, name: str) -> bytes:
+    """The extra field 0x7075 that calls *member* otherwise: Python 3.12 and later obey it, 3.11 does not."""
+    body = struct.pack("<BL", 1, zlib.crc32(member.name)) + name.encode()
+    return struct.pack("<HH", 0x7075, len(body)) + body
+
+
+def raw_members(path: Path) -> list[RawMember]:
+    """The members of the archive *path*, which has nothing odd."""
+    content = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        return [
+            RawMember(
+                info.filename.encode(),
+                content[(at := info.header_offset + 30 + len(info.filename)) : at + info.compress_size],
+                info.CRC,
+                info.file_size,
+                info.compress_type,
+                info.external_attr >> 16,
+            )
+            for info in archive.infolist()
+        ]
+
+
+def raw_zip(members: Iterable[RawMember], comment: bytes = b"") -> bytes:
+    """The bytes of an archive of *members*, whatever is wrong with them."""
+    body, directory, at = list[bytes](), list[bytes](), 0
+    for one in members:
+        fields = (one.flags, one.method, 0, 33, one.crc, len(one.data), one.size, len(one.name))
+        central = struct.pack(
+            "<4s4B4H3L5H2L", b"PK\1\2", 20, 3, 20, 0, *fields, len(one.extra), len(one.comment), 0, 0,
+            one.mode << 16 | one.dos, at,
+        )  # fmt: skip
+        local = struct.pack("<4s5H3L2H", b"PK\3\4", 20, *fields, len(one.local_extra))
+        directory.append(central + one.name + one.extra + one.comment)
+        body.append(local + one.name + one.local_extra + one.data + one.gap)
+        at += len(body[-1])
+    listing, count = b"".join(directory), len(directory)
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(listing), at, len(comment))
+    return b"".join([*body, listing, end, comment])
+
+
+@functools.cache
+def zeros(size: int) -> tuple[bytes, int]:
+    """A deflate stream of *size* zero bytes and their CRC-32: one MiB is deflated, and repeated."""
+    deflater, crc = zlib.compressobj(wbits=-zlib.MAX_WBITS), 0
+    block = deflater.compress(bytes(1 << 20)) + deflater.flush(zlib.Z_FULL_FLUSH)
+    for _ in range(size >> 20):
+        crc = zlib.crc32(bytes(1 << 20), crc)
+    return block * (size >> 20) + deflater.flush(), crc

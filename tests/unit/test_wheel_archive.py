@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
-from typing import TYPE_CHECKING
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import wheelkit
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.errors import ArchiveError
-from sparkwright.wheel.archive import Archive, open_archive
+from sparkwright.wheel.archive import MOST_TEXT, Archive, open_archive
 from sparkwright.wheel.rewrite import Kept, Range, Stored, layout, write_parts
 
 if TYPE_CHECKING:
@@ -175,6 +178,97 @@ def zip64() -> bytes:
     with zipfile.ZipFile(stream, "w") as archive, archive.open("big", "w", force_zip64=True) as member:
         member.write(b"x")
     return stream.getvalue()
+
+
+FIRST = wheelkit.RawMember.of("first", b"1" * 100)
+
+
+def spoilt(archive_comment: bytes = b"", **fields: Any) -> bytes:
+    """An archive of two members, of which the first has other *fields*."""
+    return wheelkit.raw_zip([replace(FIRST, **fields), wheelkit.RawMember.of("other", b"2")], archive_comment)
+
+
+RENAMED = wheelkit.unicode_path(FIRST, "zz_evil.pth")
+FOLDER = replace(FIRST, name=b"first/", mode=0o40755, dos=0x10)
+# What `spoilt` is given: healthy, and one thing wrong each.
+STRUCTURES: dict[str, dict[str, Any]] = {
+    "a comment": {"archive_comment": b"PK" * 700},
+    "a member's comment": {"comment": b"hello"},
+    "a new name in both extra fields": {"extra": RENAMED, "local_extra": RENAMED},
+    "a new name in the central extra field": {"extra": RENAMED},
+    "a new name in the local extra field": {"local_extra": RENAMED},
+    "a time in an extra field": {"extra": b"UT\5\0\1abcd"},
+    "a rest of an extra field": {"extra": b"x"},
+    "bytes between members": {"gap": b"x"},
+    "a folder with content": {**vars(FOLDER)},
+    "a folder with hidden content": {**vars(FOLDER), "size": 0, "crc": 0},
+    "a file that is a folder elsewhere": {"dos": 0x10},
+    "setuid": {"mode": 0o104755},
+    "writable by all": {"mode": 0o100666},
+    "a device": {"mode": 0o020644},
+    "headers that are masked": {"flags": 1 << 13},
+}
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_what_no_wheel_needs_is_refused(structure: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.zip"
+    path.write_bytes(spoilt(**STRUCTURES[structure]))
+    assert len(zipfile.ZipFile(path).infolist()) > 0, "the standard library takes it"
+    with pytest.raises(ArchiveError), open_archive(path):
+        pass
+
+
+def test_its_healthy_twins_are_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "plain.zip"
+    empty = replace(FOLDER, data=b"", size=0, crc=0, method=0)
+    for mode in (0o100644, 0o100755, 0o100664, 0):
+        path.write_bytes(wheelkit.raw_zip([replace(FIRST, mode=mode), replace(empty, name=b"empty/")]))
+        with open_archive(path) as archive:
+            assert archive.read("first") == b"1" * 100
+            assert archive.folders == ("empty/",)
+
+
+def test_headers_are_read_without_zipfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plain.zip"
+    path.write_bytes(spoilt())
+    odd = tmp_path / "odd.zip"
+    odd.write_bytes(spoilt(extra=RENAMED, local_extra=RENAMED))
+    monkeypatch.delattr(zipfile, "ZipFile")
+    monkeypatch.delattr(zipfile, "ZipInfo")
+    with open_archive(path) as archive:
+        assert list(archive.members) == ["first", "other"]
+    with pytest.raises(ArchiveError, match=r"odd\.zip"), open_archive(odd):
+        pass
+
+
+@pytest.mark.parametrize("behind", [b"x", b"evil" * 1500, bytes(3 << 20)])
+def test_bytes_behind_the_end_of_a_deflate_stream_are_refused(behind: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "odd.zip"
+    path.write_bytes(spoilt(data=FIRST.data + behind))
+    assert zipfile.ZipFile(path).read("first") == b"1" * 100, "the standard library takes it"
+    with open_archive(path) as archive, pytest.raises(ArchiveError, match=r"odd\.zip"):
+        archive.read("first")
+
+
+def test_a_deflate_stream_without_an_end_is_refused(tmp_path: Path) -> None:
+    deflater = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    endless = deflater.compress(b"1" * 100) + deflater.flush(zlib.Z_SYNC_FLUSH)
+    path = tmp_path / "odd.zip"
+    path.write_bytes(spoilt(data=endless))
+    with open_archive(path) as archive, pytest.raises(ArchiveError, match=r"odd\.zip"):
+        archive.read("first")
+
+
+def test_a_large_member_is_read_in_pieces_only(tmp_path: Path) -> None:
+    data, crc = wheelkit.zeros(MOST_TEXT + (1 << 20))
+    path = tmp_path / "large.zip"
+    path.write_bytes(spoilt(data=data, crc=crc, size=MOST_TEXT + (1 << 20)))
+    with open_archive(path) as archive:
+        with pytest.raises(ArchiveError, match=r"large\.zip"):
+            archive.read("first")
+        assert max(map(len, archive.chunks("first"))) <= 1 << 20
+        assert len(archive.read("first", most=MOST_TEXT + (1 << 20))) == MOST_TEXT + (1 << 20)
 
 
 GOOD = zipped({"good": b"data" * 50})

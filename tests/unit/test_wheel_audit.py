@@ -7,15 +7,18 @@ import io
 import json
 import re
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import wheelkit
+from audit_case import BIG, CHANGES, INFO, OURS, Case, Files, failed, make_case, put, swap, verdicts
 
+from sparkwright.canonical import to_json
 from sparkwright.errors import ArchiveError, AuditError
-from sparkwright.lock import Artifact, Lock, Release
-from sparkwright.wheel import AssemblyPlan, BinarySource, Expectation, assemble, audit
+from sparkwright.native.model import Extension
+from sparkwright.wheel import BinarySource, assemble, audit
 from sparkwright.wheel.audit import CHECKS, NATIVE_CHECKS
 from sparkwright.wheel.survey import floor_of
 
@@ -27,55 +30,13 @@ if TYPE_CHECKING:
 
     from sparkwright.store import Store
 
-OURS = "0.24.0+spark.1a2b3c4d"
-INFO = f"vllm-{OURS}.dist-info"
 NAMES = ["upstream-digest", "archive-safe", *(name for name, _ in CHECKS)]
 NATIVE = {name for name, _ in NATIVE_CHECKS}
-BIG = "vllm/_big.abi3.so"
-CHANGES = {
-    "vllm/core.py": b"def step(n: int) -> int:\n    return n + 2\n",
-    "vllm/config/new.py": b"NEW = 1\n",
-    "vllm/old.py": None,
-    "tests/test_core.py": b"def test(): ...\n",
-}
-Files = dict[str, bytes]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A healthy wheel and what it is held against."""
-
-    wheel: Path
-    expectation: Expectation
-    plan: AssemblyPlan
 
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    folder = tmp_path_factory.mktemp("audit")
-    upstream = wheelkit.upstream_wheel(
-        folder / "upstream", extra={BIG: wheelkit.elf(payload=b"big " * 400_000)}
-    )
-    artifact = Artifact(
-        filename=upstream.name, sha256=wheelkit.sha256(upstream), size=upstream.stat().st_size
-    )
-    release = Release(
-        version="0.24.0", commit="ee0da84ab", git="https://example.org/vllm", requires_python=">=3.10,<3.15",
-        torch="2.11.0",
-    )  # fmt: skip
-    lock = Lock(format=1, release=release, sdist=artifact, wheels={"aarch64": artifact}, sources={})
-    plan = AssemblyPlan(upstream, artifact.sha256, OURS, CHANGES, {"point.json": {"version": OURS}})
-    wheel = assemble(plan, folder / "dist").path
-    return Case(wheel, Expectation(upstream, artifact, lock, CHANGES, OURS), plan)
-
-
-def verdicts(wheel: Path, expectation: Expectation) -> dict[str, str]:
-    report = audit(wheel, expectation)
-    return {check.name: check.verdict for check in report.checks}
-
-
-def failed(wheel: Path, expectation: Expectation) -> set[str]:
-    return {name for name, verdict in verdicts(wheel, expectation).items() if verdict == "fail"}
+    return make_case(tmp_path_factory.mktemp("audit"))
 
 
 def test_a_healthy_wheel_passes_every_check(case: Case) -> None:
@@ -90,17 +51,18 @@ def test_a_healthy_wheel_passes_every_check(case: Case) -> None:
 
 def test_upstreams_own_wheel_passes_as_such(case: Case) -> None:
     report = audit(case.expectation.upstream_wheel, replace(case.expectation, version=None))
-    skipped = {"members-differ-exactly", "binaries-identical", "native-inputs-unchanged"}
+    skipped = {PROVENANCE, "members-differ-exactly", "binaries-identical", "native-inputs-unchanged"}
     assert report.kind == "upstream"
     assert {check.name for check in report.checks if check.verdict == "skipped"} == skipped | NATIVE
     assert (report.passed, report.unchecked) == (True, ())
 
 
 def test_without_a_merge_the_checks_that_need_one_are_skipped(case: Case) -> None:
-    found = verdicts(case.wheel, replace(case.expectation, changes=None))
-    need_one = {"members-differ-exactly", "native-inputs-unchanged"}
+    expectation = replace(case.expectation, changes=None, record=None)
+    found = verdicts(case.wheel, expectation)
+    need_one = {PROVENANCE, "members-differ-exactly", "native-inputs-unchanged"}
     assert {name for name, verdict in found.items() if verdict == "skipped"} == need_one | NATIVE
-    assert set(audit(case.wheel, replace(case.expectation, changes=None)).unchecked) == need_one
+    assert set(audit(case.wheel, expectation).unchecked) == need_one
     assert "fail" not in found.values()
 
 
@@ -108,78 +70,82 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _set(name: str, content: bytes) -> Callable[[Files], object]:
-    return lambda files: files.update({name: content})
-
-
-def _swap(name: str, old: bytes, new: bytes) -> Callable[[Files], object]:
-    def change(files: Files) -> None:
-        assert old in files[name]
-        files[name] = files[name].replace(old, new)
-
-    return change
-
-
 def _providers(change: Callable[[list[dict[str, object]]], object]) -> Callable[[Files], object]:
     def spoil(files: Files) -> None:
         name = f"{INFO}/sparkwright/providers.json"
         entries = json.loads(files[name])
         change(entries)
-        files[name] = json.dumps(entries).encode()
+        files[name] = to_json(entries)
 
     return spoil
 
 
 CONFLICT = b'"""\n<<<<<<< ours\na\n=======\nb\n>>>>>>> theirs\n"""\n'
 EVIL = wheelkit.elf(payload=b"evil")
+DEEP = b"[" * 200_000 + b"]" * 200_000
 METADATA, WHEEL, VERSION = f"{INFO}/METADATA", f"{INFO}/WHEEL", "vllm/_version.py"
-EXACT = "members-differ-exactly"
+EXACT, PROVENANCE = "members-differ-exactly", "provenance-agrees"
 # What is done to the members, RECORD being made to fit, and the checks that have to fail, all of them.
 FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
-    "WHEEL has upstream's generic tag": (_swap(WHEEL, b"manylinux_2_28", b"linux"), {"tags", EXACT}),
-    "pure Python claimed": (_swap(WHEEL, b"Purelib: false", b"Purelib: true"), {"tags", EXACT}),
+    "WHEEL has upstream's generic tag": (swap(WHEEL, b"manylinux_2_28", b"linux"), {"tags", EXACT}),
+    "pure Python claimed": (swap(WHEEL, b"Purelib: false", b"Purelib: true"), {"tags", EXACT}),
     "a binary for another machine": (
-        _set("vllm/vllm-rs", wheelkit.elf("x86_64", b"rs")), {"tags", EXACT, "binaries-identical"},
-    ),
-    "a binary of an unstable ABI": (
-        lambda files: files.update({"vllm/_X.cpython-312.so": wheelkit.elf()}),
-        {"tags", EXACT, "binaries-identical"},
+        put("vllm/vllm-rs", wheelkit.elf("x86_64", b"rs")), {"tags", EXACT, "binaries-identical"},
     ),
     "METADATA of another version": (
-        _swap(METADATA, OURS.encode(), b"0.24.0+spark.00000001"), {"versions-agree", EXACT},
+        swap(METADATA, OURS.encode(), b"0.24.0+spark.00000001"), {"versions-agree", EXACT},
     ),
-    "_version.py of upstream": (_set(VERSION, wheelkit.VERSION_PY), {"versions-agree", EXACT}),
-    "_version.py with another tuple": (_swap(VERSION, b"24, 0,", b"23, 0,"), {"versions-agree", EXACT}),
+    "_version.py of upstream": (put(VERSION, wheelkit.VERSION_PY), {"versions-agree", EXACT}),
+    "_version.py with another tuple": (swap(VERSION, b"24, 0,", b"23, 0,"), {"versions-agree", EXACT}),
     "the point of another version": (
-        _set(f"{INFO}/sparkwright/point.json", b'{"version": "0.24.0"}'), {"versions-agree"},
+        put(f"{INFO}/sparkwright/point.json", b'{"version": "0.24.0"}'), {"versions-agree", PROVENANCE},
     ),
-    "no point": (lambda files: files.pop(f"{INFO}/sparkwright/point.json"), {"versions-agree"}),
-    "a point that is not JSON": (_set(f"{INFO}/sparkwright/point.json", b"{"), {"versions-agree"}),
+    "no point": (
+        lambda files: files.pop(f"{INFO}/sparkwright/point.json"), {"versions-agree", PROVENANCE},
+    ),
+    "a point that is not JSON": (
+        put(f"{INFO}/sparkwright/point.json", b"{"), {"versions-agree", PROVENANCE},
+    ),
+    "a point that is nested deeply": (
+        put(f"{INFO}/sparkwright/point.json", DEEP), {"versions-agree", PROVENANCE},
+    ),
+    "carries that are nested deeply": (put(f"{INFO}/sparkwright/carries.json", DEEP), {PROVENANCE}),
+    "providers that are nested deeply": (
+        put(f"{INFO}/sparkwright/providers.json", DEEP),
+        {PROVENANCE, EXACT, "binaries-identical", "native-inputs-unchanged"},
+    ),
+    "kernels that are nested deeply": (
+        put(f"{INFO}/sparkwright/kernels.json", DEEP),
+        {PROVENANCE, EXACT, "binaries-identical", "native-inputs-unchanged"},
+    ),
+    "a version file that is nested deeply": (
+        put(VERSION, b"version = " + b"-" * 5000 + b"1\n"), {"versions-agree", EXACT},
+    ),
     "upstream's metadata folder left behind": (
-        _set("vllm-0.24.0.dist-info/METADATA", b""), {"versions-agree", EXACT},
+        put("vllm-0.24.0.dist-info/METADATA", b""), {"versions-agree", EXACT},
     ),
-    "a change that the merge did not make": (_set("vllm/config/cache.py", b"x = 1\n"), {EXACT}),
-    "a change of the merge that is missing": (_set("vllm/core.py", b"x = 1\n"), {EXACT}),
+    "a change that the merge did not make": (put("vllm/config/cache.py", b"x = 1\n"), {EXACT}),
+    "a change of the merge that is missing": (put("vllm/core.py", b"x = 1\n"), {EXACT}),
     "an added file that is missing": (lambda files: files.pop("vllm/config/new.py"), {EXACT}),
-    "a deleted file that is back": (_set("vllm/old.py", b"GONE = True\n"), {EXACT}),
-    "a stranger": (_set("sitecustomize.py", b"x = 1\n"), {EXACT}),
-    "another licence": (_set(f"{INFO}/licenses/LICENSE", b"none\n"), {EXACT}),
-    "syntax of a newer Python": (_set("vllm/config/cache.py", b"type A = int\n"), {"python-compiles", EXACT}),
-    "a newer f-string": (_set("vllm/config/cache.py", b'x = f"{"a"}"\n'), {"python-compiles", EXACT}),
+    "a deleted file that is back": (put("vllm/old.py", b"GONE = True\n"), {EXACT}),
+    "a stranger": (put("sitecustomize.py", b"x = 1\n"), {EXACT}),
+    "another licence": (put(f"{INFO}/licenses/LICENSE", b"none\n"), {EXACT}),
+    "syntax of a newer Python": (put("vllm/config/cache.py", b"type A = int\n"), {"python-compiles", EXACT}),
+    "a newer f-string": (put("vllm/config/cache.py", b'x = f"{"a"}"\n'), {"python-compiles", EXACT}),
     "a newer f-string, silenced": (
-        _set("vllm/config/cache.py", b'# ruff: noqa\nx = f"{"a"}"  # noqa\n'), {"python-compiles", EXACT},
+        put("vllm/config/cache.py", b'# ruff: noqa\nx = f"{"a"}"  # noqa\n'), {"python-compiles", EXACT},
     ),
-    "a return outside": (_set("vllm/config/cache.py", b"return 1\n"), {"python-compiles", EXACT}),
-    "bad Python where linters do not look": (
-        _set("vllm/build/.venv/x.py", b"x = (\n"), {"python-compiles", EXACT},
+    "a return outside": (put("vllm/config/cache.py", b"return 1\n"), {"python-compiles", EXACT}),
+    "Python in which a parser runs out of stack": (
+        put("vllm/config/cache.py", b"x = 1" + b" + 1" * 100_000), {"python-compiles", EXACT},
     ),
-    "a conflict in Python": (_set("vllm/config/cache.py", CONFLICT), {"no-conflict-markers", EXACT}),
-    "a conflict in JSON": (_set("vllm/configs/a.json", CONFLICT), {"no-conflict-markers", EXACT}),
+    "a conflict in Python": (put("vllm/config/cache.py", CONFLICT), {"no-conflict-markers", EXACT}),
+    "a conflict in JSON": (put("vllm/configs/a.json", CONFLICT), {"no-conflict-markers", EXACT}),
     "another binary": (
-        _set("vllm/vllm-rs", EVIL), {EXACT, "binaries-identical"},
+        put("vllm/vllm-rs", EVIL), {EXACT, "binaries-identical"},
     ),
     "another large binary": (
-        _set(BIG, wheelkit.elf(payload=b"big " * 399_999 + b"bug ")), {EXACT, "binaries-identical"},
+        put(BIG, wheelkit.elf(payload=b"big " * 399_999 + b"bug ")), {EXACT, "binaries-identical"},
     ),
     "another binary, and a provider who says so": (
         lambda files: (
@@ -190,11 +156,19 @@ FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
     ),
     "a binary without a provider": (_providers(lambda entries: entries.pop()), {"binaries-identical"}),
     "a provider listed twice": (
-        _providers(lambda entries: entries.append(entries[0])), {"binaries-identical"},
+        _providers(lambda entries: entries.insert(0, entries[0])), {"binaries-identical"},
     ),
     "a provider of nothing": (
-        _providers(lambda entries: entries.append({**entries[0], "member": "vllm/none.so"})),
+        _providers(lambda entries: entries.insert(2, {**entries[0], "member": "vllm/none.so"})),
         {"binaries-identical"},
+    ),
+    "an unknown provider": (
+        _providers(lambda entries: entries[0].update(provider="elsewhere")),
+        {"binaries-identical"},
+    ),
+    "providers in another order": (_providers(lambda entries: entries.reverse()), {PROVENANCE}),
+    "providers spelt otherwise": (
+        swap(f"{INFO}/sparkwright/providers.json", b",", b", "), {PROVENANCE},
     ),
     "binaries from another wheel": (
         _providers(lambda entries: entries[0].update({"from": "vllm-0.23.0.whl"})), {"binaries-identical"},
@@ -203,13 +177,13 @@ FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
         _providers(lambda entries: entries[0].pop("size")),
         {"binaries-identical", EXACT, "native-inputs-unchanged"},
     ),
-    "another torch": (_swap(METADATA, b"torch==2.11.0", b"torch==2.12.0"), {"torch-pinned", EXACT}),
-    "a loose torch": (_swap(METADATA, b"torch==2.11.0", b"torch>=2.11.0"), {"torch-pinned", EXACT}),
+    "another torch": (swap(METADATA, b"torch==2.11.0", b"torch==2.12.0"), {"torch-pinned", EXACT}),
+    "a loose torch": (swap(METADATA, b"torch==2.11.0", b"torch>=2.11.0"), {"torch-pinned", EXACT}),
     "torch on some machines only": (
-        _swap(METADATA, b"torch==2.11.0", b'torch==2.11.0; python_version > "3.11"'), {"torch-pinned", EXACT},
+        swap(METADATA, b"torch==2.11.0", b'torch==2.11.0; python_version > "3.11"'), {"torch-pinned", EXACT},
     ),
-    "no torch": (_swap(METADATA, b"Requires-Dist: torch==2.11.0\n", b""), {"torch-pinned", EXACT}),
-    "a malformed requirement": (_swap(METADATA, b"regex", b"=="), {"torch-pinned", EXACT}),
+    "no torch": (swap(METADATA, b"Requires-Dist: torch==2.11.0\n", b""), {"torch-pinned", EXACT}),
+    "a malformed requirement": (swap(METADATA, b"regex", b"=="), {"torch-pinned", EXACT}),
 }  # fmt: skip
 
 
@@ -236,7 +210,7 @@ def test_repacking_alone_is_no_fault(case: Case, tmp_path: Path) -> None:
     ],
 )
 def test_headings_and_arrows_are_no_conflicts(case: Case, innocent: bytes, tmp_path: Path) -> None:
-    spoilt = wheelkit.spoil(case.wheel, tmp_path, _set("vllm/configs/a.json", innocent))
+    spoilt = wheelkit.spoil(case.wheel, tmp_path, put("vllm/configs/a.json", innocent))
     assert failed(spoilt, case.expectation) == {EXACT}
 
 
@@ -244,15 +218,15 @@ RECORD = f"{INFO}/RECORD"
 OTHER_CORE = CHANGES["vllm/core.py"].replace(b"2", b"3")
 RECORD_FAULTS: dict[str, Callable[[Files], object]] = {
     "a member that is not listed": lambda files: files.update({"vllm/configs/z.json": b"1"}),
-    "a line for nothing": _swap(RECORD, b"vllm/core.py,", b"vllm/gone.py,sha256=x,1\nvllm/core.py,"),
-    "a wrong digest": _swap(RECORD, b"vllm/core.py,sha256=", b"vllm/core.py,sha256=A"),
+    "a line for nothing": swap(RECORD, b"vllm/core.py,", b"vllm/gone.py,sha256=x,1\nvllm/core.py,"),
+    "a wrong digest": swap(RECORD, b"vllm/core.py,sha256=", b"vllm/core.py,sha256=A"),
     "another member's digest": lambda files: files.update({"vllm/core.py": OTHER_CORE}),
-    "a wrong size": _swap(RECORD, f",{len(CHANGES['vllm/config/new.py'])}\n".encode(), b",9999\n"),
+    "a wrong size": swap(RECORD, f",{len(CHANGES['vllm/config/new.py'])}\n".encode(), b",9999\n"),
     "no digest": lambda files: files.update(
         {RECORD: re.sub(rb"(?m)^vllm/core.py,.*$", b"vllm/core.py,,", files[RECORD])}
     ),
-    "a digest of itself": _swap(RECORD, b"RECORD,,", b"RECORD,sha256=abc,3"),
-    "not CSV": _set(RECORD, b"hello\n"),
+    "a digest of itself": swap(RECORD, b"RECORD,,", b"RECORD,sha256=abc,3"),
+    "not CSV": put(RECORD, b"hello\n"),
     "none": lambda files: files.pop(RECORD),
 }  # fmt: skip
 
@@ -329,7 +303,7 @@ def test_native_inputs_are_fine_with_binaries_from_elsewhere(case: Case, tmp_pat
     for number in range(3):
         (tmp_path / str(number)).write_bytes(wheelkit.elf(payload=b"new" * number))
     providers = {
-        name: BinarySource(tmp_path / str(number), "store", "key") for number, name in enumerate(binaries)
+        name: BinarySource(tmp_path / str(number), "compiled", "key") for number, name in enumerate(binaries)
     }
     changes = {**CHANGES, "csrc/ops.cu": b"new"}
     kernels = {
@@ -338,10 +312,23 @@ def test_native_inputs_are_fine_with_binaries_from_elsewhere(case: Case, tmp_pat
     }  # fmt: skip
     record = {**case.plan.record, "kernels.json": kernels}
     plan = replace(case.plan, providers=providers, changes=changes, record=record)
-    wheel = assemble(plan, tmp_path / "dist").path
-    assert failed(wheel, replace(case.expectation, changes=changes)) == set()
+    built = assemble(plan, tmp_path / "dist")
+    compiled = {
+        one.member: Extension(target="t", key="key", sha256=one.sha256, size=one.size, arches={})
+        for one in built.providers
+    }
+    expectation = replace(case.expectation, changes=changes, record=record, compiled=compiled)
+    assert failed(built.path, expectation) == set()
     # Nobody looked into them, and here that matters.
-    assert set(audit(wheel, replace(case.expectation, changes=changes)).unchecked) == NATIVE
+    assert set(audit(built.path, expectation).unchecked) == NATIVE
+    # Without the store's copies nothing is known of them, and one that differs is another.
+    report = audit(built.path, replace(expectation, compiled={}))
+    assert ([check.name for check in report.unverified], report.passed) == (["binaries-identical"], False)
+    for fields in ({"sha256": "0" * 64}, {"key": "other"}):
+        other = {**compiled, BIG: msgspec.structs.replace(compiled[BIG], **fields)}
+        report = audit(built.path, replace(expectation, compiled=other))
+        assert [check.name for check in report.failures] == ["binaries-identical"]
+        assert BIG in report.failures[0].detail
 
 
 def test_metadata_inputs_in_the_merge_are_found(case: Case) -> None:
@@ -375,7 +362,7 @@ def test_a_lost_executable_bit_is_found(case: Case, tmp_path: Path) -> None:
 
 
 def test_the_floor_decides_what_compiles(case: Case, tmp_path: Path) -> None:
-    spoilt = wheelkit.spoil(case.wheel, tmp_path, _set("vllm/config/cache.py", b"type A = int\n"))
+    spoilt = wheelkit.spoil(case.wheel, tmp_path, put("vllm/config/cache.py", b"type A = int\n"))
     assert failed(spoilt, replace(case.expectation, floor="3.12")) == {EXACT}
 
 
@@ -392,7 +379,7 @@ def test_what_compiled_once_is_not_compiled_again(
     assert failed(case.wheel, expectation) == set()
     assert looked() == 1, "every file is known"
     for number in (2, 3):  # what is refused is looked at every time
-        spoilt = wheelkit.spoil(case.wheel, tmp_path, _set("vllm/config/cache.py", b"type A = int\n"))
+        spoilt = wheelkit.spoil(case.wheel, tmp_path, put("vllm/config/cache.py", b"type A = int\n"))
         assert failed(spoilt, expectation) == {"python-compiles", EXACT}
         assert looked() == number
     assert failed(spoilt, replace(expectation, floor="3.12")) == {EXACT}, "another Python is another matter"

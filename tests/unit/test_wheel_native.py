@@ -13,6 +13,7 @@ import wheelkit
 from msgspec.structs import replace as changed
 from native_case import FA3, HERE, IMAGES, INFO, RS, SPIN, C, Case, extension, failed, make_case, record_of
 
+from sparkwright.canonical import to_json
 from sparkwright.errors import ToolError
 from sparkwright.lock.native import Binary
 from sparkwright.native.inspection import Inspector, Tally, honest_platform, read_elf
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Files = dict[str, bytes]
+IDENTICAL, PROVENANCE = "binaries-identical", "provenance-agrees"
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +35,13 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return make_case(tmp_path_factory.mktemp("native"))
 
 
+def known(case: Case) -> Expectation:
+    """What the wheel is held against where it was made: with the store's extensions and their record."""
+    return replace(case.expectation, compiled=case.compiled, record=case.plan.record)
+
+
 def test_a_healthy_native_wheel_passes_every_check(case: Case) -> None:
-    report = audit(case.wheel, case.expectation)
+    report = audit(case.wheel, known(case))
     assert {check.name: check.detail for check in report.checks if check.verdict != "pass"} == {}
     assert (report.compiled, report.unchecked, report.arch) == (True, (), "12.1a")
     assert report.kernels == Tally(native=3, ptx=1)
@@ -47,11 +54,41 @@ def test_a_healthy_native_wheel_passes_every_check(case: Case) -> None:
 
 def test_without_libraries_at_hand_that_is_said(case: Case) -> None:
     native = replace(case.expectation.native, surroundings=None)  # type: ignore[type-var]
-    report = audit(case.wheel, replace(case.expectation, native=native))
+    report = audit(case.wheel, replace(known(case), native=native))
     assert set(report.unchecked) == {"symbols-resolve", "needed-libraries"}
-    assert set(audit(case.wheel, replace(case.expectation, native=None)).unchecked) == {
+    assert set(audit(case.wheel, replace(known(case), native=None)).unchecked) == {
         name for name, _ in NATIVE_CHECKS
     }
+
+
+def test_binaries_that_are_not_in_the_store_are_unverified(case: Case) -> None:
+    report = audit(case.wheel, case.expectation)
+    told = {check.name: check.detail for check in report.unverified}
+    assert set(told) == set(report.unchecked) == {IDENTICAL, PROVENANCE}
+    assert (report.failures, report.passed) == ((), False)
+    assert all(name in told[IDENTICAL] for name in (C, SPIN))
+    assert RS not in told[IDENTICAL]
+    assert KERNELS in told[PROVENANCE]
+    partly = replace(known(case), compiled={C: case.compiled[C]})
+    (check,) = audit(case.wheel, partly).unverified
+    assert (check.name, SPIN in check.detail, C in check.detail) == (IDENTICAL, True, False)
+
+
+def test_changed_code_that_is_called_compiled_is_found(case: Case, tmp_path: Path) -> None:
+    def change(files: Files) -> None:
+        data = bytearray(files[SPIN])
+        at = data.index(b".shstrtab")  # nothing loads it: no other check can see that
+        data[at : at + 8] = b".SHSTRTA"
+        files[SPIN] = bytes(data)
+        providers = json.loads(files[f"{INFO}/sparkwright/providers.json"])
+        next(one for one in providers if one["member"] == SPIN)["sha256"] = hashlib.sha256(data).hexdigest()
+        files[f"{INFO}/sparkwright/providers.json"] = to_json(providers)
+
+    spoilt = wheelkit.spoil(case.wheel, tmp_path, change)
+    found = failed(spoilt, known(case))
+    assert set(found) == {IDENTICAL}
+    assert SPIN in found[IDENTICAL]
+    assert not audit(spoilt, case.expectation).passed, "nor is it believed where nothing is known of it"
 
 
 def test_a_program_that_is_missing_says_nothing_of_the_wheel(case: Case, tmp_path: Path) -> None:
@@ -194,7 +231,7 @@ def test_a_damaged_binary(case: Case, tmp_path: Path) -> None:
         entries = json.loads(files[f"{INFO}/sparkwright/providers.json"])
         entry = next(one for one in entries if one["member"] == C)
         entry |= {"size": len(files[C]), "sha256": hashlib.sha256(files[C]).hexdigest()}
-        files[f"{INFO}/sparkwright/providers.json"] = json.dumps(entries).encode()
+        files[f"{INFO}/sparkwright/providers.json"] = to_json(entries)
 
     found = failed(wheelkit.spoil(wheel, tmp_path / "spoilt", cut), case.expectation)
     assert set(found) == {"binaries-machine", "kernels-native"}
@@ -242,11 +279,11 @@ def _left(**fields: Any) -> Callable[[Files], object]:
     return _kernels(lambda value: value["left-out"].append(entry))
 
 
-IDENTICAL, EXACT, LEFT = "binaries-identical", "members-differ-exactly", "left-out-unused"
+EXACT, LEFT = "members-differ-exactly", "left-out-unused"
 WHEEL_FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
     "no record of kernels": (
         lambda files: files.pop(f"{INFO}/sparkwright/{KERNELS}"),
-        {IDENTICAL, EXACT, "native-inputs-unchanged"},
+        {PROVENANCE, IDENTICAL, EXACT, "native-inputs-unchanged"},
     ),
     "a malformed record of kernels": (
         _kernels(lambda value: value.pop("arch")),
@@ -299,6 +336,22 @@ WHEEL_FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
 def test_a_planted_fault_is_found_by_its_checks_and_no_other(case: Case, fault: str, tmp_path: Path) -> None:
     change, expected = WHEEL_FAULTS[fault]
     assert set(failed(wheelkit.spoil(case.wheel, tmp_path, change), case.expectation)) == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _kernels(lambda value: value.update(toolchain="another")),
+        _kernels(lambda value: value["binaries"][2].update(because="a better reason")),
+        _kernels(lambda value: value["left-out"][0].update(evidence=["none"])),
+    ],
+)
+def test_what_the_record_says_of_kernels_is_held_against_what_is_known(
+    case: Case, change: Callable[[Files], object], tmp_path: Path
+) -> None:
+    found = failed(wheelkit.spoil(case.wheel, tmp_path, change), known(case))
+    assert set(found) == {PROVENANCE}
+    assert KERNELS in found[PROVENANCE]
 
 
 def test_only_what_is_useless_may_be_left_out(case: Case, tmp_path: Path) -> None:

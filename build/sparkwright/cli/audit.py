@@ -13,9 +13,9 @@ from sparkwright.cli.session import Session, common_options, print_json, run_in_
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_seconds, human_size
 from sparkwright.errors import ArchiveError, AuditError, WheelError
-from sparkwright.merge import merge_patchset
 from sparkwright.native.inspection import KernelClass
 from sparkwright.plan.binaries import native_version
+from sparkwright.plan.expected import expected_record, found_compiled, merged_again
 from sparkwright.plan.job import needed
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import audit
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sparkwright.native.inspection import Tally
     from sparkwright.plan import Job
     from sparkwright.wheel.audit import AuditReport, Expectation
+    from sparkwright.wheel.kernels import KernelsRecord
 
 __all__ = ["command"]
 
@@ -36,7 +37,9 @@ __all__ = ["command"]
 @click.option("--patchset", default=DEFAULT_PATCHSET, show_default=True, help="What the wheel was made from.")
 @click.option("--source", default="index", show_default=True, help="Where upstream's tree comes from.")
 @click.option(
-    "--allow-skipped", is_flag=True, help="Accept a wheel of another point, checked as far as it goes."
+    "--allow-skipped",
+    is_flag=True,
+    help="Accept a wheel of another point, or with binaries compiled elsewhere, checked as far as it goes.",
 )
 @click.option("--arch", default="", help="Judge kernels for this card, such as 12.1a; the lock's by default.")
 @common_options
@@ -67,12 +70,24 @@ def command(
     for report in reports:
         report.require()
         if report.unchecked and not allow_skipped:
-            raise AuditError(
-                f"{report.filename} was not checked in full",
-                because=f"{', '.join(report.unchecked)} could not run: they need the merge that it was made "
-                "from, and this checkout describes another point, or tools that the lock does not name",
-                next_step="check out the commit that it was built from, or accept that with --allow-skipped",
-            )
+            raise _unchecked(report)
+
+
+def _unchecked(report: AuditReport) -> AuditError:
+    """The error for a wheel in which nothing is wrong as far as could be seen here."""
+    skipped = [check.name for check in report.checks if check.verdict == "skipped"]
+    because = [f"{check.name} is unverified: {check.detail}" for check in report.unverified]
+    if names := [name for name in report.unchecked if name in skipped]:
+        because.append(
+            f"{', '.join(names)} could not run: they need the merge that it was made from, and this checkout "
+            "describes another point, or tools that the lock does not name"
+        )
+    return AuditError(
+        f"{report.filename} was not checked in full",
+        because="; ".join(because),
+        next_step="check out the commit that it was built from and audit it where its kernels were compiled, "
+        "or accept that with --allow-skipped",
+    )
 
 
 def _platform(session: Session, wheel: Path) -> str:
@@ -88,8 +103,8 @@ def _platform(session: Session, wheel: Path) -> str:
     )
 
 
-def _job(session: Session, wanted: Wanted, wheel: Path) -> tuple[Job, str]:
-    """The job that *wheel* may have come of, and the version that it has if it did.
+def _job(session: Session, wanted: Wanted, wheel: Path) -> tuple[Job, str, KernelsRecord | None]:
+    """The job that *wheel* may have come of, the version that it has if it did, and what it says of kernels.
 
     What the wheel says of its kernels chooses between jobs of this checkout, and decides no check.
     """
@@ -99,27 +114,24 @@ def _job(session: Session, wanted: Wanted, wheel: Path) -> tuple[Job, str]:
         record = None  # the audit tells what is wrong with it
     if record is None:
         job = session.job(replace(wanted, kernels="upstream", arch=""))
-        return job, job.version
+        return job, job.version, None
     full = parse_name(wheel.name).version.endswith(".full")
     job = session.job(replace(wanted, kernels="native", arch=wanted.arch or record.arch), full=full)
     extensions = needed(job.native).extensions
     stock = {name for name, spec in extensions.items() if spec.member in record.reasons}
-    return job, native_version(job, stock)
-
-
-def _changes(job: Job) -> dict[str, bytes | None]:
-    """What the merge changes."""
-    return job.changes(
-        merge_patchset(job.repository, job.merge_request(job.pristine, job.point.lock.release.version))
-    )
+    return job, native_version(job, stock), record
 
 
 def _expectation(session: Session, wanted: Wanted, wheel: Path) -> Expectation:
     """What *wheel* is held against: the merge too, if it is of the point that the checkout describes."""
-    job, version = _job(session, wanted, wheel)
-    if parse_name(wheel.name).version == version:
-        return job.expectation(_changes(job), version, arch=wanted.arch)
-    return job.expectation(None, arch=wanted.arch)
+    job, version, stated = _job(session, wanted, wheel)
+    compiled = found_compiled(job, stated)
+    if parse_name(wheel.name).version != version:
+        return job.expectation(None, arch=wanted.arch, compiled=compiled)
+    known = merged_again(job)
+    record = expected_record(job, known, version, stated)
+    changes = job.changes(needed(known.report))
+    return job.expectation(changes, version, arch=wanted.arch, record=record, compiled=compiled)
 
 
 def _show(report: AuditReport) -> None:
@@ -127,7 +139,7 @@ def _show(report: AuditReport) -> None:
         _show_binaries(report)
     rows = [(check.name, check.verdict, check.detail) for check in report.checks]
     show_table(("check", "verdict", "found"), rows, title=report.filename)
-    verdict = "passed" if report.passed else "FAILED"
+    verdict = "passed" if report.passed else "FAILED" if report.failures else "NOT VERIFIED"
     click.echo(
         f"{verdict} in {human_seconds(report.seconds)}: {human_size(report.size)}, sha256 {report.sha256}"
     )

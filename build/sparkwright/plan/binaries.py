@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.native.inspection import Inspection
-    from sparkwright.native.model import Toolchain
+    from sparkwright.native.model import Extension, Toolchain
     from sparkwright.plan.job import Job, Known
     from sparkwright.plan.steps import Step
     from sparkwright.wheel import BinarySource
@@ -29,6 +29,7 @@ __all__ = [
     "Binaries",
     "binary_arguments",
     "binary_steps",
+    "compiled_members",
     "native_expectation",
     "native_version",
     "stock_marks",
@@ -167,16 +168,16 @@ def _slim(job: Job, known: Known, upstream: Source, inspected: Mapping[str, Insp
 def binary_arguments(job: Job, known: Known) -> dict[str, Any]:
     """What an `AssemblyPlan` says about binaries, as its arguments; none where upstream's are taken."""
     from sparkwright.wheel import BinarySource
+    from sparkwright.wheel.assemble import COMPILED
     from sparkwright.wheel.deflate import deflated_in
 
     if known.binaries is None:
         return {}
-    extensions = needed(job.native).extensions
     providers: dict[str, BinarySource] = {
-        extensions[name].member: BinarySource(
-            job.store.require_intact(one.sha256), "compiled", one.key, deflated_in(job.store, one.sha256)
+        member: BinarySource(
+            job.store.require_intact(one.sha256), COMPILED, one.key, deflated_in(job.store, one.sha256)
         )
-        for name, one in known.extensions.items()
+        for member, one in compiled_members(job, known).items()
     }
     return {
         "providers": providers,
@@ -184,6 +185,11 @@ def binary_arguments(job: Job, known: Known) -> dict[str, Any]:
         "left_out": known.binaries.left_out,
         "platform": known.binaries.platform,
     }
+
+
+def compiled_members(job: Job, known: Known) -> dict[str, Extension]:
+    """The extensions that were compiled, by their members in the wheel."""
+    return {needed(job.native).extensions[name].member: one for name, one in known.extensions.items()}
 
 
 def native_expectation(

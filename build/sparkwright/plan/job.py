@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sparkwright.merge import History, MergeRequest
 from sparkwright.native.model import Target
@@ -203,6 +203,8 @@ class Job:
         *,
         arch: str = "",
         toolchain: Toolchain | None = None,
+        record: Mapping[str, Any] | None = None,
+        compiled: Mapping[str, Extension] | None = None,
     ) -> Expectation:
         """What a wheel of this point is held against.
 
@@ -211,6 +213,8 @@ class Job:
             version: the version that it should have; any of the release by default.
             arch: the card that kernels are judged for; by default that of the point, or of the lock.
             toolchain: what compiled it, where that is known.
+            record: what the wheel should say of itself, and
+            compiled: what the store has of its binaries; both as for `Expectation`.
         """
         from sparkwright.plan.binaries import native_expectation
         from sparkwright.wheel.audit import Expectation
@@ -223,6 +227,8 @@ class Job:
             version=version,
             native=native_expectation(self, arch, toolchain),
             store=self.store,
+            record=record,
+            compiled=compiled or {},
         )
 
 

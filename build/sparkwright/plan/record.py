@@ -9,6 +9,7 @@ from sparkwright.config import to_builtins
 from sparkwright.plan.binaries import version_of
 from sparkwright.plan.job import needed
 from sparkwright.wheel.kernels import KERNELS
+from sparkwright.wheel.provenance import ALLOWED
 
 if TYPE_CHECKING:
     from sparkwright.carry import Carry
@@ -67,5 +68,5 @@ def _carry(job: Job, known: Known, carry: Carry) -> dict[str, Any]:
             "environment": proof.environment,
         }
     elif outcome.kind.in_tree:
-        described["unproved"] = "allowed by the builder" if carry.name in job.options.allow_unproved else ""
+        described["unproved"] = ALLOWED if carry.name in job.options.allow_unproved else ""
     return described

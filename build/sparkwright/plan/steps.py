@@ -15,7 +15,7 @@ from sparkwright.canonical import digest_of, sha256_file
 from sparkwright.config import to_builtins
 from sparkwright.errors import CarryConflictError, ProofError, SparkwrightError, UnprovedError
 from sparkwright.merge import MergeReport, merge_patchset
-from sparkwright.plan.binaries import binary_arguments, binary_steps, version_of
+from sparkwright.plan.binaries import binary_arguments, binary_steps, compiled_members, version_of
 from sparkwright.plan.job import FoundWheel, needed
 from sparkwright.plan.kernels import compile_steps, source_steps
 from sparkwright.plan.record import wheel_record
@@ -32,7 +32,7 @@ __all__ = ["Step", "steps_for"]
 # Part of the keys: raised when a room's rules change what the same inputs give.
 _MERGE_RULES = 1
 _ASSEMBLY_RULES = 1
-_AUDIT_RULES = 1
+_AUDIT_RULES = 2
 
 
 class Step(Protocol):
@@ -313,7 +313,10 @@ class Audit:
         wheel = needed(known.wheel)
         path = job.store.named_file(wheel.sha256, wheel.filename)
         changes = job.changes(needed(known.report))
-        expectation = job.expectation(changes, version_of(job, known), toolchain=known.toolchain)
+        record, compiled = wheel_record(job, known), compiled_members(job, known)
+        expectation = job.expectation(
+            changes, version_of(job, known), toolchain=known.toolchain, record=record, compiled=compiled
+        )
         try:
             report = audit(path, expectation)
             report.require()

@@ -5,7 +5,9 @@ is copied as the raw bytes it already is, neighbours in one run, and only what c
 written anew: *stored*, since two zlib libraries deflate the same bytes differently and the
 same input has to give the same archive on every machine.
 
-The format is PKWARE's APPNOTE 6.3 without zip64, which no wheel under 4 GiB needs.
+The format is PKWARE's APPNOTE 6.3 without zip64, which no wheel under 4 GiB needs. Headers are read
+here and not by `zipfile`, whose reading depends on Python's version: 3.12 and later take a member's
+name from an extra field, 3.11 does not.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sparkwright.canonical import CHUNK
@@ -26,15 +28,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["Archive", "Member", "name_fault", "open_archive"]
+__all__ = ["MOST_TEXT", "Archive", "Member", "name_fault", "open_archive"]
+
+MOST_TEXT = 16 << 20
+"""The most bytes of a member that are held in memory at once; upstream's largest text has 2.9 MB."""
 
 LOCAL = struct.Struct("<4s5H3L2H")
 CENTRAL = struct.Struct("<4s4B4H3L5H2L")
 END = struct.Struct("<4s4H2LH")
 LOCAL_SIGNATURE, CENTRAL_SIGNATURE, END_SIGNATURE = b"PK\3\4", b"PK\1\2", b"PK\5\6"
 ZIP64_LOCATOR, ZIP64_LOCATOR_SIZE, ZIP64_VERSION, IN_ZIP64 = b"PK\6\7", 20, 45, 0xFFFFFFFF
+_MOST_COMMENT = 0xFFFF
 DESCRIPTOR, DESCRIPTOR_SIGNATURE = struct.Struct("<3L"), b"PK\7\x08"
 ENCRYPTED, DESCRIPTOR_FOLLOWS, PATCHED, STRONG, UTF8 = 1 << 0, 1 << 3, 1 << 5, 1 << 6, 1 << 11
+_KNOWN_FLAGS = 0b110 | DESCRIPTOR_FOLLOWS | UTF8  # the first two only say how hard was deflated
+_FOLDER_OR_LABEL = 0x18  # attributes of MS-DOS that make something else of a file
+_NO_FILE_MODE = 0o7002  # setuid, setgid, sticky, and writable by all
+_EMPTY = (b"", b"\3\0")  # no content, as it is and deflated
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _SNIFF = 1024
 
@@ -88,12 +98,14 @@ class Archive:
 
     Attributes:
         path: the file.
-        members: its files by name, in the order of their bytes. Folder entries are left out.
+        members: its files by name, in the order of their bytes.
+        folders: names of its folder entries, which are empty.
     """
 
     path: Path
     members: Mapping[str, Member]
     _descriptor: int
+    folders: tuple[str, ...] = field(default=(), kw_only=True)
 
     def raw(self, start: int, end: int) -> bytes:
         """The archive's own bytes from offset *start* to *end*.
@@ -131,8 +143,14 @@ class Archive:
         if (crc, size) != (member.crc, member.size):
             raise _fault(self.path, f"the content of {name} does not match its CRC-32 or size")
 
-    def read(self, name: str) -> bytes:
-        """The whole content of the member *name*; see `chunks`."""
+    def read(self, name: str, most: int = MOST_TEXT) -> bytes:
+        """The whole content of the member *name*, of *most* bytes; see `chunks`.
+
+        Raises:
+            ArchiveError: it has more, which is said before any of it is read.
+        """
+        if name in self.members and (size := self.members[name].size) > most:
+            raise _fault(self.path, f"{name} has {size} bytes, more than the {most} that it may have")
         return b"".join(self.chunks(name))
 
     def compressed(self, member: Member) -> Iterator[bytes]:
@@ -148,10 +166,14 @@ class Archive:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         for piece in self.compressed(member):
             raw = piece
-            while raw:
+            while raw and not inflater.eof:
                 yield inflater.decompress(raw, CHUNK)
                 raw = inflater.unconsumed_tail
+            if raw or inflater.unused_data:
+                raise _fault(self.path, f"bytes behind the deflated data of {member.name} belong to nothing")
         yield inflater.flush()
+        if not inflater.eof:
+            raise _fault(self.path, f"the deflated data of {member.name} has no end")
 
     def beginning(self, name: str, length: int) -> bytes:
         """The first *length* bytes of the member *name*, unchecked; at most a few hundred."""
@@ -175,24 +197,22 @@ def open_archive(path: Path) -> Iterator[Archive]:
 
     Raises:
         ArchiveError: the file is damaged, or uses what a wheel has no use for: zip64,
-            encryption, links, doubled or unsafe names.
+            encryption, links, comments, extra fields, folders with content, doubled or unsafe names.
     """
     try:
         stream = path.open("rb")
     except OSError as error:
         raise ArchiveError(f"{path.name} could not be opened", because=str(error)) from error
     with stream:
+        descriptor = stream.fileno()
         try:
-            with zipfile.ZipFile(stream) as archive:
-                infos, directory = archive.infolist(), archive.start_dir
-        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
-            raise _fault(path, f"it is not a zip archive that can be read: {error}") from error
-        _check_end(path, stream.fileno(), len(infos), directory)
-        try:
-            members = _members(path, stream.fileno(), infos, directory)
-        except UnicodeError as error:
-            raise _fault(path, f"a name is not spelt as its flags say: {error}") from error
-        yield Archive(path, members, stream.fileno())
+            entries, directory = _directory(path, descriptor)
+            found = _located(path, descriptor, entries, directory)
+        except (UnicodeError, struct.error) as error:
+            raise _fault(path, f"one of its headers is malformed: {error}") from error
+        members = {name: member for name, member in found.items() if not name.endswith("/")}
+        folders = tuple(name for name in found if name.endswith("/"))
+        yield Archive(path, members, descriptor, folders=folders)
 
 
 def _fault(path: Path, because: str) -> ArchiveError:
@@ -202,35 +222,77 @@ def _fault(path: Path, because: str) -> ArchiveError:
     )  # fmt: skip
 
 
-def _check_end(path: Path, descriptor: int, count: int, directory: int) -> None:
-    """Hold the end record against what `zipfile` made of it, which forgives a lot."""
+def _directory(path: Path, descriptor: int) -> tuple[list[Member], int]:
+    """The entries of the central directory, with the places of their local headers only, and its offset."""
     size = os.fstat(descriptor).st_size
-    tail = os.pread(descriptor, min(size, END.size + 0xFFFF), max(0, size - END.size - 0xFFFF))
-    at = tail.rfind(END_SIGNATURE)
-    end = size - len(tail) + at
-    _, disk, first_disk, here, total, length, offset, comment = END.unpack_from(tail, at)
+    end = size - END.size
+    record = os.pread(descriptor, END.size, max(0, end))
+    if len(record) < END.size or not record.startswith(END_SIGNATURE):
+        tail = os.pread(descriptor, size, max(0, end - _MOST_COMMENT))
+        if END_SIGNATURE in tail:
+            raise _fault(path, "it has a comment, or bytes behind its central directory")
+        raise _fault(path, "it is not a zip archive, or it is cut off")
+    _, disk, first_disk, here, total, length, offset, comment = END.unpack(record)
     if os.pread(descriptor, 4, max(0, end - ZIP64_LOCATOR_SIZE)) == ZIP64_LOCATOR or offset == IN_ZIP64:
         raise _fault(path, "it is a zip64 archive, which no wheel under 4 GiB needs to be")
-    if disk or first_disk or here != total or total != count:
-        raise _fault(path, "its end record does not count its members")
-    if offset != directory or directory + length != end or end + END.size + comment != size:
+    if comment or offset + length != end:
         raise _fault(path, "it holds bytes before its first member or around its central directory")
+    entries, used = [], 0
+    listing = os.pread(descriptor, length, offset)
+    while used < len(listing):
+        entry, taken = _entry(path, listing, used)
+        entries.append(entry)
+        used += taken
+    if disk or first_disk or here != total or total != len(entries):
+        raise _fault(path, "its end record does not count its members")
+    return entries, offset
 
 
-def _members(path: Path, descriptor: int, infos: list[zipfile.ZipInfo], directory: int) -> dict[str, Member]:
+def _entry(path: Path, listing: bytes, at: int) -> tuple[Member, int]:
+    """The entry at offset *at* of the central directory *listing*, and its size."""
+    (
+        signature, _, _, extract, _, flags, method, time, date, crc, packed, size,
+        name_length, extra, comment, disk, _, attributes, start,
+    ) = CENTRAL.unpack_from(listing, at)  # fmt: skip
+    raw_name = listing[at + CENTRAL.size : at + CENTRAL.size + name_length]
+    name = raw_name.decode("utf-8" if flags & UTF8 else "cp437")
+    if signature != CENTRAL_SIGNATURE or len(raw_name) < name_length or disk:
+        raise _fault(path, "its central directory is malformed")
+    member = Member(name, flags, method, time, date, crc, packed, size, attributes >> 16, start, 0, 0)
+    faults = {
+        f"{name} is encrypted or a patch": flags & (ENCRYPTED | STRONG | PATCHED),
+        f"{name} has flags that no wheel needs: {flags:#x}": flags & ~_KNOWN_FLAGS,
+        f"{name} is compressed by method {method}": method not in _METHODS,
+        f"{name} is a zip64 member, which no wheel needs": extract >= ZIP64_VERSION,
+        f"{name} has an extra field or a comment": extra or comment,
+        f"{name} is neither a file nor a folder": not _is_plain(member, attributes & 0xFFFF),
+        f"{name} has the mode {member.mode:o}": member.mode & _NO_FILE_MODE and not name.endswith("/"),
+    }
+    if because := name_fault(name) or next((fault for fault, found in faults.items() if found), ""):
+        raise _fault(path, because)
+    return member, CENTRAL.size + name_length
+
+
+def _is_plain(member: Member, dos_attributes: int) -> bool:
+    """Tell if *member* is a file, or a folder where its name says so, by each field that says it."""
+    kind = stat.S_IFMT(member.mode)
+    if member.name.endswith("/"):
+        return kind in {0, stat.S_IFDIR}
+    return kind in {0, stat.S_IFREG} and not dos_attributes & _FOLDER_OR_LABEL
+
+
+def _located(path: Path, descriptor: int, entries: list[Member], directory: int) -> dict[str, Member]:
+    """The *entries* by name, in the order of their bytes, with the places of their data."""
     members: dict[str, Member] = {}
-    names: set[str] = set()
     position = 0
-    for info in sorted(infos, key=lambda info: info.header_offset):
-        if because := _entry_fault(info, names):
-            raise _fault(path, because)
-        names.add(info.filename)
-        if info.header_offset != position:
-            raise _fault(path, f"the bytes before {info.filename} belong to no member, or to two")
-        member = _locate(path, descriptor, info, directory)
+    for entry in sorted(entries, key=lambda entry: entry.start):
+        if entry.name in members:
+            raise _fault(path, f"the name {entry.name!r} appears twice")
+        if entry.start != position:
+            raise _fault(path, f"the bytes before {entry.name} belong to no member, or to two")
+        member = _locate(path, descriptor, entry, directory)
         position = member.end
-        if not info.is_dir():
-            members[member.name] = member
+        members[member.name] = member
     if position != directory:
         raise _fault(path, "bytes before its central directory belong to no member")
     return members
@@ -249,46 +311,35 @@ def name_fault(name: str) -> str:
     return ""
 
 
-def _entry_fault(info: zipfile.ZipInfo, names: set[str]) -> str:
-    """Why the member that *info* describes is refused, or the empty string."""
-    if because := name_fault(info.filename):
-        return because
-    kind = stat.S_IFMT(info.external_attr >> 16)
-    allowed = {0, stat.S_IFDIR} if info.is_dir() else {0, stat.S_IFREG}
-    faults = {
-        f"the name {info.orig_filename!r} holds a null byte": info.orig_filename != info.filename,
-        f"the name {info.filename!r} appears twice": info.filename in names,
-        f"{info.filename} is encrypted or a patch": info.flag_bits & (ENCRYPTED | STRONG | PATCHED),
-        f"{info.filename} is compressed by method {info.compress_type}": info.compress_type not in _METHODS,
-        f"{info.filename} is a zip64 member, which no wheel needs": info.extract_version >= ZIP64_VERSION,
-        f"{info.filename} is neither a file nor a folder": kind not in allowed,
-    }
-    return next((fault for fault, found in faults.items() if found), "")
-
-
-def _locate(path: Path, descriptor: int, info: zipfile.ZipInfo, directory: int) -> Member:
-    """Where *info*'s bytes are, once its local header agrees with the central directory."""
-    header = os.pread(descriptor, LOCAL.size + 4 * len(info.filename), info.header_offset)
+def _locate(path: Path, descriptor: int, entry: Member, directory: int) -> Member:
+    """*entry* with the place of its data, once its local header agrees with the central directory."""
+    expected = entry.raw_name
+    header = os.pread(descriptor, LOCAL.size + len(expected), entry.start)
     if len(header) < LOCAL.size or not header.startswith(LOCAL_SIGNATURE):
-        raise _fault(path, f"{info.filename} has no local header")
-    _, _, flags, method, time, date, crc, packed, size, name_length, extra = LOCAL.unpack_from(header)
-    raw_name = header[LOCAL.size : LOCAL.size + name_length]
-    member = Member(
-        info.filename, info.flag_bits, info.compress_type, time, date, info.CRC, info.compress_size,
-        info.file_size, info.external_attr >> 16, info.header_offset,
-        data := info.header_offset + LOCAL.size + name_length + extra, data + info.compress_size,
-    )  # fmt: skip
+        raise _fault(path, f"{entry.name} has no local header")
+    _, extract, *same, crc, packed, size, name_length, extra = LOCAL.unpack_from(header)
     stated = (crc, packed, size)
-    true = (member.crc, member.compressed_size, member.size)
+    true = (entry.crc, entry.compressed_size, entry.size)
     agreed = stated == true or (
-        flags & DESCRIPTOR_FOLLOWS and all(a in {0, b} for a, b in zip(stated, true, strict=True))
+        entry.flags & DESCRIPTOR_FOLLOWS and all(a in {0, b} for a, b in zip(stated, true, strict=True))
     )
-    if raw_name != member.raw_name or method != member.method or flags != member.flags or not agreed:
-        raise _fault(path, f"the two headers of {info.filename} disagree")
-    if flags & DESCRIPTOR_FOLLOWS:
+    same_name = name_length == len(expected) and header[LOCAL.size :] == expected
+    if not (same_name and agreed and same == [entry.flags, entry.method, entry.time, entry.date]):
+        raise _fault(path, f"the two headers of {entry.name} disagree")
+    if extra or extract >= ZIP64_VERSION:
+        raise _fault(path, f"{entry.name} has an extra field, or is a zip64 member, which no wheel needs")
+    data = entry.start + LOCAL.size + name_length
+    member = replace(entry, data=data, end=data + entry.compressed_size)
+    if entry.flags & DESCRIPTOR_FOLLOWS:
         member = _with_descriptor(path, descriptor, member)
     if member.end > directory:
-        raise _fault(path, f"the data of {info.filename} is cut off")
+        raise _fault(path, f"the data of {member.name} is cut off")
+    if member.name.endswith("/") and (
+        member.size
+        or member.compressed_size > len(_EMPTY[1])
+        or os.pread(descriptor, member.compressed_size, data) not in _EMPTY
+    ):
+        raise _fault(path, f"the folder {member.name} has content")
     return member
 
 

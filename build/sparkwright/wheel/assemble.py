@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
+    "COMPILED",
     "PROVIDERS",
     "RECORD_FOLDER",
     "UPSTREAM",
@@ -47,6 +48,7 @@ __all__ = [
 RECORD_FOLDER = "sparkwright"
 PROVIDERS = "providers.json"
 UPSTREAM = "upstream-wheel"
+COMPILED = "compiled"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class BinarySource:
 
     Attributes:
         path: the file.
-        provider: the kind of its origin, such as ``store`` or ``compiled``.
+        provider: the kind of its origin: ``compiled``.
         origin: which one of that kind, such as its native key.
         deflated: its content as a raw deflate stream, made by `deflate`; the wheel holds it as it is,
             or uncompressed where there is none.

@@ -10,7 +10,7 @@ import contextlib
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +26,18 @@ from sparkwright.wheel.insides import BinaryReport, look_inside
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.native_checks import NATIVE_CHECKS, run_native_checks
+from sparkwright.wheel.provenance import provenance_agrees
 from sparkwright.wheel.source import open_source
-from sparkwright.wheel.survey import Facts, Syntax, floor_of, survey
+from sparkwright.wheel.survey import Facts, Syntax, check_sizes, floor_of, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sparkwright.lock import Artifact, Lock
+    from sparkwright.native.model import Extension
     from sparkwright.store import Store
     from sparkwright.wheel.insides import Insides, NativeExpectation
+    from sparkwright.wheel.source import Source
 
 __all__ = ["CHECKS", "NATIVE_CHECKS", "AuditReport", "Expectation", "audit"]
 
@@ -42,6 +45,7 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Check]], ...] = (
     ("record-complete", checks.record_complete),
     ("tags", checks.tags),
     ("versions-agree", checks.versions_agree),
+    ("provenance-agrees", provenance_agrees),
     ("members-differ-exactly", checks.members_differ_exactly),
     ("python-compiles", checks.python_compiles),
     ("no-conflict-markers", checks.no_conflict_markers),
@@ -66,6 +70,9 @@ class Expectation:
             the oldest that the release supports.
         native: what the binaries are looked into with; `None` skips the checks that need it.
         store: remembers which Python files compile; `None` looks at each every time.
+        record: the files of our record but `PROVIDERS`, by name, as JSON values: what the wheel should
+            say of itself. `None` for a file of which that cannot be told here, and for all without a merge.
+        compiled: the extensions that the store has under the native keys that the wheel names, by member.
     """
 
     upstream_wheel: Path
@@ -76,6 +83,8 @@ class Expectation:
     floor: str | None = None
     native: NativeExpectation | None = None
     store: Store | None = None
+    record: Mapping[str, Any] | None = None
+    compiled: Mapping[str, Extension] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,14 +120,15 @@ class AuditReport:
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """Checks that were skipped although they say something about this kind of wheel."""
+        """Checks that were left open, or skipped although they say something about this kind of wheel."""
         if self.kind == "upstream":
             return ()
         native = {name for name, _ in NATIVE_CHECKS}
         return tuple(
             check.name
             for check in self.checks
-            if check.verdict == "skipped" and (self.compiled or check.name not in native)
+            if check.verdict == "unverified"
+            or (check.verdict == "skipped" and (self.compiled or check.name not in native))
         )
 
     @property
@@ -127,15 +137,20 @@ class AuditReport:
         return tuple(check for check in self.checks if check.verdict == "fail")
 
     @property
+    def unverified(self) -> tuple[Check, ...]:
+        """The checks that were left open, because something is missing here to hold the wheel against."""
+        return tuple(check for check in self.checks if check.verdict == "unverified")
+
+    @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
-        return not self.failures
+        """Whether nothing failed and nothing was left open."""
+        return not self.failures and not self.unverified
 
     def require(self) -> None:
-        """Do nothing if the wheel passed.
+        """Do nothing if no check failed.
 
         Raises:
-            AuditError: it did not; the error names every check that failed.
+            AuditError: one did; the error names every check that failed.
         """
         if self.failures:
             raise AuditError(
@@ -216,19 +231,32 @@ def _all(archive: Archive, expectation: Expectation, *, ours: bool) -> tuple[tup
             reason = f"upstream's wheel cannot be read: {error}"
             return (Check("archive-safe", "skipped", reason), *_skipped(reason)), _Kernels()
         syntax = Syntax(floor, expectation.store)
-        facts, numbers = survey(archive, scratch, upstream if ours else None, syntax.known)
+        members = _known(archive, expectation, upstream) if ours else frozenset(archive.members)
+        check_sizes(archive, members)
+        facts, numbers = survey(archive, members, scratch, upstream if ours else None, syntax.known)
         errors = tuple((numbers[file], reason) for file, reason in syntax.errors(scratch))
         refused = {member for member, _ in errors}
         syntax.remember(
             facts[name].sha256 for name in numbers.values() if name not in refused and not facts[name].damage
         )
         subject = Subject(
-            archive, parse_name(archive.path.name), facts, upstream,
-            expectation.changes, expectation.lock, expectation.version, floor, errors, ours=ours,
+            archive, parse_name(archive.path.name), facts, tuple(sorted(set(archive.members) - members)),
+            upstream, expectation.changes, expectation.lock, expectation.version, floor, errors, ours=ours,
             insides=_insides(archive, facts, expectation.native),
+            record=expectation.record, compiled=expectation.compiled,
         )  # fmt: skip
-        found = (checks.archive_safe(facts), *(_run(name, check, subject) for name, check in CHECKS))
+        found = (checks.archive_safe(subject), *(_run(name, check, subject) for name, check in CHECKS))
         return (*found, *run_native_checks(subject)), _about_kernels(subject)
+
+
+def _known(archive: Archive, expectation: Expectation, upstream: Source) -> frozenset[str]:
+    """The members whose names the wheel may have: others are refused unread. All, where there is no merge."""
+    if expectation.changes is None:
+        return frozenset(archive.members)
+    info = parse_name(archive.path.name).dist_info + "/"
+    names = {checks.renamed(upstream, info, member) for member in upstream.archive.members}
+    names |= {*expectation.changes, *(f"{info}{RECORD_FOLDER}/{file}" for file in checks.RECORD_FILES)}
+    return frozenset(names & set(archive.members))
 
 
 def _insides(
@@ -261,6 +289,8 @@ def _run(name: str, check: Callable[[Subject], Check], subject: Subject) -> Chec
         return check(subject)
     except SparkwrightError as error:
         return Check(name, "fail", str(error))
+    except RecursionError as error:
+        return Check(name, "fail", f"a file is nested too deeply to be read: {error}")
 
 
 def _skipped(reason: str) -> tuple[Check, ...]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.errors import WheelError
-from sparkwright.wheel.assemble import PROVIDERS, RECORD_FOLDER, UPSTREAM, native_faults
+from sparkwright.wheel.assemble import COMPILED, PROVIDERS, RECORD_FOLDER, UPSTREAM, native_faults
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.delta import delta
 from sparkwright.wheel.elf import machine_of
-from sparkwright.wheel.kernels import KERNELS, KernelsRecord, read_kernels_record
+from sparkwright.wheel.kernels import KERNELS, KernelsRecord, read_json, read_kernels_record
 from sparkwright.wheel.record import parse_record
 from sparkwright.wheel.stamp import (
     VERSION_FILE,
@@ -32,16 +31,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparkwright.lock import Lock
+    from sparkwright.native.model import Extension
     from sparkwright.wheel.archive import Archive
     from sparkwright.wheel.insides import Insides
     from sparkwright.wheel.names import WheelName
     from sparkwright.wheel.source import Source
     from sparkwright.wheel.survey import Facts
 
-__all__ = ["Check", "Subject", "judge"]
+__all__ = ["Check", "Subject", "judge", "renamed"]
 
 POINT = "point.json"
+CARRIES = "carries.json"
+RECORD_FILES = frozenset({POINT, CARRIES, PROVIDERS, KERNELS})
 _SHOWN = 5
+_MODES = (0o100644, 0o100755)
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,13 @@ class Check:
 
     Attributes:
         name: what was checked.
-        verdict: ``pass``, ``fail`` or ``skipped``.
+        verdict: ``pass``, ``fail``, ``skipped``, or ``unverified`` where there is nothing here to
+            compare a part of the wheel with.
         detail: what was found, for people.
     """
 
     name: str
-    verdict: Literal["pass", "fail", "skipped"]
+    verdict: Literal["pass", "fail", "skipped", "unverified"]
     detail: str
 
 
@@ -66,7 +70,8 @@ class Subject:
     Attributes:
         archive: its archive.
         name: the parts of its file name.
-        facts: what each member holds.
+        facts: what each member holds that was read.
+        unknown: the other members, which are neither upstream's nor the merge's nor of our record.
         upstream: upstream's wheel.
         changes: what the merge changed, or `None`.
         lock: the lock.
@@ -75,11 +80,14 @@ class Subject:
         errors: member and reason of every syntax error at that floor.
         ours: whether it has a record of ours.
         insides: what its binaries are; `None` where nobody looked.
+        record: the files of our record as they should be, by name; see `Expectation`.
+        compiled: the extensions that the store has under the keys that the wheel names, by member.
     """
 
     archive: Archive
     name: WheelName
     facts: Mapping[str, Facts]
+    unknown: tuple[str, ...]
     upstream: Source
     changes: Mapping[str, bytes | None] | None
     lock: Lock
@@ -88,6 +96,8 @@ class Subject:
     errors: Sequence[tuple[str, str]]
     ours: bool
     insides: Insides | None = None
+    record: Mapping[str, Any] | None = None
+    compiled: Mapping[str, Extension] = field(default_factory=dict)
 
     @property
     def info(self) -> str:
@@ -99,16 +109,9 @@ class Subject:
         """The members that are ELF files, sorted."""
         return tuple(sorted(name for name, facts in self.facts.items() if facts.binary))
 
-    def record(self, file: str) -> Any:
-        """The JSON *file* of our record.
-
-        Raises:
-            WheelError: it is not JSON.
-        """
-        try:
-            return json.loads(self.archive.read(f"{self.info}{RECORD_FOLDER}/{file}"))
-        except ValueError as error:
-            raise WheelError(f"{RECORD_FOLDER}/{file} is not JSON", because=str(error)) from error
+    def stated(self, file: str) -> Any:
+        """The JSON *file* of the wheel's record; see `read_json`."""
+        return read_json(self.archive, f"{self.info}{RECORD_FOLDER}/{file}")
 
     def kernels(self) -> KernelsRecord | None:
         """Our record of its kernels; `None` for a wheel with upstream's kernels only.
@@ -118,7 +121,7 @@ class Subject:
         """
         if not self.ours or f"{self.info}{RECORD_FOLDER}/{KERNELS}" not in self.archive.members:
             return None
-        return read_kernels_record(self.record(KERNELS))
+        return read_kernels_record(self.stated(KERNELS))
 
 
 def is_ours(archive: Archive, name: WheelName) -> bool:
@@ -126,12 +129,16 @@ def is_ours(archive: Archive, name: WheelName) -> bool:
     return any(member.startswith(f"{name.dist_info}/{RECORD_FOLDER}/") for member in archive.members)
 
 
-def judge(name: str, faults: Sequence[str], passed: str) -> Check:
-    """The check *name*, failed by *faults* of which the first few are told, else *passed*."""
-    if not faults:
+def judge(name: str, faults: Sequence[str], passed: str, unverified: Sequence[str] = ()) -> Check:
+    """The check *name*, failed by *faults* or left open by what is *unverified*, else *passed*.
+
+    Of either the first few are told.
+    """
+    told = faults or unverified
+    if not told:
         return Check(name, "pass", passed)
-    more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-    return Check(name, "fail", "; ".join(faults[:_SHOWN]) + more)
+    more = f", and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+    return Check(name, "fail" if faults else "unverified", "; ".join(told[:_SHOWN]) + more)
 
 
 def _skipped(subject: Subject, name: str) -> Check:
@@ -141,18 +148,21 @@ def _skipped(subject: Subject, name: str) -> Check:
     return Check(name, "skipped", "no merge was given to hold it against")
 
 
-def archive_safe(facts: Mapping[str, Facts]) -> Check:
+def archive_safe(subject: Subject) -> Check:
     """Every member's data is whole; names and structure were checked when the archive was opened."""
-    faults = [f"{name}: {one.damage}" for name, one in facts.items() if one.damage]
-    return judge("archive-safe", faults, f"{len(facts)} members, every CRC-32 right")
+    faults = [f"{name}: {one.damage}" for name, one in subject.facts.items() if one.damage]
+    if subject.ours:
+        faults += [f"{name} is a folder's entry" for name in subject.archive.folders]
+    return judge("archive-safe", faults, f"{len(subject.facts)} members, every CRC-32 right")
 
 
 def record_complete(subject: Subject) -> Check:
     """RECORD lists every member, and only those, with their true digests and sizes (PEP 427)."""
     record = subject.info + "RECORD"
     listed = parse_record(subject.archive.read(record))
-    faults = [f"{name} is not listed" for name in sorted(set(subject.facts) - set(listed))]
-    faults += [f"{name} is listed and absent" for name in sorted(set(listed) - set(subject.facts))]
+    present = set(subject.archive.members)
+    faults = [f"{name} is not listed" for name in sorted(present - set(listed))]
+    faults += [f"{name} is listed and absent" for name in sorted(set(listed) - present)]
     for name in sorted(set(listed) & set(subject.facts)):
         entry, facts = listed[name], subject.facts[name]
         if name == record:
@@ -175,6 +185,8 @@ def tags(subject: Subject) -> Check:
         faults.append(f"WHEEL says {', '.join(stated)}, the file name {', '.join(subject.name.tags)}")
     if header(wheel, "Root-Is-Purelib") != ["false"]:
         faults.append("Root-Is-Purelib is not false")
+    if subject.name.build:
+        faults.append(f"the file name has the build tag {subject.name.build}")
     if not machine:
         faults.append(f"the platform {subject.name.platform} names no machine that is known here")
     for member in subject.binaries:
@@ -195,10 +207,10 @@ def versions_agree(subject: Subject) -> Check:
         VERSION_FILE: text,
     }
     if subject.ours:
-        point = subject.record(POINT)
+        point = subject.stated(POINT)
         stated[POINT] = point.get("version") if isinstance(point, dict) else None
     faults = [f"{where} says {found}" for where, found in stated.items() if found != version]
-    folders = {name.split("/")[0] for name in subject.facts if ".dist-info/" in name}
+    folders = {name.split("/")[0] for name in subject.archive.members if ".dist-info/" in name}
     faults += [f"there is a folder {folder}" for folder in sorted(folders - {subject.name.dist_info})]
     try:
         if Version(version).public != subject.lock.release.version:
@@ -220,12 +232,11 @@ def members_differ_exactly(subject: Subject) -> Check:
     if subject.changes is None or not subject.ours:
         return _skipped(subject, name)
     expected = _expected(subject)
-    free = (subject.info + "RECORD", subject.info + RECORD_FOLDER + "/")
-    actual = {member: one.sha256 for member, one in subject.facts.items() if not member.startswith(free)}
+    free = (subject.info + "RECORD", *record_members(subject))
+    actual = {member: one.sha256 for member, one in subject.facts.items() if member not in free}
+    strange = {*subject.unknown, *actual} - set(expected)
     faults = [f"{member} is missing" for member in sorted(set(expected) - set(actual))]
-    faults += [
-        f"{member} is neither upstream's nor the merge's" for member in sorted(set(actual) - set(expected))
-    ]
+    faults += [f"{member} is neither upstream's nor the merge's" for member in sorted(strange)]
     faults += [
         f"{member} has other bytes than it should"
         for member in sorted(set(actual) & set(expected))
@@ -234,8 +245,14 @@ def members_differ_exactly(subject: Subject) -> Check:
     faults += [
         f"{member} may {'' if old.executable else 'not '}be executed in upstream's wheel"
         for member, old in subject.upstream.archive.members.items()
-        if (new := subject.archive.members.get(_renamed(subject, member)))
+        if (new := subject.archive.members.get(renamed(subject.upstream, subject.info, member)))
         and new.executable != old.executable
+    ]
+    faults += [
+        f"{member} has the mode {one.mode:o}"
+        for member, one in subject.archive.members.items()
+        if one.mode not in _MODES
+        and not ((old := subject.upstream.archive.members.get(member)) and old.mode == one.mode)
     ]
     shipped = len(of_kind(subject.changes, "shipped"))
     return judge(name, faults, f"{shipped} changed by the merge, 3 stamped, all others are upstream's")
@@ -263,7 +280,7 @@ def _expected(subject: Subject) -> dict[str, str]:
     digests |= {
         member: hashlib.sha256(content).hexdigest() for member, content in contents.items()
     } | provided
-    return {_renamed(subject, member): digest for member, digest in digests.items()}
+    return {renamed(upstream, subject.info, member): digest for member, digest in digests.items()}
 
 
 def _expected_tags(subject: Subject) -> tuple[str, ...]:
@@ -274,9 +291,16 @@ def _expected_tags(subject: Subject) -> tuple[str, ...]:
     return upstream.with_platform(platform).tags
 
 
-def _renamed(subject: Subject, member: str) -> str:
-    old = subject.upstream.info
-    return subject.info + member.removeprefix(old) if member.startswith(old) else member
+def renamed(upstream: Source, info: str, member: str) -> str:
+    """The name that *upstream*'s *member* has in a wheel with the metadata folder *info*."""
+    old = upstream.info
+    return info + member.removeprefix(old) if member.startswith(old) else member
+
+
+def record_members(subject: Subject) -> frozenset[str]:
+    """The members that our record may consist of."""
+    files = RECORD_FILES if subject.record is None else {*subject.record, PROVIDERS}
+    return frozenset(f"{subject.info}{RECORD_FOLDER}/{file}" for file in files)
 
 
 def python_compiles(subject: Subject) -> Check:
@@ -293,7 +317,10 @@ def no_conflict_markers(subject: Subject) -> Check:
 
 
 def binaries_identical(subject: Subject) -> Check:
-    """Each binary is the one that its provider gave, and each names its provider."""
+    """Each binary is the one that its provider gave, and each names its provider.
+
+    That of a compiled one is the store; what this has nothing of is not verified.
+    """
     name = "binaries-identical"
     if not subject.ours:
         return _skipped(subject, name)
@@ -304,9 +331,14 @@ def binaries_identical(subject: Subject) -> Check:
     for entry in provided:
         faults += _binary_faults(subject, entry)
     faults += _record_faults(subject, provided)
-    upstreams = sum(entry["provider"] == UPSTREAM for entry in provided)
-    detail = f"{upstreams} of {len(provided)} are upstream's, byte for byte"
-    return judge(name, faults, detail)
+    ours = [entry for entry in provided if entry["provider"] != UPSTREAM]
+    unverified = [
+        f"{entry['member']} is compiled, and the store has nothing with the key {entry['from'][:16]}"
+        for entry in ours
+        if entry["member"] not in subject.compiled
+    ]
+    detail = f"{len(provided) - len(ours)} of {len(provided)} are upstream's, byte for byte"
+    return judge(name, faults, f"{detail}; {len(ours)} are what was compiled" if ours else detail, unverified)
 
 
 def _binary_faults(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
@@ -316,13 +348,22 @@ def _binary_faults(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
     if (facts.sha256, facts.size) != (entry["sha256"], entry["size"]):
         return [f"{member} is not what its provider gave"]
     if entry["provider"] != UPSTREAM:
-        return []
+        return _compiled_faults(subject, entry)
     theirs = subject.upstream.listed.get(member)
     if entry["from"] != subject.upstream.archive.path.name:
         return [f"{member} comes from {entry['from']}"]
     if theirs is None or theirs.sha256 != facts.sha256:
         return [f"{member} is not upstream's"]
     return []
+
+
+def _compiled_faults(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
+    if entry["provider"] != COMPILED:
+        return [f"{entry['member']} comes from an unknown provider, {entry['provider']}"]
+    extension = subject.compiled.get(entry["member"])
+    if extension is None or (extension.key, extension.sha256) == (entry["from"], entry["sha256"]):
+        return []
+    return [f"{entry['member']} is not what was compiled under the key {extension.key[:16]}"]
 
 
 def _record_faults(subject: Subject, provided: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -351,7 +392,7 @@ def _record_faults(subject: Subject, provided: Sequence[Mapping[str, Any]]) -> l
 def _provided(subject: Subject) -> list[dict[str, Any]]:
     """The entries of our record of binaries, once each has what an entry needs."""
     shape = {"member": str, "sha256": str, "size": int, "provider": str, "from": str}
-    entries = subject.record(PROVIDERS)
+    entries = subject.stated(PROVIDERS)
     if not isinstance(entries, list) or not all(
         isinstance(one, dict) and {key: type(value) for key, value in one.items()} == shape for one in entries
     ):

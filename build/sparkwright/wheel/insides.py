@@ -31,6 +31,7 @@ __all__ = [
 # Part of the keys of what is remembered below: raised when an answer would be another one.
 _RULES = 2
 
+
 _THREADS = 2  # each waits for a program of its own, which reads hundreds of MB
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.native.model import Extension, Target
+    from sparkwright.wheel.archive import Archive
 
 __all__ = [
     "KERNELS",
@@ -25,6 +26,7 @@ __all__ = [
     "LeftOut",
     "kernels_of",
     "kernels_record",
+    "read_json",
     "read_kernels_record",
 ]
 
@@ -149,19 +151,28 @@ def read_kernels_record(value: Any) -> KernelsRecord:
     return record
 
 
+def read_json(archive: Archive, member: str) -> Any:
+    """The JSON value in *member* of *archive*.
+
+    Raises:
+        ArchiveError: it is damaged, or larger than what is read at once.
+        WheelError: it is not JSON, or nested more deeply than Python reads.
+    """
+    try:
+        return json.loads(archive.read(member))
+    except (ValueError, RecursionError) as error:
+        raise WheelError(f"{member} is not JSON that can be read", because=str(error)) from error
+
+
 def kernels_of(wheel: Path) -> KernelsRecord | None:
     """What the wheel at that path says of its kernels; `None` for one with upstream's only.
 
     Raises:
         ArchiveError: it is no archive that we would look into.
-        WheelError: its record is malformed.
+        WheelError: its record is malformed, or no JSON.
     """
     with open_archive(wheel) as archive:
         member = f"{parse_name(wheel.name).dist_info}/sparkwright/{KERNELS}"
         if member not in archive.members:
             return None
-        try:
-            value = json.loads(archive.read(member))
-        except ValueError as error:
-            raise WheelError(f"{wheel.name} is malformed", because=f"{KERNELS} is not JSON") from error
-        return read_kernels_record(value)
+        return read_kernels_record(read_json(archive, member))

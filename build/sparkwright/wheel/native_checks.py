@@ -180,7 +180,7 @@ def left_out_unused(subject: Subject, insides: Insides) -> Check:
     record = subject.kernels()
     if record is None or not record.left_out:
         return Check(name, "pass", "nothing was left out")
-    python = {path: subject.archive.read(path) for path in subject.archive.members if path.endswith(".py")}
+    python = {path: subject.archive.read(path) for path in subject.facts if path.endswith(".py")}
     faults = [
         f"{one.member} {because}"
         for one in record.left_out
@@ -239,4 +239,6 @@ def run_native_checks(subject: Subject) -> tuple[Check, ...]:
             found.append(check(subject, insides))
         except SparkwrightError as error:
             found.append(Check(name, "fail", str(error)))
+        except RecursionError as error:
+            found.append(Check(name, "fail", f"a file is nested too deeply to be read: {error}"))
     return tuple(found)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from sparkwright import process
 from sparkwright.canonical import CHUNK, digest_of
 from sparkwright.config import Model
 from sparkwright.errors import ArchiveError
+from sparkwright.wheel.archive import MOST_TEXT
 from sparkwright.wheel.elf import HEADER_SIZE, is_elf
 
 if TYPE_CHECKING:
@@ -28,15 +30,21 @@ if TYPE_CHECKING:
     from sparkwright.wheel.archive import Archive, Member
     from sparkwright.wheel.source import Source
 
-__all__ = ["Facts", "Syntax", "floor_of", "survey"]
+__all__ = ["Facts", "Syntax", "check_sizes", "floor_of", "survey"]
 
 _MARKER = re.compile(rb"^(?:<{7}|>{7}) ", re.MULTILINE)
 _SEPARATOR = re.compile(rb"^={7}\r?$", re.MULTILINE)
 _THREADS = 2  # more of them only wait for the interpreter lock: most members are small
+# Upstream's largest Python file has 0.3 MB, all of them have 30 MB and its whole wheel 0.6 GB. Ruff takes up
+# to 2.4 GB for each MiB of Python that is made to be hard to read.
+_MOST_PYTHON = 1 << 20
+_MOST_PYTHON_IN_ALL = 256 << 20
+_MOST_IN_ALL = 8 << 30
 _MINORS = range(7, 15)
 # What CPython's compiler refuses beyond its grammar: late __future__ imports, too many starred
 # targets, and break, continue, yield, return, bare except, nonlocal and global out of place.
 _KIND = "compiles"
+_CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)  # a stack that overflowed
 _RULES = "E9,F404,F622,F701,F702,F704,F706,F707,PLE0117,PLE0118"
 
 
@@ -64,16 +72,48 @@ class Facts:
         return is_elf(self.beginning)
 
 
+def check_sizes(archive: Archive, members: Iterable[str]) -> None:
+    """Refuse *members* that are too large to be read; only their headers are looked at.
+
+    Raises:
+        ArchiveError: one is too large, or all together are.
+    """
+    sizes = {name: archive.members[name].size for name in members}
+    python = {name: size for name, size in sizes.items() if name.endswith(".py")}
+    large = [name for name, size in python.items() if size > _MOST_PYTHON]
+    large += [
+        name
+        for name, size in sizes.items()
+        if size > MOST_TEXT and not is_elf(archive.beginning(name, HEADER_SIZE))
+    ]
+    faults = [f"{name} has {sizes[name]} bytes" for name in large]
+    faults += [
+        f"{what} have {size} bytes together"
+        for what, size, most in (
+            ("its Python files", sum(python.values()), _MOST_PYTHON_IN_ALL),
+            ("its members", sum(sizes.values()), _MOST_IN_ALL),
+        )
+        if size > most
+    ]
+    if faults:
+        raise ArchiveError(f"{archive.path.name} is not read", because=f"{faults[0]}, more than wheels have")
+
+
 def survey(
-    archive: Archive, folder: Path, upstream: Source | None, compiling: Container[str] = ()
+    archive: Archive,
+    members: Iterable[str],
+    folder: Path,
+    upstream: Source | None,
+    compiling: Container[str] = (),
 ) -> tuple[dict[str, Facts], dict[str, str]]:
-    """Read every member of *archive* and write its Python files into *folder*, numbered.
+    """Read *members* of *archive* and write the Python files among them into *folder*, numbered.
 
     Numbers instead of names, because no name can then lead outside, or into a folder that a
     tool leaves out by its name.
 
     Args:
         archive: the wheel.
+        members: what to read; see `check_sizes`.
         folder: an empty folder.
         upstream: a wheel of known digest. A binary whose compressed bytes are those of its
             namesake there is that binary: it takes its digest from the RECORD there and need
@@ -84,7 +124,8 @@ def survey(
         The facts by member, and the member's name by the name of its file in *folder*.
     """
     # The largest first, or the last binary would leave the other thread idle.
-    ordered = sorted(archive.members.values(), key=lambda member: (-member.size, member.name))
+    wanted = (archive.members[name] for name in members)
+    ordered = sorted(wanted, key=lambda member: (-member.size, member.name))
     numbers = {
         member.name: f"{number:06}.py" for number, member in enumerate(ordered) if member.name.endswith(".py")
     }
@@ -191,15 +232,25 @@ class Syntax:
         Raises:
             ProcessError: ruff itself failed.
         """
+        return self._errors(folder, sorted(path.name for path in folder.iterdir()))
+
+    def _errors(self, folder: Path, files: Sequence[str]) -> Sequence[tuple[str, str]]:
+        """The errors among *files*; one that ends ruff by a signal, as deep nesting does, is one as well."""
         from ruff.__main__ import find_ruff_bin
 
-        if not any(folder.iterdir()):
+        if not files:
             return []
+        # With one thread, or several files that take gigabytes could be read at once.
         done = process.run(
             [find_ruff_bin(), "check", "--isolated", "--no-cache", "--ignore-noqa", "--select", _RULES,
-             "--target-version", "py" + self.floor.replace(".", ""), "--output-format", "json", "."],
-            cwd=folder, accept=(0, 1),
+             "--target-version", "py" + self.floor.replace(".", ""), "--output-format", "json", *files],
+            cwd=folder, env={**os.environ, "RAYON_NUM_THREADS": "1"}, accept=(0, 1, *_CRASHES),
         )  # fmt: skip
+        if done.status in _CRASHES:
+            if len(files) == 1:
+                return [(files[0], "no line: it cannot be parsed, its nesting is too deep")]
+            half = len(files) // 2
+            return [*self._errors(folder, files[:half]), *self._errors(folder, files[half:])]
         found: list[Mapping[str, object]] = json.loads(done.stdout)
         return [(os.path.basename(str(one["filename"])), _reason(one)) for one in found]  # noqa: PTH119
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from kit import UpstreamRepository
 from native_kit import native_tables, offer_toolkit, with_native
 from tiny_release import make_tiny
 
+from sparkwright.canonical import to_json
 from sparkwright.cli import doctor
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class TestAudit:
 
     def test_healthy(self, world: World, wheel: Path) -> None:
         ran = world.good("audit", wheel)
-        assert ran.out.count(" pass ") == 11
+        assert ran.out.count(" pass ") == 12
         assert f"sha256 {wheelkit.sha256(wheel)}" in ran.out
         (report,) = world.good("audit", wheel, "--json").json
         assert (report["passed"], report["kind"]) == (True, "sparkwright")
@@ -61,6 +63,36 @@ class TestAudit:
 
         spoilt = wheelkit.spoil(wheel, world.folder, change)
         assert world.call("audit", spoilt, "--allow-skipped").status == 60, "what can be checked still counts"
+
+    def test_what_it_says_of_itself(self, world: World, wheel: Path) -> None:
+        def change(files: dict[str, bytes]) -> None:
+            name = next(name for name in files if name.endswith("/carries.json"))
+            value = json.loads(files[name])
+            value["carries"][0]["title"] = "another"
+            files[name] = to_json(value)
+
+        spoilt = wheelkit.spoil(wheel, world.folder, change)
+        ran = world.call("audit", spoilt, "--json", "--allow-skipped")
+        verdicts = {check["name"]: check for check in ran.json[0]["checks"]}
+        assert (ran.status, verdicts["provenance-agrees"]["verdict"]) == (60, "fail")
+        assert "carries.json: carries.clamp.title" in verdicts["provenance-agrees"]["detail"]
+
+    def test_proofs_that_are_only_in_another_store(self, world: World, wheel: Path) -> None:
+        world.new_store("another")
+        ran = world.call("audit", wheel, "--json")
+        (report,) = ran.json
+        verdicts = {check["name"]: check for check in report["checks"]}
+        assert (ran.status, report["passed"]) == (60, False)
+        assert {name for name, check in verdicts.items() if check["verdict"] == "unverified"} == {
+            "provenance-agrees"
+        }
+        assert "clamp" in verdicts["provenance-agrees"]["detail"]
+        assert "provenance-agrees" in ran.err
+        told = world.good("audit", wheel, "--allow-skipped").out
+        assert " unverified " in told
+        assert "passed" not in told.splitlines()[-1]
+        world.good("carry", "prove")  # made here, the same proofs are known
+        assert world.good("audit", wheel, "--json").json[0]["passed"] is True
 
     def test_upstreams_own(self, world: World, wheel: Path) -> None:
         name = world.release.lock.wheels["x86_64"].filename

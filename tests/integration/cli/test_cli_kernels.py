@@ -11,16 +11,24 @@ import msgspec
 import pytest
 from kit import Content, make_tree, write_diff
 from native_kit import native_tables, offer_toolkit, with_native
-from wheelkit import unpack
+from wheelkit import elf, pack, sha256, unpack
 
+from sparkwright.canonical import to_json
+from sparkwright.errors import WheelError
 from sparkwright.git import open_repository
 from sparkwright.lock.native import SourcePin
+from sparkwright.native.extensions import record_extension
+from sparkwright.native.model import Extension, Target
+from sparkwright.wheel import KERNELS, AssemblyPlan, BinarySource, assemble, kernels_record, parse_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from world import World
 
+    from sparkwright.wheel import Expectation
+
+C = "vllm/_C.abi3.so"
 KERNEL = {"csrc/kernel.cu": "// a kernel for the card\n"}
 LISTS = "CMakeLists.txt"
 QUACK: dict[str, Content] = {LISTS: "set(ARCHS 8.0)\n", "duck.cu": "// a duck\n"}
@@ -171,6 +179,56 @@ class TestNative:
 
         (tmp_path / "cuda").mkdir()
         assert key("--cuda", str(tmp_path / "cuda")) != key() == key("--jobs", "3", "--isolate", "--full")
+
+    def test_binaries_that_only_say_that_they_were_compiled(
+        self, compiling: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stock = compiling.release.lock.wheels["aarch64"].filename
+        planned = compiling.good("plan", "--kernels", "native", "--json", "--platform", "aarch64").json
+        name, key = parse_name(stock).with_version(planned["version"]), "0123" * 16
+        ours = Extension(target="_C", key=key, sha256="0" * 64, size=1, arches={})
+        because = "sparkwright compiles no such extension"
+        kernels = kernels_record(
+            Target("aarch64", "12.1a"), "t", compiled={C: ours}, upstream={"vllm/vllm-rs": because}
+        )
+        held: list[Expectation] = []
+
+        def taken(wheel: Path, expectation: Expectation) -> None:
+            held.append(expectation)
+            raise WheelError(wheel.name)
+
+        with monkeypatch.context() as patch:  # what a wheel of that version is held against
+            patch.setattr("sparkwright.cli.audit.audit", taken)
+            said = {f"{name.dist_info}/sparkwright/{KERNELS}": to_json(kernels)}
+            compiling.call("audit", pack(tmp_path / name.filename, said))
+        (expectation,) = held
+        record = dict(expectation.record or {})
+        assert record.pop(KERNELS) is None
+        (tmp_path / "_C.so").write_bytes(elf("aarch64", b"other code"))
+        forged = assemble(
+            AssemblyPlan(
+                expectation.upstream_wheel, expectation.artifact.sha256, planned["version"],
+                expectation.changes or {}, {**record, KERNELS: kernels},
+                {C: BinarySource(tmp_path / "_C.so", "compiled", key)}, {"vllm/vllm-rs": because},
+            ),
+            tmp_path / "forged",
+        )  # fmt: skip
+
+        def verdicts() -> dict[str, str]:
+            ran = compiling.call("audit", forged.path, "--json")
+            assert (ran.status, ran.json[0]["passed"]) == (60, False)
+            return {check["name"]: check["verdict"] for check in ran.json[0]["checks"]}
+
+        found = verdicts()
+        assert (found["binaries-identical"], found["provenance-agrees"]) == ("unverified", "unverified")
+        assert found["members-differ-exactly"] == "pass", "as far as it can be told from its own words"
+        for code, verdict in ((b"the code", "fail"), (b"other code", "pass")):
+            made = tmp_path / "made.so"
+            made.write_bytes(elf("aarch64", code))
+            true = msgspec.structs.replace(ours, sha256=sha256(made), size=made.stat().st_size)
+            compiling.store.adopt_file(made, true.sha256)
+            record_extension(compiling.store, true)
+            assert verdicts()["binaries-identical"] == verdict
 
     def test_on_the_card_itself_it_is_the_default(self, compiling: World, tmp_path: Path) -> None:
         program = tmp_path / "bin" / "nvidia-smi"

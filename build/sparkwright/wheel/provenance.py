@@ -1,0 +1,111 @@
+"""Hold a wheel's record of its own making against the one that this checkout gives of the same point.
+
+Equal inputs give equal records, so all of it has to be equal byte for byte, but for what the builder's
+machine decided: that a carry went in unproved because that was allowed, and the packages with which a
+proof was made that is not recorded beside its carry.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.canonical import to_json
+from sparkwright.wheel.assemble import PROVIDERS, RECORD_FOLDER
+from sparkwright.wheel.checks import CARRIES, Check, Subject, judge, record_members, renamed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ALLOWED", "provenance_agrees"]
+
+ALLOWED = "allowed by the builder"
+"""The value of ``unproved`` for a carry that went in without a proof."""
+
+
+def provenance_agrees(subject: Subject) -> Check:
+    """Check that the metadata folder holds no other file and that our record equals this checkout's."""
+    name = "provenance-agrees"
+    if not subject.ours:
+        return Check(name, "skipped", "this is upstream's own wheel")
+    info, upstream = subject.info, subject.upstream
+    allowed = {renamed(upstream, info, member) for member in upstream.archive.members}
+    allowed |= {info + "RECORD", *record_members(subject)}
+    faults = [
+        f"{member} does not belong there"
+        for member in sorted(subject.archive.members)
+        if member.startswith(info) and member not in allowed
+    ]
+    if subject.record is None:
+        skipped = Check(name, "skipped", "no merge was given to hold it against")
+        return judge(name, faults, "") if faults else skipped
+    unverified: list[str] = []
+    for file, expected in sorted({**subject.record, PROVIDERS: None}.items()):
+        if f"{info}{RECORD_FOLDER}/{file}" not in subject.archive.members:
+            faults.append(f"{file} is missing")
+        elif expected is None and file != PROVIDERS:
+            unverified.append(f"{file} cannot be worked out from this checkout and this store")
+        else:
+            told, left_open = _told(subject, file, expected)
+            faults += [f"{file}: {told}"] if told else []
+            unverified += [f"{file}: {one}" for one in left_open]
+    return judge(name, faults, f"{len(subject.record) + 1} files say what this checkout says", unverified)
+
+
+def _told(subject: Subject, file: str, expected: Any) -> tuple[str, list[str]]:
+    """Return the first difference of *file*, empty if there is none, and what nothing here confirms."""
+    found, left_open = subject.stated(file), list[str]()
+    if file == PROVIDERS:  # what it says of each binary is another check's
+        expected = sorted(found, key=_member) if isinstance(found, list) else []
+    elif file == CARRIES:
+        expected, left_open = _as_far_as_known(found, expected)
+    wanted = to_json(expected)
+    if subject.archive.read(f"{subject.info}{RECORD_FOLDER}/{file}") == wanted:
+        return "", left_open
+    place = next(_differences(found, json.loads(wanted)), "")
+    return f"{place} is not what this checkout says" if place else "it is not spelt as we spell it", left_open
+
+
+def _member(entry: Any) -> str:
+    return str(entry.get("member")) if isinstance(entry, dict) else ""
+
+
+def _as_far_as_known(found: Any, expected: Any) -> tuple[Any, list[str]]:
+    """Return *expected* with the builder's decisions as *found*, and the proofs that are unknown here."""
+    carries = found.get("carries") if isinstance(found, dict) else None
+    if not isinstance(carries, list) or len(carries) != len(expected["carries"]):
+        return expected, []
+    left_open: list[str] = []
+    known = []
+    for theirs, ours in zip(carries, expected["carries"], strict=True):
+        wanted, proof = dict(ours), theirs.get("proof") if isinstance(theirs, dict) else None
+        if not isinstance(theirs, dict) or not {"proof", "unproved"} & set(ours):
+            pass
+        elif theirs.get("unproved") == ALLOWED and proof is None:
+            wanted.pop("proof", None)
+            wanted["unproved"] = ALLOWED
+        elif isinstance(proof, dict) and "proof" not in ours:
+            del wanted["unproved"]
+            wanted["proof"] = proof
+            left_open.append(f"the proof of {ours['name']} is neither beside its carry nor in this store")
+        elif isinstance(proof, dict) and "environment" not in ours["proof"]:
+            wanted["proof"] = {**ours["proof"], "environment": proof.get("environment")}
+        known.append(wanted)
+    return {**expected, "carries": known}, left_open
+
+
+def _differences(found: Any, expected: Any, place: str = "") -> Iterator[str]:
+    """Yield the dotted paths at which *found* differs from *expected*; a carry goes by its name."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in sorted({*found, *expected}):
+            below = f"{place}.{key}".removeprefix(".")
+            if key not in found or key not in expected:
+                yield below
+            else:
+                yield from _differences(found[key], expected[key], below)
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for number, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+            label = theirs.get("name", number) if isinstance(theirs, dict) else number
+            yield from _differences(mine, theirs, f"{place}.{label}".removeprefix("."))
+    elif type(found) is not type(expected) or found != expected:
+        yield place or "all of it"

@@ -1,0 +1,93 @@
+"""A healthy wheel with upstream's kernels, what it is held against, and ways to spoil its members."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import wheelkit
+
+from sparkwright.lock import Artifact, Lock, Release
+from sparkwright.wheel import AssemblyPlan, Expectation, assemble, audit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+OURS = "0.24.0+spark.1a2b3c4d"
+INFO = f"vllm-{OURS}.dist-info"
+BIG = "vllm/_big.abi3.so"
+RECORD_OF_OURS = {
+    "point.json": {"format": 1, "version": OURS, "merge": {"commit": "c0ffee", "merged": "beef"}},
+    "carries.json": {
+        "format": 1,
+        "carries": [
+            {
+                "name": "clamp", "title": "Clamp it", "evidence": {"level": "cpu"}, "outcome": "applied",
+                "proof": {"key": "k1", "verdict": "proved", "environment": {"torch": "2.11.0"}},
+            },
+            {"name": "align", "title": "Align it", "outcome": "applied", "unproved": ""},
+            {"name": "old", "title": "Old", "outcome": "superseded"},
+        ],
+    },
+}  # fmt: skip
+CHANGES = {
+    "vllm/core.py": b"def step(n: int) -> int:\n    return n + 2\n",
+    "vllm/config/new.py": b"NEW = 1\n",
+    "vllm/old.py": None,
+    "tests/test_core.py": b"def test(): ...\n",
+}
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A healthy wheel and what it is held against."""
+
+    wheel: Path
+    expectation: Expectation
+    plan: AssemblyPlan
+
+
+def make_case(folder: Path) -> Case:
+    """The healthy wheel, made in *folder*."""
+    upstream = wheelkit.upstream_wheel(
+        folder / "upstream", extra={BIG: wheelkit.elf(payload=b"big " * 400_000)}
+    )
+    artifact = Artifact(
+        filename=upstream.name, sha256=wheelkit.sha256(upstream), size=upstream.stat().st_size
+    )
+    release = Release(
+        version="0.24.0", commit="ee0da84ab", git="https://example.org/vllm", requires_python=">=3.10,<3.15",
+        torch="2.11.0",
+    )  # fmt: skip
+    lock = Lock(format=1, release=release, sdist=artifact, wheels={"aarch64": artifact}, sources={})
+    plan = AssemblyPlan(upstream, artifact.sha256, OURS, CHANGES, RECORD_OF_OURS)
+    wheel = assemble(plan, folder / "dist").path
+    return Case(wheel, Expectation(upstream, artifact, lock, CHANGES, OURS, record=RECORD_OF_OURS), plan)
+
+
+def verdicts(wheel: Path, expectation: Expectation) -> dict[str, str]:
+    """The verdict of each check."""
+    report = audit(wheel, expectation)
+    return {check.name: check.verdict for check in report.checks}
+
+
+def failed(wheel: Path, expectation: Expectation) -> set[str]:
+    """The checks that fail."""
+    return {name for name, verdict in verdicts(wheel, expectation).items() if verdict == "fail"}
+
+
+def put(name: str, content: bytes) -> Callable[[Files], object]:
+    """What gives the member *name* that *content*."""
+    return lambda files: files.update({name: content})
+
+
+def swap(name: str, old: bytes, new: bytes) -> Callable[[Files], object]:
+    """What puts *new* for *old* in the member *name*, which has it."""
+
+    def change(files: Files) -> None:
+        assert old in files[name]
+        files[name] = files[name].replace(old, new)
+
+    return change
