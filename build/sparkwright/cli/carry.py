@@ -11,7 +11,7 @@ from sparkwright.cli.options import Wanted, job_options, tree_options
 from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.config import to_builtins
-from sparkwright.errors import ConfigError, NotInStoreError, PatchError, ProofError, UnprovedError
+from sparkwright.errors import AbsorptionError, ConfigError, NotInStoreError, PatchError, ProofError, UnprovedError
 
 if TYPE_CHECKING:
     from sparkwright.authoring import Workshop
@@ -295,8 +295,8 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
 def prove(session: Session, *, names: tuple[str, ...], wanted: Wanted) -> None:
     """Run the probes of all carries, or of NAMES, on the pristine and the merged tree.
 
-    Each proof is recorded beside its carry. A carry that is not proved is an error, but for one of which
-    nothing is in the merged tree because upstream has it or an answer of its own.
+    Each proof is recorded beside its carry. A carry that is not proved is an error, but for one that is
+    declared superseded or is left out. Of one that upstream seems to have, the defect must be gone.
     """
     job = session.job(wanted)
     proofs, needless, unproved = _prove(job, names)
@@ -317,6 +317,12 @@ def prove(session: Session, *, names: tuple[str, ...], wanted: Wanted) -> None:
             because=f"the probe fails on the merged tree: {told}",
             next_step="mend the carry, or take it out of the patchset",
         )
+    if there := [proof.carry for proof in proofs if proof.verdict == "not absorbed"]:
+        raise AbsorptionError(
+            f"{', '.join(there)} not absorbed",
+            because="; ".join(f"{name}: {unproved[name]}" for name in there),
+            next_step="say absorbs = false of that pull request, or write a new revision of the carry",
+        )
     if unproved:
         raise UnprovedError(
             f"{len(unproved)} not proved",
@@ -328,7 +334,7 @@ def prove(session: Session, *, names: tuple[str, ...], wanted: Wanted) -> None:
 def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str], dict[str, str]]:
     """Prove and record; returns the proofs and, by name, why others need none, and why they have none."""
     from sparkwright.carry.folder import unknown_name
-    from sparkwright.merge import merge_patchset
+    from sparkwright.merge import OutcomeKind, merge_patchset
     from sparkwright.probe import Verdict, write_proof
 
     known = [carry.name for carry in job.point.carries]
@@ -345,16 +351,19 @@ def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str
         outcome = report.outcome(carry.name)
         if names and carry.name not in names:
             continue
-        if not outcome.kind.in_tree:
+        if not outcome.kind.wants_proof:
             told = needless if outcome.kind.harmless else unproved
             told[carry.name] = f"{outcome.kind}: {outcome.detail}"
         elif carry.spec.probe is None:
             unproved[carry.name] = "it has no probe"
         else:
-            proof = prover.prove(carry, outcome.paths)
+            absorbed = outcome.kind is OutcomeKind.ABSORBED
+            proof = prover.prove(carry, outcome.proof_paths, absorbed=absorbed)
             proofs.append(proof)
-            if proof.verdict is Verdict.PROVED:
+            if proof.verdict is (Verdict.NOT_NEEDED if absorbed else Verdict.PROVED):
                 write_proof(carry.folder, proof)
+            elif proof.verdict is Verdict.NOT_ABSORBED:
+                unproved[carry.name] = f"{outcome.detail}, but {_first_line(proof.finding)}"
             elif proof.verdict is Verdict.NOT_NEEDED:
                 unproved[carry.name] = "its probe passes on the pristine tree: it is not needed here"
             elif proof.verdict is Verdict.BROKEN:

@@ -16,6 +16,7 @@ COLOURS = {
     "pass": "green",
     "holds": "green",
     "absorbed": "cyan",
+    "absorbed (unproved)": "yellow",
     "superseded": "cyan",
     "not needed here": "cyan",
     "no proof needed": "cyan",
@@ -30,6 +31,7 @@ COLOURS = {
     "refused": "red",
     "refuted": "red",
     "broken": "red",
+    "not absorbed": "red",
     "not proved": "red",
     "fail": "red",
 }

@@ -43,17 +43,23 @@ def land(repository: Repository, carry: Carry, change: Change, ours: str) -> Out
     """Merge the *change* of *carry* into the tree *ours*."""
     result = merge_trees(repository, base=change.base_commit, ours=ours, theirs=change.theirs)
     if result.clean and result.tree == ours:
-        return absorbed(carry, ours, ("equal-tree",))
+        return absorbed(repository, carry, change, ours, ("equal-tree",))
     if not result.clean:
         return _conflicted(repository, carry, change, ours, result)
     return _applied(repository, carry, change, ours, result.tree)
 
 
 def absorbed(
-    carry: Carry, ours: str, signals: tuple[str, ...], *, conflicts: tuple[str, ...] = ()
+    repository: Repository,
+    carry: Carry,
+    change: Change,
+    ours: str,
+    signals: tuple[str, ...],
+    *,
+    conflicts: tuple[str, ...] = (),
 ) -> Outcome:
-    """The outcome of a carry that upstream has already, as *signals* tell."""
-    detail = f"upstream has it ({', '.join(signals)})"
+    """The outcome of a carry that upstream has already, as *signals* tell; its probe has yet to agree."""
+    detail = f"upstream seems to have it ({', '.join(signals)})"
     if conflicts:
         detail += f", and its own form of {', '.join(conflicts)}"
     return Outcome(
@@ -61,6 +67,7 @@ def absorbed(
         kind=OutcomeKind.ABSORBED,
         tree=ours,
         detail=detail,
+        concerns=tuple(sorted(repository.changed(change.base, change.theirs))),
         signals=signals,
         conflicts=conflicts,
     )
@@ -70,7 +77,7 @@ def _conflicted(
     repository: Repository, carry: Carry, change: Change, ours: str, result: MergeResult
 ) -> Outcome:
     if reverse_applies(repository, change, ours):
-        return absorbed(carry, ours, ("reverse-apply",))
+        return absorbed(repository, carry, change, ours, ("reverse-apply",))
     code = [path for path in result.conflicts if not is_text(path)]
     if code:
         detail = _shortened(code)
@@ -80,7 +87,7 @@ def _conflicted(
     tree = _with_ours(repository, result, ours)
     if tree == ours and not all(map(is_text, repository.changed(change.base, change.theirs))):
         # Its code changed nothing, so upstream has all of that; only its tests or documents differ.
-        return absorbed(carry, ours, ("equal-tree",), conflicts=result.conflicts)
+        return absorbed(repository, carry, change, ours, ("equal-tree",), conflicts=result.conflicts)
     if tree == ours:
         detail = "nothing is left of it but conflicts in tests or documents"
         return Outcome(
