@@ -11,11 +11,19 @@ from sparkwright.cli.options import Wanted, job_options, tree_options
 from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.config import to_builtins
-from sparkwright.errors import AbsorptionError, ConfigError, NotInStoreError, PatchError, ProofError, UnprovedError
+from sparkwright.errors import (
+    AbsorptionError,
+    ConfigError,
+    NotInStoreError,
+    PatchError,
+    ProofError,
+    UnprovedError,
+)
 
 if TYPE_CHECKING:
     from sparkwright.authoring import Workshop
     from sparkwright.carry import Carry, PullRequest
+    from sparkwright.merge import Outcome
     from sparkwright.merge.absorb import Change
     from sparkwright.plan import Job
     from sparkwright.probe import Proof
@@ -362,13 +370,17 @@ def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str
             proofs.append(proof)
             if proof.verdict is (Verdict.NOT_NEEDED if absorbed else Verdict.PROVED):
                 write_proof(carry.folder, proof)
-            elif proof.verdict is Verdict.NOT_ABSORBED:
-                unproved[carry.name] = f"{outcome.detail}, but {_first_line(proof.finding)}"
-            elif proof.verdict is Verdict.NOT_NEEDED:
-                unproved[carry.name] = "its probe passes on the pristine tree: it is not needed here"
-            elif proof.verdict is Verdict.BROKEN:
-                unproved[carry.name] = f"its probe could not run: {_first_line(proof.finding, last=True)}"
+            elif proof.verdict is not Verdict.REFUTED:
+                unproved[carry.name] = _why_unproved(proof, outcome)
     return proofs, needless, unproved
+
+
+def _why_unproved(proof: Proof, outcome: Outcome) -> str:
+    if proof.verdict == "not absorbed":
+        return f"{outcome.detail}, but {_first_line(proof.finding)}"
+    if proof.verdict == "broken":
+        return f"its probe could not run: {_first_line(proof.finding, last=True)}"
+    return "its probe passes on the pristine tree: it is not needed here"
 
 
 def _first_line(message: str, *, last: bool = False) -> str:
