@@ -11,7 +11,7 @@ from sparkwright.carry import load_carry
 from sparkwright.errors import NotInStoreError, StorageError
 from sparkwright.git import FileEntry
 from sparkwright.merge import OutcomeKind
-from sparkwright.merge.landing import is_text
+from sparkwright.merge.texts import is_text
 
 if TYPE_CHECKING:
     from sparkwright.merge import Outcome

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_HAZARDS = {
+    "both-sides": "both sides changed {}",
+    "doubled": "{} stands there twice, with one value",
+    "signature": "it calls {} as it was before the other side changed what that takes",
+    "removed": "it calls {}, which the other side removed",
+}
+
 
 @click.command("merge")
 @click.option("--onto", metavar="VERSION", help="Another release of upstream's, instead of the pin.")
@@ -80,7 +87,8 @@ def _show(report: MergeReport, unproved: Sequence[str]) -> None:
     show_table(("carry", "outcome", "files, or why"), rows, title=f"onto vllm {report.version}")
     for outcome in report.outcomes:
         for hazard in outcome.hazards:
-            click.echo(f"look at {hazard.path}: both sides changed {hazard.name} ({outcome.carry})")
+            told = _HAZARDS[hazard.kind].format(hazard.name)
+            click.echo(f"look at {hazard.path}: {told} ({outcome.carry})")
     click.echo(f"merged tree {report.tree}")
     for source in report.sources:
         click.echo(f"source tree {source.tree} of {source.name}")

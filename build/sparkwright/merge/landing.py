@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 from typing import TYPE_CHECKING
 
 from sparkwright.git import FileEntry, merge_trees, patch_tree
 from sparkwright.merge.absorb import reverse_applies
 from sparkwright.merge.hazards import Sides, examine
 from sparkwright.merge.report import Outcome, OutcomeKind
+from sparkwright.merge.texts import is_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,26 +17,9 @@ if TYPE_CHECKING:
     from sparkwright.git import MergeResult, Repository
     from sparkwright.merge.absorb import Change
 
-__all__ = ["absorbed", "is_text", "land"]
+__all__ = ["absorbed", "land"]
 
-# What never reaches a wheel and decides nothing in one: a conflict there is worth a note, no more.
-_TEXTS = (
-    "tests/*",
-    "*/tests/*",
-    "docs/*",
-    "examples/*",
-    "benchmarks/*",
-    ".github/*",
-    ".buildkite/*",
-    "*.md",
-    "*.rst",
-)
 _SHOWN = 3
-
-
-def is_text(path: str) -> bool:
-    """Whether *path* is a test or a document, and so neither shipped nor compiled."""
-    return any(fnmatch.fnmatchcase(path, pattern) for pattern in _TEXTS)
 
 
 def land(repository: Repository, carry: Carry, change: Change, ours: str) -> Outcome:

@@ -54,12 +54,14 @@ class Hazard(Model, frozen=True):
     """Something that merged cleanly and still deserves a look.
 
     Attributes:
-        kind: ``both-sides``: both sides changed this function since the base.
+        kind: ``both-sides``: both sides changed this function since the base. ``doubled``: each side gave
+            the name the same value, in a place of its own. ``signature``: one side calls the function as
+            it was before the other changed what it takes. ``removed``: one side calls what the other removed.
         path: the file.
-        name: the function's qualified name.
+        name: the qualified name.
     """
 
-    kind: Literal["both-sides"]
+    kind: Literal["both-sides", "doubled", "signature", "removed"]
     path: str
     name: str
 
