@@ -40,7 +40,19 @@ CLASS = "class Cache:\n    kept = 1\n\n" + "".join(
     f"    def middle_{number}(self):\n        return {number}\n\n" for number in range(6)
 )
 IN_CLASS = "class Cache:\n    kept = 1\n\n{}" + CLASS.partition("kept = 1\n\n")[2] + "{}"
-ENUM = "from enum import IntEnum\n\n\nclass Mode(IntEnum):\n    {}\n    A = 1\n\n    B = 2\n\n    C = 3\n    {}\n"
+ENUM = """\
+from enum import IntEnum
+
+
+class Mode(IntEnum):
+    {}
+    A = 1
+
+    B = 2
+
+    C = 3
+    {}
+"""
 TABLE = "TABLE = {{\n    {}\n    'a': 1,\n\n    'b': 2,\n\n    'c': 3,\n    {}\n}}\n"
 
 # name: (the file of the base, upstream's, the carry's; what is named), with places to put things in.

@@ -371,6 +371,17 @@ def test_modes_and_links_of_untouched_files_survive(scene: Scene) -> None:
     assert (files["run.sh"].mode, files["link"].mode) == ("100755", "120000")
 
 
+@pytest.mark.parametrize("then", ["100755", "100644"])
+@pytest.mark.parametrize("now", ["100755", "100644"])
+def test_a_carried_file_has_the_mode_that_upstream_gives_it(scene: Scene, then: str, now: str) -> None:
+    scene.base = {CODE: FileEntry(then, OLD.encode())}
+    scene.target = {CODE: FileEntry(now, MOVED.encode())}
+    scene.add("fix", {CODE: FileEntry(then, NEW.encode()), "new.sh": FileEntry("100755", b"#!/bin/sh\n")})
+    scene.base = {CODE: FileEntry(now, OLD.encode())}  # a base that differs in the mode alone
+    files = scene.repository.files(scene.merge().tree)
+    assert (files[CODE].mode, files["new.sh"].mode) == (now, "100755")
+
+
 def test_each_outcome_is_told_as_an_event(scene: Scene, heard) -> None:
     scene.base, scene.target = {CODE: OLD}, {CODE: CLASH}
     scene.add("clashes", {CODE: NEW})

@@ -54,7 +54,7 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
 
     Raises:
         ConfigError: the folder does not exist, or does not look like that tree.
-        PatchError: a file still has conflict markers, or a symbolic link changed.
+        PatchError: a file still has conflict markers, or a symbolic link or a file's mode changed.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} could not be read", because="it is not a folder")
@@ -68,6 +68,8 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
             because=f"it has {len(present & known.keys())} of its {len(known)} files",
             next_step="'sparkwright carry edit FOLDER' writes the tree to edit",
         )
+    changed_modes: list[str] = []
+    modes: set[str] = set()
     changes: dict[str, FileEntry | None] = {path: None for path in known if path not in present}
     for path in sorted(present):
         file = folder / path
@@ -77,11 +79,20 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
                 raise PatchError(f"{path} cannot be part of a carry", because="it is a symbolic link")
             continue
         data = file.read_bytes()
+        new_mode = "100755" if file.stat().st_mode & stat.S_IXUSR else "100644"
+        if entry is not None:
+            modes.add(new_mode)
+            changed_modes += [path] if entry.mode != new_mode else []
         if entry is not None and blob_id(data) == entry.blob:
             continue
         _refuse_markers(path, data)
-        new_mode = "100755" if file.stat().st_mode & stat.S_IXUSR else "100644"
         changes[path] = FileEntry(entry.mode if entry else new_mode, data)
+    if changed_modes and len(modes) > 1:  # some file systems show one mode for all files
+        raise PatchError(
+            f"{changed_modes[0]} cannot be part of a carry",
+            because=f"a patch of ours changes no mode, and {len(changed_modes)} files have another one",
+            next_step="give it the mode back that it has upstream",
+        )
     if not changes:
         return b""
     edited = patch_tree(repository, tree, changes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.cli.options import Wanted, job_options, tree_options
+from sparkwright.cli.output import printable
 from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.config import to_builtins
@@ -131,7 +132,7 @@ def show(session: Session, *, name: str, context: int, wanted: Wanted) -> None:
         print_json({**to_builtins(carry.spec), "diff": text})
     else:
         _show_spec(carry)
-        click.echo(f"\n{text}")
+        click.echo(printable(f"\n{text}"))
 
 
 def _change(job: Job, carry: Carry) -> Change:
@@ -169,16 +170,16 @@ def _change(job: Job, carry: Carry) -> Change:
 
 def _show_spec(carry: Carry) -> None:
     spec = carry.spec
-    click.secho(f"{spec.name}: {spec.title}", bold=True)
+    click.secho(printable(f"{spec.name}: {spec.title}"), bold=True)
     for heading, text in (("why", spec.why), ("symptom", spec.symptom), ("dies when", spec.dies_when)):
-        click.echo(f"\n{heading}\n{text.strip()}")
+        click.echo(printable(f"\n{heading}\n{text.strip()}"))
     click.echo(f"\nevidence: {spec.evidence.level}")
     for text in spec.evidence.demonstrated:
-        click.echo(f"  shown    {text.strip()}")
+        click.echo(printable(f"  shown    {text.strip()}"))
     for text in spec.evidence.claimed:
-        click.echo(f"  claimed  {text.strip()}")
+        click.echo(printable(f"  claimed  {text.strip()}"))
     for entry in spec.upstream:
-        click.echo(f"\n#{entry.pull} by {entry.author} ({entry.state}): {entry.relation.strip()}")
+        click.echo(printable(f"\n#{entry.pull} by {entry.author} ({entry.state}): {entry.relation.strip()}"))
 
 
 @command.command("edit")
@@ -263,7 +264,7 @@ def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> None:
     else:
         click.echo(f"{carry.name}: head {before.head[:12]} → {now.head[:12]}, base {now.base[:12]}")
         for subject in found.subjects:
-            click.echo(f"  {subject}")
+            click.echo(printable(f"  {subject}"))
         click.echo("next     read what changed, then: sparkwright carry prove")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.cli.options import Wanted, job_options
+from sparkwright.cli.output import printable
 from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.config import to_builtins
@@ -88,7 +89,7 @@ def _show(report: MergeReport, unproved: Sequence[str]) -> None:
     for outcome in report.outcomes:
         for hazard in outcome.hazards:
             told = _HAZARDS[hazard.kind].format(hazard.name)
-            click.echo(f"look at {hazard.path}: {told} ({outcome.carry})")
+            click.echo(printable(f"look at {hazard.path}: {told} ({outcome.carry})"))
     click.echo(f"merged tree {report.tree}")
     for source in report.sources:
         click.echo(f"source tree {source.tree} of {source.name}")
