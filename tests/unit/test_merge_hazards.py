@@ -249,6 +249,8 @@ class TestCalls:
         assert self.found(merged(scene, files, {OTHER: without}, change)) == [("removed", FILE, "Cache.free")]
         moved = {OTHER: without, "vllm/moved.py": class_.replace("Cache", "Base")}
         assert self.found(merged(scene, files, moved, change)) == []
+        tensors = {**files, "vllm/far.py": "def f(tensor):\n    return tensor.free(2)\n"}
+        assert self.found(merged(scene, tensors, {OTHER: without}, change)) == []
         elsewhere = {**files, "vllm/far.py": class_.replace("Cache", "Far")}
         assert self.found(merged(scene, elsewhere, {OTHER: without}, change)) == []
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["lost_calls", "missing_imports"]
 
-_DEFINED = re.compile(rb"\b(?:def|class)[ \t]+(\w+)")
-_CALLED = re.compile(rb"(\w+)[ \t]*(?:\[[^\[\]\n]*\])?\(")
+_DEFINED = re.compile(rb"\b(?:def|class)[ \t]++(\w++)")
+_CALLED = re.compile(rb"\b(\w++)[ \t]*+(?:\[[^\[\]\n]*+\])?+\(")
 _MOST_PLACES = 20  # a name that more files than that define says nothing of what is called
 _COMMON = frozenset(name for kind in (str, bytes, list, dict, set, object) for name in dir(kind))
 
@@ -102,9 +102,10 @@ def _lost(
     if not calls:
         return
     left = _definitions(merged, {call.name for _, call in calls})
+    foreign = _called(merged, {call.name for _, call in calls} - left.keys(), {path for path, _ in calls})
     for path, call in calls:
         takers = left[call.name]
-        if not any(taker is None or taker.fits(call) for taker in takers):
+        if call.name not in foreign and not any(taker is None or taker.fits(call) for taker in takers):
             name = next(name for name, took in old[call.name].items() if took.fits(call))
             yield Hazard(kind="signature" if takers else "removed", path=path, name=name)
 
@@ -135,11 +136,22 @@ def _definitions(merged: Side, names: AbstractSet[str]) -> dict[str, list[Signat
     return found
 
 
+def _called(merged: Side, names: AbstractSet[str], besides: AbstractSet[str]) -> set[str]:
+    """Return those of *names* that other files than *besides* call, though *merged* has no such function.
+
+    They are another package's, such as a tensor's methods.
+    """
+    paths = [path for path in _shipped(merged) if path not in besides]
+    return {name for name in names if any(name in merged.words(_CALLED, path) for path in paths)}
+
+
 def _everywhere(merged: Side, names: AbstractSet[str]) -> dict[str, list[str]]:
     """Return, for each of *names* that *merged* defines, the paths of the files that do."""
-    files = merged.repository.files(merged.tree)
-    paths = [path for path in files if path.endswith(".py") and not is_text(path)]
-    return _words(_DEFINED, merged, paths, names)
+    return _words(_DEFINED, merged, _shipped(merged), names)
+
+
+def _shipped(side: Side) -> list[str]:
+    return [path for path in side.repository.files(side.tree) if path.endswith(".py") and not is_text(path)]
 
 
 def _new_calls(base: Side, caller: Side, path: str) -> Iterable[Call]:
