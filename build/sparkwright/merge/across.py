@@ -83,8 +83,8 @@ def lost_calls(base: Side, ours: Side, theirs: Side, merged: Side) -> list[Hazar
     few = [path for paths in places.values() if len(paths) <= _MOST_PLACES for path in paths]
     found = [*_lost(calls, _changed(base, ours, few), merged)]
     if (old := _changed(base, theirs, mine)) and other:
-        few = {name for name, paths in _everywhere(merged, old.keys()).items() if len(paths) <= _MOST_PLACES}
-        callers = [path for path in other if ours.words(_CALLED, path) & few]
+        rare = {name for name, paths in _everywhere(merged, old.keys()).items() if len(paths) <= _MOST_PLACES}
+        callers = [path for path in other if ours.words(_CALLED, path) & rare]
         calls = [(path, call) for path in callers for call in _new_calls(base, ours, path)]
         found += _lost(calls, old, merged)
     return list(dict.fromkeys(found))

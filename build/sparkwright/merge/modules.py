@@ -174,9 +174,8 @@ class _Reader:
         if isinstance(node, ast.ClassDef):
             return
         self.found.functions[name] = hash("\n".join(self.lines[node.lineno - 1 : node.end_lineno]))
-        method = isinstance(scope, ast.ClassDef)
-        signature = signature_of(node, method=method)
-        if not method or node.name != "__init__":
+        signature = signature_of(node, method=isinstance(scope, ast.ClassDef))
+        if not isinstance(scope, ast.ClassDef) or node.name != "__init__":
             self.found.signatures[name] = signature
         elif not scope.decorator_list:
             self.found.signatures[prefix.removesuffix(".")] = signature
