@@ -30,13 +30,13 @@ def missing_imports(base: Side, ours: Side, theirs: Side, merged: Side) -> list[
     """Return a flaw for each name that a file imports, and finds on its own side but not in *merged*."""
     flaws: list[str] = []
     paths = changed_python(ours, merged)
-    gone = _gone(ours, merged, paths)
+    others = changed_python(base, ours)
+    gone = _gone(ours, merged, paths) if others else ()
     if gone:  # what the other side changed may import them, though the change did not reach those files
         mentions = re.compile(
             rb"\b(?:" + b"|".join(re.escape(name.encode()) for name in sorted(gone)) + rb")\b"
         )
-        others = (path for path in changed_python(base, ours) if mentions.search(merged.text(path)))
-        paths = list(dict.fromkeys([*paths, *others]))
+        paths += [path for path in others if path not in paths and mentions.search(merged.text(path))]
     for path in paths:
         found, left = merged.module(path), ours.module(path)
         for entry in sorted(found.imports) if found is not None else ():
