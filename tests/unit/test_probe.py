@@ -114,8 +114,7 @@ def test_what_a_pair_of_runs_means(pristine, merged, verdict: Verdict) -> None:
     ],
 )
 def test_what_a_pair_of_runs_means_of_an_absorbed_carry(pristine, merged, verdict: Verdict) -> None:
-    runs = [Run(verdict=run, message="") for run in (pristine, merged)]
-    assert judge(*runs, absorbed=True) is verdict
+    assert judge(*(Run(verdict=run, message="") for run in (pristine, merged)), absorbed=True) is verdict
 
 
 def test_an_absorbed_carry_is_held_against_its_probe(bench: Bench) -> None:
@@ -126,8 +125,7 @@ def test_an_absorbed_carry_is_held_against_its_probe(bench: Bench) -> None:
     assert healthy.find(carry, [CACHE], absorbed=True) == absent
     assert healthy.find(carry, [CACHE]) is None  # it says nothing of a carry that is in the tree
     there = bench.prover(merged=PACKAGE).prove(carry, [CACHE], absorbed=True)
-    assert there.verdict is Verdict.NOT_ABSORBED
-    assert there.finding == "size(0) is 0"
+    assert (there.verdict, there.finding) == (Verdict.NOT_ABSORBED, "size(0) is 0")
 
 
 def test_proved(bench: Bench, heard: Recorder) -> None:
