@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AbsorptionError",
     "ArchiveError",
     "AuditError",
     "BinaryError",
@@ -176,6 +177,12 @@ class UnprovedError(SparkwrightError):
     """A carry has no proof that it is needed and works."""
 
     exit_code = 41
+
+
+class AbsorptionError(SparkwrightError):
+    """A carry that upstream seems to have was left out, and its defect is still in upstream's tree."""
+
+    exit_code = 42
 
 
 class NativeInputsError(SparkwrightError):

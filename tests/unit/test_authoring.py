@@ -73,11 +73,28 @@ class TestEdited:
     def test_nothing_edited_is_no_patch(self, repository: Repository, tree: str, folder: Path) -> None:
         assert diff_folder(repository, tree, folder) == b""
 
-    def test_touching_and_permissions_are_no_edit(
+    def test_touching_is_no_edit(self, repository: Repository, tree: str, folder: Path) -> None:
+        (folder / "a.py").touch()
+        (folder / "a.py").chmod(0o640)  # git knows no more of a mode than who may execute the file
+        assert diff_folder(repository, tree, folder) == b""
+
+    @pytest.mark.parametrize(("path", "mode"), [("a.py", 0o755), ("b/run.sh", 0o644)])
+    @pytest.mark.parametrize("text", ["", "more\n"])
+    def test_another_mode_is_refused_rather_than_lost(
+        self, repository: Repository, tree: str, folder: Path, path: str, mode: int, text: str
+    ) -> None:
+        (folder / path).write_text((folder / path).read_text() + text)
+        (folder / path).chmod(mode)
+        if path == "b/run.sh":  # one file of each mode is left
+            (folder / "e.md").chmod(0o755)
+        with pytest.raises(PatchError, match=r"a\.py|run\.sh"):
+            diff_folder(repository, tree, folder)
+
+    def test_a_disk_that_shows_one_mode_for_all_is_no_edit(
         self, repository: Repository, tree: str, folder: Path
     ) -> None:
-        (folder / "a.py").touch()
-        (folder / "a.py").chmod(0o755)
+        for file in (file for file in folder.rglob("*") if file.is_file()):
+            file.chmod(0o755)
         assert diff_folder(repository, tree, folder) == b""
 
     @pytest.mark.parametrize(
@@ -351,6 +368,18 @@ class TestResolve:
         found = resolve_pull(store, upstream.address, 7)
         assert found.pin.base == newer
         assert found.subjects[0] == "work 0"
+
+    def test_a_message_with_any_byte_but_nul(self, store: Store, upstream: UpstreamRepository) -> None:
+        base = upstream.commit("One (#1)", {"a.py": "a = 1\n"})
+        upstream.git("checkout", "--quiet", "--detach", base)
+        odd = "\x1b[31mred\x01\x02\x7f\x85\u2028 title"
+        upstream.commit(f"{odd}\n\n\x01\n", {"a.py": "a = 2\n"})
+        upstream.commit("plain\n\nbody \x01 of it", {"a.py": "a = 3\n"})
+        upstream.git("update-ref", "refs/pull/7/head", "HEAD")
+        upstream.git("checkout", "--quiet", "main")
+        found = resolve_pull(store, upstream.address, 7)
+        assert found.subjects == (odd, "plain")
+        assert (found.author, found.message) == ("Upstream", f"{odd}\n\n\x01")
 
     def test_what_cannot_be_pinned(self, store: Store, upstream: UpstreamRepository) -> None:
         base = upstream.commit("One (#1)", {"a.py": "a = 1\n"})

@@ -44,7 +44,7 @@ def test_a_sound_carry_is_read_whole(tmp_path: Path) -> None:
     carry = load_carry(folder)
     assert carry.name == "fix"
     assert carry.spec.requires == ("other",)
-    assert carry.spec.upstream[0].absorbs
+    assert not carry.spec.upstream[0].absorbs
     assert carry.probe_path == folder / "probe.py"
     assert [entry.release for entry in carry.spec.revision] == ["1.0.0", "1.1.0rc1"]
     assert load_carry(own(tmp_path, "plain")).probe_path is None

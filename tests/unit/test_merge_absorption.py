@@ -21,7 +21,7 @@ OLD = "def first():\n    return 1\n\n\ndef middle():\n    return 2\n\n\ndef last
 NEW = OLD.replace("return 1", "return 10")
 BOTH = NEW.replace("return 3", "return 30")
 EDITED_AGAIN = NEW.replace("return 10", "return 11")
-RELATED = [{"pull": 7, "author": "them", "state": "open", "relation": "the same fix"}]
+RELATED = [{"pull": 7, "author": "them", "state": "open", "relation": "the same fix", "absorbs": True}]
 
 
 def settle(
@@ -54,6 +54,9 @@ def test_subject_alone_fires(scene: Scene, upstream: UpstreamRepository) -> None
     outcome = settle(scene, upstream, [("[Core] Fix first (#7)", {CODE: EDITED_AGAIN})])
     assert outcome.kind is OutcomeKind.ABSORBED
     assert [signal.split()[0] for signal in outcome.signals] == ["subject"]
+    assert "(#7)" in outcome.detail
+    assert outcome.concerns == (CODE,)
+    assert outcome.kind.wants_proof
     assert outcome.tree == make_tree(scene.repository, scene.target)
 
 
@@ -90,9 +93,13 @@ def test_a_path_that_looks_like_git_s_magic_is_a_path(scene: Scene, upstream: Up
     assert [signal.split()[0] for signal in outcome.signals] == ["subject"]
 
 
-def test_a_pull_that_does_not_absorb_is_no_signal(scene: Scene, upstream: UpstreamRepository) -> None:
+@pytest.mark.parametrize("said", [{}, {"absorbs": False}])
+def test_a_pull_that_is_not_said_to_absorb_is_no_signal(
+    scene: Scene, upstream: UpstreamRepository, said: dict[str, bool]
+) -> None:
     scene.base = {CODE: OLD, "other.py": "o = 1\n"}
-    scene.add("fix", {CODE: NEW}, upstream=[{**RELATED[0], "absorbs": False}])
+    related = {key: value for key, value in RELATED[0].items() if key != "absorbs"}
+    scene.add("fix", {CODE: NEW}, upstream=[{**related, **said}])
     moved = OLD.replace("return 3", "return 30")
     assert settle(scene, upstream, [("Half of it (#7)", {CODE: moved})]).kind is OutcomeKind.APPLIED
 

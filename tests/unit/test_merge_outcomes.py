@@ -11,7 +11,7 @@ from sparkwright.carry import load_carry
 from sparkwright.errors import NotInStoreError, StorageError
 from sparkwright.git import FileEntry
 from sparkwright.merge import OutcomeKind
-from sparkwright.merge.landing import is_text
+from sparkwright.merge.texts import is_text
 
 if TYPE_CHECKING:
     from sparkwright.merge import Outcome
@@ -369,6 +369,17 @@ def test_modes_and_links_of_untouched_files_survive(scene: Scene) -> None:
     scene.add("fix", {CODE: NEW})
     files = scene.repository.files(scene.merge().tree)
     assert (files["run.sh"].mode, files["link"].mode) == ("100755", "120000")
+
+
+@pytest.mark.parametrize("then", ["100755", "100644"])
+@pytest.mark.parametrize("now", ["100755", "100644"])
+def test_a_carried_file_has_the_mode_that_upstream_gives_it(scene: Scene, then: str, now: str) -> None:
+    scene.base = {CODE: FileEntry(then, OLD.encode())}
+    scene.target = {CODE: FileEntry(now, MOVED.encode())}
+    scene.add("fix", {CODE: FileEntry(then, NEW.encode()), "new.sh": FileEntry("100755", b"#!/bin/sh\n")})
+    scene.base = {CODE: FileEntry(now, OLD.encode())}  # a base that differs in the mode alone
+    files = scene.repository.files(scene.merge().tree)
+    assert (files[CODE].mode, files["new.sh"].mode) == (now, "100755")
 
 
 def test_each_outcome_is_told_as_an_event(scene: Scene, heard) -> None:

@@ -103,6 +103,31 @@ def test_what_a_pair_of_runs_means(pristine, merged, verdict: Verdict) -> None:
     assert judge(Run(verdict=pristine, message=""), Run(verdict=merged, message="")) is verdict
 
 
+@pytest.mark.parametrize(
+    ("pristine", "merged", "verdict"),
+    [
+        ("passes", "passes", Verdict.NOT_NEEDED),
+        ("fails", "fails", Verdict.NOT_ABSORBED),
+        ("fails", "passes", Verdict.NOT_ABSORBED),
+        ("passes", "fails", Verdict.REFUTED),
+        ("error", "passes", Verdict.BROKEN),
+    ],
+)
+def test_what_a_pair_of_runs_means_of_an_absorbed_carry(pristine, merged, verdict: Verdict) -> None:
+    assert judge(*(Run(verdict=run, message="") for run in (pristine, merged)), absorbed=True) is verdict
+
+
+def test_an_absorbed_carry_is_held_against_its_probe(bench: Bench) -> None:
+    carry, fixed = bench.carry(GOOD), {**PACKAGE, CACHE: FIXED}
+    healthy = bench.prover(pristine=fixed, merged=fixed)
+    absent = healthy.prove(carry, [CACHE], absorbed=True)
+    assert absent.verdict is Verdict.NOT_NEEDED
+    assert healthy.find(carry, [CACHE], absorbed=True) == absent
+    assert healthy.find(carry, [CACHE]) is None  # it says nothing of a carry that is in the tree
+    there = bench.prover(merged=PACKAGE).prove(carry, [CACHE], absorbed=True)
+    assert (there.verdict, there.finding) == (Verdict.NOT_ABSORBED, "size(0) is 0")
+
+
 def test_proved(bench: Bench, heard: Recorder) -> None:
     proof = bench.prove(GOOD)
     assert proof.verdict is Verdict.PROVED

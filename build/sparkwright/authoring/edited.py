@@ -22,40 +22,8 @@ __all__ = ["diff_folder", "write_tree"]
 
 _IGNORED_FOLDERS = {".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"}
 _IGNORED_SUFFIXES = {".pyc", ".orig", ".rej", ".swp", ".so"}
-_MARKERS = (b"<<<<<<< ", b">>>>>>> ")
-
-
-def write_tree(repository: Repository, tree: str, folder: Path) -> None:
-    """Write *tree* into *folder*, for a person to edit.
-
-    Raises:
-        ConfigError: the folder exists and is not empty, or is no folder.
-        ArchiveError: a symbolic link of the tree leads out of it.
-    """
-    folder = folder.absolute()
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} cannot take a tree", because="it is not a folder")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder} cannot take a tree", because="it is not empty", next_step="name another folder"
-        )
-    with task(f"write {folder}"), storing(f"writing {folder}"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: half a tree, edited, would look as if the rest had been deleted.
-        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            check_out(repository, tree, part / "tree")
-            (part / "tree").rename(folder)
-        finally:
-            remove_tree(part)
-
-
-def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
-    """What *folder* changes in *tree*, as a ``-U0 --full-index`` patch; empty when nothing.
-
-    Raises:
-        ConfigError: the folder does not exist, or does not look like that tree.
-        PatchError: a file still has conflict markers, a symbolic link changed, or something is no file.
+_MARKERS = (b"        PatchError: a file still has conflict markers, a symbolic link or a file's mode changed, or something
+            is no file.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} could not be read", because="it is not a folder")
@@ -69,6 +37,8 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
             because=f"it has {len(present & known.keys())} of its {len(known)} files",
             next_step="'sparkwright carry edit FOLDER' writes the tree to edit",
         )
+    changed_modes: list[str] = []
+    modes: set[str] = set()
     changes: dict[str, FileEntry | None] = {path: None for path in known if path not in present}
     for path in sorted(present):
         file = folder / path
@@ -80,11 +50,20 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
         if not file.is_file():  # a named pipe would be waited for
             raise PatchError(f"{path} cannot be part of a carry", because="it is no plain file")
         data = file.read_bytes()
+        new_mode = "100755" if file.stat().st_mode & stat.S_IXUSR else "100644"
+        if entry is not None:
+            modes.add(new_mode)
+            changed_modes += [path] if entry.mode != new_mode else []
         if entry is not None and blob_id(data) == entry.blob:
             continue
         _refuse_markers(path, data)
-        new_mode = "100755" if file.stat().st_mode & stat.S_IXUSR else "100644"
         changes[path] = FileEntry(entry.mode if entry else new_mode, data)
+    if changed_modes and len(modes) > 1:  # some file systems show one mode for all files
+        raise PatchError(
+            f"{changed_modes[0]} cannot be part of a carry",
+            because=f"a patch of ours changes no mode, and {len(changed_modes)} files have another one",
+            next_step="give it the mode back that it has upstream",
+        )
     if not changes:
         return b""
     edited = patch_tree(repository, tree, changes)

@@ -87,10 +87,10 @@ def resolve_pull(store: Store, address: str, number: int) -> ResolvedPull:
                 because="it shares no history with the default branch",
             )
         base = done.text
-        log = history.command("log", "--reverse", "--format=%an%x00%s%x00%B%x01", f"{base}..{head}").stdout
-    commits = [
-        part.strip("\n").split("\0") for part in log.decode(errors="replace").split("\1") if part.strip()
-    ]
+        # NUL is the one byte that no message can hold.
+        log = history.command("log", "--reverse", "-z", "--format=%an%x00%s%x00%B", f"{base}..{head}").stdout
+    fields = log.decode(errors="replace").split("\0")
+    commits = list(zip(fields[0::3], fields[1::3], fields[2::3], strict=False))
     if not commits:
         raise FetchError(
             f"pull request {number} cannot be pinned",

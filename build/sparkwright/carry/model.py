@@ -40,14 +40,15 @@ class Upstream(Model, frozen=True):
         author: who proposed it.
         state: what had become of it when it was last read.
         relation: how ours relates to it, in words.
-        absorbs: whether merging it upstream makes the carry unnecessary.
+        absorbs: whether merging it upstream makes the carry unnecessary. It has to be said: most are
+            about a part of what a carry does, and a carry left out by mistake is a defect that returns.
     """
 
     pull: int
     author: Text
     state: Literal["open", "closed", "merged"]
     relation: Text
-    absorbs: bool = True
+    absorbs: bool = False
 
 
 class Superseded(Model, frozen=True):

@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.cli.options import Wanted, job_options, tree_options
+from sparkwright.cli.output import printable
 from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.config import to_builtins
-from sparkwright.errors import ConfigError, NotInStoreError, PatchError, ProofError, UnprovedError
+from sparkwright.errors import (
+    AbsorptionError,
+    ConfigError,
+    NotInStoreError,
+    PatchError,
+    ProofError,
+    UnprovedError,
+)
 
 if TYPE_CHECKING:
     from sparkwright.authoring import Workshop
     from sparkwright.carry import Carry, PullRequest
+    from sparkwright.merge import Outcome
     from sparkwright.merge.absorb import Change
     from sparkwright.plan import Job
     from sparkwright.probe import Proof
@@ -123,7 +132,7 @@ def show(session: Session, *, name: str, context: int, wanted: Wanted) -> None:
         print_json({**to_builtins(carry.spec), "diff": text})
     else:
         _show_spec(carry)
-        click.echo(f"\n{text}")
+        click.echo(printable(f"\n{text}"))
 
 
 def _change(job: Job, carry: Carry) -> Change:
@@ -161,16 +170,16 @@ def _change(job: Job, carry: Carry) -> Change:
 
 def _show_spec(carry: Carry) -> None:
     spec = carry.spec
-    click.secho(f"{spec.name}: {spec.title}", bold=True)
+    click.secho(printable(f"{spec.name}: {spec.title}"), bold=True)
     for heading, text in (("why", spec.why), ("symptom", spec.symptom), ("dies when", spec.dies_when)):
-        click.echo(f"\n{heading}\n{text.strip()}")
+        click.echo(printable(f"\n{heading}\n{text.strip()}"))
     click.echo(f"\nevidence: {spec.evidence.level}")
     for text in spec.evidence.demonstrated:
-        click.echo(f"  shown    {text.strip()}")
+        click.echo(printable(f"  shown    {text.strip()}"))
     for text in spec.evidence.claimed:
-        click.echo(f"  claimed  {text.strip()}")
+        click.echo(printable(f"  claimed  {text.strip()}"))
     for entry in spec.upstream:
-        click.echo(f"\n#{entry.pull} by {entry.author} ({entry.state}): {entry.relation.strip()}")
+        click.echo(printable(f"\n#{entry.pull} by {entry.author} ({entry.state}): {entry.relation.strip()}"))
 
 
 @command.command("edit")
@@ -255,7 +264,7 @@ def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> None:
     else:
         click.echo(f"{carry.name}: head {before.head[:12]} → {now.head[:12]}, base {now.base[:12]}")
         for subject in found.subjects:
-            click.echo(f"  {subject}")
+            click.echo(printable(f"  {subject}"))
         click.echo("next     read what changed, then: sparkwright carry prove")
 
 
@@ -295,8 +304,8 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
 def prove(session: Session, *, names: tuple[str, ...], wanted: Wanted) -> None:
     """Run the probes of all carries, or of NAMES, on the pristine and the merged tree.
 
-    Each proof is recorded beside its carry. A carry that is not proved is an error, but for one of which
-    nothing is in the merged tree because upstream has it or an answer of its own.
+    Each proof is recorded beside its carry. A carry that is not proved is an error, but for one that is
+    declared superseded or is left out. Of one that upstream seems to have, the defect must be gone.
     """
     job = session.job(wanted)
     proofs, needless, unproved = _prove(job, names)
@@ -317,6 +326,12 @@ def prove(session: Session, *, names: tuple[str, ...], wanted: Wanted) -> None:
             because=f"the probe fails on the merged tree: {told}",
             next_step="mend the carry, or take it out of the patchset",
         )
+    if there := [proof.carry for proof in proofs if proof.verdict == "not absorbed"]:
+        raise AbsorptionError(
+            f"{', '.join(there)} not absorbed",
+            because="; ".join(f"{name}: {unproved[name]}" for name in there),
+            next_step="say absorbs = false of that pull request, or write a new revision of the carry",
+        )
     if unproved:
         raise UnprovedError(
             f"{len(unproved)} not proved",
@@ -328,7 +343,7 @@ def prove(session: Session, *, names: tuple[str, ...], wanted: Wanted) -> None:
 def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str], dict[str, str]]:
     """Prove and record; returns the proofs and, by name, why others need none, and why they have none."""
     from sparkwright.carry.folder import unknown_name
-    from sparkwright.merge import merge_patchset
+    from sparkwright.merge import OutcomeKind, merge_patchset
     from sparkwright.probe import Verdict, write_proof
 
     known = [carry.name for carry in job.point.carries]
@@ -345,21 +360,28 @@ def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str
         outcome = report.outcome(carry.name)
         if names and carry.name not in names:
             continue
-        if not outcome.kind.in_tree:
+        if not outcome.kind.wants_proof:
             told = needless if outcome.kind.harmless else unproved
             told[carry.name] = f"{outcome.kind}: {outcome.detail}"
         elif carry.spec.probe is None:
             unproved[carry.name] = "it has no probe"
         else:
-            proof = prover.prove(carry, outcome.paths)
+            absorbed = outcome.kind is OutcomeKind.ABSORBED
+            proof = prover.prove(carry, outcome.proof_paths, absorbed=absorbed)
             proofs.append(proof)
-            if proof.verdict is Verdict.PROVED:
+            if proof.verdict is (Verdict.NOT_NEEDED if absorbed else Verdict.PROVED):
                 write_proof(carry.folder, proof)
-            elif proof.verdict is Verdict.NOT_NEEDED:
-                unproved[carry.name] = "its probe passes on the pristine tree: it is not needed here"
-            elif proof.verdict is Verdict.BROKEN:
-                unproved[carry.name] = f"its probe could not run: {_first_line(proof.finding, last=True)}"
+            elif proof.verdict is not Verdict.REFUTED:
+                unproved[carry.name] = _why_unproved(proof, outcome)
     return proofs, needless, unproved
+
+
+def _why_unproved(proof: Proof, outcome: Outcome) -> str:
+    if proof.verdict == "not absorbed":
+        return f"{outcome.detail}, but {_first_line(proof.finding)}"
+    if proof.verdict == "broken":
+        return f"its probe could not run: {_first_line(proof.finding, last=True)}"
+    return "its probe passes on the pristine tree: it is not needed here"
 
 
 def _first_line(message: str, *, last: bool = False) -> str:

@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.cli.options import Wanted, job_options
+from sparkwright.cli.output import printable
 from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.config import to_builtins
 from sparkwright.errors import CarryConflictError
 from sparkwright.merge import OutcomeKind, merge_patchset
+from sparkwright.plan.steps import find_proof
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sparkwright.merge import MergeReport
 
 __all__ = ["command"]
+
+_HAZARDS = {
+    "both-sides": "both sides changed {}",
+    "doubled": "{} stands there twice, with one value",
+    "signature": "it calls {} as it was before the other side changed what that takes",
+    "removed": "it calls {}, which the other side removed",
+}
 
 
 @click.command("merge")
@@ -31,6 +42,9 @@ __all__ = ["command"]
 def command(session: Session, *, onto: str | None, check_out: Path | None, wanted: Wanted) -> None:
     """Merge the patchset onto the pin, or onto another release, and report each carry.
 
+    No probe is run. A carry that upstream seems to have is 'absorbed (unproved)' until its probe, run by
+    'carry prove' or 'wheel', has shown that the defect is gone.
+
     Onto the pin, a carry that does not merge is an error. Onto another release the report
     itself is the answer, and the exit status is 0 whatever the outcomes are.
     """
@@ -42,14 +56,20 @@ def command(session: Session, *, onto: str | None, check_out: Path | None, wante
     report = merge_patchset(job.repository, job.merge_request(pristine, version))
     if any(outcome.kind is OutcomeKind.REFUSED for outcome in report.failed):
         session.require_sound_repository()  # before a word of it is said
+    known = {carry.name: carry for carry in job.point.carries}
+    unproved = [
+        outcome.carry
+        for outcome in report.outcomes
+        if outcome.kind is OutcomeKind.ABSORBED and find_proof(job, report, known[outcome.carry]) is None
+    ]
     if check_out is not None:
         from sparkwright.authoring import write_tree
 
         write_tree(job.repository, report.tree, check_out)
     if session.as_json:
-        print_json(to_builtins(report))
+        print_json({**to_builtins(report), "unproved": unproved})
     else:
-        _show(report)
+        _show(report, unproved)
     if report.failed and onto is None:
         raise CarryConflictError(
             f"{len(report.failed)} of {len(report.outcomes)} carries do not merge",
@@ -58,15 +78,20 @@ def command(session: Session, *, onto: str | None, check_out: Path | None, wante
         )
 
 
-def _show(report: MergeReport) -> None:
+def _show(report: MergeReport, unproved: Sequence[str]) -> None:
     rows = [
-        (outcome.carry, str(outcome.kind), ", ".join(outcome.named_paths) or outcome.detail)
+        (
+            outcome.carry,
+            f"{outcome.kind} (unproved)" if outcome.carry in unproved else str(outcome.kind),
+            ", ".join(outcome.named_paths) or outcome.detail,
+        )
         for outcome in report.outcomes
     ]
     show_table(("carry", "outcome", "files, or why"), rows, title=f"onto vllm {report.version}")
     for outcome in report.outcomes:
         for hazard in outcome.hazards:
-            click.echo(f"look at {hazard.path}: both sides changed {hazard.name} ({outcome.carry})")
+            told = _HAZARDS[hazard.kind].format(hazard.name)
+            click.echo(printable(f"look at {hazard.path}: {told} ({outcome.carry})"))
     click.echo(f"merged tree {report.tree}")
     for source in report.sources:
         click.echo(f"source tree {source.tree} of {source.name}")

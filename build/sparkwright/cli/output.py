@@ -16,7 +16,7 @@ from sparkwright.errors import SparkwrightError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["colour", "expect_json", "print_json", "report", "unforeseen"]
+__all__ = ["colour", "expect_json", "print_json", "printable", "report", "unforeseen"]
 
 _DEBUG = "SPARKWRIGHT_DEBUG"
 _owed: ContextVar[bool] = ContextVar("owed", default=False)
@@ -32,6 +32,18 @@ def print_json(value: Any) -> None:
     """Print the result for machines."""
     _owed.set(False)
     click.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str))
+
+
+def printable(text: str) -> str:
+    """Return *text*, of which others may have written a part, with escapes for all that steers a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character in "\n\t" or character.isprintable()
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 def report(error: SparkwrightError, *, kind: str = "", code: int | None = None) -> int:
@@ -56,9 +68,9 @@ def report(error: SparkwrightError, *, kind: str = "", code: int | None = None) 
         }
         print_json({"error": described})
         return status
-    click.secho(f"error: {error.what}", fg="red", bold=True, err=True, color=colour())
+    click.secho(f"error: {printable(error.what)}", fg="red", bold=True, err=True, color=colour())
     for heading, text in (("because", error.because), ("next", error.next_step)):
-        if lines := [line.rstrip() for line in text.splitlines() if line.strip()]:
+        if lines := [printable(line.rstrip()) for line in text.splitlines() if line.strip()]:
             click.echo(f"  {heading:<7}  " + f"\n{'':11}".join(lines), err=True)
     return status
 

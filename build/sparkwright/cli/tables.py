@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.cli.output import printable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -16,6 +18,7 @@ COLOURS = {
     "pass": "green",
     "holds": "green",
     "absorbed": "cyan",
+    "absorbed (unproved)": "yellow",
     "superseded": "cyan",
     "not needed here": "cyan",
     "no proof needed": "cyan",
@@ -30,6 +33,7 @@ COLOURS = {
     "refused": "red",
     "refuted": "red",
     "broken": "red",
+    "not absorbed": "red",
     "not proved": "red",
     "fail": "red",
 }
@@ -47,7 +51,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title:
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
+        table.add_row(*(Text(printable(cell), style=COLOURS.get(cell, "")) for cell in row))
     if not console.is_terminal:
         # Nothing is folded where no window limits the width.
         console = Console(highlight=False, width=max(console.width, 200))

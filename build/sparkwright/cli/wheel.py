@@ -116,7 +116,7 @@ def _proof(known: Known, carry: str) -> str:
     proof = known.proofs.get(carry)
     if proof is not None:
         return str(proof.verdict)
-    return "none, allowed" if needed(known.report).outcome(carry).kind.in_tree else ""
+    return "none, allowed" if needed(known.report).outcome(carry).kind.wants_proof else ""
 
 
 def _install_command(known: Known) -> str:

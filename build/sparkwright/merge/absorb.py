@@ -83,7 +83,7 @@ def history_signals(
             break
         number = _NUMBER.search(commit.subject)
         if number and int(number[1]) in pulls:
-            signals.setdefault("subject", f"subject {commit.id[:12]}")
+            signals.setdefault("subject", f"subject {commit.id[:12]} (#{number[1]})")
         if found == forward and _same_edits(diff, repository.diff(f"{commit.id}^", commit.id, context=3)):
             signals.setdefault("patch-id", f"patch-id {commit.id[:12]}")
     return tuple(signals[name] for name in ("subject", "patch-id") if name in signals)

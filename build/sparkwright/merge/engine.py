@@ -147,7 +147,7 @@ def _merge_one(repository: Repository, preparation: Preparation, request: MergeR
     if change is None:
         return Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=preparation.refusal)
     if signals := _history(repository, request, carry, change):
-        return absorbed(carry, ours, signals)
+        return absorbed(repository, carry, change, ours, signals)
     return land(repository, carry, change, ours)
 
 

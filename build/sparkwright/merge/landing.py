@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 from typing import TYPE_CHECKING
 
 from sparkwright.git import FileEntry, merge_trees, patch_tree
 from sparkwright.merge.absorb import reverse_applies
 from sparkwright.merge.hazards import Sides, examine
 from sparkwright.merge.report import Outcome, OutcomeKind
+from sparkwright.merge.texts import is_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,43 +17,32 @@ if TYPE_CHECKING:
     from sparkwright.git import MergeResult, Repository
     from sparkwright.merge.absorb import Change
 
-__all__ = ["absorbed", "is_text", "land"]
+__all__ = ["absorbed", "land"]
 
-# What never reaches a wheel and decides nothing in one: a conflict there is worth a note, no more.
-_TEXTS = (
-    "tests/*",
-    "*/tests/*",
-    "docs/*",
-    "examples/*",
-    "benchmarks/*",
-    ".github/*",
-    ".buildkite/*",
-    "*.md",
-    "*.rst",
-)
 _SHOWN = 3
-
-
-def is_text(path: str) -> bool:
-    """Whether *path* is a test or a document, and so neither shipped nor compiled."""
-    return any(fnmatch.fnmatchcase(path, pattern) for pattern in _TEXTS)
 
 
 def land(repository: Repository, carry: Carry, change: Change, ours: str) -> Outcome:
     """Merge the *change* of *carry* into the tree *ours*."""
     result = merge_trees(repository, base=change.base_commit, ours=ours, theirs=change.theirs)
     if result.clean and result.tree == ours:
-        return absorbed(carry, ours, ("equal-tree",))
+        return absorbed(repository, carry, change, ours, ("equal-tree",))
     if not result.clean:
         return _conflicted(repository, carry, change, ours, result)
     return _applied(repository, carry, change, ours, result.tree)
 
 
 def absorbed(
-    carry: Carry, ours: str, signals: tuple[str, ...], *, conflicts: tuple[str, ...] = ()
+    repository: Repository,
+    carry: Carry,
+    change: Change,
+    ours: str,
+    signals: tuple[str, ...],
+    *,
+    conflicts: tuple[str, ...] = (),
 ) -> Outcome:
-    """The outcome of a carry that upstream has already, as *signals* tell."""
-    detail = f"upstream has it ({', '.join(signals)})"
+    """The outcome of a carry that upstream has already, as *signals* tell; its probe has yet to agree."""
+    detail = f"upstream seems to have it ({', '.join(signals)})"
     if conflicts:
         detail += f", and its own form of {', '.join(conflicts)}"
     return Outcome(
@@ -61,6 +50,7 @@ def absorbed(
         kind=OutcomeKind.ABSORBED,
         tree=ours,
         detail=detail,
+        concerns=tuple(sorted(repository.changed(change.base, change.theirs))),
         signals=signals,
         conflicts=conflicts,
     )
@@ -70,7 +60,7 @@ def _conflicted(
     repository: Repository, carry: Carry, change: Change, ours: str, result: MergeResult
 ) -> Outcome:
     if reverse_applies(repository, change, ours):
-        return absorbed(carry, ours, ("reverse-apply",))
+        return absorbed(repository, carry, change, ours, ("reverse-apply",))
     code = [path for path in result.conflicts if not is_text(path)]
     if code:
         detail = _shortened(code)
@@ -80,7 +70,7 @@ def _conflicted(
     tree = _with_ours(repository, result, ours)
     if tree == ours and not all(map(is_text, repository.changed(change.base, change.theirs))):
         # Its code changed nothing, so upstream has all of that; only its tests or documents differ.
-        return absorbed(carry, ours, ("equal-tree",), conflicts=result.conflicts)
+        return absorbed(repository, carry, change, ours, ("equal-tree",), conflicts=result.conflicts)
     if tree == ours:
         detail = "nothing is left of it but conflicts in tests or documents"
         return Outcome(

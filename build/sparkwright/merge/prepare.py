@@ -132,7 +132,11 @@ def patched(repository: Repository, base: str, patch: Patch) -> Change:
         return repository.blob(entries[path].blob) if path in entries else None
 
     base_commit = repository.commit(base, message="base")
-    files = {path: None if new is None else FileEntry(*new) for path, new in patch.apply(read).items()}
+    # A patch changes no mode: it names that of the file it was written for, and only a new file gets it.
+    files = {
+        path: None if new is None else FileEntry(entries[path].mode if path in entries else new[0], new[1])
+        for path, new in patch.apply(read).items()
+    }
     return Change(base_commit, base, patch_tree(repository, base, files))
 
 

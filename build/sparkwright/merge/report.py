@@ -17,7 +17,7 @@ class OutcomeKind(StrEnum):
     """Merged cleanly; the tree has the change."""
 
     ABSORBED = "absorbed"
-    """Upstream has the change already; the tree is left as it is."""
+    """Upstream seems to have the change already; the tree is left as it is, and the probe has to agree."""
 
     SUPERSEDED = "superseded"
     """The carry itself declares that upstream has another answer from this release on."""
@@ -44,17 +44,24 @@ class OutcomeKind(StrEnum):
         """Whether the carry's own change is in the merged tree."""
         return self in {OutcomeKind.APPLIED, OutcomeKind.CONFLICT_IN_TEXTS}
 
+    @property
+    def wants_proof(self) -> bool:
+        """Whether a probe has to say that the defect is gone: by the carry, or by upstream."""
+        return self.in_tree or self is OutcomeKind.ABSORBED
+
 
 class Hazard(Model, frozen=True):
     """Something that merged cleanly and still deserves a look.
 
     Attributes:
-        kind: ``both-sides``: both sides changed this function since the base.
+        kind: ``both-sides``: both sides changed this function since the base. ``doubled``: each side gave
+            the name the same value, in a place of its own. ``signature``: one side calls the function as
+            it was before the other changed what it takes. ``removed``: one side calls what the other removed.
         path: the file.
-        name: the function's qualified name.
+        name: the qualified name.
     """
 
-    kind: Literal["both-sides"]
+    kind: Literal["both-sides", "doubled", "signature", "removed"]
     path: str
     name: str
 
@@ -68,6 +75,7 @@ class Outcome(Model, frozen=True):
         detail: the reason, in words.
         source: the dependency whose tree it changes; empty for vLLM's own.
         paths: files that it changed in the merged tree.
+        concerns: for an absorbed carry, the files that its own change is about.
         conflicts: files that conflict.
         signals: for an absorbed carry, the signals that fired.
         hazards: functions to look at.
@@ -80,9 +88,15 @@ class Outcome(Model, frozen=True):
     detail: str = ""
     source: str = ""
     paths: tuple[str, ...] = ()
+    concerns: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     signals: tuple[str, ...] = ()
     hazards: tuple[Hazard, ...] = ()
+
+    @property
+    def proof_paths(self) -> tuple[str, ...]:
+        """Files that a proof is about: those that it changed, or would have."""
+        return self.paths or self.concerns
 
     @property
     def named_paths(self) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from sparkwright.errors import FetchError, NotInStoreError
+from sparkwright.events import warn
 from sparkwright.merge import History, MergeRequest
 from sparkwright.native.model import Target
 from sparkwright.probe import Proof, Prover
@@ -136,12 +138,30 @@ class Job:
 
         return local_version(self.point.lock.release.version, self.point.patchset, self.point.digest)
 
-    def find_base(self, revision: Revision) -> str:
-        """The pristine tree that *revision* was written against."""
-        lock = self.point.lock
-        if revision.sdist_sha256 == lock.sdist.sha256:
+    @cached_property
+    def _release_tree(self) -> str:
+        """The tree of the pinned release, whatever the source made of it."""
+        release, sdist = self.point.lock.release, self.point.lock.sdist
+        if self.pristine.verified:
             return self.pristine.tree
-        return self.source.release(revision.release, sha256=revision.sdist_sha256).tree
+        try:
+            return self.source.release(release.version, sha256=sdist.sha256).tree
+        except (FetchError, NotInStoreError) as error:
+            warn(
+                f"{self.pristine.origin} stands in for the release that carries were written against: {error}"
+            )
+            return self.pristine.tree
+
+    def find_base(self, revision: Revision) -> str:
+        """Return the pristine tree that *revision* was written against.
+
+        An unpacked tree that differs from the pinned release is no carry's base: what was edited in it is
+        merged with what the carry changes. It only stands in where the release itself cannot be had.
+        """
+        lock = self.point.lock
+        if revision.sdist_sha256 != lock.sdist.sha256:
+            return self.source.release(revision.release, sha256=revision.sdist_sha256).tree
+        return self._release_tree
 
     def merge_request(self, pristine: Pristine, version: str) -> MergeRequest:
         """The merge of the point's carries onto *pristine*."""

@@ -67,6 +67,6 @@ def _carry(job: Job, known: Known, carry: Carry) -> dict[str, Any]:
             "verdict": str(proof.verdict),
             "environment": proof.environment,
         }
-    elif outcome.kind.in_tree:
+    elif outcome.kind.wants_proof:
         described["unproved"] = ALLOWED if carry.name in job.options.allow_unproved else ""
     return described

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from sparkwright import __version__
 from sparkwright.canonical import digest_of, sha256_file
 from sparkwright.config import to_builtins
-from sparkwright.errors import CarryConflictError, ProofError, SparkwrightError, UnprovedError
-from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.errors import (
+    AbsorptionError,
+    CarryConflictError,
+    ProofError,
+    SparkwrightError,
+    UnprovedError,
+)
+from sparkwright.merge import MergeReport, OutcomeKind, merge_patchset
 from sparkwright.plan.binaries import binary_arguments, binary_steps, compiled_members, version_of
 from sparkwright.plan.job import FoundWheel, needed
 from sparkwright.plan.kernels import compile_steps, source_steps
@@ -25,12 +31,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.carry import Carry, CarrySpec
+    from sparkwright.merge import Outcome
     from sparkwright.plan.job import Job, Known
 
-__all__ = ["Step", "steps_for"]
+__all__ = ["Step", "find_proof", "steps_for"]
 
 # Part of the keys: raised when a room's rules change what the same inputs give.
-_MERGE_RULES = 1
+_MERGE_RULES = 2
 _ASSEMBLY_RULES = 1
 _AUDIT_RULES = 2
 
@@ -141,7 +148,7 @@ def _merge_inputs(spec: CarrySpec) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Prove:
-    """A proof of one carry, recorded or made."""
+    """A proof of one carry, recorded or made: that it is needed and works, or that upstream absorbed it."""
 
     carry: Carry
 
@@ -154,18 +161,19 @@ class Prove:
         if known.report is None:
             return None
         outcome = known.report.outcome(self.carry.name)
-        if self.carry.spec.probe is None or not outcome.kind.in_tree:
+        if self.carry.spec.probe is None or not outcome.kind.wants_proof:
             return digest_of([self.carry.name, str(outcome.kind)])
-        return job.prover(known.report).key(self.carry, outcome.paths)
+        absorbed = outcome.kind is OutcomeKind.ABSORBED
+        return job.prover(known.report).key(self.carry, outcome.proof_paths, absorbed=absorbed)
 
     def find(self, job: Job, known: Known) -> bool:
         if known.report is None:
             return False
         outcome = known.report.outcome(self.carry.name)
-        if not outcome.kind.in_tree:
-            return True  # nothing of the carry is in the tree, so there is nothing to prove
-        proof = job.prover(known.report).find(self.carry, outcome.paths)
-        if proof is None or proof.verdict is not Verdict.PROVED:
+        if not outcome.kind.wants_proof:
+            return True  # nothing of the carry is in the tree, and that is as somebody decided
+        proof = find_proof(job, known.report, self.carry)
+        if proof is None:
             return False
         known.proofs[self.carry.name] = proof
         return True
@@ -180,10 +188,24 @@ class Prove:
         if allowed:
             return
         report = needed(known.report)
-        paths = report.outcome(name).paths
-        proof = job.prover(report).prove(self.carry, paths)
-        _refuse_unless_proved(proof)
+        outcome = report.outcome(name)
+        absorbed = outcome.kind is OutcomeKind.ABSORBED
+        proof = job.prover(report).prove(self.carry, outcome.proof_paths, absorbed=absorbed)
+        _refuse_unless_proved(proof, outcome)
         known.proofs[name] = proof
+
+
+def find_proof(job: Job, report: MergeReport, carry: Carry) -> Proof | None:
+    """Return the proof, recorded or in the store, of what *report* says of *carry*, if there is one."""
+    outcome = report.outcome(carry.name)
+    absorbed = outcome.kind is OutcomeKind.ABSORBED
+    proof = job.prover(report).find(carry, outcome.proof_paths, absorbed=absorbed)
+    return proof if proof is not None and proof.verdict is _wanted(outcome) else None
+
+
+def _wanted(outcome: Outcome) -> Verdict:
+    """Return the verdict without which no wheel is made."""
+    return Verdict.NOT_NEEDED if outcome.kind is OutcomeKind.ABSORBED else Verdict.PROVED
 
 
 def _unproved(name: str, because: str) -> UnprovedError:
@@ -194,7 +216,16 @@ def _unproved(name: str, because: str) -> UnprovedError:
     )
 
 
-def _refuse_unless_proved(proof: Proof) -> None:
+def _refuse_unless_proved(proof: Proof, outcome: Outcome) -> None:
+    if proof.verdict is _wanted(outcome):
+        return
+    if proof.verdict is Verdict.NOT_ABSORBED:
+        raise AbsorptionError(
+            f"carry {proof.carry} is not absorbed",
+            because=f"{outcome.detail}, but the defect is still in the pristine tree: {proof.finding}",
+            next_step=f"say absorbs = false of that pull request in carries/{proof.carry}/carry.toml, "
+            "or write a new revision of the carry",
+        )
     if proof.verdict is Verdict.REFUTED:
         raise ProofError(
             f"carry {proof.carry} is refuted",
@@ -254,7 +285,7 @@ class Assemble:
         return all(
             carry.name in known.proofs
             or carry.name in job.options.allow_unproved
-            or not report.outcome(carry.name).kind.in_tree
+            or not report.outcome(carry.name).kind.wants_proof
             for carry in job.point.carries
         )
 

@@ -42,10 +42,12 @@ __all__ = ["Prover", "judge"]
 _KIND = "proof"
 
 
-def judge(pristine: Run, merged: Run) -> Verdict:
-    """What a pair of runs means."""
+def judge(pristine: Run, merged: Run, *, absorbed: bool = False) -> Verdict:
+    """Return what a pair of runs means, of a carry in the merged tree or of one that upstream *absorbed*."""
     if "error" in {pristine.verdict, merged.verdict}:
         return Verdict.BROKEN
+    if absorbed and pristine.verdict == "fails":
+        return Verdict.NOT_ABSORBED
     if merged.verdict == "fails":
         return Verdict.REFUTED
     return Verdict.PROVED if pristine.verdict == "fails" else Verdict.NOT_NEEDED
@@ -75,15 +77,21 @@ class Prover:
     sources: Sequence[MergedSource] = ()
     facilities: Mapping[str, Facility] = field(default_factory=dict)
 
-    def key(self, carry: Carry, paths: Sequence[str]) -> str:
-        """The key of the proof of *carry*, which changes *paths* in the merged tree."""
-        return self._key(carry, self._touched(carry, paths))
+    def key(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> str:
+        """Return the key of the proof of *carry*, which changes *paths* in the merged tree.
 
-    def find(self, carry: Carry, paths: Sequence[str]) -> Proof | None:
-        """A proof that still holds: the one recorded beside the carry, or the store's."""
+        Args:
+            carry: what is proved.
+            paths: files that it changes, or would change had upstream not absorbed it.
+            absorbed: whether what is proved is that upstream does not have the defect any more.
+        """
+        return self._key(carry, self._touched(carry, paths), absorbed=absorbed)
+
+    def find(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Proof | None:
+        """A proof that still holds: the one recorded beside the carry, or the store's; see `key`."""
         if carry.spec.probe is None:
             return None
-        key = self.key(carry, paths)
+        key = self.key(carry, paths, absorbed=absorbed)
         recorded = read_proof(carry.folder)
         if recorded is not None and recorded.key == key and recorded.carry == carry.name:
             return recorded
@@ -97,8 +105,8 @@ class Prover:
         except msgspec.ValidationError:
             return None  # damaged: as good as none
 
-    def prove(self, carry: Carry, paths: Sequence[str]) -> Proof:
-        """Run the probe of *carry* on both trees, whatever is recorded.
+    def prove(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Proof:
+        """Run the probe of *carry* on both trees, whatever is recorded; see `key`.
 
         Where something that the probe needs from the outside cannot be had, the proof is broken.
 
@@ -125,8 +133,8 @@ class Prover:
         proof = Proof(
             format=PROOF_FORMAT,
             carry=carry.name,
-            key=self._key(carry, touched),
-            verdict=judge(pristine.run, merged.run),
+            key=self._key(carry, touched, absorbed=absorbed),
+            verdict=judge(pristine.run, merged.run, absorbed=absorbed),
             pristine=pristine.run,
             merged=merged.run,
             touched=touched,
@@ -174,11 +182,13 @@ class Prover:
                 stop.set()
                 raise
 
-    def _key(self, carry: Carry, touched: tuple[Touched, ...]) -> str:
+    def _key(self, carry: Carry, touched: tuple[Touched, ...], *, absorbed: bool) -> str:
         spec, probe = carry.spec.probe, carry.probe_path
         if spec is None or probe is None:
             raise ConfigError(f"carry {carry.name} has no probe")
         settings: dict[str, Any] = {"triton": spec.triton}
+        if absorbed:
+            settings["absorbed"] = True
         if spec.needs:
             known = self.facilities
             settings["needs"] = {name: known[name].key if name in known else None for name in spec.needs}

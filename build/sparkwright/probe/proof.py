@@ -37,7 +37,10 @@ class Verdict(StrEnum):
     """Fails on the pristine tree, passes on the merged one."""
 
     NOT_NEEDED = "not needed here"
-    """Passes on both: this upstream does not have the defect."""
+    """Passes on both: this upstream does not have the defect. Of an absorbed carry, it has to be so."""
+
+    NOT_ABSORBED = "not absorbed"
+    """Fails on the pristine tree, though upstream seems to have the carry: the defect is still there."""
 
     REFUTED = "refuted"
     """Fails on the merged tree: the carry does not do what it says."""
@@ -90,6 +93,8 @@ class Proof(Model, frozen=True):
 
         Of a proved carry it is the defect, as the run without it found it; of a needless one, nothing.
         """
+        if self.verdict is Verdict.NOT_ABSORBED:
+            return self.pristine.message
         if self.verdict is Verdict.REFUTED or self.merged.verdict == "error":
             return self.merged.message
         return self.pristine.message

@@ -148,6 +148,19 @@ class TestShow:
         assert told["title"] == "Change clamp"
         assert "+    return min(value, LIMIT)" in told["diff"]
 
+    def test_what_steers_a_terminal_is_shown_as_text(self, world: World) -> None:
+        """Titles come from pull requests, and changes from anybody."""
+        world.carry(
+            "red", {"vllm/red.py": "RED = '\x1b[31m'\n"}, title="\x1b]0;title\x07red", why="\u202e why\r"
+        )
+        for words in (["carry", "show", "red"], ["status"], ["merge"]):
+            ran = world.good(*words)
+            assert not {"\x1b", "\x07", "\u202e", "\r"} & set(ran.said), words
+        out = world.good("carry", "show", "red").out
+        assert "\\x1b]0;title\\x07red" in out
+        assert "+RED = '\\x1b[31m'\n" in out
+        assert world.good("carry", "show", "red", "--json").json["title"] == "\x1b]0;title\x07red"
+
     def test_one_that_is_in_no_patchset(self, world: World) -> None:
         world.list_carries(["align"])
         assert "min(value, LIMIT)" in world.good("carry", "show", "clamp").out

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 from tiny_release import ALIGNED, CLAMP, CLAMPED, make_tiny
 from world import CLAMP_PROBE, World
 
+from sparkwright.errors import AbsorptionError, UnprovedError
 from sparkwright.merge import OutcomeKind
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NEXT = make_tiny(
     "1.3.0",
@@ -80,17 +85,78 @@ class TestOnto:
         assert [outcome["kind"] for outcome in outcomes] == ["applied", "applied"]
 
 
-def test_on_a_pin_that_absorbed_one_nothing_has_to_be_proved_of_it(varied: World) -> None:
-    varied.list_carries(["clamp", "align", "dated"])
-    varied.pin(NEXT)
-    varied.offer(make_tiny())  # the release that the revisions were written against
-    ran = varied.good("carry", "prove", "--json")
-    assert sorted(ran.json["needless"]) == ["align", "dated"]
-    assert [proof["carry"] for proof in ran.json["proofs"]] == ["clamp"]
-    varied.good("carry", "prove", "align")
-    summary = varied.good("wheel", "--json").json
-    assert [carry["outcome"] for carry in summary["carries"]] == ["applied", "absorbed", "superseded"]
-    assert [carry["proof"] for carry in summary["carries"]] == ["proved", "", ""]
+class TestAbsorbed:
+    """The pin has the very text of `align`: whether it has its effect is for the probe to say."""
+
+    @pytest.fixture
+    def moved(self, varied: World) -> World:
+        varied.list_carries(["clamp", "align", "dated"])
+        varied.pin(NEXT)
+        varied.offer(make_tiny())  # the release that the revisions were written against
+        return varied
+
+    def test_a_probe_that_passes_on_the_pristine_tree_proves_it(self, moved: World) -> None:
+        ran = moved.good("carry", "prove", "--json")
+        assert sorted(ran.json["needless"]) == ["dated"]
+        assert [proof["verdict"] for proof in ran.json["proofs"]] == ["proved", "not needed here"]
+        moved.new_store("no probes", probes=False)  # what is recorded beside the carry is enough
+        summary = moved.good("wheel", "--json").json
+        assert [carry["outcome"] for carry in summary["carries"]] == ["applied", "absorbed", "superseded"]
+        assert [carry["proof"] for carry in summary["carries"]] == ["proved", "not needed here", ""]
+
+    def test_a_probe_that_fails_there_stops_the_wheel(self, moved: World) -> None:
+        probe = moved.root / "carries" / "align" / "probe.py"
+        healthy = probe.read_text()
+        probe.write_text(healthy.replace("== 8", "== 9"))
+        for words in (["wheel"], ["carry", "prove"]):
+            ran = moved.call(*words)
+            assert ran.status == AbsorptionError.exit_code, ran.said
+            assert "align" in ran.err
+            assert "equal-tree" in ran.err
+            assert not moved.wheels
+        assert not (probe.parent / "proof.json").exists()
+        probe.write_text(healthy)
+        moved.good("wheel")
+
+    def test_without_a_probe_it_has_to_be_allowed(self, moved: World) -> None:
+        folder = moved.root / "carries" / "align"
+        text = (folder / "carry.toml").read_text()
+        (folder / "carry.toml").write_text(text[: text.index("[probe]")])
+        assert moved.call("wheel").status == UnprovedError.exit_code
+        summary = moved.good("wheel", "--json", "--allow-unproved", "align").json
+        assert [carry["proof"] for carry in summary["carries"]] == ["proved", "none, allowed", ""]
+
+    def test_merging_alone_says_that_it_is_unproved(self, moved: World) -> None:
+        assert "absorbed (unproved)" in moved.good("merge").out
+        assert moved.good("merge", "--json").json["unproved"] == ["align"]
+        moved.good("carry", "prove", "align")
+        assert "unproved" not in moved.good("merge").out
+        assert moved.good("merge", "--json").json["unproved"] == []
+
+    def test_the_pull_request_that_is_believed_is_named(self, moved: World) -> None:
+        """A subject alone says that upstream has it; the code says otherwise."""
+        from upstream_kit import commit_all, git, write_files
+
+        repository = moved.folder / "clone"
+        repository.mkdir()
+        git(repository, "init", "--quiet", "--initial-branch=main")
+        tree = make_tiny("1.3.0").tree
+        write_files(repository, {**tree, "vllm/align.py": b"X = 1\n"})
+        commit_all(repository, "First")
+        write_files(repository, tree)
+        pinned = commit_all(repository, "Align half of it (#7)")
+        moved.pin(make_tiny("1.3.0", commit=pinned, git=f"file://{repository}"))
+        moved.list_carries(["align"])
+        toml = moved.root / "carries" / "align" / "carry.toml"
+        related = '[[upstream]]\npull = 7\nauthor = "a"\nstate = "merged"\nrelation = "half"\nabsorbs = {}\n'
+        text = toml.read_text()
+        toml.write_text(text + related.format("true"))
+        ran = moved.call("wheel", "--source", str(repository))
+        assert ran.status == AbsorptionError.exit_code, ran.said
+        assert "(#7)" in ran.err
+        toml.write_text(text + related.format("false"))
+        ran = moved.good("wheel", "--json", "--source", str(repository))
+        assert [carry["outcome"] for carry in ran.json["carries"]] == ["applied"]
 
 
 def test_a_hazard_is_shown(world: World) -> None:
@@ -98,6 +164,44 @@ def test_a_hazard_is_shown(world: World) -> None:
     world.offer(make_tiny("1.3.0", changes=(("vllm/clamp.py", both),)))
     ran = world.good("merge", "--onto", "1.3.0")
     assert "look at vllm/clamp.py: both sides changed clamp (clamp)" in ran.out
+
+
+class TestFolder:
+    """An unpacked tree as the source, with edits where a carry has its change."""
+
+    @pytest.fixture
+    def tree(self, world: World) -> Path:
+        folder = world.folder / "tree"
+        world.good("carry", "edit", folder)
+        return folder
+
+    def test_an_edit_of_a_carried_file_is_merged_with_the_carry(self, world: World, tree: Path) -> None:
+        clamp = tree / "vllm" / "clamp.py"
+        clamp.write_text(clamp.read_text() + "\n\nEDITED = True\n")
+        clamp.chmod(0o755)
+        out = world.folder / "merged"
+        report = world.good("merge", "--json", "--source", tree, "--check-out", out).json
+        assert [outcome["kind"] for outcome in report["outcomes"]] == ["applied", "applied"]
+        merged = out / "vllm" / "clamp.py"
+        assert merged.read_text() == CLAMPED + "\n\nEDITED = True\n"
+        assert merged.stat().st_mode & 0o100
+
+    def test_an_edit_of_the_carried_lines_is_a_conflict(self, world: World, tree: Path) -> None:
+        (tree / "vllm" / "clamp.py").write_text(CLAMP.replace("return value", "return abs(value)"))
+        ran = world.call("merge", "--json", "--source", tree)
+        assert ran.status == 31
+        assert [outcome["kind"] for outcome in ran.json["outcomes"]] == ["conflict", "applied"]
+
+    def test_without_the_release_the_folder_stands_in_for_it(self, world: World, tree: Path) -> None:
+        world.new_store("empty")
+        (tree / "vllm" / "words.py").write_text("WORDS = ('edited',)\n")
+        ran = world.good("merge", "--json", "--offline", "--source", tree)
+        assert [outcome["kind"] for outcome in ran.json["outcomes"]] == ["applied", "applied"]
+        assert "stands in for the release" in ran.err
+        clamp = tree / "vllm" / "clamp.py"
+        clamp.write_text(clamp.read_text() + "\n\nEDITED = True\n")
+        ran = world.call("merge", "--json", "--offline", "--source", tree)
+        assert [outcome["kind"] for outcome in ran.json["outcomes"]] == ["refused", "applied"]
 
 
 class TestPlan:

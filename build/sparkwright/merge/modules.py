@@ -1,0 +1,235 @@
+"""One Python file's text, read once: what it defines, binds, imports, lacks and calls.
+
+Only small facts are kept, never the syntax tree, so that some hundred files cost little memory.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import symtable
+import warnings
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from sparkwright.merge.calls import Call, Signature, call_of, signature_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Import", "Module", "Thing", "fault_of", "read_module"]
+
+_LINE_END = re.compile(r"\r\n|\r|\n")  # where Python ends a line, unlike str.splitlines
+_GIVEN = frozenset(dir(builtins)) | {
+    "__name__", "__file__", "__doc__", "__path__", "__spec__", "__loader__", "__package__", "__builtins__",
+    "__annotations__", "__class__", "__module__", "__qualname__", "__debug__",
+}  # fmt: skip
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_TOLD = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Call, ast.Assign, ast.AnnAssign, ast.Dict,
+    ast.Import, ast.ImportFrom,
+)  # fmt: skip
+# Two of three nodes are of these kinds, and nothing that is looked for is below them.
+_SMALL = (ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.cmpop, ast.alias)
+
+
+class Thing(NamedTuple):
+    """Something that should stand once in a file.
+
+    Attributes:
+        kind: ``definition``, ``assignment`` (of a module's or class's name), ``key`` of one dictionary,
+            or ``value`` of an enumeration, whose members then are one.
+        name: its qualified name.
+    """
+
+    kind: str
+    name: str
+
+
+class Import(NamedTuple):
+    """``from module import name``, or ``import module`` without a name; *level* counts leading dots."""
+
+    level: int
+    module: str
+    name: str
+
+
+@dataclass
+class Module:
+    """Facts of one file.
+
+    Attributes:
+        counts: how often each thing stands in it.
+        plain: the same, of definitions without a decorator.
+        values: of each thing that is given values, their texts.
+        functions: a mark of each function's text, by qualified name.
+        bound: names that the module has once it was imported.
+        unbound: names that it uses as globals and never binds.
+        open: whether it may have names that its text does not show.
+        imports: what it imports, anywhere.
+        calls: its calls.
+        signatures: what functions, and classes with an ``__init__``, take; by qualified name.
+    """
+
+    counts: Counter[Thing] = field(default_factory=Counter)
+    plain: Counter[Thing] = field(default_factory=Counter)
+    values: dict[Thing, set[str]] = field(default_factory=lambda: defaultdict(set))
+    functions: dict[str, int] = field(default_factory=dict)
+    bound: frozenset[str] = frozenset()
+    unbound: frozenset[str] = frozenset()
+    open: bool = False
+    imports: frozenset[Import] = frozenset()
+    calls: Counter[Call] = field(default_factory=Counter)
+    signatures: dict[str, Signature] = field(default_factory=dict)
+
+
+def read_module(text: bytes) -> Module:
+    """Return the facts of a file that holds *text*; none where it is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            table = symtable.symtable(text, "module.py", "exec")  # type: ignore[arg-type]
+            return _facts(text, ast.parse(text), table)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Module(open=True)
+
+
+def fault_of(text: bytes) -> str:
+    """Return why a file that holds *text* does not compile; nothing where it does."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as an escape that upstream misspelt: no flaw of the merge
+            compile(text, "module.py", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        return str(error)
+    except (RecursionError, MemoryError) as error:  # CPython raises either where code is nested too deep
+        return f"it is nested too deep ({type(error).__name__})"
+    return ""
+
+
+def _facts(text: bytes, tree: ast.Module, table: symtable.SymbolTable) -> Module:
+    bound, used = _names(table)
+    reader = _Reader(_LINE_END.split(text.decode(errors="replace")))
+    reader.read(tree)
+    found, imports = reader.found, reader.imports
+    found.bound, found.unbound = frozenset(bound), frozenset(used - bound - _GIVEN)
+    found.imports = frozenset(imports)
+    found.open = bool(bound & {"__getattr__"} or used & {"globals", "vars", "exec"}) or any(
+        entry.name == "*" for entry in imports
+    )
+    return found
+
+
+def _names(table: symtable.SymbolTable) -> tuple[set[str], set[str]]:
+    """Names that the module binds, and those that it uses as globals."""
+    bound: set[str] = set()
+    used: set[str] = set()
+    tables = [table]
+    while tables:
+        scope = tables.pop()
+        tables += scope.get_children()
+        top = scope.get_type() == "module"
+        for symbol in scope.get_symbols():
+            if symbol.is_referenced() and (top or symbol.is_global()):
+                used.add(symbol.get_name())
+            if (top or symbol.is_declared_global()) and (symbol.is_assigned() or symbol.is_imported()):
+                bound.add(symbol.get_name())
+    return bound, used
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Goes through a syntax tree once, with a stack of its own, as code may be nested deep."""
+
+    lines: list[str]
+    found: Module = field(default_factory=Module)
+    imports: set[Import] = field(default_factory=set)
+
+    def read(self, tree: ast.Module) -> None:
+        stack: list[tuple[ast.AST, str, ast.AST]] = [(tree, "", tree)]
+        while stack:
+            node, prefix, scope = stack.pop()
+            if isinstance(node, _TOLD):
+                prefix, scope = self._note(node, prefix, scope)
+            # As ast.iter_child_nodes, which takes twice as long; what comes first is to be popped first.
+            for name in reversed(node._fields):
+                value = getattr(node, name, None)
+                stack.extend(
+                    (child, prefix, scope)
+                    for child in (reversed(value) if isinstance(value, list) else (value,))
+                    if isinstance(child, ast.AST) and not isinstance(child, _SMALL)
+                )
+
+    def _note(self, node: ast.AST, prefix: str, scope: ast.AST) -> tuple[str, ast.AST]:
+        """Take down what *node* tells; returns the prefix and the scope of what is below it."""
+        if isinstance(node, _Function | ast.ClassDef):
+            self._define(node, prefix, scope)
+            return f"{prefix}{node.name}.", node
+        if isinstance(node, ast.Call):
+            if (call := call_of(node)) is not None:
+                self.found.calls[call] += 1
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            if not isinstance(scope, _Function):
+                self._assign(node, prefix, scope)
+        elif isinstance(node, ast.Dict):
+            self._keys(node, prefix)
+        elif isinstance(node, ast.Import):
+            self.imports.update(Import(0, alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            self.imports.update(Import(node.level, node.module or "", alias.name) for alias in node.names)
+        return prefix, scope
+
+    def _define(self, node: _Function | ast.ClassDef, prefix: str, scope: ast.AST) -> None:
+        name = f"{prefix}{node.name}"
+        thing = Thing("definition", name)
+        self.found.counts[thing] += 1
+        if not node.decorator_list:
+            self.found.plain[thing] += 1
+        if isinstance(node, ast.ClassDef):
+            return
+        self.found.functions[name] = hash("\n".join(self.lines[node.lineno - 1 : node.end_lineno]))
+        signature = signature_of(node, method=isinstance(scope, ast.ClassDef))
+        if not isinstance(scope, ast.ClassDef) or node.name != "__init__":
+            self.found.signatures[name] = signature
+        elif not scope.decorator_list:
+            self.found.signatures[prefix.removesuffix(".")] = signature
+
+    def _assign(self, node: ast.Assign | ast.AnnAssign, prefix: str, scope: ast.AST) -> None:
+        if node.value is None:
+            return
+        value = ast.unparse(node.value)
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for name in (name.id for target in targets for name in _targets(target)):
+            if isinstance(scope, ast.ClassDef) and _is_enum(scope):
+                self.found.counts[Thing("definition", f"{prefix}{name}")] += 1
+                if isinstance(node.value, ast.Constant | ast.UnaryOp):
+                    self.found.counts[Thing("value", f"{prefix.removesuffix('.')}({value})")] += 1
+                continue
+            thing = Thing("assignment", f"{prefix}{name}")
+            self.found.counts[thing] += 1
+            self.found.values[thing].add(value)
+
+    def _keys(self, node: ast.Dict, prefix: str) -> None:
+        values: dict[Thing, list[ast.expr]] = defaultdict(list)  # of one dictionary: others may have that key
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant | ast.Name | ast.Attribute):
+                values[Thing("key", f"{prefix}[{ast.unparse(key)}]")].append(value)
+        for thing, given in values.items():
+            self.found.counts[thing] = max(self.found.counts[thing], len(given))
+            if len(given) > 1:
+                self.found.values[thing].update(map(ast.unparse, given))
+
+
+def _targets(node: ast.expr) -> Iterator[ast.Name]:
+    if isinstance(node, ast.Name):
+        yield node
+    elif isinstance(node, ast.Tuple | ast.List):
+        for element in node.elts:
+            yield from _targets(element)
+
+
+def _is_enum(node: ast.ClassDef) -> bool:
+    names = [base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases]
+    return any(name.endswith(("Enum", "Flag")) for name in names)
