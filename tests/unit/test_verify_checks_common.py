@@ -65,6 +65,8 @@ FAILS = {
     FailureKind.NO_FINISH: "without a finish reason",
     FailureKind.FIRST_TOKEN: "no token within the deadline",
     FailureKind.STALL: "stalled",
+    FailureKind.OVERDUE: "did not end within the deadline",
+    FailureKind.RUNAWAY: "a runaway generation",
 }
 INVALIDATES = {
     FailureKind.NO_COUNT: "no token count",

@@ -95,7 +95,7 @@ def hostile() -> Reader:
 
 def test_a_healthy_run_has_passed(good: Reader) -> None:
     assert "✓ Passed" in good.text
-    assert "12 conclusions, all passed." in good.text
+    assert "12 conclusions, all passed, with 1 warning." in good.text
     assert "full · 2026-11-21 09:30 UTC · took 2:36 h" in good.text
     assert "What did not pass" not in good.text
     assert "Where something went wrong" not in good.text

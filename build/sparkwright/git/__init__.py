@@ -12,7 +12,7 @@ from sparkwright.git.checkout import check_out, make_read_only
 from sparkwright.git.fetching import RemoteRef, fetch, list_remote
 from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_tree, tree_id
 from sparkwright.git.merging import MergeResult, merge_trees
-from sparkwright.git.refs import check_address, check_object_id, check_ref
+from sparkwright.git.refs import check_address, check_object_id, check_ref, refuse_secret
 from sparkwright.git.repository import Repository, as_argument, open_repository, require_git
 from sparkwright.git.trees import Entry
 
@@ -35,6 +35,7 @@ __all__ = [
     "merge_trees",
     "open_repository",
     "patch_tree",
+    "refuse_secret",
     "require_git",
     "tree_id",
 ]
