@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from sparkwright.errors import EndpointError, UndecidedError
-from sparkwright.verify.metrics import NotQuietError, fetch_snapshot, quiesce
+from sparkwright.verify.metrics import CountersResetError, NotQuietError, fetch_snapshot, quiesce
 from sparkwright.verify.profile import Deadlines
 
 if TYPE_CHECKING:
@@ -125,6 +125,26 @@ def test_a_server_that_is_never_idle_is_given_up() -> None:
         ask(quiesce, [counters(3, 1)], Deadlines(quiesce_s=0.2), SPEED)
     assert isinstance(caught.value, UndecidedError)
     assert caught.value.last.running == 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "named"),
+    [
+        ([counters(0, 0, 9 - number) for number in range(9)], CountersResetError, "generation_tokens"),
+        ([counters(0, 0, number) for number in range(900)], NotQuietError, "generation_tokens"),
+    ],
+    ids=["backwards", "growing"],
+)
+def test_counters_that_do_not_rest_are_named(answers: list[str], error: type[Exception], named: str) -> None:
+    with pytest.raises(error) as caught:
+        ask(quiesce, answers, Deadlines(quiesce_s=0.2), 1.0)
+    assert named in str(caught.value)
+    assert "0 requests ran" not in str(caught.value)
+
+
+def test_counters_beyond_any_size_are_not_read() -> None:
+    with pytest.raises(EndpointError, match="16 MiB"):
+        ask(fetch_snapshot, [web.Response(text=counters(0) * 200_000)])
 
 
 def test_a_server_without_gauges_is_none_of_vllm() -> None:
