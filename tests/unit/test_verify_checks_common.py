@@ -386,6 +386,22 @@ def test_short_answers_and_some_that_were_read_at_once_are_sound(
     assert found(observations) == []
 
 
+def test_a_few_answers_or_chunks_tell_nothing_of_a_stream(observations: list[Observation]) -> None:
+    """A machine that is busy for a moment reads short answers at once."""
+    few = squeezed(observations[0], 0.0)
+    assert len(few.samples) < 4
+    short = squeezed(
+        msgspec.structs.replace(
+            observations[1],
+            samples=tuple(
+                msgspec.structs.replace(one, chunks=one.chunks[:11]) for one in observations[1].samples
+            ),
+        ),
+        0.0,
+    )
+    assert found([few, short, observations[2]]) == []
+
+
 def test_why_counters_are_missing_is_told(observations: list[Observation]) -> None:
     observations[1] = msgspec.structs.replace(observations[1], after=None, unread="it goes on beyond 16 MiB")
     [(verdict, cause)] = found(observations)

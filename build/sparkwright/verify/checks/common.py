@@ -85,7 +85,8 @@ _INVALIDATES = {
 }
 """Failures after which figures mean nothing, though the server answered."""
 
-_FEWEST_CHUNKS = 4  # that tell a stream from an answer in one piece
+# That tell answers in one piece from one or two that a busy machine read at once, or short ones.
+_FEWEST_CHUNKS, _FEWEST_ANSWERS = 12, 4
 _STREAMED = 0.01
 """Share of the time to the first token that all others take at the least, where answers are streamed. A
 prompt of 33,000 tokens takes a GB10 some 30 s, and 256 tokens after it 5."""
@@ -318,7 +319,7 @@ def _unstreamed(observation: Observation) -> list[tuple[Verdict, str]]:
     samples = [sample for sample in observation.counted if len(sample.chunks) >= _FEWEST_CHUNKS]
     waited = sum(sample.first - sample.started for sample in samples) / 1e6
     streamed = sum(sample.last - sample.first for sample in samples) / 1e6
-    if not samples or streamed > _STREAMED * waited:
+    if len(samples) < _FEWEST_ANSWERS or streamed > _STREAMED * waited:
         return []
     first, rest = (f"{total / len(samples):.1f} ms" for total in (waited, streamed))
     cause = (
