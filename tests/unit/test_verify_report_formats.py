@@ -463,9 +463,11 @@ def test_the_terminal_tells_speed_by_concurrency(healthy: Run, *, terminal: bool
         assert min(rates) * 0.99 <= float(figures[0].replace(",", "")) <= max(rates) * 1.01
 
 
-def test_without_a_sweep_there_is_no_table_of_speed(healthy: Run) -> None:
-    other = Run(healthy.manifest, healthy.facts, (), healthy.findings, healthy.floors)
-    assert "TTFT" not in shown(other, terminal=False)
+def test_without_cells_that_count_there_is_no_table_of_speed(healthy: Run) -> None:
+    spoilt = [msgspec.structs.replace(seen, canary="first-token: none") for seen in healthy.observations]
+    for seen in ((), spoilt):
+        other = Run(healthy.manifest, healthy.facts, seen, healthy.findings, healthy.floors)
+        assert "tok/s  TTFT" not in shown(other, terminal=False)
 
 
 def test_a_check_that_passed_says_what_its_first_conclusion_is(healthy: Run) -> None:

@@ -136,7 +136,7 @@ async def check_endpoint(
 
 
 def check_address(url: str) -> None:
-    """Do nothing if *url* is a server's root, and can be shown to anybody.
+    """Do nothing if *url* is a server's root and holds no secret.
 
     Raises:
         EndpointError: it is none, or holds a name or a password: these would stand in reports and journals.

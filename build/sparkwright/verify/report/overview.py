@@ -59,7 +59,8 @@ class Level(NamedTuple):
 
 def levels(found: Sequence[CellFigures], speed: float) -> list[Level]:
     """Speed by concurrency, of the sweep's cells that count."""
-    swept = [cell for cell in found if cell.observation.cell.check == "sweep" and cell.figures]
+    counting = (cell for cell in found if cell.figures and not cell.trouble)
+    swept = [cell for cell in counting if cell.observation.cell.check == "sweep"]
     made = []
     for concurrency in sorted({cell.concurrency for cell in swept}):
         of = [cell for cell in swept if cell.concurrency == concurrency]
