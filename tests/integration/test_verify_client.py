@@ -327,6 +327,54 @@ def test_another_length_than_was_asked_for() -> None:
     assert failure(play, natural_stop=True) == (None, "")
 
 
+# Streams without an end ---------------------------------------------------------------------------------
+
+
+async def endless(stream: Stream, pause_s: float, event: bytes) -> None:
+    while True:
+        await stream.response.write(event)
+        await asyncio.sleep(pause_s)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        data(token(1, text="x")),
+        data({"choices": [{"text": "x"}]}),
+        b": " + b"x" * 65_000 + b"\n\n",
+        b"x" * 65_000,
+    ],
+    ids=["ids", "words", "comments", "no line"],
+)
+def test_a_stream_without_end_is_given_up_by_what_came(event: bytes) -> None:
+    """However much and however fast, and long before any deadline."""
+    begun = time.monotonic()
+    got = sample(lambda stream: endless(stream, 0, event))
+    assert got.failure is not None
+    assert got.failure.kind is FailureKind.RUNAWAY
+    assert len(got.chunks) <= 4 + 64 + 1
+    assert time.monotonic() - begun < 20
+
+
+def test_chunks_do_not_put_the_end_off() -> None:
+    """Each comes in time, none is too many, and so the whole is given up; the twin of a slow stream."""
+    hasty = Deadlines(first_token_s=30, stall_s=30)
+    assert hasty.whole_s(4) == 72
+
+    async def run() -> Sample:
+        async with (
+            serving(lambda stream: endless(stream, 0.1, data(token(1)))) as served,
+            open_session(served.endpoint) as session,
+        ):
+            asked = Exchange(served.endpoint, PROMPT, Load(), max_tokens=4, deadlines=hasty, speed=60.0)
+            return await asked.run(session)
+
+    got = asyncio.run(run())
+    assert got.failure is not None
+    assert got.failure.kind is FailureKind.OVERDUE
+    assert 4 < len(got.chunks) < 4 + 64
+
+
 # Deadlines and cancelling -------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from dataclasses import replace
@@ -14,6 +15,7 @@ from vllm_like import MODEL, answering, serving
 
 from sparkwright.errors import EndpointError
 from sparkwright.verify.client import Endpoint, EndpointFacts, check_endpoint, open_session
+from sparkwright.verify.client.body import MOST_BYTES
 from sparkwright.verify.profile import Deadlines
 
 if TYPE_CHECKING:
@@ -88,6 +90,24 @@ def test_no_address(url: str) -> None:
     assert "http://localhost:8000" in caught.value.next_step
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://bob:s3cret@host:8000", "https://s3cret@host", "bob:s3cret@host", "http://bob:s3cret@host:port"],
+)
+def test_an_address_with_a_password_is_refused_without_it(url: str) -> None:
+    with pytest.raises(EndpointError) as caught:
+        asyncio.run(check(Endpoint(url, MODEL)))
+    assert "host" in str(caught.value)
+    assert "s3cret" not in f"{caught.value} {caught.value.next_step}"
+
+
+@pytest.mark.parametrize("url", ["http://host?key=s3cret", "http://host/#s3cret"])
+def test_a_root_has_no_query(url: str) -> None:
+    with pytest.raises(EndpointError) as caught:
+        asyncio.run(check(Endpoint(url, MODEL)))
+    assert "s3cret" not in f"{caught.value} {caught.value.next_step}"
+
+
 def test_nothing_there() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
@@ -137,6 +157,15 @@ def test_a_wrong_key() -> None:
     assert look(pages=locked("right"), api_key="right").max_model_len == 99
 
 
+def test_a_server_without_a_model_is_not_asked_to_name_one() -> None:
+    with pytest.raises(EndpointError) as caught:
+        look(pages={"models": answering('{"data": []}')}, model="")
+    assert "--model" not in caught.value.next_step
+    with pytest.raises(EndpointError) as caught:
+        look(model="other")
+    assert "--model" in caught.value.next_step
+
+
 def test_an_unknown_model() -> None:
     assert f"because it serves: {MODEL}" in refusal(model="other")
 
@@ -178,9 +207,29 @@ def test_a_newer_vllm(version: str) -> None:
     assert look(pages={"version": answering(json.dumps({"version": version}))}).version == version
 
 
-def test_a_vllm_of_no_known_age_is_told_of(heard: Recorder) -> None:
-    assert look(pages={"version": answering('{"version": "dev"}')}).version == "dev"
-    assert any("dev" in said["message"] for said in heard.of("warning"))
+@pytest.mark.parametrize("version", ["dev", "9" * 5000, "0." + "9" * 5000])
+def test_a_vllm_of_no_known_age_is_told_of(heard: Recorder, version: str) -> None:
+    assert look(pages={"version": answering(json.dumps({"version": version}))}).version == version
+    [said] = [said["message"] for said in heard.of("warning")]
+    assert version[:50] in said
+    assert len(said) < 500
+
+
+@pytest.mark.parametrize("page", ["models", "version", "metrics"])
+def test_a_page_without_end_is_read_to_a_limit(page: str) -> None:
+    """Whatever it says, and even if it begins as it should."""
+
+    async def flood(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"vllm:x 1\n" * 20_000)
+        return response
+
+    said = refusal(pages={page: flood})
+    assert f"/{page}" in said
+    assert f"{MOST_BYTES >> 20} MiB" in said
 
 
 @pytest.mark.parametrize("page", [answering("Not Found", 404), answering("python_info 1\n"), HTML])

@@ -185,6 +185,25 @@ def test_a_server_that_is_gone_is_given_up() -> None:
         assert all(sample.failure is not None for sample in samples)
 
 
+@pytest.mark.parametrize(("clients", "sent"), [(1, 2), (4, 4)])
+def test_a_server_that_hangs_costs_one_deadline_a_client(clients: int, sent: int) -> None:
+    """And a second one where there is one client; of requests that fail at once there are eight at least."""
+
+    async def hang(_: Stream) -> None:
+        await asyncio.sleep(30)
+
+    hasty = Deadlines(first_token_s=0.3)
+
+    async def measure() -> list[Sample]:
+        async with serving(hang) as served, open_session(served.endpoint) as session:
+            wanted = cell(concurrency=clients, requests=40)
+            return await run_load(session, served.endpoint, wanted, hasty, speed=1.0)
+
+    samples = asyncio.run(measure())
+    assert sent <= len(samples) < 2 * sent
+    assert {sample.failure.kind for sample in samples if sample.failure} == {FailureKind.FIRST_TOKEN}
+
+
 def test_failures_between_successes_are_not() -> None:
     turn = itertools.count()
 

@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+import vllm_like
 from aiohttp import web
+from vllm_like import answering
 
 from sparkwright.errors import EndpointError, UndecidedError
-from sparkwright.verify.metrics import NotQuietError, fetch_snapshot, quiesce
-from sparkwright.verify.profile import Deadlines
+from sparkwright.verify.fleet import StandingServer
+from sparkwright.verify.measure import measure
+from sparkwright.verify.metrics import CountersResetError, NotQuietError, fetch_snapshot, quiesce
+from sparkwright.verify.model import BootFacts, Cell, Load, Prompt
+from sparkwright.verify.profile import Deadlines, Profile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
     from typing import Any
 
-    from sparkwright.verify.model import Snapshot
+    from sparkwright.verify.model import Observation, Snapshot
 
 DEADLINES = Deadlines(quiesce_s=60)
 SPEED = 20.0
@@ -127,6 +132,44 @@ def test_a_server_that_is_never_idle_is_given_up() -> None:
     assert caught.value.last.running == 3
 
 
+@pytest.mark.parametrize(
+    ("answers", "error", "named"),
+    [
+        ([counters(0, 0, 9 - number) for number in range(9)], CountersResetError, "generation_tokens"),
+        ([counters(0, 0, number) for number in range(900)], NotQuietError, "generation_tokens"),
+    ],
+    ids=["backwards", "growing"],
+)
+def test_counters_that_do_not_rest_are_named(answers: list[str], error: type[Exception], named: str) -> None:
+    with pytest.raises(error) as caught:
+        ask(quiesce, answers, Deadlines(quiesce_s=0.2), 1.0)
+    assert named in str(caught.value)
+    assert "0 requests ran" not in str(caught.value)
+
+
+def test_counters_beyond_any_size_are_not_read() -> None:
+    with pytest.raises(EndpointError, match="16 MiB"):
+        ask(fetch_snapshot, [web.Response(text=counters(0) * 200_000)])
+
+
 def test_a_server_without_gauges_is_none_of_vllm() -> None:
     with pytest.raises(EndpointError, match="does not expose vLLM's metrics"):
         ask(quiesce, ["up 1\n"], DEADLINES, SPEED)
+
+
+def test_a_cell_whose_server_never_rests_says_why_it_has_no_counters() -> None:
+    """As with an engine that hangs: the rest of the run is not lost with it."""
+
+    async def run() -> Observation:
+        metrics = answering(counters(1), kind="text/plain")
+        async with vllm_like.serving(metrics=metrics) as served:
+            cell = Cell(
+                check="c", name="n", load=Load(max_tokens=4), prompts=(Prompt("p", "code", "Say it."),)
+            )
+            sizes = Profile(name="p", checks=(), deadlines=Deadlines(quiesce_s=0.2))
+            return await measure(StandingServer(served.endpoint, BootFacts()), cell, sizes)
+
+    seen = asyncio.run(run())
+    assert (seen.before, seen.after, seen.canary) == (None, None, "")
+    assert "1 requests ran" in seen.unread
+    assert [one.failure for one in seen.samples] == [None]

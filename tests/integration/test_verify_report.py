@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import report_kit
 from browser import Page, find_browser, open_page, running_browser
@@ -66,6 +68,14 @@ FAINT = """(() => {
   return found;
 })()"""
 
+# Tables of cells that are wider than their frame.
+CLIPPED = """[...document.querySelectorAll('#cells .scroll')].filter(one => one.scrollWidth > one.clientWidth)
+  .map(one => `${one.scrollWidth} > ${one.clientWidth}`)"""
+
+# Lines that the names of figures take.
+NAMES = """[...document.querySelectorAll('.measured dt')].filter(one => one.getClientRects().length)
+.map(one => Math.round(one.getBoundingClientRect().height / parseFloat(getComputedStyle(one).lineHeight)))"""
+
 # What makes the page scroll sideways.
 SIDEWAYS = """(() => {
   const wide = document.documentElement.clientWidth;
@@ -116,6 +126,32 @@ def test_charts_show_and_can_be_read(port: int, folder: Path, name: str, width: 
         assert await page.ask(SIDEWAYS) == []
 
     visit(port, folder / f"{name}.html", look)
+
+
+def test_the_table_of_cells_shows_all_of_its_columns(port: int, folder: Path) -> None:
+    async def look(page: Page) -> None:
+        await page.look(1400)
+        assert await page.ask(CLIPPED) == []
+
+    visit(port, folder / "healthy.html", look)
+
+
+def test_names_of_figures_are_never_broken_letter_by_letter(port: int, tmp_path: Path) -> None:
+    """Beside a value of many words, which may have lines of its own."""
+    run = report_kit.healthy()
+    sizes = {"main boot 0 sizes": ", ".join(map(str, range(8, 520, 8)))}
+    findings = [msgspec.structs.replace(run.findings[0], measured=sizes), *run.findings[1:]]
+    file = tmp_path / "long.html"
+    file.write_text(render_html(dataclasses.replace(run, findings=findings)))
+
+    async def look(page: Page) -> list[float]:
+        await page.look(1280)
+        found: list[float] = await page.ask(NAMES)
+        return found
+
+    heights = visit(port, file, look)
+    assert heights
+    assert max(heights) <= 2
 
 
 @pytest.mark.parametrize("dark", [False, True])

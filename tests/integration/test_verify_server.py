@@ -208,7 +208,7 @@ def test_a_simulated_negative_estimate_is_seen(tmp_path: Path) -> None:
 def test_a_simulated_boot_that_fails_is_named(tmp_path: Path, fault: str, cause: str) -> None:
     error = fails(simulator(tmp_path, "--fault", fault))
     assert error.cause.name == cause
-    assert error.log_tail
+    assert error.log_excerpt
 
 
 def test_a_simulated_boot_that_takes_too_long_is_named(tmp_path: Path) -> None:

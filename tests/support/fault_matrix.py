@@ -51,6 +51,9 @@ SMALL = Profile(
 # Where every request shows the fault, or none counts.
 TINY = msgspec.structs.replace(SMALL, name="tiny", categories=("code",), levels=(1, 4), least_requests=10)
 
+# Where the client's own error is judged by nothing but warnings.
+REAL_TIME = msgspec.structs.replace(TINY, name="smoke", speed=1.0)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -158,7 +161,7 @@ def _stream(fault: str, says: str, verdict: Verdict = Verdict.FAIL, **changes: A
     return Case(fault, "sweep", verdict, says, msgspec.structs.replace(TINY, **changes))
 
 
-FAIL, INVALID, PASS = Verdict.FAIL, Verdict.INVALID, Verdict.PASS
+FAIL, INVALID, INCONCLUSIVE, PASS = Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.PASS
 
 # A healthy server beside it, whose KV cache is FP8.
 AGAINST_FP8 = {"against": "simulator", "checks": ("boot", "compare"), "boots": 1}
@@ -183,6 +186,7 @@ CASES = (
     Case("dead-engine", "crash", FAIL, "no longer answered", msgspec.structs.replace(TINY, deadlines=HASTY)),
     _stream("hang", "hung: no token", deadlines=HASTY),
     _stream("stall", "stalled in the middle", deadlines=HASTY),
+    _stream("runaway", "a runaway generation: more came than was asked for"),
     Case("slow", "compare", FAIL, "slower|worse", TINY, {"against": "simulator"}),
     Case("counter-reset", "sweep", INVALID, "started again unnoticed"),
     Case("orphan", "server", PASS),
@@ -196,11 +200,13 @@ CASES = (
     _stream("status=code:429", "status 429"),
     _stream("status=code:503", "status 503"),
     _stream("html", "not JSON.*text/html"),
+    _stream("buffered", "not streamed", INVALID),
     # Counts
     _stream("no-usage", "no token count", INVALID),
     _stream("wrong-usage", "contradicts itself", INVALID),
     _stream("early-stop", "another number of tokens", INVALID),
     _stream("abort", "finish reason 'abort'"),
+    Case("wrong-tokenize", "context", INCONCLUSIVE, "documents of 8000 tokens came to"),
     # Streams that are odd, and right
     *(
         Case(name, "coherence", PASS)
@@ -224,7 +230,7 @@ CASES = (
     Case("lossy-position", "lossless", FAIL, "lossy at a fixed place.*output token 24"),
     Case("near-ties", "lossless", PASS),
     # What it is, and how fast
-    Case("flood", "sweep", PASS, warns="client floor"),
+    Case("flood", "sweep", PASS, profile=REAL_TIME, warns="client floor"),
     Case("no-metrics", "endpoint", FAIL, "metrics"),
     Case("old-version", "endpoint", FAIL, "before 0.20"),
     Case("not-json", "endpoint", FAIL, "HTML|JSON"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
@@ -21,11 +21,14 @@ from sparkwright.git import (
     list_remote,
     open_repository,
 )
+from sparkwright.upstream import open_source
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kit import Recorder, UpstreamRepository
+
+    from sparkwright.upstream import Access
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -68,7 +71,7 @@ def test_addresses_that_are_no_remote_are_refused(address: str) -> None:
     "address",
     [
         "https://host/owner/name",
-        "https://user@host:8443/owner/name.git",
+        "https://host:8443/owner/name.git",
         "ssh://git@host/owner/name",
         "ssh://git@host:22/~/name",
         "file:///srv/git/name",
@@ -78,6 +81,32 @@ def test_addresses_that_are_no_remote_are_refused(address: str) -> None:
 )
 def test_addresses_of_remotes_are_taken(address: str) -> None:
     assert check_address(address) == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://user:s3cret@host/x.git",
+        "https://s3cret@host/x.git",
+        "https://s3cret@user@host/x.git",
+        "ssh://git:s3cret@host/x.git",
+        "http://user:s3cret@host/x.git",
+    ],
+)
+def test_secrets_in_addresses_are_refused_and_not_repeated(
+    tmp_path: Path, heard: Recorder, address: str
+) -> None:
+    repository = open_repository(tmp_path / "git")
+    for use in (
+        lambda: check_address(address),
+        lambda: fetch(repository, address, ["refs/heads/main"]),
+        lambda: list_remote(repository, address, ["refs/heads/main"]),
+        lambda: open_source(address, cast("Access", None)),
+    ):
+        with pytest.raises(RefError, match="host/x") as caught:
+            use()
+        assert "s3cret" not in f"{caught.value} {caught.value.next_step}"
+    assert "s3cret" not in "".join(event.to_json() for event in heard.events)
 
 
 def test_a_folder_becomes_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

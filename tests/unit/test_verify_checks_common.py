@@ -12,7 +12,7 @@ from verify_kit import KitCorpus, Server, boot_facts, changed, context, crash_fr
 
 from sparkwright.verify.checks.acceptance import acceptance, drafter, ratio, surely
 from sparkwright.verify.checks.common import conclude, in_flight, look, troubles, worst
-from sparkwright.verify.model import Cell, FailureKind, Load, Observation, Verdict
+from sparkwright.verify.model import Cell, FailureKind, Load, Observation, Sample, Verdict
 
 if TYPE_CHECKING:
     from sparkwright.verify.check import Context
@@ -65,6 +65,8 @@ FAILS = {
     FailureKind.NO_FINISH: "without a finish reason",
     FailureKind.FIRST_TOKEN: "no token within the deadline",
     FailureKind.STALL: "stalled",
+    FailureKind.OVERDUE: "did not end within the deadline",
+    FailureKind.RUNAWAY: "a runaway generation",
 }
 INVALIDATES = {
     FailureKind.NO_COUNT: "no token count",
@@ -346,3 +348,62 @@ def test_few_drafts_say_nothing() -> None:
     load = Load(requests=1, max_tokens=8)
     observation = Server(seed=1).measure(msgspec.structs.replace(cell_of(1), load=load))
     assert drafter(boot_facts(), [observation])[0][0] is Verdict.INCONCLUSIVE
+
+
+# Streams -------------------------------------------------------------------------------------------------
+
+
+def squeezed(observation: Observation, share: float, which: slice = slice(None)) -> Observation:
+    """*observation* whose answers in *which* came within so much of their time, at their end."""
+    chosen = {sample.prompt for sample in observation.samples[which]}
+
+    def late(sample: Sample) -> Sample:
+        chunks = tuple(
+            msgspec.structs.replace(chunk, at=round(sample.last - (sample.last - chunk.at) * share))
+            for chunk in sample.chunks
+        )
+        return msgspec.structs.replace(sample, chunks=chunks)
+
+    samples = tuple(late(one) if one.prompt in chosen else one for one in observation.samples)
+    return msgspec.structs.replace(observation, samples=samples)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001])
+def test_answers_in_one_piece_are_invalid_and_their_level_named(
+    observations: list[Observation], share: float
+) -> None:
+    observations[1] = squeezed(observations[1], share)
+    [(verdict, cause)] = found(observations)
+    assert verdict == "invalid"
+    assert cause.startswith("not streamed: in code c=4 ")
+
+
+@pytest.mark.parametrize(("share", "which"), [(0.3, slice(None)), (0.0, slice(0, 5))], ids=["short", "some"])
+def test_short_answers_and_some_that_were_read_at_once_are_sound(
+    observations: list[Observation], share: float, which: slice
+) -> None:
+    observations[1] = squeezed(observations[1], share, which)
+    assert found(observations) == []
+
+
+def test_a_few_answers_or_chunks_tell_nothing_of_a_stream(observations: list[Observation]) -> None:
+    """A machine that is busy for a moment reads short answers at once."""
+    few = squeezed(observations[0], 0.0)
+    assert len(few.samples) < 4
+    short = squeezed(
+        msgspec.structs.replace(
+            observations[1],
+            samples=tuple(
+                msgspec.structs.replace(one, chunks=one.chunks[:11]) for one in observations[1].samples
+            ),
+        ),
+        0.0,
+    )
+    assert found([few, short, observations[2]]) == []
+
+
+def test_why_counters_are_missing_is_told(observations: list[Observation]) -> None:
+    observations[1] = msgspec.structs.replace(observations[1], after=None, unread="it goes on beyond 16 MiB")
+    [(verdict, cause)] = found(observations)
+    assert verdict == "invalid"
+    assert "it goes on beyond 16 MiB" in cause

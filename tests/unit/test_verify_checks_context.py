@@ -208,3 +208,27 @@ def test_a_crash_names_the_length() -> None:
     assert "ended in 3300 cold" in found[SERVED].cause
     assert found[HOLD].verdict == found[CACHE].verdict == found[READ].verdict == "inconclusive"
     assert found["acceptance holds at 1600 tokens"].verdict == "pass"
+
+
+@pytest.mark.parametrize("came", [0, 82, 2_500, 4_100])
+def test_documents_of_another_length_decide_nothing(came: int) -> None:
+    """By the server's own count; 0 where it counts nothing."""
+
+    def miscounted(observation: Observation) -> Observation:
+        if observation.cell.tags["tokens"] != "3300":
+            return observation
+        samples = [msgspec.structs.replace(one, prompt_tokens=came) for one in observation.samples]
+        return msgspec.structs.replace(observation, samples=tuple(samples))
+
+    found = judged(list(map(miscounted, healthy())))
+    for name in (SERVED, HOLD, CACHE, READ):
+        assert found[name].verdict == "inconclusive"
+        assert "documents of 3300 tokens" in found[name].cause
+    assert found["acceptance holds at 1600 tokens"].verdict == "pass"
+
+
+def test_a_drafter_that_brings_nothing_short_or_cold_is_told_in_words() -> None:
+    inert = judge(LONG, context(SIZES), Server(factor=lambda *_: 0.0))
+    for finding in inert.values():
+        assert "nan" not in finding.cause
+    assert inert[HOLD].verdict == inert[CACHE].verdict == "inconclusive"

@@ -264,11 +264,15 @@ def test_a_calibrated_floor_is_flagged_at_its_level() -> None:
     assert all("c=24: client floor" in warning for warning in found.warnings)
 
 
-def test_on_an_accelerated_clock_the_client_only_warns() -> None:
+def test_on_an_accelerated_clock_the_client_is_not_judged() -> None:
+    """60 times the client's lag is no news; what it says of the machine's clock still is."""
     fast = context(profile(speed=60.0))
-    found = by_name(SWEEP.judge(fast, run(SWEEP, fast, Server(seed=1, speed=60.0))))
-    assert found[CLIENT].verdict == "pass"
-    assert found[CLIENT].warnings
+    observations = changed(run(SWEEP, fast, Server(seed=1, speed=60.0)), at("code c=1"), lag_ms=(60.0, 20.0))
+    found = by_name(SWEEP.judge(fast, observations))[CLIENT]
+    assert (found.verdict, found.warnings) == ("pass", ())
+    assert "60 times as fast" in found.cause
+    late = changed(observations, at("code c=1"), clock_step_s=5.0)
+    assert len(by_name(SWEEP.judge(fast, late))[CLIENT].warnings) == 1
 
 
 def test_a_jump_of_the_wall_clock_is_flagged() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from verify_kit import SEEDS, Server, boot_facts, by_name, changed, context, dead, profile
@@ -158,3 +159,32 @@ def _parts(observation: Observation) -> dict[str, Any]:
 
 def test_nothing_seen_is_not_a_pass():
     assert Verdict.PASS not in {finding.verdict for finding in Compare().judge(to(), [])}
+
+
+def _at_once(observation: Observation) -> Observation:
+    """*observation* whose answers came in one piece each."""
+    samples = tuple(
+        msgspec.structs.replace(
+            one, chunks=tuple(msgspec.structs.replace(chunk, at=one.last) for chunk in one.chunks)
+        )
+        for one in observation.samples
+    )
+    return msgspec.structs.replace(observation, samples=samples)
+
+
+def test_an_answer_that_is_read_at_once_has_no_rate_and_costs_no_verdict() -> None:
+    """A busy machine reads a whole answer at once now and then."""
+    there, pair = to(), Pair()
+    seen = [pair.measure(cell) for cell in Compare().plan(there)]
+    first = _at_once(seen[0]).samples[:2]
+    seen[0] = msgspec.structs.replace(seen[0], samples=(*first, *seen[0].samples[2:]))
+    found = by_name(Compare().judge(there, seen))
+    assert {finding.verdict for finding in found.values()} == {Verdict.PASS}
+
+
+def test_servers_behind_something_that_buffers_are_not_compared() -> None:
+    there, pair = to(), Pair()
+    seen = [_at_once(pair.measure(cell)) for cell in Compare().plan(there)]
+    for finding in Compare().judge(there, seen):
+        assert finding.verdict is Verdict.INVALID
+        assert "not streamed" in finding.cause

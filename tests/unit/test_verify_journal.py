@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.errors import BusyError, ConfigError, StorageError
+from sparkwright.errors import BusyError, ConfigError, NewerFormatError, StorageError
 from sparkwright.verify.journal import (
     Boot,
     Concluded,
@@ -38,6 +39,9 @@ from sparkwright.verify.model import (
     TokenLogprobs,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def manifest(**changes: object) -> Manifest:
@@ -253,3 +257,21 @@ def test_lines_are_plain_json(tmp_path: Path) -> None:
         "code c=8",
     )
     assert (tmp_path / "journal.jsonl").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(("number", "error"), [(99, NewerFormatError), (0, ConfigError)])
+def test_a_journal_of_another_format_is_refused(tmp_path: Path, number: int, error: type[Exception]) -> None:
+    Journal(tmp_path, manifest()).close()
+    path = tmp_path / "journal.jsonl"
+    path.write_text(path.read_text().replace('"format":1', f'"format":{number}'))
+    with pytest.raises(error, match=r"journal\.jsonl"):
+        read_journal(tmp_path)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_no_journal(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "journal.jsonl")
+    with pytest.raises(ConfigError, match=r"journal\.jsonl"):
+        read_journal(tmp_path)
+    with pytest.raises(ConfigError, match=r"journal\.jsonl"):
+        Journal(tmp_path, manifest())

@@ -95,7 +95,7 @@ def hostile() -> Reader:
 
 def test_a_healthy_run_has_passed(good: Reader) -> None:
     assert "✓ Passed" in good.text
-    assert "12 conclusions, all passed." in good.text
+    assert "12 conclusions, all passed, with 1 warning." in good.text
     assert "full · 2026-11-21 09:30 UTC · took 2:36 h" in good.text
     assert "What did not pass" not in good.text
     assert "Where something went wrong" not in good.text
@@ -376,6 +376,17 @@ def test_a_planted_violation_is_seen(unhealthy: Run, old: str, new: str, which: 
     assert which in violations(xml.replace(old, new))
 
 
+def test_junit_tells_how_long_the_measuring_took(healthy: Run) -> None:
+    seconds = {seen.cell.key: seen.seconds for seen in healthy.observations}
+    suites = {suite.get("name"): suite for suite in parse(render_junit(healthy).encode())}
+    for check, findings in healthy.by_check.items():
+        cases = suites[check].findall("testcase")
+        for case, finding in zip(cases, findings, strict=True):
+            took = sum(seconds[key] for key in finding.evidence)
+            assert float(case.get("time", "")) == pytest.approx(took, abs=0.001)
+    assert float(suites["sweep"].get("time", "")) > 0
+
+
 def test_junit_tells_outcomes_and_causes(unhealthy: Run) -> None:
     root = parse(render_junit(unhealthy))
     outcomes = {
@@ -433,6 +444,37 @@ def test_a_server_cannot_steer_the_terminal() -> None:
     styled = shown(report_kit.hostile(), terminal=True, width=400)
     assert "\x1b]0;" not in styled
     assert "[bold red]x[/]" in styled  # as words, not as markup
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_terminal_tells_speed_by_concurrency(healthy: Run, *, terminal: bool) -> None:
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown(healthy, terminal=terminal, width=200)).splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.split()[:2] == ["c", "tok/s"])
+    rows = [line.split() for line in lines[begin + 1 : begin + 1 + len(report_kit.LEVELS)]]
+    assert [int(row[0]) for row in rows] == list(report_kit.LEVELS)
+    found = cells(healthy)
+    for concurrency, *figures in rows:
+        of = [cell for cell in found if cell.observation.cell.check == "sweep"]
+        of = [cell for cell in of if cell.concurrency == int(concurrency)]
+        low, high = (end([cell.ttft_ms.p50 for cell in of if cell.ttft_ms]) for end in (min, max))
+        assert low * 0.99 <= float(figures[1].replace(",", "")) <= high * 1.01
+        assert float(figures[2].replace(",", "")) >= float(figures[1].replace(",", ""))
+        rates = [cell.steady_tok_s if math.isfinite(cell.steady_tok_s) else cell.whole_tok_s for cell in of]
+        assert min(rates) * 0.99 <= float(figures[0].replace(",", "")) <= max(rates) * 1.01
+
+
+def test_without_cells_that_count_there_is_no_table_of_speed(healthy: Run) -> None:
+    spoilt = [msgspec.structs.replace(seen, canary="first-token: none") for seen in healthy.observations]
+    for seen in ((), spoilt):
+        other = Run(healthy.manifest, healthy.facts, seen, healthy.findings, healthy.floors)
+        assert "tok/s  TTFT" not in shown(other, terminal=False)
+
+
+def test_a_check_that_passed_says_what_its_first_conclusion_is(healthy: Run) -> None:
+    text = shown(healthy, terminal=False)
+    for check, findings in healthy.by_check.items():
+        [line] = [line for line in text.splitlines() if line.startswith(f"✓ {check}: pass")]
+        assert findings[0].cause in line
 
 
 # Figures that are not there ------------------------------------------------------------------------------

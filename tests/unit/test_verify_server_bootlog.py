@@ -10,7 +10,7 @@ from boot_logs import Boot
 
 from sparkwright.verify.model import BootFacts, Snapshot
 from sparkwright.verify.server.bootlog import error_lines, facts_from_metrics, read_boot_log
-from sparkwright.verify.server.failures import CAUSES, diagnose, tail
+from sparkwright.verify.server.failures import CAUSES, diagnose, excerpt, tail
 
 BOTH = pytest.mark.parametrize("dialect", ["0.24", "0.33"])
 RUNNERS = pytest.mark.parametrize("runner", ["v1", "v2"])
@@ -232,3 +232,15 @@ def test_an_unknown_end_says_how_it_ended() -> None:
 
 def test_the_tail_shows_the_end_of_progress_bars() -> None:
     assert tail("a\nb 0%\rb 100%\n\x1b[1mc\x1b[0m\n", lines=2) == "b 100%\nc"
+
+
+def test_an_excerpt_ends_with_the_first_error_and_not_with_what_followed() -> None:
+    before = [f"INFO line {number}" for number in range(50)]
+    trace = ["Traceback (most recent call last):", '  File "a.py", line 1', "ValueError: the first one"]
+    after = ["During handling of the above exception", "RuntimeError: the last one", "goodbye"]
+    log = "\n".join([*before, *trace, *after])
+    assert diagnose(log, 1).because.endswith("(ValueError: the first one)")
+    shown = excerpt(log).split("\n")
+    assert shown[-3:] == trace
+    assert len(shown) == 6
+    assert excerpt("\n".join(before)).split("\n") == before[-12:]

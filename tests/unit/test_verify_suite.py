@@ -77,6 +77,7 @@ class Fake:
     left: int = 0
     facts: BootFacts = field(default_factory=lambda: BootFacts(version="v"))
     log_seen: bool = True
+    restartable: bool = True
     endpoint: Endpoint = field(default_factory=lambda: Endpoint("http://localhost:9", "m"))
 
     @property
@@ -259,6 +260,90 @@ def test_the_clients_own_error_is_measured_once_and_known_to_checks(
     assert measured == ["one0"]
 
 
+# Servers that fall silent --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What becomes of plain requests after cells of these names, and of those put ``again``."""
+    canaries: dict[str, str] = {}
+    last = ""
+
+    async def measure(_server: Fake, cell: Cell, _profile: Profile) -> Observation:
+        nonlocal last
+        last = canaries.get(cell.name, "")
+        return Observation(cell=cell, canary=last)
+
+    async def canary(*_: object) -> str:
+        return canaries.get("again", last)
+
+    monkeypatch.setattr(suite_module, "measure", measure)
+    monkeypatch.setattr(suite_module, "canary", canary)
+    return canaries
+
+
+HUNG = "first-token: no token within 60 s"
+
+
+def test_a_server_that_falls_silent_is_started_again_once(tmp_path: Path, silent: dict[str, str]) -> None:
+    one, fleet = Asked("one", (*((("main", 0),) * 5), ("baseline", 0))), Fake()
+    silent["one1"] = HUNG
+    run(tmp_path / "once", fleet, one)
+    assert fleet.starts == [("main", 0), ("main", 0), ("baseline", 0)]
+    assert one.seen == [tuple(f"one{number}" for number in range(6))]
+
+    one, fleet = Asked("one", (*((("main", 0),) * 5), ("baseline", 0))), Fake()
+    silent["one3"] = HUNG
+    run(tmp_path / "twice", fleet, one)
+    assert fleet.starts == [("main", 0), ("main", 0), ("baseline", 0)]
+    assert one.seen == [("one0", "one1", "one2", "one3", "one5")]
+
+
+def test_a_server_of_others_that_falls_silent_is_asked_nothing_more(
+    tmp_path: Path, silent: dict[str, str]
+) -> None:
+    one = Asked("one", (("main", 0), ("main", 0), ("main", 1), ("baseline", 0)))
+    fleet = Fake(restartable=False)
+    silent["one0"] = HUNG
+    run(tmp_path, fleet, one)
+    assert fleet.starts == [("main", 0), ("baseline", 0)]
+    assert one.seen == [("one0", "one3")]
+
+
+@pytest.mark.parametrize(("first", "again"), [(HUNG, ""), ("count: usage says 9", "count: usage says 9")])
+def test_one_plain_request_that_is_lost_or_miscounted_is_no_silence(
+    tmp_path: Path, silent: dict[str, str], first: str, again: str
+) -> None:
+    one, fleet = Asked("one", (("main", 0), ("main", 0))), Fake()
+    silent |= {"one0": first, "again": again}
+    run(tmp_path, fleet, one)
+    assert fleet.starts == [("main", 0)]
+    assert one.seen == [("one0", "one1")]
+
+
+# Checks that fail themselves -----------------------------------------------------------------------------
+
+
+class Breaking(Asked):
+    """Its judgement is an error in our own code."""
+
+    def judge(self, context: Context, observations: Sequence[Observation]) -> Sequence[Finding]:
+        super().judge(context, observations)
+        raise ZeroDivisionError("float division by zero")
+
+
+def test_a_check_that_fails_itself_leaves_the_others_verdicts(tmp_path: Path, measured: list[str]) -> None:
+    one, two = Breaking("one", (("main", 0),)), Asked("two", (("main", 0),))
+    broken, sound = run(tmp_path, Fake(), one, two)
+    assert (broken.check, broken.verdict) == ("one", Verdict.INVALID)
+    assert "ZeroDivisionError" in broken.cause
+    assert len(broken.evidence) == 1
+    assert (sound.check, sound.verdict) == ("two", Verdict.PASS)
+    assert load_run(tmp_path).verdict is Verdict.INVALID
+    assert "in judge" in read_journal(tmp_path).notes["one failed"]["traceback"]
+    assert measured == ["one0", "two0"]
+
+
 # Documents -----------------------------------------------------------------------------------------------
 
 
@@ -303,3 +388,10 @@ def test_the_demo_soaks_before_age_has_had_its_effect() -> None:
     checks = PROFILES["demo"].checks
     assert checks[:3] == ("boot", "coherence", "soak")
     assert set(checks) == set(PROFILES["full"].checks) - {"bands"}  # there are no published figures to meet
+
+
+@pytest.mark.parametrize("tokens_a_word", [1e15, 10.0, 0.3])
+def test_a_count_that_no_tokenizer_gives_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens_a_word: float
+) -> None:
+    assert set(words_per_token(tmp_path, monkeypatch, tokens_a_word, "context").values()) == {-1}

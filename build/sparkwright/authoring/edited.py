@@ -22,7 +22,40 @@ __all__ = ["diff_folder", "write_tree"]
 
 _IGNORED_FOLDERS = {".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"}
 _IGNORED_SUFFIXES = {".pyc", ".orig", ".rej", ".swp", ".so"}
-_MARKERS = (b"        PatchError: a file still has conflict markers, a symbolic link or a file's mode changed, or something
+_MARKERS = (b"<<<<<<< ", b">>>>>>> ")
+
+
+def write_tree(repository: Repository, tree: str, folder: Path) -> None:
+    """Write *tree* into *folder*, for a person to edit.
+
+    Raises:
+        ConfigError: the folder exists and is not empty, or is no folder.
+        ArchiveError: a symbolic link of the tree leads out of it.
+    """
+    folder = folder.absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} cannot take a tree", because="it is not a folder")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} cannot take a tree", because="it is not empty", next_step="name another folder"
+        )
+    with task(f"write {folder}"), storing(f"writing {folder}"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: half a tree, edited, would look as if the rest had been deleted.
+        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            check_out(repository, tree, part / "tree")
+            (part / "tree").rename(folder)
+        finally:
+            remove_tree(part)
+
+
+def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
+    """What *folder* changes in *tree*, as a ``-U0 --full-index`` patch; empty when nothing.
+
+    Raises:
+        ConfigError: the folder does not exist, or does not look like that tree.
+        PatchError: a file still has conflict markers, a symbolic link or a file's mode changed, or something
             is no file.
     """
     if not folder.is_dir():

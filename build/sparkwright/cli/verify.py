@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_EVENTS = "events.jsonl"
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 # The extra of this name in pyproject.toml.
 _LIBRARIES = ("aiohttp", "jinja2", "numpy", "scipy")
@@ -60,6 +61,12 @@ _OPTIONS = (
         "--api-key", default="", envvar="SPARKWRIGHT_API_KEY", help="Its key; best by SPARKWRIGHT_API_KEY."
     ),
     click.option("--baseline-url", default="", help="The same without speculation, to compare answers with."),
+    click.option(
+        "--baseline-api-key",
+        default="",
+        envvar="SPARKWRIGHT_BASELINE_API_KEY",
+        help="Its key; best by SPARKWRIGHT_BASELINE_API_KEY.",
+    ),
     click.option("--model", default="", help="The model's name there, if it serves several."),
     click.option("--log", default="", help="The file that the server at --url writes its log to."),
     click.option(
@@ -113,6 +120,7 @@ def command(
     quiet: bool,
     as_json: bool,
     api_key: str,
+    baseline_api_key: str,
     **asked: Any,
 ) -> None:
     """Verify that a server with WHEEL serves as it should, up to 64 requests at a time.
@@ -123,17 +131,20 @@ def command(
     _require_libraries()
     from sparkwright.verify.wish import Wish
 
+    keys = (api_key, baseline_api_key)
     with _showing(quiet=quiet or as_json) as log:
         if resume is not None:
             from sparkwright.verify.journal import read_journal
 
-            _refuse_others(context, resume)
             folder, wish = resume, Wish.from_options(read_journal(resume).manifest.options)
+            _refuse_others(context, resume, wish)
+            _refuse_keys(folder, wish, asked, keys)
         else:
             wish = _wish(wheel, asked)
-            folder = out or _new_folder(wish)
+        _require_possible(wish)
+        folder = resume or out or _new_folder(wish)
         log(folder)
-        results = _verify(wish, folder.absolute(), api_key)
+        results = _verify(wish, folder.absolute(), keys)
     if as_json:
         print_json(results.described)
     else:
@@ -160,13 +171,19 @@ def _require_libraries() -> None:
         )
 
 
-def _verify(wish: Wish, folder: Path, api_key: str) -> Results:
+def _require_possible(wish: Wish) -> None:
+    from sparkwright.verify.setup import require_possible
+
+    require_possible(wish)
+
+
+def _verify(wish: Wish, folder: Path, keys: tuple[str, str]) -> Results:
     from sparkwright.verify.results import write_results
     from sparkwright.verify.setup import prepare
     from sparkwright.verify.suite import run_suite
 
     async def run() -> None:
-        suite, manifest = await prepare(wish, folder, api_key)
+        suite, manifest = await prepare(wish, folder, *keys)
         await run_suite(suite, folder, manifest)
 
     asyncio.run(run())
@@ -201,20 +218,23 @@ def _wish(wheel: Path | None, asked: dict[str, Any]) -> Wish:
         given["recipe"] = "smoke" if smoke else asked["recipe"] or _DEFAULT_RECIPE
     given["profile"] = asked["profile"] or ("smoke" if smoke else "demo" if demo else "full")
     given |= {
-        name: str(Path(given[name]).absolute()) for name in ("log", "python", "against") if name in given
+        name: str(Path(given[name]).absolute())
+        for name in ("log", "python", "against")
+        if name in given and not (demo and name == "against")
     }
     if wheel is not None:
         given["wheel"] = str(wheel.absolute())
     return Wish(**given, simulator=demo)
 
 
-def _refuse_others(context: click.Context, folder: Path) -> None:
-    """Do nothing if no option says anew what is verified.
+def _refuse_others(context: click.Context, folder: Path, wish: Wish) -> None:
+    """Do nothing if no option says once more what is verified; addresses may be repeated.
 
     Raises:
         ConfigError: one does.
     """
-    usual = {"out", "resume", "quiet", "as_json", "api_key"}
+    usual = {"out", "resume", "quiet", "as_json", "api_key", "baseline_api_key"}
+    usual |= {name for name in ("url", "baseline_url") if context.params[name] == getattr(wish, name)}
     command_line = click.core.ParameterSource.COMMANDLINE
     told = [
         name
@@ -229,6 +249,22 @@ def _refuse_others(context: click.Context, folder: Path) -> None:
         )
 
 
+def _refuse_keys(folder: Path, wish: Wish, asked: dict[str, Any], keys: tuple[str, str]) -> None:
+    """Do nothing if keys go only where the command line says; a folder may have come from anywhere.
+
+    Raises:
+        ConfigError: one would go to an address that the journal alone names.
+    """
+    for name, key in zip(("url", "baseline_url"), keys, strict=True):
+        if key and getattr(wish, name) and not asked[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                "a key is sent to no address that only a journal names",
+                because=f"{folder} says {getattr(wish, name)}, and {option} was not given",
+                next_step=f"add {option} {getattr(wish, name)} if the key is for that server",
+            )
+
+
 def _new_folder(wish: Wish) -> Path:
     from datetime import UTC, datetime
 
@@ -241,21 +277,32 @@ def _showing(*, quiet: bool) -> Iterator[Any]:
     """Show events, and keep them in the run's folder once that is known."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(showing_events(quiet=quiet))
-        folder = Path()
+        folder, made = Path(), list[Path]()
 
         def keep(run: Path) -> None:
-            nonlocal folder
+            nonlocal folder, made
             folder = run
-            log = JsonlSink(run / "events.jsonl")
+            made = [place for place in (run, *run.parents) if not place.exists()]
+            log = JsonlSink(run / _EVENTS)
             stack.enter_context(contextlib.closing(log))
             stack.enter_context(subscribe(log))
 
         try:
             yield keep
         except (SparkwrightError, click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            _remove_unbegun(made)
             raise
         except Exception as error:
             raise unforeseen(error, folder) from error
+
+
+def _remove_unbegun(made: list[Path]) -> None:
+    """Remove the folders in *made*, a run's own first, if nothing is in it but what the command did."""
+    if made and [path.name for path in made[0].iterdir()] == [_EVENTS]:
+        (made[0] / _EVENTS).unlink()
+        with contextlib.suppress(OSError):  # something else is in one that we made
+            for place in made:
+                place.rmdir()
 
 
 def _show(results: Results) -> None:

@@ -12,11 +12,30 @@ from urllib.parse import urlsplit
 
 from sparkwright.errors import RefError
 
-__all__ = ["check_address", "check_object_id", "check_ref"]
+__all__ = ["check_address", "check_object_id", "check_ref", "refuse_secret"]
 
 _OBJECT_ID = re.compile(r"[0-9a-f]{40}")
 _REF_FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[-+/.]|/\.|\.lock(/|$)|[/.]$|^@$")
 _SCP_LIKE = re.compile(r"(?P<user>[A-Za-z0-9_][\w.-]*@)?(?P<host>[A-Za-z0-9][\w.-]*):(?P<path>[^-:].*)")
+
+
+def refuse_secret(value: str) -> None:
+    """Do nothing if the address *value* holds no password, and no name that may be a token.
+
+    Addresses stand in messages, in events and on git's command line. ssh asks for a name.
+
+    Raises:
+        RefError: it holds one; the message does not.
+    """
+    scheme, url, rest = value.partition("://")
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    if url and at and (scheme != "ssh" or ":" in user):
+        shown = f"{scheme}://{rest[len(user) + 1 :]}"
+        raise RefError(
+            f"{shown!r} was given with a name or a password before its host",
+            because="addresses are shown and kept in events, and what is in them would be too",
+            next_step="leave them out; where the host asks who you are, use its ssh:// address and a key",
+        )
 
 
 def _is_url(value: str) -> bool:
@@ -68,8 +87,9 @@ def check_address(value: str) -> str:
     A path of an existing folder becomes a ``file://`` address.
 
     Raises:
-        RefError: another scheme, an option, or a helper program.
+        RefError: another scheme, an option, a helper program, or a password.
     """
+    refuse_secret(value)
     if not value or value.startswith("-") or "\n" in value or "\x00" in value:
         raise RefError(f"{value!r} is not a repository address", because="it would be read as an option")
     if "://" in value:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sparkwright.errors import FetchError, LockMismatchError, NotInStoreError, RefError, UnknownNameError
-from sparkwright.git import check_address, fetch, list_remote
+from sparkwright.git import check_address, fetch, list_remote, refuse_secret
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.folder import FolderSource
 from sparkwright.upstream.releases import (
@@ -53,6 +53,7 @@ def open_source(spec: str, access: Access) -> Source:
 
     Raises:
         UnknownNameError: it is none of these.
+        RefError: it is an address with a password in it.
     """
     if spec == "index":
         return IndexSource(access)
@@ -60,6 +61,7 @@ def open_source(spec: str, access: Access) -> Source:
         return GitSource(access)
     if spec and Path(spec).expanduser().is_dir():
         return FolderSource(access, Path(spec).expanduser().absolute())
+    refuse_secret(spec)
     try:
         return GitSource(access, check_address(spec))
     except RefError as error:

@@ -56,6 +56,7 @@ class StandingServer:
     facts: BootFacts
     log: Path | None = None
 
+    restartable = False
     pid: int | None = None
     died: int | None = None
 

@@ -15,7 +15,7 @@ import msgspec
 
 from sparkwright.canonical import digest_of
 from sparkwright.config import Model
-from sparkwright.errors import BusyError, ConfigError, StorageError
+from sparkwright.errors import BusyError, ConfigError, NewerFormatError, StorageError
 from sparkwright.verify.model import BootFacts, Finding, Observation
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ class Journal:
             StorageError: the disk is full or cannot be written.
         """
         self.path = folder / FILE
+        _require_regular(self.path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -222,11 +223,7 @@ def read_journal(folder: Path) -> Contents:
         ConfigError: there is none, or it is not one of ours.
     """
     path = folder / FILE
-    if path.exists() and not path.is_file():  # a named pipe would be waited for
-        raise ConfigError(
-            f"{folder} is not the folder of a run", because=f"its {FILE} is no plain file",
-            next_step="name another one",
-        )  # fmt: skip
+    _require_regular(path)
     try:
         lines = path.read_bytes()[: _whole_length(path)].splitlines()
     except FileNotFoundError as error:
@@ -242,7 +239,29 @@ def read_journal(folder: Path) -> Contents:
             raise _damaged(path, number, str(error)) from error
     if not records or not isinstance(records[0], Manifest):
         raise _damaged(path, 1, "a journal begins with what the run is about")
+    if (found := records[0].format) > _FORMAT:
+        raise NewerFormatError(
+            f"{path} cannot be read",
+            because=f"its format is {found}, and this sparkwright knows {_FORMAT}",
+            next_step="go on with the sparkwright that began the run, or a newer one",
+        )
+    if found != _FORMAT:
+        raise _damaged(path, 1, f"there is no format {found}")
     return _contents(records[0], records[1:])
+
+
+def _require_regular(path: Path) -> None:
+    """Do nothing if *path* is a file or nothing at all; a pipe would never be read to its end.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if path.exists() and not path.is_file():
+        raise ConfigError(
+            f"{path} is not the journal of a run",
+            because="it is no regular file",
+            next_step="name another folder",
+        )
 
 
 def _contents(manifest: Manifest, records: list[Record]) -> Contents:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from sparkwright.errors import EndpointError
+from sparkwright.errors import SparkwrightError
 from sparkwright.verify.client import LagProbe, canary, open_session, run_load
 from sparkwright.verify.metrics import fetch_snapshot, quiesce
 from sparkwright.verify.model import Observation
@@ -32,7 +32,7 @@ _LEAST_S = 0.25
 _LOOKS, _LOOK_S = 40, 0.05
 
 # What counters that cannot be had look like; that the server is in trouble shows elsewhere.
-_UNREADABLE = (EndpointError, OSError, TimeoutError, ValueError)
+_UNREADABLE = (SparkwrightError, OSError, TimeoutError, ValueError)
 
 
 class Server(Protocol):
@@ -51,6 +51,11 @@ class Server(Protocol):
     @property
     def log_seen(self) -> bool:
         """Whether its log can be read."""
+        ...
+
+    @property
+    def restartable(self) -> bool:
+        """Whether another start of it is another process."""
         ...
 
     @property
@@ -96,12 +101,12 @@ async def measure(
     mark = server.mark
     wall, own = time.time(), time.monotonic()
     async with open_session(server.endpoint) as session:
-        before = await _counters(session, server, profile)
+        before, unread = await _counters(session, server, profile)
         async with LagProbe() as lag, _watching(session, server, speed) as watch:
             samples = await run_load(
                 session, server.endpoint, cell, deadlines, speed=speed, on_sample=on_sample
             )
-        after = await _counters(session, server, profile)
+        after, still_unread = await _counters(session, server, profile)
         why = await canary(session, server.endpoint, deadlines, speed)
         if why:
             await _until_reaped(server)
@@ -116,6 +121,7 @@ async def measure(
         log=server.errors_since(mark),
         canary=why,
         died=server.died,
+        unread=unread or still_unread,
         clock_step_s=(time.time() - wall) - (time.monotonic() - own),
     )
 
@@ -128,11 +134,14 @@ async def _until_reaped(server: Server) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-async def _counters(session: aiohttp.ClientSession, server: Server, profile: Profile) -> Snapshot | None:
-    """The server's counters when nothing runs any more; `None` if it does not say."""
-    with contextlib.suppress(*_UNREADABLE):
-        return await quiesce(session, server.endpoint, profile.deadlines, profile.speed)
-    return None
+async def _counters(
+    session: aiohttp.ClientSession, server: Server, profile: Profile
+) -> tuple[Snapshot | None, str]:
+    """The server's counters when nothing runs any more; without them, why they cannot be had."""
+    try:
+        return await quiesce(session, server.endpoint, profile.deadlines, profile.speed), ""
+    except _UNREADABLE as error:
+        return None, str(error) or type(error).__name__
 
 
 @contextlib.asynccontextmanager

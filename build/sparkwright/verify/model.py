@@ -134,6 +134,8 @@ class FailureKind(StrEnum):
     NO_FINISH = "no-finish"  # ``[DONE]`` without a finish reason
     FIRST_TOKEN = "first-token"  # noqa: S105 - no token within the deadline
     STALL = "stall"  # tokens, and then none within the deadline
+    OVERDUE = "overdue"  # tokens now and then, and no end within the deadline of the whole
+    RUNAWAY = "runaway"  # more than was asked for, and no end
     NO_COUNT = "no-count"  # neither usage nor token ids
     COUNT = "count"  # usage and token ids disagree
     LENGTH = "length"  # another number of tokens than was asked for, or ``abort``
@@ -363,6 +365,7 @@ class Observation(Model, frozen=True):
         log: lines of the server's log from this time that tell of an error.
         canary: empty if the server still answered a plain request afterwards, else why not.
         died: the server's exit status if it ended meanwhile; `None` while it lives or where unknown.
+        unread: why `before` or `after` is missing, if one is.
         clock_step_s: how far the wall clock ran away from the monotonic one meanwhile.
     """
 
@@ -376,12 +379,21 @@ class Observation(Model, frozen=True):
     log: tuple[str, ...] = ()
     canary: str = ""
     died: int | None = None
+    unread: str = ""
     clock_step_s: float = 0.0
 
     @property
     def counted(self) -> tuple[Sample, ...]:
         """Requests that are measured and did not fail."""
         return tuple(sample for sample in self.samples if sample.counted and sample.failure is None)
+
+    @property
+    def seconds(self) -> float:
+        """From the first request's start to the last one's end, in our seconds."""
+        if not self.samples:
+            return 0.0
+        begin = min(sample.started for sample in self.samples)
+        return (max(sample.ended for sample in self.samples) - begin) / 1e9
 
     @property
     def failed(self) -> tuple[Sample, ...]:

@@ -6,7 +6,10 @@ from msgspec import field
 
 from sparkwright.config import Model
 
-__all__ = ["Deadlines", "Profile"]
+__all__ = ["SLOWEST_S", "Deadlines", "Profile"]
+
+SLOWEST_S = 3.0
+"""Seconds a token that one request may take at the most; servers for GB10 take 0.2 at 64 requests."""
 
 
 class Deadlines(Model, frozen=True):
@@ -25,6 +28,10 @@ class Deadlines(Model, frozen=True):
     stall_s: float = 60.0
     canary_s: float = 60.0
     quiesce_s: float = 120.0
+
+    def whole_s(self, max_tokens: int) -> float:
+        """For a whole answer of *max_tokens*: its first token, one stall, and `SLOWEST_S` a token."""
+        return self.first_token_s + self.stall_s + SLOWEST_S * max_tokens
 
 
 class Profile(Model, frozen=True):

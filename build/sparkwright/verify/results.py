@@ -17,7 +17,7 @@ from sparkwright.verify.wish import Wish, profile_of
 
 if TYPE_CHECKING:
     from sparkwright.verify.journal import Contents
-    from sparkwright.verify.model import Observation, Verdict
+    from sparkwright.verify.model import Verdict
 
 __all__ = ["Results", "load_run", "write_results"]
 
@@ -133,20 +133,12 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
     if not contents.findings:
         told["interrupted"] = "the run was stopped before it came to a verdict"
     if seen := tuple(contents.measured.values()):
-        told["seconds"] = round(sum(_length(observation) for observation in seen), 1)
+        told["seconds"] = round(sum(observation.seconds for observation in seen), 1)
     return {
         **told,
         **{name: value for name, value in manifest.identity.items() if name not in told},
         **manifest.client,
     }
-
-
-def _length(observation: Observation) -> float:
-    """Seconds that a cell took."""
-    samples = observation.samples
-    if not samples:
-        return 0.0
-    return (max(sample.ended for sample in samples) - min(sample.started for sample in samples)) / 1e9
 
 
 def _files(folder: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -18,7 +19,7 @@ from sparkwright.canonical import digest_of, sha256_file
 from sparkwright.config import to_builtins
 from sparkwright.errors import ConfigError, UnknownNameError
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.client import Endpoint, check_endpoint, open_session
+from sparkwright.verify.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.fleet import Starters, standing
 from sparkwright.verify.journal import Manifest
@@ -47,11 +48,56 @@ if TYPE_CHECKING:
 
     Start = Callable[[int], AbstractAsyncContextManager[Server]]
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "require_possible"]
 
 
-async def prepare(wish: Wish, folder: Path, api_key: str = "") -> tuple[Suite, Manifest]:
+def require_possible(wish: Wish) -> None:
+    """Do nothing if nothing speaks against *wish* that can be told without asking or starting anything.
+
+    Raises:
+        ConfigError: options contradict each other, or name files that are not there.
+        UnknownNameError: there is no such profile, check or category.
+        EndpointError: an address is none.
+    """
+    profile = profile_of(wish)
+    _require_known(profile)
+    for url in filter(None, (wish.url, wish.baseline_url)):
+        check_address(url)
+    for option, value in (("--soak-seconds", wish.soak_s), ("--speed", wish.speed)):
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{option} takes a positive number", because=f"{value:g} is none")
+    if wish.url and (wish.against or "compare" in profile.checks):
+        raise ConfigError(
+            "servers at addresses are not compared in speed",
+            because="each start of a server is faster or slower than the next, and these stay as they are:"
+            " however often one is measured, it is one start",
+            next_step="give both wheels, the second one by --against",
+        )
+    if wish.baseline_url and not wish.url:
+        raise ConfigError("--baseline-url goes with --url", because="there is no server to hold against it")
+    if wish.simulator and wish.against not in {"", "simulator"}:
+        raise ConfigError(
+            f"a simulator is not compared with {wish.against}", next_step="give --against simulator"
+        )
+    files = [wish.python, *([] if wish.simulator else [wish.against]), wish.wheel, wish.log]
+    if missing := [path for path in filter(None, files) if not Path(path).is_file()]:
+        raise ConfigError(
+            f"{missing[0]} cannot be used",
+            because="there is no such file",
+            next_step="name one that is there",
+        )
+
+
+async def prepare(
+    wish: Wish, folder: Path, api_key: str = "", baseline_key: str = ""
+) -> tuple[Suite, Manifest]:
     """The run that *wish* comes to; servers' files go below *folder*.
+
+    Args:
+        wish: what is asked for.
+        folder: of the run.
+        api_key: of the server at `Wish.url`; it goes nowhere else.
+        baseline_key: of the one at `Wish.baseline_url`.
 
     Raises:
         ConfigError: options contradict each other.
@@ -60,10 +106,10 @@ async def prepare(wish: Wish, folder: Path, api_key: str = "") -> tuple[Suite, M
         IncompatibleOptionsError: the recipe's options are known not to work together.
         EnvironmentSetupError: the wheel could not be installed.
     """
+    require_possible(wish)
     profile = profile_of(wish)
-    _require_known(profile)
     if wish.url:
-        fleet, server, identity = await _at_address(wish, profile, api_key)
+        fleet, server, identity = await _at_address(wish, profile, (api_key, baseline_key))
     elif wish.simulator:
         fleet, server, identity = _simulated(wish, profile, folder)
     else:
@@ -91,18 +137,16 @@ def _require_known(profile: Profile) -> None:
 # By address ---------------------------------------------------------------------------------------------
 
 
-async def _at_address(wish: Wish, profile: Profile, api_key: str) -> tuple[Starters, str, dict[str, str]]:
+async def _at_address(
+    wish: Wish, profile: Profile, keys: tuple[str, str]
+) -> tuple[Starters, str, dict[str, str]]:
     log = Path(wish.log) if wish.log else None
-    if log is not None and not log.is_file():
-        raise ConfigError(
-            f"{log} cannot be read", because="there is no such file", next_step="leave --log out"
-        )
     starters: dict[str, Start] = {}
     identity: dict[str, str] = {}
-    for arm, url in (("main", wish.url), ("baseline", wish.baseline_url)):
+    for arm, url, key in zip(("main", "baseline"), (wish.url, wish.baseline_url), keys, strict=True):
         if not url:
             continue
-        endpoint = Endpoint(url, wish.model, api_key)
+        endpoint = Endpoint(url, wish.model, key)
         async with open_session(endpoint) as session:
             known = await check_endpoint(session, endpoint, profile.deadlines)
         endpoint = replace(endpoint, model=known.model)

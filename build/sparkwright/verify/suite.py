@@ -7,6 +7,7 @@ journal holds are not measured again, and only servers that something is still t
 from __future__ import annotations
 
 import math
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,11 +17,12 @@ from sparkwright.config import to_builtins
 from sparkwright.errors import EndpointError, ServerError
 from sparkwright.events import emit, task, warn
 from sparkwright.verify.check import Context
-from sparkwright.verify.client import count_tokens, open_session
+from sparkwright.verify.checks.common import unanswered
+from sparkwright.verify.client import canary, count_tokens, open_session
 from sparkwright.verify.client.calibrate import Floor, calibrate
 from sparkwright.verify.journal import Boot, Concluded, Journal, Measured, Noted, cell_id, read_journal
 from sparkwright.verify.measure import measure
-from sparkwright.verify.model import BootFacts, Finding, Observation
+from sparkwright.verify.model import BootFacts, Finding, Observation, Verdict
 
 if TYPE_CHECKING:
     import contextlib
@@ -41,10 +43,15 @@ FLOOR = "floor"
 
 # A server that ends by itself is started again so often for what is still to be asked of it.
 _MOST_RESTARTS = 2
+# One that lives and answers nothing is, so often: what it costs to see that is deadlines of minutes.
+_MOST_SILENCES = 1
 
 # Of the document that servers are asked to count: so long that question and template weigh next to nothing.
 _MEASURED_TOKENS = 16_000
 _WITH_DOCUMENTS = "context"  # the check that sends some
+# Words of English that a tokenizer makes a token of: those in use have 0.6 to 0.8. What lies beyond these is
+# no count of tokens, and documents sized by it would be empty or endless.
+_LEAST_WORDS, _MOST_WORDS = 0.2, 2.0
 
 
 class Fleet(Protocol):
@@ -112,6 +119,7 @@ class _Run:
         self.identity = contents.manifest.identity
         self.boots: dict[tuple[str, int], Boot] = dict(contents.boots)
         self.measured: dict[str, Observation] = dict(contents.measured)
+        self.silent: set[str] = set()  # servers that answer no more and cannot be started again
         self.floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
 
     @property
@@ -153,7 +161,8 @@ class _Run:
             await self._measure_on("main", 0)
         places = dict.fromkeys((cell.arm, cell.boot) for cell in self.plan())
         for arm, boot in places:
-            if (arm, boot) != ("main", 0) and arm in self.suite.fleet.arms and self.missing(arm, boot):
+            reachable = arm in self.suite.fleet.arms and arm not in self.silent
+            if (arm, boot) != ("main", 0) and reachable and self.missing(arm, boot):
                 await self._measure_on(arm, boot)
 
     async def _calibrate(self) -> None:
@@ -167,13 +176,14 @@ class _Run:
         self.journal.write(Noted(name=FLOOR, data={"levels": levels}))
 
     async def _measure_on(self, arm: str, boot: int) -> None:
-        """Measure what is missing on one server, which is started again where it ends by itself."""
+        """Measure what is missing on one server, which is started again where it ends or falls silent."""
+        silences = 0
         for again in range(_MOST_RESTARTS + 1):
             try:
                 async with self.suite.fleet.start(arm, boot) as server:
                     words = await self._words_per_token(arm, boot, server)
                     self._note_boot(arm, boot, server, again, words)
-                    await self._measure_cells(server, self.missing(arm, boot))
+                    silences += not await self._measure_cells(server, self.missing(arm, boot))
             except ServerError as error:
                 if ("main", 0) not in self.boots:
                     raise
@@ -181,11 +191,19 @@ class _Run:
                 return
             if not self.missing(arm, boot):
                 return
+            if silences and not server.restartable:
+                self.silent.add(arm)
+            if arm in self.silent or silences > _MOST_SILENCES:
+                break
         left = len(self.missing(arm, boot))
-        warn(f"{arm} ended by itself {_MOST_RESTARTS + 1} times: {left} cells are left out")
+        how = "no longer answers" if silences else f"ended by itself {_MOST_RESTARTS + 1} times"
+        warn(f"{arm} {how}: {left} cells are left out")
 
-    async def _measure_cells(self, server: Server, cells: list[Cell]) -> None:
-        """Measure *cells* for as long as *server* lives."""
+    async def _measure_cells(self, server: Server, cells: list[Cell]) -> bool:
+        """Measure *cells* for as long as *server* lives and answers; whether it did not fall silent.
+
+        A plain request may be lost by a server that is well, so it is put twice.
+        """
         with task("measure", total=len(cells), unit="cells") as progress:
             for cell in cells:
                 emit("verify.cell", check=cell.check, cell=cell.name, requests=cell.load.requests)
@@ -195,7 +213,17 @@ class _Run:
                 self.measured[identity] = observation
                 progress.advance()
                 if server.died is not None:
-                    return
+                    return True
+                if unanswered(observation.canary) and await self._is_silent(server):
+                    return False
+        return True
+
+    async def _is_silent(self, server: Server) -> bool:
+        """Whether another plain request stays without an answer too."""
+        profile = self.suite.profile
+        async with open_session(server.endpoint) as session:
+            why = await canary(session, server.endpoint, profile.deadlines, profile.speed)
+        return unanswered(why) and server.died is None
 
     async def _words_per_token(self, arm: str, boot: int, server: Server) -> float:
         """How many words of a document the server's tokenizer makes a token of; -1 where it does not say.
@@ -215,7 +243,12 @@ class _Run:
         except EndpointError as error:
             warn(f"documents are sized by an estimate: {error}")
             return -1
-        return len(text.split()) / count
+        total = len(text.split())
+        words = total / count
+        if _LEAST_WORDS <= words <= _MOST_WORDS:
+            return words
+        warn(f"documents are sized by an estimate: the server counts {count} tokens in {total} words")
+        return -1
 
     def _note_boot(self, arm: str, boot: int, server: Server, restart: int, words: float) -> None:
         facts = msgspec.structs.replace(server.facts, words_per_token=words)
@@ -235,8 +268,28 @@ class _Run:
         findings: list[Finding] = []
         for check in self.suite.checks:
             own = [seen[cell.key] for cell in check.plan(context) if cell.key in seen]
-            findings.extend(check.judge(context, own))
+            try:
+                findings.extend(check.judge(context, own))
+            except Exception as error:  # noqa: BLE001 - what the others conclude must not be lost
+                findings.append(self._unjudged(check, own, error))
         return findings
+
+    def _unjudged(self, check: Check, own: Sequence[Observation], error: Exception) -> Finding:
+        """What is left to say of a check whose own code failed; the journal keeps where."""
+        told = "".join(traceback.format_exception(error))
+        self.journal.write(Noted(name=f"{check.name} failed", data={"traceback": told}))
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        cause = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+        warn(f"the check {check.name} itself failed: {cause}")
+        return Finding(
+            check=check.name,
+            name="the check itself works",
+            definition="What was seen can be judged without an error in this program.",
+            verdict=Verdict.INVALID,
+            cause=f"this program failed in judging what was seen: {cause}",
+            threshold="any error here is one of sparkwright: please report it with the journal",
+            evidence=tuple(observation.cell.key for observation in own),
+        )
 
     def _observations(self) -> Mapping[str, Observation]:
         """Observations of the cells that are planned, by the cell's key."""

@@ -75,7 +75,8 @@ class Wish(Model, frozen=True):
         """What is verified, as part of a folder's name."""
         if self.simulator:
             return "simulator"
-        return re.sub(r"[^\w.+-]+", "-", self.url.partition("://")[2] or PurePath(self.recipe).stem)
+        place = self.url.rpartition("@")[2].rpartition("://")[2]
+        return re.sub(r"[^\w.+-]+", "-", place or PurePath(self.recipe).stem).strip("-") or "run"
 
     @property
     def options(self) -> dict[str, Any]:

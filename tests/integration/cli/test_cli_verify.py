@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
@@ -19,7 +21,7 @@ import pytest
 from sparkwright.canonical import sha256_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
 QUICK = ("--demo", "--checks", "boot", "--categories", "code")
@@ -206,7 +208,26 @@ REFUSED = {
     "no log": (("--url", "http://127.0.0.1:9", "--log", "gone"), 10, "gone"),
     "no run": (("--resume", "."), 10, "not the folder of a run"),
     "no numbers": (("--demo", "--levels", "1,many"), 2, "1,many"),
-}
+    "no address at all": (("--url", "foo"), 82, "foo"),
+    "a password": (("--url", f"http://bob:{KEY}@127.0.0.1:9"), 82, "127.0.0.1:9"),
+    "another password": (
+        ("--url", "http://127.0.0.1:9", "--baseline-url", f"http://bob:{KEY}@127.0.0.1:8"), 82, "127.0.0.1:8"
+    ),
+    "less than nothing": (("--demo", "--soak-seconds=-5"), 10, "--soak-seconds"),
+    "for ever": (("--demo", "--soak-seconds=inf"), 10, "--soak-seconds"),
+    "no wheel": (("--python", sys.executable, "--against", "gone.whl"), 10, "gone.whl"),
+    "no interpreter": (("--python", "gone/python"), 10, "gone/python"),
+    "a wheel against an address": (
+        ("--url", "http://127.0.0.1:9", "--against", __file__), 10, "addresses"
+    ),
+    "starts of an address": (
+        ("--url", "http://127.0.0.1:9", "--baseline-url", "http://127.0.0.1:8", "--checks", "compare"),
+        10,
+        "addresses",
+    ),
+    "only a baseline": (("--demo", "--baseline-url", "http://127.0.0.1:9"), 10, "--baseline-url"),
+    "a wheel against a simulator": (("--demo", "--against", __file__), 10, "--against"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "code", "said"), REFUSED.values(), ids=REFUSED)
@@ -217,7 +238,8 @@ def test_what_cannot_be_done_is_said_in_one_message(
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.rglob("journal.jsonl"))
+    assert KEY not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path: Path) -> None:
@@ -228,3 +250,81 @@ def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path: Path) -> None:
     other = verify(*QUICK, "--seed", "7", "--out", "run", cwd=tmp_path)
     assert other.returncode == 10
     assert "holds a run of something else" in other.stderr
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_a_journal_that_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    make(run / "journal.jsonl")
+    done = verify("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 10, done.stderr
+    assert "journal.jsonl" in done.stderr
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "journal.jsonl"]
+
+
+def test_keys_go_only_to_the_addresses_that_they_were_given_for(tmp_path: Path) -> None:
+    with (
+        listening(counters=True) as (main, seen_by_main),
+        listening(counters=False) as (baseline, seen_by_baseline),
+    ):
+        asked = ("--url", main, "--baseline-url", baseline)
+        assert verify(*asked, cwd=tmp_path, SPARKWRIGHT_API_KEY=KEY).returncode == 82
+        assert set(seen_by_main) == {f"Bearer {KEY}"}
+        assert set(seen_by_baseline) == {""}
+        other = verify(
+            *asked, cwd=tmp_path, SPARKWRIGHT_API_KEY=KEY, SPARKWRIGHT_BASELINE_API_KEY="for the baseline"
+        )
+        assert other.returncode == 82
+        assert set(seen_by_main) == {f"Bearer {KEY}"}
+        assert seen_by_baseline[-1] == "Bearer for the baseline"
+
+
+def test_a_key_is_not_sent_where_only_a_journal_says(tmp_path: Path) -> None:
+    with listening(counters=False) as (url, seen):
+        options = {"url": url, "profile": "demo"}
+        line = {
+            "kind": "run",
+            "run": "r",
+            "created": "now",
+            "server": "s",
+            "identity": {},
+            "options": options,
+        }
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "journal.jsonl").write_text(json.dumps(line) + "\n")
+        refused = verify("--resume", "run", cwd=tmp_path, SPARKWRIGHT_API_KEY=KEY)
+        assert (refused.returncode, seen) == (10, [])
+        assert f"--url {url}" in refused.stderr
+        assert verify("--resume", "run", "--url", f"{url}/other", cwd=tmp_path).returncode == 10
+        assert seen == []
+        assert verify("--resume", "run", "--url", url, cwd=tmp_path, SPARKWRIGHT_API_KEY=KEY).returncode == 82
+        assert set(seen) == {f"Bearer {KEY}"}
+
+
+@contextlib.contextmanager
+def listening(*, counters: bool) -> Iterator[tuple[str, list[str]]]:
+    """The address of a server that looks like vLLM, up to its counters, and the keys that it got."""
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("Authorization", ""))
+            pages = {"/v1/models": {"data": [{"id": "m"}]}, "/version": {"version": "0.24.0"}}
+            body = json.dumps(pages.get(self.path, {})).encode()
+            body = b"vllm:x 1\n" if self.path == "/metrics" and counters else body
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        server.server_close()

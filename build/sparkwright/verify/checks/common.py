@@ -31,6 +31,7 @@ __all__ = [
     "look",
     "main_facts",
     "troubles",
+    "unanswered",
     "worst",
 ]
 
@@ -65,6 +66,8 @@ _FAILS = {
     FailureKind.NO_FINISH: "ended without a finish reason",
     FailureKind.FIRST_TOKEN: "hung: no token within the deadline",
     FailureKind.STALL: "stalled in the middle of the stream",
+    FailureKind.OVERDUE: "did not end within the deadline, though tokens came",
+    FailureKind.RUNAWAY: "were a runaway generation: more came than was asked for, without an end",
 }
 """Failures that are the server's, and what the requests did."""
 
@@ -81,6 +84,12 @@ _INVALIDATES = {
     FailureKind.CANCELLED: "were stopped by this client",
 }
 """Failures after which figures mean nothing, though the server answered."""
+
+# That tell answers in one piece from one or two that a busy machine read at once, or short ones.
+_FEWEST_CHUNKS, _FEWEST_ANSWERS = 12, 4
+_STREAMED = 0.01
+"""Share of the time to the first token that all others take at the least, where answers are streamed. A
+prompt of 33,000 tokens takes a GB10 some 30 s, and 256 tokens after it 5."""
 
 _SEVERITY = (Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.INVALID, Verdict.FAIL)
 _LONGEST_LINE = 200
@@ -203,15 +212,22 @@ def troubles(observation: Observation) -> tuple[Trouble, ...]:
     if observation.died is None:
         found.extend(_counters(observation))
     if not found:
-        found.extend(_incomplete(observation))
+        found.extend([*_incomplete(observation), *_unstreamed(observation)])
     found.sort(key=lambda entry: -_SEVERITY.index(entry[0]))
     return tuple(Trouble(verdict, cause, observation.cell.key) for verdict, cause in found)
 
 
+def unanswered(canary: str) -> bool:
+    """Whether a plain request, of which *canary* says what became, got no answer.
+
+    One of which only the count is wrong is an answer.
+    """
+    return bool(canary) and canary.partition(":")[0] not in {kind.value for kind in _INVALIDATES}
+
+
 def _unanswered(observation: Observation) -> tuple[Verdict, str]:
-    """What became of the canary; an answer of which only the count is wrong is an answer."""
-    kind = observation.canary.partition(":")[0]
-    if kind in {kind.value for kind in _INVALIDATES}:
+    """What became of the canary."""
+    if not unanswered(observation.canary):
         cause = f"the answer to the plain request after {at(observation.cell)} cannot be used"
         return Verdict.INVALID, f"{cause}: {observation.canary}"
     cause = f"after {at(observation.cell)} the server no longer answered a plain request"
@@ -269,7 +285,8 @@ def _counters(observation: Observation) -> list[tuple[Verdict, str]]:
     where = at(observation.cell)
     if observation.before is None or observation.after is None:
         when = "before" if observation.before is None else "after"
-        return [(Verdict.INVALID, f"the server's counters could not be read {when} {where}")]
+        why = f": {_short(observation.unread)}" if observation.unread else ""
+        return [(Verdict.INVALID, f"the server's counters could not be read {when} {where}{why}")]
     moments = (observation.before, *observation.series, observation.after)
     for earlier, later in pairwise(moments):
         try:
@@ -292,6 +309,24 @@ def _incomplete(observation: Observation) -> list[tuple[Verdict, str]]:
     if not counted:
         return [(Verdict.INVALID, f"no request of {where} was recorded")]
     return []
+
+
+def _unstreamed(observation: Observation) -> list[tuple[Verdict, str]]:
+    """Answers that came in one piece at their end: times to the first and between tokens mean nothing.
+
+    All requests are taken together, since a busy machine may read a whole answer at once now and then.
+    """
+    samples = [sample for sample in observation.counted if len(sample.chunks) >= _FEWEST_CHUNKS]
+    waited = sum(sample.first - sample.started for sample in samples) / 1e6
+    streamed = sum(sample.last - sample.first for sample in samples) / 1e6
+    if len(samples) < _FEWEST_ANSWERS or streamed > _STREAMED * waited:
+        return []
+    first, rest = (f"{total / len(samples):.1f} ms" for total in (waited, streamed))
+    cause = (
+        f"not streamed: in {at(observation.cell)} the tokens of an answer came within {rest} of each other,"
+    )
+    cause += f" {first} after the request, so that something on the way holds answers back until their end"
+    return [(Verdict.INVALID, cause)]
 
 
 def in_flight(observation: Observation) -> int:

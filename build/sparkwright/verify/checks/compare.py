@@ -97,8 +97,8 @@ def _prompts(context: Context, count: int, name: str) -> tuple[Prompt, ...]:
 
 
 def _decode_rate(sample: Sample) -> float:
-    """Tokens a second after the first one."""
-    return 1000 / sample.tpot_ms
+    """Tokens a second after the first one; NaN where no time passed between the first and the last."""
+    return 1000 / sample.tpot_ms if sample.tpot_ms > 0 else math.nan
 
 
 def _speed(seen: Seen, level: int, context: Context) -> Finding:

@@ -29,6 +29,9 @@ OUTPUT_TOKENS = 256
 MARGIN, ESTIMATED_MARGIN = 1.02, 1.25
 """How much longer in tokens a document may turn out than was asked for: sized by the server's own tokenizer,
 and where that is out of reach by what common ones make of English."""
+OFF = 0.20
+"""How far, as a share, a document's tokens by the server's own count may lie from those that were asked for:
+beyond, nothing is known of that length."""
 WARN, FAIL = 0.75, 0.40
 """Of the mean acceptance length after a short prompt. Healthy models on GB10 keep 0.82 to 1.35 at 16k and
 33k; a broken image had an acceptance of 0 to 7 % there."""
@@ -108,6 +111,7 @@ def _served(seen: Seen, context: Context) -> Finding:
         (Verdict.INCONCLUSIVE, f"{tokens} tokens were not tried: the server takes {longest} at the most")
         for tokens in short
     ]
+    against += [reason for tokens in context.profile.contexts for reason in _missized(seen, tokens)]
     lengths = [o.samples[0].prompt_tokens for o in seen.sound]
     return conclude(
         seen,
@@ -131,6 +135,20 @@ def _sizes(seen: Seen, context: Context) -> list[str]:
         if came > 0 and abs(came - meant) > (MARGIN - 1) * meant:
             warnings.append(f"documents of {meant} tokens came to {came}")
     return warnings
+
+
+def _missized(seen: Seen, tokens: int) -> list[_Judged]:
+    """That documents of *tokens* were not of that length, or that the server does not say of which."""
+    found = []
+    for observation in seen.tagged(tokens=str(tokens)).sound:
+        came = [sample.prompt_tokens for sample in observation.counted]
+        odd = max(came, key=lambda count: abs(count - tokens))
+        if abs(odd - tokens) > OFF * tokens:
+            shown = f"came to {odd} by the server's own count" if odd else "were not counted by the server"
+            found.append(
+                (Verdict.INCONCLUSIVE, f"{observation.cell.name}: documents of {tokens} tokens {shown}")
+            )
+    return found
 
 
 def _drafter(seen: Seen, context: Context) -> Finding:
@@ -163,7 +181,10 @@ def _hold(seen: Seen, context: Context, tokens: int) -> Finding:
             "accepted ratio": str(part),
         }
         shown = f"at {tokens} tokens MAL is {cold.mal:.2f}, {whole.value:.2f} of that after short prompts"
-        if whole.high < FAIL or part.high < FAIL_ACCEPTED:
+        if short.accepted <= 0:
+            nothing = "nothing is accepted after short prompts: there is nothing to compare with"
+            against.append((Verdict.INCONCLUSIVE, nothing))
+        elif whole.high < FAIL or part.high < FAIL_ACCEPTED:
             against.append(
                 (Verdict.FAIL, f"acceptance is lost: {shown}; accepted tokens are {part} of theirs")
             )
@@ -176,7 +197,7 @@ def _hold(seen: Seen, context: Context, tokens: int) -> Finding:
         f"acceptance holds at {tokens} tokens",
         "Mean acceptance length after long documents, not cached, over that after short ones of the same"
         " kind.",
-        against=against or _undrafted(pair, context, short, cold),
+        against=[*_missized(pair, tokens), *against] or _undrafted(pair, context, short, cold),
         passed=f"MAL ratio {measured.get('MAL ratio', '')}",
         threshold=f"fails where the 95 % interval lies below {FAIL}, or below {FAIL_ACCEPTED} for accepted"
         f" tokens alone; warns where it reaches below {WARN}",
@@ -205,7 +226,10 @@ def _cached(seen: Seen, context: Context, tokens: int) -> Finding:
             "TTFT cached ms": _median_ttft(cached_seen, context),
         }
         shown = f"at {tokens} tokens from the cache, accepted tokens are {kept} of those with the prompt cold"
-        if kept.high < KEPT:
+        if cold.accepted <= 0:
+            nothing = f"nothing is accepted at {tokens} tokens cold: there is nothing to compare with"
+            against.append((Verdict.INCONCLUSIVE, nothing))
+        elif kept.high < KEPT:
             against.append((Verdict.FAIL, f"cached against cold: {shown}"))
         elif kept.low < UNSURE:
             against.append((Verdict.INCONCLUSIVE, f"cached against cold: {shown}"))
@@ -216,7 +240,7 @@ def _cached(seen: Seen, context: Context, tokens: int) -> Finding:
         f"the cache keeps acceptance at {tokens} tokens",
         "The same documents again, now from the prefix cache: accepted tokens a draft over those when they"
         " were cold. Tokens restored from the cache must be known to the drafter as well.",
-        against=against or unused or _undrafted(pair, context, cold, cached),
+        against=[*_missized(pair, tokens), *against] or unused or _undrafted(pair, context, cold, cached),
         passed=f"accepted tokens are {measured.get('accepted ratio', '')} of those when cold",
         threshold=f"fails where the whole 95 % interval lies below {KEPT}; decides nothing where it reaches"
         f" below {UNSURE}; at least {LEAST_HITS:.0%} of the prompt from the cache",
@@ -230,7 +254,7 @@ def _needle(seen: Seen, tokens: int) -> Finding:
     """A document is read when what stands in it can be told."""
     long = str(tokens)
     three = _only(seen, (str(SHORT_TOKENS), "control"), (long, "cold"), (long, "cached"))
-    against: list[_Judged] = []
+    against = _missized(seen, tokens)
     answered = {o.cell.name: _found(o) for o in three.sound}
     short = next((_found(o) for o in three.sound if o.cell.tags["cache"] == "control"), (0, 0))
     for observation in three.sound:

@@ -81,7 +81,7 @@ class Crash:
                 "mixed waves break nothing",
                 "Waves of random size with prompts and outputs of mixed length, so that prefills meet"
                 " decodes.",
-                passed=f"{len(waves.sound)} waves were answered",
+                passed=f"waves answered: {len(waves.sound)}",
                 threshold=_THRESHOLD,
             ),
         ]

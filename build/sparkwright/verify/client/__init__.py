@@ -4,7 +4,13 @@
 `sse` and `reply` read streams, `lag` and `calibrate` say how far the client's own clock can be trusted.
 """
 
-from sparkwright.verify.client.endpoint import Endpoint, EndpointFacts, check_endpoint, open_session
+from sparkwright.verify.client.endpoint import (
+    Endpoint,
+    EndpointFacts,
+    check_address,
+    check_endpoint,
+    open_session,
+)
 from sparkwright.verify.client.lag import LagProbe
 from sparkwright.verify.client.load import arrivals, run_load
 from sparkwright.verify.client.request import Exchange, canary, patience
@@ -17,6 +23,7 @@ __all__ = [
     "LagProbe",
     "arrivals",
     "canary",
+    "check_address",
     "check_endpoint",
     "count_tokens",
     "open_session",

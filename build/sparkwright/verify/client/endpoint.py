@@ -11,6 +11,7 @@ import msgspec
 
 from sparkwright.errors import EndpointError
 from sparkwright.events import warn
+from sparkwright.verify.client.body import read_body
 
 if TYPE_CHECKING:
     from types import SimpleNamespace
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.profile import Deadlines
 
-__all__ = ["OLDEST", "Endpoint", "EndpointFacts", "check_endpoint", "open_session"]
+__all__ = ["OLDEST", "Endpoint", "EndpointFacts", "check_address", "check_endpoint", "open_session"]
 
 OLDEST = (0, 20)
 """The oldest vLLM whose counters, log and chunks are known here."""
@@ -27,7 +28,7 @@ OLDEST = (0, 20)
 _IDLE_S = 2.0  # vLLM ends a connection after 5 idle seconds; one that is about to go must not be used
 _READ_SIZE = 1 << 20
 _EXCERPT = 200
-_RELEASE = re.compile(r"v?(\d+)\.(\d+)")
+_RELEASE = re.compile(r"v?(\d{1,9})\.(\d{1,9})(?!\d)")
 
 T = TypeVar("T")
 
@@ -120,7 +121,7 @@ async def check_endpoint(
     Raises:
         EndpointError: it is no vLLM that we know, does not let us in, or does not serve the model.
     """
-    _check_address(endpoint.url)
+    check_address(endpoint.url)
     served = _read_json(await _get(session, endpoint, "/v1/models", deadlines), _Models)
     model = _choose(endpoint, served)
     version = await _version(session, endpoint, deadlines)
@@ -134,7 +135,21 @@ async def check_endpoint(
     return EndpointFacts(version, model.id, model.max_model_len or -1)
 
 
-def _check_address(url: str) -> None:
+def check_address(url: str) -> None:
+    """Do nothing if *url* is a server's root and holds no secret.
+
+    Raises:
+        EndpointError: it is none, or holds a name or a password: these would stand in reports and journals.
+    """
+    if "@" in url:
+        raise EndpointError(
+            f"the address of {url.rpartition('@')[2]} was given with a name or a password before it",
+            because="addresses stand in reports and journals, and what is in them would too",
+            next_step="leave them out; SPARKWRIGHT_API_KEY takes the key that the server asks for",
+        )
+    if "?" in url or "#" in url:
+        shown = url.partition("#")[0].partition("?")[0]
+        raise _no_address(shown, "it goes on with a query or a fragment")
     try:
         parts = urlsplit(url)
         because = "" if parts.port != 0 else "its port is 0"
@@ -191,7 +206,7 @@ async def _get(
     timeout = aiohttp.ClientTimeout(total=deadlines.canary_s, sock_connect=deadlines.connect_s)
     try:
         async with session.get(url, timeout=timeout) as response:
-            answer = _Answer(url, response.status, response.content_type, await response.read())
+            answer = _Answer(url, response.status, response.content_type, await read_body(response))
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise _unreachable(endpoint, url, error) from error
     if answer.status in _REFUSED:
@@ -262,7 +277,7 @@ def _choose(endpoint: Endpoint, served: _Models) -> _Model:
         f"{endpoint.url} does not serve the model {endpoint.model!r}" if endpoint.model
         else f"{endpoint.url} does not serve exactly one model, and none was named",
         because=f"it serves: {names}",
-        next_step="name one of these",
+        next_step="name one of these (--model)" if served.data else "let it load a model, then verify it",
     )  # fmt: skip
 
 
@@ -277,7 +292,7 @@ async def _version(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines
     version = _read_json(answer, _Version).version
     found = _RELEASE.match(version)
     if found is None:
-        warn(f"{endpoint.url} calls itself vLLM {version!r}, which may be older than we know")
+        warn(f"{endpoint.url} calls itself vLLM {version[:_EXCERPT]!r}, which may be older than we know")
     elif (int(found[1]), int(found[2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise EndpointError(

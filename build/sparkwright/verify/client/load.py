@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.events import warn
 from sparkwright.verify.client.request import Exchange
+from sparkwright.verify.model import FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["arrivals", "output_lengths", "run_load"]
 
 _LEAST_FAILURES = 8
+_LEAST_SILENT = 2
+_SILENT = {FailureKind.FIRST_TOKEN, FailureKind.STALL, FailureKind.OVERDUE}  # each takes a whole deadline
 _PAUSE_S = 1.0
 
 
@@ -43,7 +46,8 @@ async def run_load(
     """Send the warm-up of *cell* and then its load; all samples, in the order of their starts.
 
     When requests fail one after another, twice as many as run at a time and eight at the least, nothing more
-    is sent: the server is gone, and the samples say how.
+    is sent: the server is gone, and the samples say how. Of requests that time ran out for, as many as run at
+    a time are enough, and two at the least.
 
     Args:
         session: from `endpoint.open_session`.
@@ -89,7 +93,7 @@ class _Run:
         self._session, self._make, self._speed = session, make, speed
         self._cell, self._load, self._on_sample = cell, cell.load, on_sample
         self._samples: list[Sample] = []
-        self._failures = 0  # in a row
+        self._failures = self._silent = 0  # in a row
 
     async def run(self) -> list[Sample]:
         load = self._load
@@ -136,7 +140,10 @@ class _Run:
 
     @property
     def _gone(self) -> bool:
-        return self._failures >= max(_LEAST_FAILURES, 2 * self._load.concurrency)
+        at_a_time = self._load.concurrency
+        return self._failures >= max(_LEAST_FAILURES, 2 * at_a_time) or self._silent >= max(
+            _LEAST_SILENT, at_a_time
+        )
 
     async def _send(self, exchange: Exchange) -> None:
         try:
@@ -145,6 +152,8 @@ class _Run:
             self._note(exchange.sample())
             raise
         self._failures = 0 if sample.failure is None else self._failures + 1
+        late = sample.failure is not None and sample.failure.kind in _SILENT
+        self._silent = self._silent + 1 if late else 0
         self._note(sample)
 
     def _note(self, sample: Sample) -> None:

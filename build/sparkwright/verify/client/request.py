@@ -31,7 +31,12 @@ __all__ = ["Exchange", "canary", "patience", "salted"]
 _OK = 200
 _EXCERPT = 300
 _LAST_BYTES_S = 1.0  # for the end of the response that follows [DONE]
+# What may come beyond what was asked for. Chunks without tokens of their own, such as a parser's, are a few;
+# an event with log-probabilities is some kB a token, and the first one repeats the ids of the prompt.
+_MORE_TOKENS = 64
+_MORE_BYTES, _BYTES_A_TOKEN = 4 << 20, 1 << 15
 _OWN_S = 1.0  # that our own side may lose
+_NEARLY = 0.98  # of a deadline: clocks are read one after another
 
 
 def patience(seconds: float, speed: float) -> float:
@@ -178,19 +183,35 @@ class Exchange:
         parser, reply = EventParser(), self._reply
         stall = patience(self.deadlines.stall_s, self.speed)
         now = asyncio.get_running_loop().time
+        end = now() + patience(self.deadlines.whole_s(self.max_tokens), self.speed)
+        left = _MORE_BYTES + _BYTES_A_TOKEN * self.max_tokens
         while data := await response.content.readany():
             at = read_at()
             chunks = len(reply.chunks)
+            left -= len(data)
             for event in parser.feed(data):
                 reply.take(event.data, at)
+                self._check_length(left)
+            self._check_length(left)
             if reply.done:
                 self._ended = at
                 break
             if len(reply.chunks) > chunks:
-                deadline.reschedule(now() + stall)
+                deadline.reschedule(min(now() + stall, end))
         self._failure = reply.problem(max_tokens=self.max_tokens, natural_stop=self.load.natural_stop)
         if reply.done:
             await _read_to_end(response, deadline)
+
+    def _check_length(self, bytes_left: int) -> None:
+        """Refuse a stream that goes on beyond all that was asked for: it would be read for ever."""
+        reply = self._reply
+        came = max(len(reply.chunks), len(reply.token_ids))
+        if not reply.done and (came > self.max_tokens + _MORE_TOKENS or bytes_left < 0):
+            shown = f"{len(reply.chunks)} chunks and {len(reply.token_ids)} token ids"
+            shown += " in more bytes than they can have" if bytes_left < 0 else ""
+            raise ReplyError(
+                FailureKind.RUNAWAY, f"{shown} came without an end, asked were {self.max_tokens}"
+            )
 
     def _broken(self, error: Exception) -> Failure:
         """What *error* means for this request at its present stage."""
@@ -215,7 +236,11 @@ class Exchange:
         if not self._reply.chunks:
             where = "after the headers" if self._headers else "and not even headers"
             return FailureKind.FIRST_TOKEN, f"no token within {self.deadlines.first_token_s:g} s, {where}"
-        chunks = len(self._reply.chunks)
+        chunks, last = len(self._reply.chunks), self._reply.chunks[-1].at
+        stall = patience(self.deadlines.stall_s, self.speed)
+        if perf_counter_ns() - last < stall * 1e9 * _NEARLY:
+            whole = self.deadlines.whole_s(self.max_tokens)
+            return FailureKind.OVERDUE, f"no end within {whole:g} s, and {chunks} chunks until then"
         return FailureKind.STALL, f"nothing for {self.deadlines.stall_s:g} s after {chunks} chunks"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.errors import EndpointError
+from sparkwright.verify.client.body import read_body
 from sparkwright.verify.client.request import patience
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ async def count_tokens(
         async with session.post(
             url, data=body, headers={"Content-Type": "application/json"}, timeout=timeout
         ) as response:
-            status, said = response.status, await response.read()
+            status, said = response.status, await read_body(response)
     except (aiohttp.ClientError, OSError) as error:
         raise EndpointError(f"{url} did not answer", because=str(error) or type(error).__name__) from error
     if status != _OK:

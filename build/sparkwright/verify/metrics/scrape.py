@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.errors import EndpointError, UndecidedError
-from sparkwright.verify.metrics.snapshot import parse_snapshot
+from sparkwright.verify.client.body import read_body
+from sparkwright.verify.metrics.counters import ensure_same_process
+from sparkwright.verify.metrics.snapshot import COUNTERS, parse_snapshot
 
 if TYPE_CHECKING:
     import aiohttp
@@ -27,17 +29,21 @@ _OK = 200
 
 
 class NotQuietError(UndecidedError):
-    """Requests still run or wait after the deadline, though no client waits for any.
+    """The server is not idle after the deadline, though no client waits for anything.
 
     Attributes:
         last: the counters as last seen.
+        because: requests that run or wait; without any, what does not stay as it is.
     """
 
-    def __init__(self, last: Snapshot, seconds: float) -> None:
+    def __init__(self, last: Snapshot, seconds: float, moving: str = "") -> None:
         self.last = last
+        busy = f"{last.running:.0f} requests ran and {last.waiting:.0f} waited after {seconds:g} s"
         super().__init__(
             "the server did not become idle",
-            because=f"{last.running:.0f} requests ran and {last.waiting:.0f} waited after {seconds:g} s",
+            because=busy
+            if last.running or last.waiting
+            else f"nothing ran after {seconds:g} s, and {moving}",
             next_step="make sure that nobody else uses it; if nobody does, its engine hangs",
         )
 
@@ -56,7 +62,7 @@ async def fetch_snapshot(session: aiohttp.ClientSession, endpoint: Endpoint) -> 
     timeout = aiohttp.ClientTimeout(total=_DEADLINE_S)
     try:
         async with session.get(url, timeout=timeout, headers={"Accept": "text/plain"}) as response:
-            body = await response.text(encoding="utf-8")
+            body = (await read_body(response)).decode()
             at = time.perf_counter_ns()
     except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
         because = str(error) or type(error).__name__
@@ -85,10 +91,11 @@ async def quiesce(
 
     Raises:
         NotQuietError: it did not become idle in time.
+        CountersResetError: its counters went back meanwhile.
         EndpointError: it does not answer, or exposes no counters of vLLM's.
     """
     give_up = time.perf_counter() + deadlines.quiesce_s / speed
-    previous: Snapshot | None = None
+    earlier = previous = None
     while True:
         current = await fetch_snapshot(session, endpoint)
         if min(current.running, current.waiting) < 0:
@@ -97,13 +104,25 @@ async def quiesce(
                 because="vllm:num_requests_running and vllm:num_requests_waiting are not there",
                 next_step="start vLLM without --disable-log-stats",
             )
+        if earlier is not None:
+            ensure_same_process(earlier, current)
         idle = current.running == 0 and current.waiting == 0
         if idle and previous is not None and _same(previous, current):
             return current
         if time.perf_counter() > give_up:
-            raise NotQuietError(current, deadlines.quiesce_s)
-        previous = current if idle else None
+            raise NotQuietError(current, deadlines.quiesce_s, _moving(earlier, current))
+        earlier, previous = current, current if idle else None
         await asyncio.sleep(max(_POLL_S / speed, _LEAST_POLL_S))
+
+
+def _moving(earlier: Snapshot | None, later: Snapshot) -> str:
+    """What keeps two looks from being the same."""
+    if earlier is None:
+        return "one look at its counters took as long"
+    fields = [name for name in later.__struct_fields__ if name != "at"]
+    moved = [name for name in fields if getattr(earlier, name) != getattr(later, name)]
+    names = ", ".join(COUNTERS.get(name, name) for name in moved)
+    return f"its counters still change: {names}" if moved else "its counters were the same just once"
 
 
 def _same(one: Snapshot, other: Snapshot) -> bool:

@@ -13,6 +13,8 @@ from sparkwright.verify.model import Verdict
 from sparkwright.verify.report.text import clean, figure
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from sparkwright.verify.model import Finding
     from sparkwright.verify.run import Run
 
@@ -27,16 +29,20 @@ def render_junit(run: Run) -> str:
     """A test suite for each check and a test case for each finding.
 
     A failed finding is a failure, an invalid one an error, and an inconclusive one is skipped; each with its
-    cause; what it rests on stands in the text below. Warnings are the suite's output.
+    cause; what it rests on stands in the text below. Warnings are the suite's output. Times are those of the
+    cells that a finding rests on; findings may share theirs.
     """
     root = ET.Element("testsuites")
+    seconds = {observation.cell.key: observation.seconds for observation in run.observations}
     for index, (check, findings) in enumerate(run.by_check.items()):
-        root.append(_suite(run, index, check, findings))
+        root.append(_suite(run, index, check, findings, seconds))
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
-def _suite(run: Run, index: int, check: str, findings: list[Finding]) -> ET.Element:
+def _suite(
+    run: Run, index: int, check: str, findings: list[Finding], seconds: Mapping[str, float]
+) -> ET.Element:
     counts = {
         outcome: sum(finding.verdict is verdict for finding in findings)
         for verdict, outcome in _OUTCOMES.items()
@@ -53,15 +59,20 @@ def _suite(run: Run, index: int, check: str, findings: list[Finding]) -> ET.Elem
             "failures": str(counts["failure"]),
             "errors": str(counts["error"]),
             "skipped": str(counts["skipped"]),
-            "time": "0",
+            "time": _time({key for finding in findings for key in finding.evidence}, seconds),
         },
     )
     ET.SubElement(suite, "properties")
-    suite.extend(_case(finding) for finding in findings)
+    suite.extend(_case(finding, seconds) for finding in findings)
     warned = [f"{finding.name}: {warning}" for finding in findings for warning in finding.warnings]
     ET.SubElement(suite, "system-out").text = clean("\n".join(warned))
     ET.SubElement(suite, "system-err")
     return suite
+
+
+def _time(cells: Iterable[str], seconds: Mapping[str, float]) -> str:
+    """How long the measuring of *cells* took, in our seconds."""
+    return f"{sum(seconds.get(key, 0.0) for key in cells):.3f}"
 
 
 def _timestamp(run: Run) -> str:
@@ -71,10 +82,14 @@ def _timestamp(run: Run) -> str:
     return said if shape == "0000-00-00T00:00:00" else _TIMESTAMP
 
 
-def _case(finding: Finding) -> ET.Element:
+def _case(finding: Finding, seconds: Mapping[str, float]) -> ET.Element:
     case = ET.Element(
         "testcase",
-        {"name": clean(finding.name), "classname": f"sparkwright.verify.{clean(finding.check)}", "time": "0"},
+        {
+            "name": clean(finding.name),
+            "classname": f"sparkwright.verify.{clean(finding.check)}",
+            "time": _time(finding.evidence, seconds),
+        },
     )
     if outcome := _OUTCOMES.get(finding.verdict):
         told = ET.SubElement(case, outcome, {"message": clean(finding.cause)})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.report.text import NOTHING, at_c, clean, number, plural, span
+from sparkwright.verify.statistics import summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 
-__all__ = ["Highlight", "flat", "headline", "highlights"]
+__all__ = ["Highlight", "Level", "flat", "headline", "highlights", "levels"]
 
 # The manifest's entries that have places of their own on the page.
 _SHOWN_ELSEWHERE = {"files", "report"}
@@ -36,26 +38,63 @@ class Highlight(NamedTuple):
     note: str
 
 
+class Level(NamedTuple):
+    """Speed at one concurrency, over all categories of the sweep; what cannot be said is NaN.
+
+    Attributes:
+        concurrency: requests at a time.
+        tok_s: output of all requests together, mean of the categories: at full load where there was one, else
+            over the whole cell.
+        ttft_p50_ms: time to the first token, over all requests.
+        ttft_p95_ms: the same.
+        tpot_p50_ms: time per token after it.
+    """
+
+    concurrency: int
+    tok_s: float
+    ttft_p50_ms: float
+    ttft_p95_ms: float
+    tpot_p50_ms: float
+
+
+def levels(found: Sequence[CellFigures], speed: float) -> list[Level]:
+    """Speed by concurrency, of the sweep's cells that count."""
+    counting = (cell for cell in found if cell.figures and not cell.trouble)
+    swept = [cell for cell in counting if cell.observation.cell.check == "sweep"]
+    made = []
+    for concurrency in sorted({cell.concurrency for cell in swept}):
+        of = [cell for cell in swept if cell.concurrency == concurrency]
+        rates = [cell.steady_tok_s if math.isfinite(cell.steady_tok_s) else cell.whole_tok_s for cell in of]
+        samples = [sample for cell in of for sample in cell.observation.counted]
+        first = summary([sample.ttft_ms * speed for sample in samples])
+        each = [sample.tpot_ms * speed for sample in samples if sample.output_tokens > 1]
+        tpot = summary(each).p50 if each else math.nan
+        made.append(Level(concurrency, fmean(rates), first.p50, first.p95, tpot))
+    return made
+
+
 def headline(run: Run) -> str:
-    """How many conclusions came out how, worst first, in one sentence."""
+    """How many conclusions came out how, worst first, and how many warnings there are, in one sentence."""
     counts = {verdict: sum(f.verdict is verdict for f in run.findings) for verdict in _SAID}
     if not run.findings:
         return "Nothing was concluded."
     total = plural(len(run.findings), "conclusion")
+    warnings = sum(len(finding.warnings) for finding in run.findings)
+    also = f", with {plural(warnings, 'warning')}" if warnings else ""
     if counts[Verdict.PASS] == len(run.findings):
-        return f"{total}, all passed."
+        return f"{total}, all passed{also}."
     said = [f"{count} {_SAID[verdict]}" for verdict, count in counts.items() if count]
-    return f"{total}: {', '.join(said)}."
+    return f"{total}: {', '.join(said)}{also}."
 
 
 def highlights(run: Run, found: Sequence[CellFigures]) -> list[Highlight]:
     """Figures of the sweep, of memory and of failures, as far as they are known."""
     swept = [cell for cell in found if cell.observation.cell.check == "sweep"]
     alone = [cell for cell in swept if cell.concurrency == min(c.concurrency for c in swept)]
-    return [*_speeds(swept, alone), *_memory(run), *_requests(found)]
+    return [*_speeds(swept, alone, run.speed), *_memory(run), *_requests(found)]
 
 
-def _speeds(swept: Sequence[CellFigures], alone: Sequence[CellFigures]) -> Iterator[Highlight]:
+def _speeds(swept: Sequence[CellFigures], alone: Sequence[CellFigures], speed: float) -> Iterator[Highlight]:
     rated = [cell for cell in swept if math.isfinite(cell.steady_tok_s)]
     if rated:
         best = max(rated, key=lambda cell: cell.steady_tok_s)
@@ -66,7 +105,8 @@ def _speeds(swept: Sequence[CellFigures], alone: Sequence[CellFigures]) -> Itera
     level = f"{at_c(alone[0].concurrency)}, by category"
     yield from _range("One request", [c.decode_tok_s for c in alone], "tokens/s", level)
     firsts = [cell.ttft_ms.p50 for cell in alone if cell.ttft_ms]
-    yield from _range("First token", firsts, "ms", f"median, {level}")
+    blurred = f"; {speed:g} times the client's own error is in it" if speed != 1 else ""
+    yield from _range("First token", firsts, "ms", f"median, {level}{blurred}")
     yield from _range("Acceptance", [cell.mal for cell in alone], "tokens a step", level)
     yield from _range("Verify step", [cell.step_ms for cell in alone], "ms", level)
 

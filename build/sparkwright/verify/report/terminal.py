@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.model import Verdict
-from sparkwright.verify.report.overview import headline
-from sparkwright.verify.report.text import SYMBOLS, WORDS, clean
+from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.overview import Level, headline, levels
+from sparkwright.verify.report.text import SYMBOLS, WORDS, clean, number, plural
 from sparkwright.verify.run import worst
 
 if TYPE_CHECKING:
@@ -27,11 +28,14 @@ _STYLES = {
 
 
 def render_terminal(run: Run, console: Console) -> None:
-    """Write the verdict of each check, the causes of what did not pass, and where the report is."""
+    """Write the verdict of each check, the causes of what did not pass, speed, and where the report is."""
+    found = levels(cells(run), run.speed)
     if console.is_terminal:
         console.print(_table(run))
+        if found:
+            console.print(_speeds(found))
     else:
-        for line in _lines(run):
+        for line in (*_lines(run), *_speed_lines(found)):
             _plain(console, line)
     verdict = run.verdict
     _plain(console, f"{SYMBOLS[verdict]} {WORDS[verdict]}. {headline(run)}", _STYLES[verdict])
@@ -51,7 +55,8 @@ def _lines(run: Run) -> list[str]:
     lines = []
     for check, findings in run.by_check.items():
         verdict = worst(findings)
-        lines.append(f"{SYMBOLS[verdict]} {clean(check)}: {verdict}")
+        seen = f" ({_first(findings)})" if verdict is Verdict.PASS else ""
+        lines.append(f"{SYMBOLS[verdict]} {clean(check)}: {verdict}{seen}")
         lines.extend(f"  {how}: {said}" for how, said in _causes(findings))
     return lines
 
@@ -64,6 +69,39 @@ def _causes(findings: list[Finding]) -> list[tuple[str, str]]:
             said.append((finding.verdict.value, _one_line(f"{finding.name}: {finding.cause}")))
         said.extend(("warning", _one_line(warning)) for warning in finding.warnings)
     return said
+
+
+_COLUMNS = ("c", "tok/s", "TTFT p50 ms", "TTFT p95 ms", "TPOT p50 ms")
+
+
+def _cells(level: Level) -> list[str]:
+    figures = (level.tok_s, level.ttft_p50_ms, level.ttft_p95_ms, level.tpot_p50_ms)
+    return [str(level.concurrency), *map(number, figures)]
+
+
+def _speed_lines(found: list[Level]) -> list[str]:
+    """The same figures as `_speeds`, in columns of plain text."""
+    rows = [_COLUMNS, *map(_cells, found)] if found else []
+    return [
+        "  ".join(text.rjust(len(head)) for text, head in zip(row, _COLUMNS, strict=True)) for row in rows
+    ]
+
+
+def _speeds(found: list[Level]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    for head in _COLUMNS:
+        table.add_column(head, justify="right", no_wrap=True)
+    for level in found:
+        table.add_row(*_cells(level))
+    return table
+
+
+def _first(findings: list[Finding]) -> str:
+    """What a check that passed has seen: its first conclusion, which is about all of its requests."""
+    more = f"; {plural(len(findings) - 1, 'more conclusion')}" if len(findings) > 1 else ""
+    return _one_line(f"{findings[0].cause}{more}")
 
 
 def _one_line(text: str) -> str:
@@ -84,7 +122,9 @@ def _table(run: Run) -> Table:
             Text(words if how != "warning" else f"warning: {words}", "dim" if how == "warning" else "")
             for how, words in _causes(findings)
         ]
-        said = Text("\n").join(lines or [Text(_one_line(findings[-1].cause), "dim")])
+        said = Text("\n").join(
+            [*([Text(_first(findings), "dim")] if verdict is Verdict.PASS else []), *lines]
+        )
         sign = Text(f"{SYMBOLS[verdict]} {WORDS[verdict]}", _STYLES[verdict])
         table.add_row(sign, Text(_one_line(check)), said)
     return table

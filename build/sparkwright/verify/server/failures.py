@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sparkwright.verify.server.bootlog import plain
 
-__all__ = ["CAUSES", "Cause", "diagnose", "tail"]
+__all__ = ["CAUSES", "Cause", "diagnose", "excerpt", "tail"]
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,16 @@ def tail(log: str, *, lines: int = 40) -> str:
     """The last *lines* of a log; of a progress bar, what it showed last."""
     kept = [line.rsplit("\r", 1)[-1].rstrip() for line in plain(log).rstrip("\n").split("\n")]
     return "\n".join(kept[-lines:])
+
+
+def excerpt(log: str, *, before: int = 6, lines: int = 12) -> str:
+    """The lines of a log that end with the first error that Python named; without one, its last *lines*."""
+    text = plain(log)
+    found = _ROOT.search(text)
+    if found is None:
+        return tail(log, lines=lines)
+    end = text.find("\n", found.start(1))
+    return tail(text[: end if end >= 0 else len(text)], lines=before)
 
 
 def _with_root(because: str, text: str) -> str:

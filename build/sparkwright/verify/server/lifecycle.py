@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import secrets
 import socket
@@ -24,7 +25,7 @@ from sparkwright.process import start
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.server.bootlog import error_lines, facts_from_metrics, read_boot_log
 from sparkwright.verify.server.evidence import Incident, keep_evidence
-from sparkwright.verify.server.failures import Cause, diagnose, tail
+from sparkwright.verify.server.failures import Cause, diagnose, excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,15 +56,15 @@ class ServerFailedError(ServerError):
     Attributes:
         cause: what is known of why.
         status: its exit status, negative for a signal; `None` if it still ran.
-        log_tail: the end of its log.
+        log_excerpt: of its log, what leads to the first error; its end if none is named.
         evidence: folder that holds all that was kept.
     """
 
-    def __init__(self, what: str, cause: Cause, status: int | None, log_tail: str, evidence: Path) -> None:
-        self.cause, self.status, self.log_tail, self.evidence = cause, status, log_tail, evidence
+    def __init__(self, what: str, cause: Cause, status: int | None, log_excerpt: str, evidence: Path) -> None:
+        self.cause, self.status, self.log_excerpt, self.evidence = cause, status, log_excerpt, evidence
         super().__init__(
             f"{what} ({cause.name})",
-            because=f"{cause.because}; its log ends:\n{log_tail}",
+            because=f"{cause.because}; its log says:\n{log_excerpt}",
             next_step=f"{cause.next_step}; see {evidence}",
         )
 
@@ -139,6 +140,11 @@ class ServerProcess:
         from sparkwright.verify.client.endpoint import Endpoint
 
         return Endpoint(self.url, self.model, self.launch.api_key)
+
+    @property
+    def restartable(self) -> bool:
+        """Another start of it is another process."""
+        return True
 
     @property
     def pid(self) -> int | None:
@@ -316,11 +322,13 @@ class ServerProcess:
         """The first model that it serves, or nothing."""
         import aiohttp
 
+        from sparkwright.verify.client.body import read_body
+
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
         try:
             async with session.get(f"{self.url}/v1/models", timeout=timeout) as response:
-                return str((await response.json())["data"][0]["id"])
-        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+                return str(json.loads(await read_body(response))["data"][0]["id"])
+        except (SparkwrightError, aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
             return ""
 
     async def _listens(self) -> bool:
@@ -342,7 +350,7 @@ class ServerProcess:
             next_step = "see what the log says last; allow more time if it was still at work"
             cause = Cause("boot-timeout", why, next_step)
         evidence = await self.keep_evidence(f"{what}: {why}" if why else what)
-        return ServerFailedError(what, cause, status, tail(said), evidence)
+        return ServerFailedError(what, cause, status, excerpt(said), evidence)
 
     async def _watch(self) -> None:
         """Keep the last counters, and evidence as soon as it ends by itself."""
@@ -361,10 +369,12 @@ class ServerProcess:
     async def _look_at_metrics(self, session: aiohttp.ClientSession) -> None:
         import aiohttp
 
+        from sparkwright.verify.client.body import read_body
+
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+        with contextlib.suppress(SparkwrightError, aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
             async with session.get(f"{self.url}/metrics", timeout=timeout) as response:
-                text = await response.text()
+                text = (await read_body(response)).decode()
                 self._metrics = text if response.ok else self._metrics
 
     async def _end(self) -> None:

@@ -85,6 +85,7 @@ _TABLE: Final = (
     Fault("stall", "every so many requests one stops in the middle", ("sweep",), {"every": 5, "chunks": 2}),
     Fault("slow", "every step takes so many times as long", ("bands", "compare"), {"factor": 10}),
     Fault("counter-reset", "after so many requests the server restarts unseen", ("sweep",), {"after": 30}),
+    Fault("runaway", "every so many requests one goes on without end", ("sweep",), _EVERY),
     Fault("orphan", "the engine outlives the server and ignores SIGTERM", ("server",)),
     # Streams that break
     Fault("cut-fin", "streams end properly, but without [DONE]", ("sweep",), {"every": 5, "chunks": 2}),
@@ -96,6 +97,7 @@ _TABLE: Final = (
     ),
     Fault("status", "an HTTP error instead of an answer", ("sweep",), {"code": 500, "every": 5}),
     Fault("html", "an HTML page with status 200 instead of a stream", ("sweep",), _EVERY),
+    Fault("buffered", "something on the way holds each stream back until its end", ("sweep",)),
     # Counts
     Fault("no-usage", "neither usage nor token ids are sent", ("sweep",), _EVERY),
     Fault(
@@ -105,6 +107,7 @@ _TABLE: Final = (
         "early-stop", "generation ends early with finish_reason stop", ("sweep",), {"every": 5, "share": 0.5}
     ),
     Fault("abort", "generation ends early with finish_reason abort", ("sweep",), {"every": 5, "share": 0.5}),
+    Fault("wrong-tokenize", "POST /tokenize counts so many times the tokens", ("context",), {"factor": 2}),
     # Streams that are odd, and right
     Fault("usage-at-end", "no token ids and no continuous usage: only the count at the end", ()),
     Fault("role-chunks", "chunks with nothing but a role", (), {"many": 3}),

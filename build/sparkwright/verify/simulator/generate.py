@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Generation", "make_request"]
 
 _HEAD: Final = 80
+_ENDLESS: Final = 1 << 40
 _LOOPS: Final = {"repeated-token": "!!!!", "one-token": " cobalt"}
 _STREAM: Final = {"Content-Type": "text/event-stream; charset=utf-8"}
 
@@ -65,7 +66,7 @@ def make_request(ask: Ask, settings: Settings, number: int, now: float) -> Reque
         number=number,
         name=f"{prefix}-{name}",
         tokens=list(ask.tokens),
-        max_tokens=ask.max_tokens,
+        max_tokens=_ENDLESS if settings.faults.hits("runaway", number) else ask.max_tokens,
         speaker=Speaker(ask.tokens, answer_to(text), sampling_of(ask, settings, number)),
         category=category_of(text),
         identity=identity,

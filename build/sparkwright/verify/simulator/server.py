@@ -149,7 +149,7 @@ class Server:
         tokens = encode(text)
         return web.json_response(
             {
-                "count": len(tokens),
+                "count": int(len(tokens) * (self._settings.faults.value("wrong-tokenize", "factor") or 1)),
                 "max_model_len": self._settings.max_model_len,
                 "tokens": tokens,
                 "token_strs": None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
 import time
@@ -76,7 +77,7 @@ class Wire:
         return b"data: " + data + self._line + self._line
 
     async def _send(self, data: bytes, tokens: int) -> None:
-        many = self._faults.value("joined-events", "many")
+        many = math.inf if "buffered" in self._faults else self._faults.value("joined-events", "many")
         self._waiting.append((data, tokens))
         if many is None or len(self._waiting) >= many:
             await self._flush()

@@ -1,0 +1,39 @@
+"""Bodies of answers that are read whole, to a limit: what answers may send without end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkwright.errors import EndpointError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["MOST_BYTES", "read_body"]
+
+MOST_BYTES = 16 << 20
+"""Of any page that is read whole. The counters of a vLLM with many engines are some hundred kB, the token ids
+of a long document a few more."""
+
+_READ = 1 << 16
+
+
+async def read_body(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body of *response*.
+
+    Raises:
+        EndpointError: it is longer than `MOST_BYTES`; the connection is closed.
+    """
+    parts: list[bytes] = []
+    size = 0
+    while part := await response.content.read(_READ):
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            response.close()
+            raise EndpointError(
+                f"{response.url} is not read to its end",
+                because=f"it goes on beyond {MOST_BYTES >> 20} MiB",
+                next_step="see what answers there: no page that vLLM has is as long",
+            )
+    return b"".join(parts)
