@@ -408,6 +408,6 @@ def probe() -> None:
     for what, layers in MIXED:
         check(f"NVFP4 beside {what}", layers, 1.13)
         check_plan(layers)
-    for what, layers, most in HYBRID:
-        check_hybrid(what, layers, most)
+    for pair in HYBRID:
+        check_hybrid(*pair)
     check_prefix_hits()
