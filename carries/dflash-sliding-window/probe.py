@@ -14,18 +14,22 @@ The controls are drafters without sliding layers, and which hidden states of the
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from probekit import expect
-from transformers import Qwen3Config
 from vllm.config import AttentionConfig, CacheConfig, DeviceConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention import attention as attention_module
 from vllm.model_executor.models import qwen3_dflash
+from vllm.transformers_utils.config import get_config
 from vllm.transformers_utils.configs.eagle import EAGLEConfig
 from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
 from vllm.v1 import kv_cache_interface as kv
@@ -87,9 +91,12 @@ SLIDES, LOOKS_BACK = Seen(WINDOW, causal=True), Seen(None, causal=False)
 
 
 def native(options: dict[str, Any] | None = None, **given: Any) -> Any:
-    """A drafter's configuration as z-lab writes it, wrapped as `SpeculativeConfig` does."""
+    """A drafter's configuration from a config.json as z-lab writes it, as `SpeculativeConfig` wraps it."""
     dflash_config = {"mask_token_id": 511, "target_layer_ids": [i - 1 for i in AUX_LAYERS], **(options or {})}
-    config = Qwen3Config(**SIZES, architectures=["DFlashDraftModel"], dflash_config=dflash_config, **given)
+    found = {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], **SIZES, **given}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps({**found, "dflash_config": dflash_config}))
+        config = get_config(folder, trust_remote_code=False)
     return EAGLEConfig(config, method="dflash", model_type="eagle")
 
 
@@ -139,7 +146,7 @@ class Drafter:
         return [Seen(window or None, *one) for window, *one in zip(windows, causal, strict=True)]
 
 
-def serving_config(hf_config: Any, **cache: Any) -> VllmConfig:
+def serving_config(hf_config: Any, dtype: torch.dtype = torch.float32, **cache: Any) -> VllmConfig:
     """A configuration with stand-ins for both models."""
     config: Any = VllmConfig(
         cache_config=CacheConfig(block_size=BLOCK, **cache), device_config=DeviceConfig(device="cpu")
@@ -147,7 +154,7 @@ def serving_config(hf_config: Any, **cache: Any) -> VllmConfig:
     config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.model_config = Plain(
         architectures=["Qwen3ForCausalLM"],
-        dtype=torch.float32,
+        dtype=dtype,
         hf_text_config=SimpleNamespace(model_type="qwen3"),
         logprobs_mode="raw_logprobs",
         max_model_len=4096,
@@ -391,6 +398,8 @@ def check_refusals() -> None:
         "kv_cache_dtype_skip_layers": refusal(mixed, **skip),
         "4 layer_types": refusal(short),
         "swa_window_size": refusal(none),
+        "use_sliding_window": refusal(native(layer_types=MIXED, sliding_window=WINDOW)),
+        "one precision, here bfloat16": refusal(mixed, **{**skip, "cache_dtype": "bfloat16"}),
     }.items():
         expect(why in found, f"a drafter that cannot be served is not refused for {why}: {found!r}")
     for what, found in {
@@ -398,6 +407,9 @@ def check_refusals() -> None:
         "no windows, on any backend": refusal(native(), planner),
         "no windows, with layers left out of quantization": refusal(native(), **skip),
         "windows, and KV in the model's precision": refusal(mixed, **{**skip, "cache_dtype": "auto"}),
+        "windows, and KV in that precision by name": refusal(
+            mixed, dtype=torch.bfloat16, **{**skip, "cache_dtype": "bfloat16"}
+        ),
     }.items():
         expect(not found, f"a drafter with {what} is refused: {found}")
 
@@ -433,13 +445,9 @@ def check_table() -> None:
         ("all causal", native({"causal": True}, **types), all_causal),
         ("none causal", native({"causal": False}, **types), non_causal),
         ("null is no word", native({"causal": None}, **types), mixed),
-        ("switched off", native(layer_types=MIXED, sliding_window=WINDOW), [LOOKS_BACK] * 5),
         ("all but the first slide", native(**{**windowed(MIXED), "layer_types": None}, max_window_layers=1),
          [LOOKS_BACK] + [SLIDES] * 4),
-        ("a window of its own", native({"swa_window_size": 8}, **types),
-         [Seen(8, causal=True)] * 4 + [LOOKS_BACK]),
-        ("all by one word", native({"use_swa": True, "swa_window_size": WINDOW}),
-         [Seen(WINDOW, causal=False)] * 5),
+        ("neither on nor off", native({"swa_window_size": WINDOW}, layer_types=MIXED), mixed),
         ("speculators, layers within", speculators(types), mixed),
         ("speculators, layers beside", speculators(None, **types), mixed),
         ("speculators, causal", speculators(types, sliding_window_non_causal=False), mixed),
@@ -455,6 +463,27 @@ def check_table() -> None:
     ]  # fmt: skip
     for what, config, wanted in table:
         check_attends(what, config, wanted)
+
+
+def check_combinations() -> None:
+    """What any config.json says, from its own words: Transformers fills in others and drops the window."""
+    from vllm.v1.spec_decode.dflash_layers import resolve_dflash_layers
+
+    some = (None, [FULL] * 5, MIXED, [SLIDING] * 5)
+    for types, on, plain, own, use_swa in product(some, (None, True, False), (None, 20), (None, 8), (0, 1)):
+        said = {"layer_types": types, "sliding_window": plain, "use_sliding_window": on}
+        options = {"use_swa": bool(use_swa)} | ({"swa_window_size": own} if own else {})
+        given = {key: value for key, value in said.items() if value is not None}
+        named = [kind == SLIDING for kind in types or [FULL] * 5]
+        slides = [on is not False and one for one in named] if any(named) else [bool(use_swa)] * 5
+        window = own or ((plain or 4096) if on else None)
+        wanted: Any = [Seen(window if one else None, causal=one and any(named)) for one in slides]
+        try:
+            found: Any = [Seen(*layer) for layer in resolve_dflash_layers(native(options, **given))]
+        except ValueError:
+            found = "refused"
+        wanted = "refused" if any(slides) and not window else wanted
+        expect(found == wanted, f"{given}, {options}: layers are resolved as {found}, not as {wanted}")
 
 
 def check_controls() -> None:
@@ -494,6 +523,7 @@ def probe() -> None:
         same = planned(mixed, hybrid=hybrid) == planned(native(), hybrid=hybrid)
         expect(same, f"windows change the KV cache groups; hybrid target: {hybrid}")
     check_table()
+    check_combinations()
     check_selection()
     check_refusals()
     check_runner()

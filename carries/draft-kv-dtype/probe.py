@@ -11,7 +11,7 @@ method has no draft model with a cache of its own, it says so.
 Controls: without the setting the drafter's layers store what the target's do.
 """
 
-# ruff: noqa: SLF001 - the drafter's configuration comes from a private method
+# ruff: noqa: SLF001 - the drafter's configuration and the runners' views come from private methods
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ from vllm.config import CacheConfig, DeviceConfig, SpeculativeConfig, VllmConfig
 from vllm.config.utils import replace
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+from vllm.v1.attention.backends.turboquant_attn import TurboQuantAttentionBackend
 from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
+from vllm.v1.kv_cache_interface import TQFullAttentionSpec
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+from vllm.v1.worker.gpu import attn_utils
 from vllm.v1.worker.gpu.spec_decode.dflash import utils as dflash_v2
 from vllm.v1.worker.gpu.spec_decode.eagle import utils as eagle_v2
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,6 +50,7 @@ MIXES = (  # target, draft
     ("nvfp4", "bfloat16"),
     ("auto", "fp8"),
     ("turboquant_4bit_nc", "bfloat16"),
+    ("turboquant_k8v4", "fp8"),
     ("nvfp4", "nvfp4"),
     ("fp8_per_token_head", "fp8_per_token_head"),
 )
@@ -56,6 +61,9 @@ REFUSED = (
     ("bfloat16", "fp8_per_token_head"),
     ("int8_per_token_head", "bfloat16"),
     ("auto", "turboquant_k8v4"),
+    ("fp8_ds_mla", "bfloat16"),
+    ("fp8_ds_mla", "fp8"),
+    ("auto", "fp8_ds_mla"),
 )
 NO_CACHE = ("ngram", "suffix", "medusa", "extract_hidden_states")
 
@@ -150,13 +158,46 @@ def check_layers(
         and derived.cache_config.block_size == BLOCK,
         f"{what}: more than the drafter's dtype has changed",
     )
-    if not target.startswith("turboquant"):
-        check_memory(
-            what, {name: cast("KVCacheSpec", one.get_kv_cache_spec(config)) for name, one in layers.items()}
-        )
+    specs = {name: cast("KVCacheSpec", one.get_kv_cache_spec(config)) for name, one in layers.items()}
+    planned = check_memory(what, specs)
+    if "nvfp4" not in (first, second):  # another carry gives those their views
+        check_views(what, specs, planned, config)
 
 
-def check_memory(what: str, specs: dict[str, KVCacheSpec]) -> None:
+def check_views(what: str, specs: dict[str, KVCacheSpec], planned: KVCacheConfig, config: VllmConfig) -> None:
+    """Both runners' views of the two caches, whose shapes they derive from the target's dtype."""
+    names = list(specs)
+    backends = [
+        TurboQuantAttentionBackend if isinstance(spec, TQFullAttentionSpec) else TritonAttentionBackend
+        for spec in specs.values()
+    ]
+    groups: Any = [
+        SimpleNamespace(backend=backend, layer_names=[name], kv_cache_spec=specs[name], kv_cache_group_id=0)
+        for name, backend in zip(names, backends, strict=True)
+    ]
+    raw = {one.shared_by[0]: torch.zeros(one.size, dtype=torch.int8) for one in planned.kv_cache_tensors}
+    runner: Any = SimpleNamespace(
+        cache_config=config.cache_config,
+        kv_cache_config=planned,
+        runner_only_attn_layers=set(),
+        _kv_cache_spec_attn_group_iterator=lambda: iter(groups),
+    )
+    dtype = config.cache_config.cache_dtype
+    with set_current_vllm_config(config):
+        views = {
+            "V1": GPUModelRunner._reshape_kv_cache_tensors(runner, raw, [BLOCK]),
+            "V2": attn_utils._reshape_kv_cache(groups, raw, dtype, [BLOCK], {}, planned),
+        }
+    for runner_name, found in views.items():
+        for name in names:
+            size = found[name].numel() * found[name].element_size()
+            expect(
+                size == raw[name].numel() and found[name].is_contiguous(),
+                f"{what}: {runner_name} views {size} of {raw[name].numel()} bytes of {name}",
+            )
+
+
+def check_memory(what: str, specs: dict[str, KVCacheSpec]) -> KVCacheConfig:
     """Both layers must fit into one group, so that drafting needs no block table of its own."""
     config = cast("VllmConfig", SimpleNamespace(
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
@@ -172,6 +213,7 @@ def check_memory(what: str, specs: dict[str, KVCacheSpec]) -> None:
         len(groups) == 1 and sizes == wanted,
         f"{what}: {len(groups)} groups with memory {sizes}, where the layers need {wanted}",
     )
+    return planned
 
 
 def check_refusals() -> None:

@@ -294,6 +294,16 @@ def test_a_drafter_with_16_bits_may_read_them_by_flash_attention() -> None:
     assert broken(recipe, OURS, CARRIES) == set()
 
 
+def test_a_drafter_with_a_cache_of_its_own_needs_not_read_the_target_s_turboquant() -> None:
+    flags = {"kv-cache-dtype": "turboquant_4bit_nc"}
+    assert broken(made(flags=flags, speculative=DFLASH), OURS, CARRIES) == {"turboquant-dflash"}
+    for dtype in ("bfloat16", "fp8"):
+        recipe = made(flags=flags, speculative={**DFLASH, "kv_cache_dtype": dtype})
+        assert broken(recipe, OURS, CARRIES) == set()
+    by_flash = {**DFLASH, "kv_cache_dtype": "bfloat16", "attention_backend": "FLASH_ATTN"}
+    assert broken(made(flags=flags, speculative=by_flash), OURS, CARRIES) == set()
+
+
 @pytest.mark.parametrize(
     "speculative",
     [

@@ -16,7 +16,7 @@ from sparkwright.store import remove_tree, storing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkwright.git import Repository
+    from sparkwright.git import Entry, Repository
 
 __all__ = ["diff_folder", "write_tree"]
 
@@ -76,12 +76,8 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
     for path in sorted(present):
         file = folder / path
         entry = known.get(path)
-        if file.is_symlink() or (entry is not None and entry.mode == "120000"):
-            if entry is None or not file.is_symlink() or blob_id(os.fsencode(file.readlink())) != entry.blob:
-                raise PatchError(f"{path} cannot be part of a carry", because="it is a symbolic link")
+        if _is_link(path, file, entry):
             continue
-        if not file.is_file():  # a named pipe would be waited for
-            raise PatchError(f"{path} cannot be part of a carry", because="it is no plain file")
         data = file.read_bytes()
         new_mode = "100755" if file.stat().st_mode & stat.S_IXUSR else "100644"
         if entry is not None:
@@ -101,6 +97,21 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
         return b""
     edited = patch_tree(repository, tree, changes)
     return repository.diff(tree, edited, context=0)
+
+
+def _is_link(path: str, file: Path, entry: Entry | None) -> bool:
+    """Tell if *file* is a symbolic link as in the tree, which no carry changes; otherwise it is a plain file.
+
+    Raises:
+        PatchError: it is neither.
+    """
+    if file.is_symlink() or (entry is not None and entry.mode == "120000"):
+        if entry is None or not file.is_symlink() or blob_id(os.fsencode(file.readlink())) != entry.blob:
+            raise PatchError(f"{path} cannot be part of a carry", because="it is a symbolic link")
+        return True
+    if not file.is_file():  # a named pipe would be waited for
+        raise PatchError(f"{path} cannot be part of a carry", because="it is no plain file")
+    return False
 
 
 def _walk(folder: Path, tracked: set[str]) -> Iterator[str]:

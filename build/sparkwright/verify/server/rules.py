@@ -166,10 +166,6 @@ _KV_024 = {
 _GONE = ("VLLM_NVFP4_GEMM_BACKEND", "VLLM_USE_FLASHINFER_MOE_")
 
 
-def _turboquant(options: Options) -> bool:
-    return options.kv.startswith("turboquant_")
-
-
 def _rates_wrong(options: Options) -> bool:
     """Whether synthetic acceptance is given in a way that is refused."""
     rates = options.speculative.get("synthetic_acceptance_rates")
@@ -271,16 +267,17 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "turboquant-dflash",
         "DFlash attends without a causal mask, and TURBOQUANT, the only backend for this KV cache, cannot",
-        'use kv-cache-dtype = "fp8_e4m3" with DFlash, or draft with a causal method',
+        'use kv-cache-dtype = "fp8_e4m3" with DFlash, kv_cache_dtype = "bfloat16" in [speculative], or draft '
+        "with a causal method",
         "0.24.0 v1/attention/backend.py:261 and :356, turboquant_attn.py:101",
-        lambda o: _turboquant(o) and o.method == "dflash",
+        lambda o: o.draft_kv.startswith("turboquant_") and o.method == "dflash",
     ),
     Rule(
         "turboquant-backend",
         "TURBOQUANT is the only attention backend that reads a turboquant_* KV cache",
         "leave attention-backend out, or name TURBOQUANT",
         "0.24.0 v1/attention/backends/turboquant_attn.py:101, triton_attn.py:254, flash_attn.py:183",
-        lambda o: _turboquant(o) and any(name != "TURBOQUANT" for name in o.backends),
+        lambda o: any(kv.startswith("turboquant_") and name != "TURBOQUANT" for name, kv in o.readers),
     ),
     Rule(
         "flash-attn-fp8-kv",
