@@ -121,6 +121,7 @@ class ProbeSpec(Model, frozen=True):
 
     Attributes:
         file: the probe, in the carry's folder.
+        helpers: modules in the carry's folder that the probe may import.
         seconds: wall-clock limit of one run.
         memory_mib: limit of resident memory of one run, in MiB.
         triton: ``interpret`` runs Triton kernels on CPU tensors.
@@ -135,6 +136,7 @@ class ProbeSpec(Model, frozen=True):
     triton: Literal["off", "interpret"] = "off"
     needs: tuple[Literal["toolchain"], ...] = ()
     reads: tuple[Text, ...] = ()
+    helpers: tuple[FileName, ...] = ()
 
 
 class CarrySpec(Model, frozen=True):
