@@ -20,7 +20,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import types
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -31,11 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "carries" / "nvfp4-kv-triton"))
+from compiling import WARP, Bench
 from nvfp4.record import markdown
 
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
-THREADS, REGISTER_FILE, ALLOCATED = 32, 65536, 256  # of a warp; of a multiprocessor; granularity a warp
+REGISTER_FILE, ALLOCATED = 65536, 256  # of a multiprocessor; granularity a warp
 RESERVED = 1024  # bytes of shared memory that CUDA takes of each block
 
 
@@ -101,7 +102,7 @@ def parse(text: str) -> tuple[int, int, int]:
 
 def resident_warps(card: Card, registers: int, warps: int, shared: int) -> int:
     """Warps of one kernel that a multiprocessor can hold, by registers, shared memory and its own limit."""
-    one_warp = -(-registers * THREADS // ALLOCATED) * ALLOCATED
+    one_warp = -(-registers * WARP // ALLOCATED) * ALLOCATED
     by_registers = REGISTER_FILE // one_warp // warps
     by_shared = card.multiprocessor_bytes // (shared + RESERVED)
     return min(by_registers, by_shared, card.warps // warps) * warps
@@ -120,63 +121,9 @@ def faults(usage: Usage, spill_bytes: int) -> list[str]:
     return [f"sm_{usage.arch}, {usage.cache}, {usage.launch}, {usage.kernel}: {fault}" for fault in found]
 
 
-class Bench:
-    """Triton without a card: compiles for *arch* what is launched, and keeps it."""
-
-    def __init__(self) -> None:
-        self.arch = 0
-        self.compiled: list[Any] = []
-
-    def prepare(self) -> None:
-        """Put a driver in place that knows only the target, before vLLM is imported."""
-        from triton.backends import backends
-        from triton.backends.compiler import GPUTarget
-        from triton.runtime import driver
-        from triton.runtime.jit import JITFunction
-
-        backends["nvidia"].driver.is_active = staticmethod(lambda: True)
-        driver.set_active(
-            types.SimpleNamespace(
-                get_current_target=lambda: GPUTarget("cuda", self.arch, THREADS),
-                get_current_device=lambda: self.arch,  # a cache of kernels for each
-                get_current_stream=lambda _: 0,
-            )
-        )
-        launch = JITFunction.run
-
-        def compile_only(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            del warmup
-            kernel = launch(function, *args, grid=grid, warmup=True, **options)
-            self.compiled.append((function, kernel))
-            return kernel
-
-        JITFunction.run = compile_only
-
-    def pretend(self, arch: int) -> None:
-        """Let vLLM's attention code think that it runs on a card of this architecture."""
-        import vllm.v1.attention.backends.triton_attn  # noqa: F401 - what is imported later would not think so
-        from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
-
-        self.arch = arch
-
-        class Pretended(Platform):
-            _enum = PlatformEnum.CUDA
-            device_name = device_type = "cuda"
-
-            @classmethod
-            def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
-                del device_id
-                return DeviceCapability(*divmod(arch, 10))
-
-            @classmethod
-            def get_device_name(cls, device_id: int = 0) -> str:
-                del device_id
-                return f"sm_{arch}"
-
-        platform = Pretended()
-        for name, module in list(sys.modules.items()):
-            if name.startswith("vllm.") and "current_platform" in vars(module):
-                module.current_platform = platform
+# Powers of two, and one size that is padded to each; 512 is what Gemma 4's layers with full attention have.
+HEADS = (64, 80, 96, 128, 192, 256, 320, 512)
+LONGEST_FLOAT32 = 256  # the longest heads that a model in float32 may have
 
 
 def launches(*, full: bool) -> list[tuple[str, Any, Any, Any]]:
@@ -191,7 +138,7 @@ def launches(*, full: bool) -> list[tuple[str, Any, Any, Any]]:
         "drafts of 16": Batch((40,) * 8, (16,) * 8),
         "prefill": Batch((40,) * 2, (200, 1)),
     }
-    heads = (64, 96, 128, 256) if full else (128,)
+    heads = HEADS if full else (128,)
     found = [
         (name, Shape(4 * kv, kv, head, 16), Features(), step)
         for (name, step), head, kv in product(steps.items(), heads, (8,))
@@ -258,22 +205,22 @@ def assemble(ptx: Path, card: Card) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
-def asked(cache: str, shape: Any, features: Any, batch: Any) -> None:
+def asked(cache: str, shape: Any, features: Any, batch: Any, dtype: str = "bfloat16") -> None:
     """Launch what one step of serving launches: the pack kernel (NVFP4's only) and the readers."""
     import torch
     from nvfp4.rig import Layer, table
 
     cpu = torch.device("cpu")
     blocks = batch.blocks(shape.block) + 1
-    layer = Layer(cache, shape, blocks, cpu, features=features)
+    layer = Layer(cache, shape, blocks, cpu, dtype=getattr(torch, dtype), features=features)
     rows = batch.starts[-1]
-    fused = torch.zeros(rows, shape.q_heads + 2 * shape.kv_heads, shape.head, dtype=torch.bfloat16)
+    fused = torch.zeros(rows, shape.q_heads + 2 * shape.kv_heads, shape.head, dtype=layer.dtype)
     query, key, value = fused.split([shape.q_heads, shape.kv_heads, shape.kv_heads], dim=1)
     metadata = layer.metadata(batch, table(batch, shape.block, range(blocks - 1), cpu))
     if cache == "nvfp4":
         layer.write(key, value, metadata.slot_mapping)
     query = layer.query_as_served(query.contiguous())
-    layer.attend(query, metadata, torch.zeros(query.shape, dtype=torch.bfloat16))
+    layer.attend(query, metadata, torch.zeros(query.shape, dtype=layer.dtype))
 
 
 def compile_all(
@@ -283,12 +230,17 @@ def compile_all(
     found, failed = [], []
     beside = launches(full=False)  # enough to compare with
     wanted = [
-        (one, cache) for cache in caches for one in (launches(full=full) if cache == "nvfp4" else beside)
+        (one, cache, "bfloat16")
+        for cache in caches
+        for one in (launches(full=full) if cache == "nvfp4" else beside)
     ]
-    for (name, shape, features, batch), cache in wanted:
-        label = f"{name}, heads of {shape.head}"
+    if full and "nvfp4" in caches:
+        wanted += [(one, "nvfp4", "float32") for one in launches(full=True) if one[1].head == LONGEST_FLOAT32]
+    for (name, shape, features, batch), cache, dtype in wanted:
+        label = f"{name}, heads of {shape.head}" + (f", {dtype}" if dtype != "bfloat16" else "")
         try:
-            found += measure(bench, cache, label, partial(asked, cache, shape, features, batch), folder)
+            run = partial(asked, cache, shape, features, batch, dtype)
+            found += measure(bench, cache, label, run, folder)
         except Exception as error:  # noqa: BLE001 - reported as this launch's failure
             failed.append(f"sm_{bench.arch}, {cache}, {label}: {reason(error)}")
     return found, failed

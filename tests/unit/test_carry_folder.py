@@ -64,6 +64,14 @@ def test_a_sound_carry_is_read_whole(tmp_path: Path) -> None:
         ({"requires": ["fix"]}, "requires itself"),
         ({"probe": {"file": "gone.py", "seconds": 1, "memory_mib": 1}}, "memory_mib"),
         ({"probe": {"file": "gone.py", "seconds": 1, "memory-mib": 1}}, "'gone.py' does not exist"),
+        (
+            {"probe": {"file": "carry.toml", "seconds": 1, "memory-mib": 1, "helpers": ["gone.py"]}},
+            "'gone.py' does not exist",
+        ),
+        (
+            {"probe": {"file": "carry.toml", "seconds": 1, "memory-mib": 1, "helpers": ["../up.py"]}},
+            "probe.helpers[0]",
+        ),
         ({"revision": [{**revision(), "release": "not a version"}]}, "Invalid version"),
         ({"superseded": [{**SUPERSEDED[0], "releases": "always"}]}, "Invalid specifier"),
     ],

@@ -48,6 +48,9 @@ def probe():
 """
 
 
+HELPED = {"helpers": ["beside.py"]}
+
+
 @pytest.fixture(autouse=True)
 def seeded(store: Store, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An environment for probes without torch: the tests' own interpreter."""
@@ -363,6 +366,28 @@ def test_the_key_changes_with_what_the_proof_hangs_on_and_nothing_else(bench: Be
     # What the probe itself imports is touched too.
     helping = "import vllm.helper\n" + GOOD
     assert key(helping) != key(helping, merged={**merged, "vllm/helper.py": "VALUE = 2\n"})
+
+
+def with_helper(bench: Bench, helper: str):
+    """A carry whose probe asks a module in its folder."""
+    (bench.root / "fix").mkdir(parents=True, exist_ok=True)
+    (bench.root / "fix" / "beside.py").write_text(helper)
+    return bench.carry("from beside import wanted\n" + GOOD.replace("== 1", "== wanted()"), probing=HELPED)
+
+
+def test_a_probe_may_import_the_modules_that_its_carry_lists(bench: Bench) -> None:
+    helper = "from vllm import helper\n\ndef wanted():\n    return helper.VALUE\n"
+    carry = with_helper(bench, helper)
+    prover = bench.prover()
+    proof = prover.prove(carry, [CACHE])
+    assert proof.verdict is Verdict.PROVED, proof.merged.message
+    assert {touched.path for touched in proof.touched} == {"vllm/__init__.py", "vllm/helper.py", CACHE}
+    changed = with_helper(bench, helper + "# more\n")
+    assert prover.key(changed, [CACHE]) != proof.key
+    unlisted = bench.carry(carry.probe_path.read_text())
+    proof = prover.prove(unlisted, [CACHE])
+    assert proof.verdict is Verdict.BROKEN
+    assert "beside" in proof.merged.message
 
 
 def test_the_key_changes_with_the_harness_and_the_settings(

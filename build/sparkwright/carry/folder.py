@@ -105,6 +105,13 @@ class Carry:
         """The probe, if the carry has one."""
         return None if self.spec.probe is None else self.folder / self.spec.probe.file
 
+    @property
+    def probe_helpers(self) -> tuple[Path, ...]:
+        """The modules that the probe may import besides."""
+        return (
+            () if self.spec.probe is None else tuple(self.folder / name for name in self.spec.probe.helpers)
+        )
+
 
 def load_carry(folder: Path) -> Carry:
     """Read and validate the carry in *folder*.
@@ -131,8 +138,10 @@ def _problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
         yield "it requires itself"
     if spec.source is not None and (spec.scope != "build" or spec.kind != "own"):
         yield "a change to a dependency's source has scope = 'build' and kind = 'own'"
-    if spec.probe is not None and not (folder / spec.probe.file).is_file():
-        yield f"its probe {spec.probe.file!r} does not exist"
+    if spec.probe is not None:
+        for name in (spec.probe.file, *spec.probe.helpers):
+            if not (folder / name).is_file():
+                yield f"its probe {name!r} does not exist"
     yield from _revision_problems(spec, folder)
     try:
         _ = [Version(revision.release) for revision in spec.revision]

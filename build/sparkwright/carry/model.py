@@ -122,6 +122,7 @@ class ProbeSpec(Model, frozen=True):
 
     Attributes:
         file: the probe, in the carry's folder.
+        helpers: modules in the carry's folder that the probe may import.
         seconds: wall-clock limit of one run.
         memory_mib: limit of resident memory of one run, in MiB.
         triton: ``interpret`` runs Triton kernels on CPU tensors.
@@ -136,6 +137,7 @@ class ProbeSpec(Model, frozen=True):
     triton: Literal["off", "interpret"] = "off"
     needs: tuple[Literal["toolchain"], ...] = ()
     reads: tuple[Text, ...] = ()
+    helpers: tuple[FileName, ...] = ()
 
 
 class CarrySpec(Model, frozen=True):

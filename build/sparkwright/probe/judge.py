@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sparkwright.canonical import sha256_bytes
 from sparkwright.config import to_builtins
 from sparkwright.errors import BusyError, ConfigError, SparkwrightError, StorageError
 from sparkwright.events import emit, task
@@ -189,6 +190,8 @@ class Prover:
         settings: dict[str, Any] = {"triton": spec.triton}
         if absorbed:
             settings["absorbed"] = True
+        if spec.helpers:
+            settings["helpers"] = {path.name: sha256_bytes(path.read_bytes()) for path in carry.probe_helpers}
         if spec.needs:
             known = self.facilities
             settings["needs"] = {name: known[name].key if name in known else None for name in spec.needs}
@@ -210,7 +213,8 @@ class Prover:
         before, after = self.repository.files(pristine), self.repository.files(merged)
         wanted = set(paths)
         if carry.probe_path is not None:
-            wanted |= named_modules(carry.probe_path.read_bytes(), PACKAGE, {*before, *after})
+            for path in (carry.probe_path, *carry.probe_helpers):
+                wanted |= named_modules(path.read_bytes(), PACKAGE, {*before, *after})
         for pattern in carry.spec.probe.reads if carry.spec.probe is not None else ():
             wanted.update(fnmatch.filter({*before, *after}, pattern))
         return tuple(

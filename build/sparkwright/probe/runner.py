@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -18,6 +19,7 @@ from sparkwright.process import Limits, LimitsExceeded, run_limited
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Sequence
 
     from sparkwright.carry import ProbeSpec
     from sparkwright.probe.facility import Subject
@@ -103,7 +105,7 @@ def run_probe(
             "--report",
             report,
             "--metadata",
-            _metadata(scratch, version),
+            _importable(scratch, version, [probe.parent / name for name in spec.helpers]),
             "--triton",
             spec.triton,
         ]
@@ -130,13 +132,15 @@ def run_probe(
     return Report(run, frozenset(found.loaded), found.seconds)
 
 
-def _metadata(scratch: Path, version: str) -> Path:
-    """A folder with the least that makes ``importlib.metadata`` find the package."""
+def _importable(scratch: Path, version: str, helpers: Sequence[Path]) -> Path:
+    """A folder with *helpers* and the least that makes ``importlib.metadata`` find the package."""
     folder = scratch / "metadata"
     info = folder / f"vllm-{version}.dist-info"
     info.mkdir(parents=True)
     text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
     (info / "METADATA").write_text(text, encoding="utf-8")
+    for helper in helpers:
+        shutil.copyfile(helper, folder / helper.name)
     return folder
 
 

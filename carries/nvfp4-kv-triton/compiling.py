@@ -1,0 +1,139 @@
+"""Compile Triton kernels for cards that are not here.
+
+As a script it compiles the attention kernel over an NVFP4 cache and prints what each launch takes. That needs
+a process of its own, as one that runs Triton's interpreter cannot compile::
+
+    python compiling.py ARCH SYS_PATH LAUNCHES
+
+SYS_PATH is a list in JSON, and LAUNCHES are pairs of a dtype's name and sizes of heads, in JSON too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from typing import Any
+
+WARP = 32
+
+
+class Bench:
+    """Triton without a card: compiles for *arch* what is launched, and keeps it."""
+
+    def __init__(self) -> None:
+        self.arch = 0
+        self.compiled: list[Any] = []
+
+    def prepare(self) -> None:
+        """Put a driver in place that knows only the target, before vLLM is imported."""
+        from triton.backends import backends
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime import driver
+        from triton.runtime.jit import JITFunction
+
+        backends["nvidia"].driver.is_active = staticmethod(lambda: True)
+        driver.set_active(
+            types.SimpleNamespace(
+                get_current_target=lambda: GPUTarget("cuda", self.arch, WARP),
+                get_current_device=lambda: self.arch,  # a cache of kernels for each
+                get_current_stream=lambda _: 0,
+            )
+        )
+        launch = JITFunction.run
+
+        def compile_only(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+            del warmup
+            kernel = launch(function, *args, grid=grid, warmup=True, **options)
+            self.compiled.append((function, kernel))
+            return kernel
+
+        JITFunction.run = compile_only
+
+    def pretend(self, arch: int) -> None:
+        """Let vLLM's attention code think that it runs on a card of this architecture."""
+        import vllm.v1.attention.backends.triton_attn  # noqa: F401 - what is imported later would not think so
+        from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
+
+        self.arch = arch
+
+        class Pretended(Platform):
+            _enum = PlatformEnum.CUDA
+            device_name = device_type = "cuda"
+
+            @classmethod
+            def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
+                del device_id
+                return DeviceCapability(*divmod(arch, 10))
+
+            @classmethod
+            def get_device_name(cls, device_id: int = 0) -> str:
+                del device_id
+                return f"sm_{arch}"
+
+        platform = Pretended()
+        for name, module in list(sys.modules.items()):
+            if name.startswith("vllm.") and "current_platform" in vars(module):
+                module.current_platform = platform
+
+
+def launch(head_size: int, dtype: Any, queries: int) -> None:
+    """Attend with *queries* of one request in four heads a KV head, as a step of serving does."""
+    import torch
+    from vllm.v1.attention.ops.triton_nvfp4_kv import nvfp4_code_views
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+    from vllm.v1.kv_cache_interface import KVQuantMode
+
+    query = torch.zeros(queries, 8, head_size, dtype=dtype)
+    key, value = nvfp4_code_views(torch.zeros(16, 2, 16, 2, head_size * 9 // 16, dtype=torch.uint8))
+    unified_attention(
+        query,
+        key,
+        value,
+        torch.zeros_like(query),
+        cu_seqlens_q=torch.tensor([0, queries], dtype=torch.int32),
+        max_seqlen_q=queries,
+        seqused_k=torch.tensor([256], dtype=torch.int32),
+        max_seqlen_k=256,
+        softmax_scale=head_size**-0.5,
+        causal=True,
+        window_size=(-1, -1),
+        block_table=torch.zeros(1, 16, dtype=torch.int32),
+        softcap=0,
+        q_descale=None,
+        k_descale=torch.ones(()),
+        v_descale=torch.ones(()),
+        kv_quant_mode=KVQuantMode.NVFP4,
+    )
+
+
+def main() -> int:
+    """Compile decode and prefill of all launches, and print what they take as JSON."""
+    arch, path, wanted = (json.loads(word) for word in sys.argv[1:])
+    sys.path[:] = path
+    bench = Bench()
+    bench.prepare()
+    bench.pretend(arch)
+    import torch
+    from triton.runtime.errors import PTXASError
+
+    taken = []
+    for name, head_size in wanted:
+        for queries in (1, 200):
+            said = {"dtype": name, "head_size": head_size, "queries": queries, "refused": ""}
+            bench.compiled.clear()
+            try:
+                launch(head_size, getattr(torch, name), queries)
+            except PTXASError as error:
+                taken.append(said | {"refused": str(error)[-500:]})
+                continue
+            for _, kernel in bench.compiled:
+                assembly = "fma.rn.bf16x2" if name == "bfloat16" else "fma.rn.f16x2"
+                decoded = assembly in kernel.asm["ptx"] and "prmt.b32" in kernel.asm["ptx"]
+                taken.append(said | {"shared": kernel.metadata.shared, "decoded": decoded})
+    sys.stdout.write(json.dumps(taken) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
