@@ -44,6 +44,7 @@ __all__ = [
     "UndecidedError",
     "UnknownNameError",
     "UnprovedError",
+    "UnreleasedError",
     "VerdictError",
     "WheelError",
 ]
@@ -176,6 +177,12 @@ class UnprovedError(SparkwrightError):
     """A carry has no proof that it is needed and works."""
 
     exit_code = 41
+
+
+class UnreleasedError(SparkwrightError):
+    """A state of the patchset that has no revision yet was to be released."""
+
+    exit_code = 42
 
 
 class NativeInputsError(SparkwrightError):

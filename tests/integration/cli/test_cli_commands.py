@@ -260,7 +260,7 @@ class TestLock:
         assert path.read_text().startswith("# The pin.\n")
         pinned.good("lock", "check")
         pinned.list_carries([])
-        assert pinned.good("wheel", "--json").json["version"].startswith("1.3.0+spark.")
+        assert pinned.good("wheel", "--json").json["version"].startswith("1.3.0+spark.0.")
 
     def test_bump_to_what_nobody_has(self, pinned: World) -> None:
         before = (pinned.root / "upstream.lock").read_text()
@@ -282,3 +282,48 @@ def test_another_patchset(world: World) -> None:
     assert [carry["name"] for carry in two["carries"]] == ["align"]
     assert one["sha256"] != two["sha256"]
     assert len(world.wheels) == 2
+
+
+class TestPatchset:
+    def test_a_working_state_says_so_and_one_command_counts_it(self, world: World) -> None:
+        plan = world.good("plan", "--json").json
+        assert plan["revision"] == 0
+        assert "+spark.0." in plan["version"]
+        assert "sparkwright patchset bump spark" in world.good("plan").out
+        assert world.good("patchset", "bump", "--json").json["revision"] == 1
+        plan = world.good("plan", "--json").json
+        assert plan["revision"] == 1
+        assert "+spark.1." in plan["version"]
+        assert "sparkwright patchset bump" not in world.good("plan").out
+        assert world.good("status", "--json").json["version"] == plan["version"]
+
+    def test_counting_twice_counts_once(self, world: World) -> None:
+        path = world.root / "patchsets" / "spark.toml"
+        world.good("patchset", "bump")
+        text = path.read_text()
+        assert world.good("patchset", "bump", "--json").json["was"] == 1
+        assert path.read_text() == text
+
+    def test_a_working_state_is_built_and_not_released(self, world: World) -> None:
+        ran = world.call("wheel", "--released", "--json")
+        assert (ran.status, ran.json["error"]["kind"]) == (42, "UnreleasedError"), ran.said
+        assert world.wheels == []
+        assert "sparkwright patchset bump spark" in ran.said
+        working = world.good("wheel", "--json").json
+        world.good("patchset", "bump")
+        released = world.good("wheel", "--released", "--json").json
+        assert released["version"] == working["version"].replace("+spark.0.", "+spark.1.")
+        assert released["point"] == working["point"]
+        assert len(world.wheels) == 2
+
+    def test_an_edited_carry_is_a_working_state_again(self, world: World) -> None:
+        world.good("patchset", "bump")
+        path = world.root / "patchsets" / "spark.toml"
+        path.write_text(path.read_text().replace('"align"]', "]").replace('"align", ', ""))
+        assert "align" not in path.read_text()
+        assert world.good("plan", "--json").json["revision"] == 0
+        assert world.good("patchset", "bump", "--json").json["revision"] == 2
+
+    def test_an_unknown_patchset(self, world: World) -> None:
+        ran = world.call("patchset", "bump", "spork")
+        assert (ran.status, "'spark'" in ran.err) == (12, True)
