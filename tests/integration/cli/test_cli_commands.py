@@ -12,6 +12,7 @@ import wheelkit
 from kit import UpstreamRepository
 from native_kit import native_tables, offer_toolkit, with_native
 from tiny_release import make_tiny
+from upstream_kit import git
 
 from sparkwright.cli import doctor
 
@@ -207,7 +208,7 @@ class TestLock:
     def pinned(self, world: World) -> World:
         """A lock that is right about everything, and a git remote that agrees."""
         repository = UpstreamRepository(world.folder / "upstream.git")
-        commit = repository.commit("Release", {"README.md": "vLLM\n"})
+        commit = repository.commit("Release", world.release.tree)
         repository.git("tag", "v1.2.0")
         world.pin(make_tiny(git=repository.address, commit=commit))
         later = repository.commit("Release again", {"README.md": "vLLM!\n"})
@@ -218,7 +219,36 @@ class TestLock:
     def test_check(self, pinned: World) -> None:
         ran = pinned.good("lock", "check")
         assert re.search(r"says what vllm 1\.2\.0 says: \d\d values checked", ran.out)
-        assert pinned.good("lock", "check", "--json").json["findings"] == []
+        found = pinned.good("lock", "check", "--json").json
+        assert (found["findings"], found["unconfirmed"]) == ([], [])
+
+    def test_check_says_which_digits_nothing_confirms(self, pinned: World) -> None:
+        confirmed = pinned.good("lock", "check", "--json").json
+        commit = pinned.release.lock.release.commit
+        (pinned.folder / "upstream.git").rename(pinned.folder / "moved.git")
+        found = pinned.good("lock", "check", "--json").json
+        (open_end,) = found["unconfirmed"]
+        assert (open_end["key"], open_end["stated"] + open_end["rest"]) == ("release.commit", commit)
+        assert len(open_end["stated"]) == 9
+        assert found["values"] == confirmed["values"] - 1
+        said = pinned.good("lock", "check").out
+        assert f"unconfirmed: release.commit is {commit[:9]}" in said
+        assert commit[9:] in said
+        # A clone that has the commit confirms it, and the store remembers that it was there.
+        assert pinned.good("lock", "check", "--json", "--source", "../moved.git").json == confirmed
+        assert pinned.good("lock", "check", "--json").json == confirmed
+
+    @pytest.mark.parametrize("form", ["{}", "file://{}"])
+    def test_check_finds_a_commit_that_does_not_exist(self, pinned: World, form: str) -> None:
+        commit = pinned.release.lock.release.commit
+        path = pinned.root / "upstream.lock"
+        path.write_text(path.read_text().replace(commit, commit[:12] + commit[13:] + commit[12]))
+        ran = pinned.call("lock", "check", "--source", form.format(pinned.folder / "upstream.git"))
+        assert ran.status == 24
+        assert commit in ran.err
+        git(pinned.folder / "upstream.git", "tag", "--delete", "v1.2.0")
+        ran = pinned.call("lock", "check", "--source", form.format(pinned.folder / "upstream.git"))
+        assert ran.status == 20
 
     def test_check_finds_what_is_wrong(self, pinned: World) -> None:
         path = pinned.root / "upstream.lock"
