@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from dataclasses import replace as replace_point
 from pathlib import Path
@@ -21,6 +20,7 @@ from sparkwright.lock import Artifact, Lock, Release
 from sparkwright.lock.native import NativePin
 from sparkwright.patchset import Patchset, Point, check_order, load_patchset, make_point, with_next_revision
 from sparkwright.plan import open_checkout
+from sparkwright.wheel import parse_name
 
 PACKAGE = {"filename": "cuda-13.whl", "sha256": "d" * 64, "size": 1}
 LOCK = Lock(
@@ -291,11 +291,14 @@ def test_the_carried_patchset_is_the_same_without_its_build_carries() -> None:
 
 def test_the_readmes_second_command_takes_the_wheel_that_its_first_one_makes() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    pattern = re.search(r"^\$ pip install (dist/\S+)", readme, re.MULTILINE)
+    installed = re.search(r"^\$ pip install (\S+)", readme, re.MULTILINE)
+    told = re.search(r"^next +pip install (\S+)", readme, re.MULTILINE)
     wheel = re.search(r"^wheel +(dist/\S+)", readme, re.MULTILINE)
-    assert pattern is not None
+    assert installed is not None
+    assert told is not None
     assert wheel is not None
-    assert fnmatch.fnmatchcase(wheel[1], pattern[1])
+    assert installed[1] == told[1] == wheel[1], "a pattern would name earlier builds too"
+    assert parse_name(wheel[1].removeprefix("dist/")).machine == "aarch64"
 
 
 def test_the_carried_patchset_has_a_revision_of_its_own() -> None:

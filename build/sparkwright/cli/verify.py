@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import platform as this_machine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.results import Results
     from sparkwright.verify.wish import Wish
 
-__all__ = ["command"]
+__all__ = ["built_wheel", "command"]
 
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 
@@ -114,8 +115,9 @@ def command(
 ) -> None:
     """Verify that a server with WHEEL serves as it should, up to 64 requests at a time.
 
-    Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Leaves a
-    report, and everything that was seen. A run that was stopped is gone on with by --resume.
+    Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Without any
+    of these, WHEEL is the newest in dist/ for this machine. Leaves a report, and everything that was seen.
+    A run that was stopped is gone on with by --resume.
     """
     from sparkwright.verify.wish import Wish
 
@@ -126,6 +128,10 @@ def command(
             _refuse_others(context, resume)
             folder, wish = resume, Wish.from_options(read_journal(resume).manifest.options)
         else:
+            if not (wheel or any(asked[name] for name in ("python", "url", "demo"))):
+                wheel = built_wheel(Path("dist"), this_machine.machine())
+                if not (quiet or as_json):
+                    click.echo(f"verifying {wheel}", err=True)
             wish = _wish(wheel, asked)
             folder = out or _new_folder(wish)
         log(folder)
@@ -140,6 +146,27 @@ def command(
 for _option in reversed(_OPTIONS):
     command = _option(command)
 """The command, with every option that says what is verified."""
+
+
+def built_wheel(folder: Path, machine: str) -> Path:
+    """The wheel in *folder* for *machine* that was made last.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from sparkwright.publish import wheels_in
+    from sparkwright.wheel import parse_name
+
+    found = wheels_in(folder)
+    fitting = [wheel for wheel in found if parse_name(wheel.name).machine == machine]
+    if not fitting:
+        others = ", ".join(wheel.name for wheel in found)
+        raise ConfigError(
+            f"{folder} holds no wheel for this machine, which is {machine}",
+            because=f"it holds {others}" if others else "it holds none at all",
+            next_step=f"make wheel PLATFORM={machine}, or give a wheel, --python, --url or --demo",
+        )
+    return max(fitting, key=lambda wheel: wheel.stat().st_mtime_ns)
 
 
 def _verify(wish: Wish, folder: Path, api_key: str) -> Results:
