@@ -233,7 +233,7 @@ def with_next_revision(text: str, point: Point) -> str:
     document = tomlkit.parse(text)
     if "released" not in document:
         document["released"] = tomlkit.table()
-    document["released"].update(to_builtins(newest))  # type: ignore[union-attr]
+    document["released"].update(to_builtins(newest))
     written = tomlkit.dumps(document)
     read = parse_toml(
         written.encode(), Patchset, newest_format=PATCHSET_FORMAT, name=f"{point.patchset}.toml"
