@@ -41,8 +41,8 @@ plan: $(VENV)/.ready ## Show what `make wheel` would do
 RECIPE   ?= qwen3.6-27b-dflash
 FAULT    ?=
 
-verify: $(VENV)/.ready-verify ## Serve the newest wheel in dist/ by RECIPE, verify it and report
-	@$(BIN)/sparkwright verify "$$(ls -t dist/*.whl | head -n 1)" --recipe $(RECIPE) $(ARGS)
+verify: $(VENV)/.ready-verify ## Serve the newest wheel in dist/ for this machine by RECIPE, verify it and report
+	@$(BIN)/sparkwright verify --recipe $(RECIPE) $(ARGS)
 
 verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in less than two minutes; FAULT=NAME breaks it
 	@$(BIN)/sparkwright verify --demo $(FAULT:%=--fault %) $(ARGS)

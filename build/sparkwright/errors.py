@@ -45,6 +45,7 @@ __all__ = [
     "UndecidedError",
     "UnknownNameError",
     "UnprovedError",
+    "UnreleasedError",
     "VerdictError",
     "WheelError",
 ]
@@ -183,6 +184,12 @@ class AbsorptionError(SparkwrightError):
     """A carry that upstream seems to have was left out, and its defect is still in upstream's tree."""
 
     exit_code = 42
+
+
+class UnreleasedError(SparkwrightError):
+    """A state of the patchset that has no revision yet was to be released."""
+
+    exit_code = 43
 
 
 class NativeInputsError(SparkwrightError):

@@ -1,13 +1,15 @@
 """The event log: rooms say what happens, consumers decide how it looks.
 
 Nothing below the command line prints. A room calls `emit` or opens a `task`; whoever
-subscribed (the terminal, the JSONL file, a test) gets each `Event` in order.
+subscribed (the terminal, the JSONL file, a test) gets each `Event` in order. Without a subscriber, as in
+a script or a notebook, warnings go to Python's log, which writes them to standard error by default.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 from contextvars import ContextVar
@@ -40,6 +42,7 @@ class Event:
         return json.dumps({"at": round(self.at, 6), "kind": self.kind, **self.data}, default=str)
 
 
+_LOG = logging.getLogger("sparkwright")
 Sink = "Callable[[Event], None]"
 _sinks: ContextVar[tuple[Callable[[Event], None], ...]] = ContextVar("sinks", default=())
 
@@ -55,7 +58,10 @@ def emit(kind: str, **data: Any) -> None:
 
 def warn(message: str, **data: Any) -> None:
     """Tell the user something that does not stop the work but must not be missed."""
-    emit("warning", message=message, **data)
+    if _sinks.get():
+        emit("warning", message=message, **data)
+    else:
+        _LOG.warning("%s", message)
 
 
 @contextlib.contextmanager

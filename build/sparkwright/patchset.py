@@ -4,6 +4,9 @@ A point's digest names everything that is made from it. It covers what decides t
 (the pin's digests, each carry's content, the order) and no prose. Where kernels are compiled, it
 covers what they are compiled for and from; where they come from upstream's wheel, carries that
 change how they are compiled decide nothing and are left out.
+
+Digests have no order, so a patchset counts its revisions too: each belongs to one digest of the pin and
+all carries, and what differs from the newest one is a working state, which has no revision yet.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from sparkwright.canonical import digest_of
 from sparkwright.carry import Carry, load_carries
 from sparkwright.carry.folder import unknown_name
 from sparkwright.carry.model import Name
-from sparkwright.config import Model, load_toml, to_builtins
+from sparkwright.config import Model, load_toml, parse_toml, to_builtins
 from sparkwright.errors import ConfigError, DependencyOrderError
 
 if TYPE_CHECKING:
@@ -28,10 +31,31 @@ if TYPE_CHECKING:
     from sparkwright.lock import Lock
     from sparkwright.lock.native import NativePin
 
-__all__ = ["PATCHSET_FORMAT", "Patchset", "Point", "check_order", "load_patchset", "make_point"]
+__all__ = [
+    "PATCHSET_FORMAT",
+    "Patchset",
+    "Point",
+    "Released",
+    "check_order",
+    "load_patchset",
+    "make_point",
+    "with_next_revision",
+]
 
 PATCHSET_FORMAT = 1
 _NOT_COMPILED = "it changes how kernels are compiled; kernels come from upstream's wheel"
+
+
+class Released(Model, frozen=True):
+    """The newest revision of a patchset.
+
+    Attributes:
+        revision: its number; it becomes part of the wheel's version and orders builds of one release.
+        digest: `Point.content` of what it was given to.
+    """
+
+    revision: Annotated[int, Meta(ge=1)]
+    digest: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class Patchset(Model, frozen=True):
@@ -42,12 +66,14 @@ class Patchset(Model, frozen=True):
         name: its name; it becomes part of the wheel's version.
         summary: what it is for, in one sentence.
         carries: names of carries, in the order in which they are merged.
+        released: its newest revision; absent before the first.
     """
 
     format: int
     name: Name
     summary: Annotated[str, Meta(min_length=1)]
     carries: tuple[Name, ...]
+    released: Released | None = None
 
 
 @dataclass(frozen=True)
@@ -59,12 +85,14 @@ class Point:
         patchset: the patchset's name.
         carries: its carries, in order.
         arch: what kernels are compiled for, such as ``12.1a``; `None` where upstream's are taken.
+        released: the patchset's newest revision, whether this is it or not.
     """
 
     lock: Lock
     patchset: str
     carries: tuple[Carry, ...]
     arch: str | None = None
+    released: Released | None = None
 
     @cached_property
     def left_out(self) -> dict[str, str]:
@@ -82,10 +110,38 @@ class Point:
         """The carries that are not left out, in order."""
         return tuple(carry for carry in self.carries if carry.name not in self.left_out)
 
+    @property
+    def foreign_card(self) -> str:
+        """What is compiled for, where that is not the lock's card: ``sm100a`` for ``10.0a``; mostly empty."""
+        if self.arch is None or self.lock.native is None or self.arch == self.lock.native.arch:
+            return ""
+        return "sm" + self.arch.replace(".", "")
+
+    @property
+    def revision(self) -> int:
+        """The patchset's revision that this is; 0 for a working state, which has none yet."""
+        if self.released is None or self.released.digest != self.content:
+            return 0
+        return self.released.revision
+
+    @cached_property
+    def content(self) -> str:
+        """Digest of the pin and all carries, the same whatever kernels are chosen; 64 hex digits."""
+        described = self._described(self.carries)
+        if self.lock.native is not None:
+            described["kernels"] = _compiled_from(self.lock.native)
+        return digest_of(described)
+
     def describe(self) -> dict[str, Any]:
         """What the digest covers, JSON-ready."""
+        described = self._described(self.deciding)
+        if self.arch is not None and self.lock.native is not None:
+            described["kernels"] = {"arch": self.arch, **_compiled_from(self.lock.native)}
+        return described
+
+    def _described(self, carries: Sequence[Carry]) -> dict[str, Any]:
         release = self.lock.release
-        described = {
+        return {
             "format": 1,
             "pin": {
                 "version": release.version,
@@ -95,12 +151,9 @@ class Point:
             },
             "patchset": self.patchset,
             "carries": [
-                {"name": carry.name, "content": carry.content_id(release.version)} for carry in self.deciding
+                {"name": carry.name, "content": carry.content_id(release.version)} for carry in carries
             ],
         }
-        if self.arch is not None and self.lock.native is not None:
-            described["kernels"] = {"arch": self.arch, **_compiled_from(self.lock.native)}
-        return described
 
     @property
     def digest(self) -> str:
@@ -167,7 +220,27 @@ def make_point(root: Path, lock: Lock, patchset: str, *, arch: str | None = None
             because="upstream.lock has no [native], which says with what",
             next_step="take upstream's: --kernels upstream",
         )
-    return Point(lock, chosen.name, carries, arch)
+    return Point(lock, chosen.name, carries, arch, chosen.released)
+
+
+def with_next_revision(text: str, point: Point) -> str:
+    """A patchset's *text* whose newest revision is *point*; the same text if that is so already."""
+    import tomlkit
+
+    if point.revision:
+        return text
+    newest = Released(revision=1 + (point.released.revision if point.released else 0), digest=point.content)
+    document = tomlkit.parse(text)
+    if "released" not in document:
+        document["released"] = tomlkit.table()
+    document["released"].update(to_builtins(newest))
+    written = tomlkit.dumps(document)
+    read = parse_toml(
+        written.encode(), Patchset, newest_format=PATCHSET_FORMAT, name=f"{point.patchset}.toml"
+    )
+    if read.released != newest:
+        raise ConfigError(f"{point.patchset}.toml could not be rewritten", because="its layout is unusual")
+    return written
 
 
 def check_order(carries: Sequence[Carry], known: dict[str, Carry]) -> None:

@@ -7,7 +7,7 @@ with an empty cache: the drafter's layers, and as a control the target's. It nee
 installed vLLM wheel of 0.24, and downloads nothing::
 
     python3 tests/gpu/draft_kv.py --version 0.24.0 --out /tmp/stock
-    python3 tests/gpu/draft_kv.py --version 0.24.0+spark.1a2b3c4d --out /tmp/patched \
+    python3 tests/gpu/draft_kv.py --version 0.24.0+spark.12.1a2b3c4d --out /tmp/patched \
         --carries tie-weights … dflash-context-mask dflash-context-store …
     python3 tests/gpu/draft_kv.py --device cpu --out /tmp/logic       # the comparison alone, without vLLM
 

@@ -4,10 +4,10 @@
 Proves that an installed vLLM wheel of 0.24 boots and serves: it needs a GPU, torch and that wheel, downloads
 nothing and imports nothing of this project but its tiny models. Each run is a process and an engine::
 
-    python3 tests/gpu/serve_pair.py --version 0.24.0+spark.1a2b3c4d --out /tmp/proof \
+    python3 tests/gpu/serve_pair.py --version 0.24.0+spark.12.1a2b3c4d --out /tmp/proof \
         --carries tie-weights uma-clamp dflash-query-buffers cudagraph-align gdn-gate-align
     python3 tests/gpu/serve_pair.py --version 0.24.0 --out /tmp/stock --runs v1-graphs   # upstream's wheel
-    python3 tests/gpu/serve_pair.py --version 0.24.0+spark.5e6f7a8b --out /tmp/native \
+    python3 tests/gpu/serve_pair.py --version 0.24.0+spark.12.5e6f7a8b --out /tmp/native \
         --carries tie-weights native-sm121a --native _C_stable_libtorch _moe_C_stable_libtorch
     python3 tests/gpu/serve_pair.py --version 0.24.0 --out /tmp/stock --runs             # the files alone
 

@@ -21,15 +21,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PLATFORM = "manylinux_2_28_aarch64"
-VERSIONS = [local_version("0.24.0", "spark", digit * 8) for digit in "ab"]
+VERSIONS = [local_version("0.24.0", "spark", digit * 8, revision=3) for digit in "ab"]
+# Revisions with digests that would be in another order: letters, decimal digits only, leading zeros.
+ORDERS = {
+    "letters last": [(2, "ffffffff"), (10, "abcdef01"), (9, "99999999")],
+    "digits last": [(2, "ffffffff"), (9, "fedcba98"), (10, "00000001")],
+    "equal digests": [(10, "12345678"), (9, "12345678"), (100, "12345678"), (99, "12345678")],
+}
+# Neither a working state, nor a wheel for another card, nor one from before revisions may be preferred.
+UNWANTED = [
+    local_version("0.24.0", "spark", "f0f0f0f0"),
+    local_version("0.24.0", "spark", "f0f0f0f0", revision=999, card="sm100a"),
+    "0.24.0+spark.84110ebb",
+    "0.24.0+spark.ffffffff",
+]
 
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two versions for one platform and one for another, published."""
     folder = tmp_path_factory.mktemp("publish")
+    return published(folder, [("aarch64", VERSIONS[0]), ("aarch64", VERSIONS[1]), ("x86_64", VERSIONS[0])])
+
+
+def published(folder: Path, builds: list[tuple[str, str]]) -> Path:
+    """An index over *builds*, each a machine and a version."""
     wheels = []
-    for machine, version in [("aarch64", VERSIONS[0]), ("aarch64", VERSIONS[1]), ("x86_64", VERSIONS[0])]:
+    for machine, version in builds:
         upstream = wheelkit.upstream_wheel(folder / "upstream", machine)
         plan = AssemblyPlan(upstream, wheelkit.sha256(upstream), version, {"vllm/core.py": b"x = 1\n"})
         wheels.append(assemble(plan, folder / "dist").path)
@@ -52,11 +70,11 @@ def address(dist: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def pip_download(index: str, version: str, target: Path) -> list[str]:
+def pip_download(index: str, wanted: str, target: Path) -> list[str]:
     subprocess.run(
         [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "download", "--no-deps",
          "--no-cache-dir", "--only-binary=:all:", "--platform", PLATFORM, "--index-url", index, "-d", target,
-         f"vllm=={version}"],
+         wanted],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     return [path.name for path in target.iterdir()]
@@ -64,13 +82,14 @@ def pip_download(index: str, version: str, target: Path) -> list[str]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_pip_downloads_from_files(dist: Path, version: str, tmp_path: Path) -> None:
-    names = pip_download((dist / "simple").as_uri(), version, tmp_path)
+    names = pip_download((dist / "simple").as_uri(), f"vllm=={version}", tmp_path)
     assert names == [f"vllm-{version}-cp38-abi3-{PLATFORM}.whl"]
     assert wheelkit.sha256(tmp_path / names[0]) == wheelkit.sha256(dist / names[0])
 
 
 def test_pip_downloads_from_a_server(address: str, tmp_path: Path) -> None:
-    assert pip_download(address, VERSIONS[1], tmp_path) == [f"vllm-{VERSIONS[1]}-cp38-abi3-{PLATFORM}.whl"]
+    names = pip_download(address, f"vllm=={VERSIONS[1]}", tmp_path)
+    assert names == [f"vllm-{VERSIONS[1]}-cp38-abi3-{PLATFORM}.whl"]
 
 
 def test_pip_refuses_a_wheel_that_was_changed_after_publishing(dist: Path, tmp_path: Path) -> None:
@@ -79,7 +98,7 @@ def test_pip_refuses_a_wheel_that_was_changed_after_publishing(dist: Path, tmp_p
     wheel = copy / f"vllm-{VERSIONS[0]}-cp38-abi3-{PLATFORM}.whl"
     wheel.write_bytes(wheel.read_bytes() + b"\0")
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        pip_download((copy / "simple").as_uri(), VERSIONS[0], tmp_path / "out")
+        pip_download((copy / "simple").as_uri(), f"vllm=={VERSIONS[0]}", tmp_path / "out")
     assert "DO NOT MATCH THE HASHES" in caught.value.stderr
 
 
@@ -158,3 +177,23 @@ def test_pypi_simple_fetches_page_and_metadata_from_the_server(address: str) -> 
         package = client.get_project_page("vllm").packages[0]
         metadata = client.get_package_metadata(package)
     assert metadata == wheelkit.metadata(VERSIONS[0]).decode()
+
+
+@pytest.mark.parametrize("builds", ORDERS.values(), ids=ORDERS.keys())
+def test_without_a_pin_pip_and_uv_take_the_highest_revision(
+    builds: list[tuple[int, str]], tmp_path: Path
+) -> None:
+    versions = [local_version("0.24.0", "spark", digest, revision=number) for number, digest in builds]
+    newest = versions[builds.index(max(builds))]
+    folder = published(tmp_path, [("aarch64", version) for version in (*versions, *UNWANTED)])
+    index = (folder / "simple").as_uri()
+    assert pip_download(index, "vllm", tmp_path / "pip") == [f"vllm-{newest}-cp38-abi3-{PLATFORM}.whl"]
+    platform = ("--python-platform", "aarch64-manylinux_2_28")
+    out = uv("pip", "compile", "-", "--no-deps", "--index-url", index, *platform, stdin="vllm")
+    assert f"vllm=={newest}\n" in out
+    target = tmp_path / "uv"
+    uv(
+        "pip", "install", "--no-deps", "--target", target, "--index-url", index, *platform,
+        "--python", sys.executable, "vllm",
+    )  # fmt: skip
+    assert (target / f"vllm-{newest}.dist-info").is_dir()

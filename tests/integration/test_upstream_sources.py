@@ -245,8 +245,13 @@ def test_a_bare_repository_will_do(access, lock, upstream, tmp_path, pinned):
 
 
 def test_a_clone_without_the_commit_is_named(access, lock, upstream):
-    with pytest.raises(FetchError, match=str(upstream)):
+    with pytest.raises(LockMismatchError, match=str(upstream)) as caught:
         FolderSource(access, upstream).pristine(with_commit(lock, "f" * 40))
+    assert lock.release.commit in caught.value.because
+    git(upstream, "tag", "--delete", "v1.2.0")
+    with pytest.raises(FetchError, match=str(upstream)) as missing:
+        FolderSource(access, upstream).pristine(with_commit(lock, "f" * 40))
+    assert "not our ref" in missing.value.because
     with pytest.raises(FetchError, match="abbreviated"):
         FolderSource(access, upstream).pristine(with_commit(lock, "f" * 9))
 

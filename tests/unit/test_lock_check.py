@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import msgspec
 import pytest
 from small_release import COMMIT, MACHINES, make_release, metadata, sdist_files, version_file
 
 from sparkwright.errors import LockMismatchError
-from sparkwright.lock import Evidence, Lock, WheelEvidence, check, require_agreement
+from sparkwright.lock import Evidence, Lock, WheelEvidence, check, read_lock, require_agreement, unconfirmed
 from sparkwright.lock.check import flatten
 from sparkwright.lock.statements import is_evidence
 
@@ -43,6 +44,42 @@ def lying(key: str, value: object) -> Lock:
     else:
         table[last] = value
     return msgspec.convert(tables, Lock)
+
+
+# Read out of git, where a release's own files state nine digits only. Moving the pin adds one.
+COMMITS = {"0.24.0": "ee0da84ab9e04ac7610e28580af62c365e898389"}
+
+
+def test_the_pinned_commit_is_the_one_that_git_has():
+    release = read_lock(Path(__file__).parents[2] / "upstream.lock").release
+    assert release.commit == COMMITS[release.version]
+
+
+STATED = COMMIT[:9]
+
+
+@pytest.mark.parametrize(
+    ("witness", "stated"),
+    [
+        ({}, STATED),
+        ({"tag_commit": COMMIT}, COMMIT),
+        ({"commit": COMMIT}, COMMIT),
+        ({"tag_commit": STATED + "f" * 31}, STATED),
+    ],
+)
+def test_digits_that_nothing_states_are_unconfirmed(witness, stated):
+    found = unconfirmed(LOCK, evidence(**witness))
+    expected = [("release.commit", stated, COMMIT[len(stated) :])] if stated != COMMIT else []
+    assert found == expected
+
+
+def test_an_abbreviated_commit_leaves_nothing_unconfirmed():
+    assert unconfirmed(lying("release.commit", STATED), evidence()) == []
+
+
+def test_a_repository_that_has_another_commit_is_a_finding():
+    (finding,) = check(LOCK, evidence(commit=STATED + "f" * 31))
+    assert (finding.key, finding.locked) == ("release.commit", COMMIT)
 
 
 def test_is_silent_on_the_truth():

@@ -17,7 +17,7 @@ from kit import VERSION, write_carry
 from sparkwright.errors import ConfigError, DependencyOrderError, NewerFormatError, UnknownNameError
 from sparkwright.lock import Artifact, Lock, Release
 from sparkwright.lock.native import NativePin
-from sparkwright.patchset import Patchset, Point, check_order, load_patchset, make_point
+from sparkwright.patchset import Patchset, Point, check_order, load_patchset, make_point, with_next_revision
 from sparkwright.plan import open_checkout
 
 PACKAGE = {"filename": "cuda-13.whl", "sha256": "d" * 64, "size": 1}
@@ -283,3 +283,82 @@ def test_the_carried_patchset_is_the_same_without_its_build_carries() -> None:
     assert [carry.name for carry in found.carries][-len(built) :] == built, "prefixes of the rest stay stable"
     rest = tuple(carry for carry in found.carries if carry.name not in built)
     assert replace_point(found, carries=rest).digest == found.digest
+
+
+def test_the_carried_patchset_has_a_revision_of_its_own() -> None:
+    found = open_checkout(Path(__file__).parents[2]).point("spark")
+    assert found.revision, "the pin or a carry changed: sparkwright patchset bump"
+
+
+def bumped(root: Path, found: Point, lock: Lock = LOCK) -> Point:
+    """The same point once it has the next revision."""
+    path = root / "patchsets" / "spark.toml"
+    path.write_text(with_next_revision(path.read_text(), found))
+    return make_point(root, lock, "spark")
+
+
+def test_revisions_are_counted_from_one_and_belong_to_one_content(tmp_path: Path) -> None:
+    fresh = point(tmp_path, {"a": [], "b": []}, ["a", "b"])
+    assert fresh.revision == 0
+    first = bumped(tmp_path, fresh)
+    assert (first.revision, first.content) == (1, fresh.content)
+    text = (tmp_path / "patchsets" / "spark.toml").read_text()
+    assert with_next_revision(text, first) == text
+    write_carry(tmp_path / "carries", "a", patches={VERSION: b"another"})
+    edited = make_point(tmp_path, LOCK, "spark")
+    assert edited.revision == 0
+    assert edited.content != first.content
+    assert bumped(tmp_path, edited).revision == 2
+    write_carry(tmp_path / "carries", "a", patches={VERSION: b"a"})
+    undone = make_point(tmp_path, LOCK, "spark")
+    assert (undone.content, undone.revision) == (first.content, 0), "it came later, so it is newer"
+    assert bumped(tmp_path, undone).revision == 3
+
+
+def test_a_revision_keeps_comments_and_is_no_part_of_a_digest(tmp_path: Path) -> None:
+    path = tmp_path / "patchsets" / "spark.toml"
+    fresh = point(tmp_path, {"a": []}, ["a"])
+    path.write_text(f"# Why these.\n{path.read_text()}")
+    found = bumped(tmp_path, fresh)
+    assert path.read_text().startswith("# Why these.\n")
+    assert (found.digest, found.content) == (fresh.digest, fresh.content)
+
+
+def test_the_pin_and_carries_are_content_and_the_choice_of_kernels_is_not(tmp_path: Path) -> None:
+    carries(tmp_path, {"a": []})
+    write_carry(tmp_path / "carries", "k", patches={VERSION: b"k"}, scope="build")
+    write(tmp_path, carries=["a", "k"])
+    upstream, native, foreign = (
+        make_point(tmp_path, COMPILING, "spark", arch=arch) for arch in (None, "12.1a", "10.0a")
+    )
+    assert upstream.content == native.content == foreign.content
+    assert len({upstream.digest, native.digest, foreign.digest}) == 3
+    assert [found.foreign_card for found in (upstream, native, foreign)] == ["", "", "sm100a"]
+    moved = msgspec.structs.replace(
+        COMPILING, release=msgspec.structs.replace(COMPILING.release, commit="2" * 40)
+    )
+    assert COMPILING.native is not None
+    toolkit = msgspec.structs.replace(COMPILING.native.toolkit, cuda="13.1")
+    rebuilt = msgspec.structs.replace(
+        COMPILING, native=msgspec.structs.replace(COMPILING.native, toolkit=toolkit)
+    )
+    write_carry(tmp_path / "carries", "k", patches={VERSION: b"another"}, scope="build")
+    assert make_point(tmp_path, COMPILING, "spark").content != upstream.content
+    for lock in (moved, rebuilt):
+        assert replace_point(upstream, lock=lock).content != upstream.content
+
+
+@pytest.mark.parametrize(
+    "released",
+    [
+        {"revision": 0, "digest": "a" * 64},
+        {"revision": 1, "digest": "a" * 63},
+        {"revision": 1},
+        {"digest": "a" * 64},
+    ],
+)
+def test_revisions_that_do_not_fit_are_refused(tmp_path: Path, released: dict[str, Any]) -> None:
+    write(tmp_path, released=released)
+    with pytest.raises(ConfigError) as caught:
+        load_patchset(tmp_path / "patchsets", "spark")
+    assert "released" in caught.value.because

@@ -30,20 +30,53 @@ DIGEST = "1a2b3c4d" * 8
 @pytest.mark.parametrize(
     ("patchset", "digest", "expected"),
     [
-        ("spark", DIGEST, "0.24.0+spark.1a2b3c4d"),
-        ("GB10 / D-Flash_2", DIGEST, "0.24.0+gb10.d.flash.2.1a2b3c4d"),
-        ("--x--", DIGEST, "0.24.0+x.1a2b3c4d"),
-        ("spark", "00001234" + DIGEST, "0.24.0+spark.1234"),
+        ("spark", DIGEST, "0.24.0+spark.12.1a2b3c4d"),
+        ("GB10 / D-Flash_2", DIGEST, "0.24.0+gb10.d.flash.2.12.1a2b3c4d"),
+        ("--x--", DIGEST, "0.24.0+x.12.1a2b3c4d"),
+        ("spark", "00001234" + DIGEST, "0.24.0+spark.12.1234"),
     ],
 )
 def test_local_versions(patchset: str, digest: str, expected: str) -> None:
-    assert local_version("0.24.0", patchset, digest) == expected
+    assert local_version("0.24.0", patchset, digest, revision=12) == expected
 
 
-@given(st.text(min_size=1), st.text("0123456789abcdef", min_size=8, max_size=64))
-def test_every_version_is_normal_and_later_than_the_release(patchset: str, digest: str) -> None:
+def test_a_working_state_and_a_wheel_for_another_card_say_so() -> None:
+    assert local_version("0.24.0", "spark", DIGEST) == "0.24.0+spark.0.1a2b3c4d"
+    found = local_version("0.24.0", "spark", DIGEST, revision=3, card="sm100a")
+    assert found == "0.24.0+spark.sm100a.3.1a2b3c4d"
+
+
+DIGESTS = st.text("0123456789abcdef", min_size=8, max_size=8) | st.text("0123456789", min_size=8, max_size=8)
+CARDS = st.sampled_from(["sm75", "sm90a", "sm100a", "sm120f"])
+
+
+@given(DIGESTS, DIGESTS, st.integers(0, 10**6), st.integers(1, 100), st.just("") | CARDS)
+def test_a_higher_revision_is_newer_whatever_the_digests_are(
+    one: str, other: str, revision: int, more: int, card: str
+) -> None:
+    old, new = (
+        Version(local_version("0.24.0", "spark", digest, revision=number, card=card))
+        for digest, number in ((one, revision), (other, revision + more))
+    )
+    assert old < new
+
+
+@given(DIGESTS, DIGESTS, st.integers(0, 10**6), st.integers(0, 10**6), CARDS)
+def test_the_usual_card_comes_before_another_and_a_revision_before_none(
+    one: str, other: str, revision: int, later: int, card: str
+) -> None:
+    ours = Version(local_version("0.24.0", "spark", one, revision=revision))
+    assert ours > Version(local_version("0.24.0", "spark", other, revision=later, card=card))
+    if not other.isdecimal():  # versions before revisions; those with eight decimal digits were numbers
+        assert ours > Version(f"0.24.0+spark.{other}")
+
+
+@given(st.text(min_size=1), st.text("0123456789abcdef", min_size=8, max_size=64), st.integers(min_value=0))
+def test_every_version_is_normal_and_later_than_the_release(
+    patchset: str, digest: str, revision: int
+) -> None:
     try:
-        version = local_version("0.24.0", patchset, digest)
+        version = local_version("0.24.0", patchset, digest, revision=revision)
     except WheelError:
         assert not any(letter.isascii() and letter.isalnum() for letter in patchset.lower())
     else:

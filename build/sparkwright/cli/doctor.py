@@ -62,10 +62,10 @@ def command(session: Session) -> None:
 
 
 def _python() -> Finding:
-    good = sys.version_info >= (3, 11, 4)
-    remedy = "" if good else "install Python 3.11.4 or newer, and make the environment anew"
+    good = sys.version_info >= (3, 11)
+    remedy = "" if good else "install Python 3.11 or newer, and make the environment anew"
     verdict: Literal["pass", "fail"] = "pass" if good else "fail"
-    return Finding("python", verdict, f"{platform.python_version()} (3.11.4 or newer)", remedy)
+    return Finding("python", verdict, f"{platform.python_version()} (3.11 or newer)", remedy)
 
 
 def _git() -> Finding:

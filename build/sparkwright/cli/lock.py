@@ -23,22 +23,47 @@ def _access(session: Session) -> Access:
 
 
 @command.command("check")
+@click.option(
+    "--source",
+    default="",
+    help="Ask this for the commit too: git, a repository's address, or a clone. By default, the address that "
+    "the lock names is asked for the release's tag, and the store for the commit.",
+)
 @common_options
 @run_in_session
-def check_command(session: Session) -> None:
-    """Hold every value of upstream.lock against the sdist, the wheels, the tree, and torch."""
-    from sparkwright.lock.check import check, flatten, require_agreement
+def check_command(session: Session, *, source: str) -> None:
+    """Hold every value of upstream.lock against the sdist, the wheels, the tree, and torch.
+
+    A release states nine digits of its commit. The others are confirmed by git, or reported as unconfirmed.
+    """
+    from sparkwright.lock.check import check, flatten, require_agreement, unconfirmed
     from sparkwright.lock.coherence import check_native
 
     lock, access = session.checkout.lock, _access(session)
-    findings = [*check(lock, gather(access, lock)), *check_native(lock, gather_cuda(access, lock))]
-    values = flatten(lock)
+    pristine = session.source(source).pristine(lock) if source else session.source("git").known(lock)
+    evidence = gather(access, lock, pristine=pristine)
+    findings = [*check(lock, evidence), *check_native(lock, gather_cuda(access, lock))]
+    open_ends = unconfirmed(lock, evidence)
+    checked = len(flatten(lock)) - len(open_ends)
     if session.as_json:
-        print_json({"values": len(values), "findings": [finding._asdict() for finding in findings]})
+        print_json(
+            {
+                "values": checked,
+                "unconfirmed": [item._asdict() for item in open_ends],
+                "findings": [finding._asdict() for finding in findings],
+            }
+        )
     elif not findings:
         native = "; the [native] tables fit it, torch and each other" if lock.native else ""
-        said = f"upstream.lock says what vllm {lock.release.version} says: {len(values)} values checked"
-        click.echo(said + native)
+        click.echo(
+            f"upstream.lock says what vllm {lock.release.version} says: {checked} values checked{native}"
+        )
+        for item in open_ends:
+            click.echo(
+                f"unconfirmed: {item.key} is {item.stated or 'nothing'} by the release's own files; "
+                f"the other {len(item.rest)} digits, {item.rest}, were not confirmed by any repository"
+            )
+            click.echo("next     sparkwright lock check --source git, or an address, or a clone")
     else:
         rows = [(item.key, item.locked or "-", item.released or "-", item.witness) for item in findings]
         show_table(("key", "the lock", "the release", "says"), rows)

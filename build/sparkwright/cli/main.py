@@ -29,6 +29,7 @@ COMMANDS = {
     "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",
     "status": "Show the pin, the carries with their outcomes and proofs, and what is in dist/.",
     "carry": "Make, show, edit, refresh and prove carries.",
+    "patchset": "Give a patchset its next revision, which orders the wheels of one release.",
     "lock": "Check upstream.lock against the release itself, or move it to another release.",
     "store": "Show what the store holds, verify it, make room in it.",
     "doctor": "Check that this machine has what is needed.",

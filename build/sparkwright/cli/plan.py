@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.cli.options import Wanted, compile_options, job_options
+from sparkwright.cli.patchset import told_revision
 from sparkwright.cli.session import Session, common_options, print_json, run_looking_only
 from sparkwright.cli.tables import show_table
 from sparkwright.plan import plan
@@ -37,6 +38,7 @@ def command(
         print_json(
             {
                 "point": job.point.digest,
+                "revision": job.point.revision,
                 "version": job.version,
                 "platform": wanted.platform,
                 "kernels": job.kernels,
@@ -48,6 +50,7 @@ def command(
         return
     kernels = "upstream's kernels" if job.point.arch is None else f"kernels for {job.point.arch}"
     click.echo(f"point {job.point.digest[:16]}  →  vllm {job.version} for {wanted.platform}, {kernels}")
+    click.echo(f"revision {told_revision(job.point)}")
     rows = [(step.name, step.state, (step.key or "")[:16]) for step in steps]
     show_table(("step", "state", "key"), rows)
     for step in steps:

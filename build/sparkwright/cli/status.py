@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkwright.cli.options import Wanted, job_options
+from sparkwright.cli.patchset import told_revision
 from sparkwright.cli.session import Session, common_options, print_json, run_looking_only
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
@@ -43,6 +44,7 @@ def command(session: Session, *, wanted: Wanted) -> None:
                 "kernels": job.kernels,
                 "arch": job.point.arch,
                 "point": job.point.digest,
+                "revision": job.point.revision,
                 "version": job.version,
                 "carries": carries,
                 "wheels": [{"path": str(wheel), "size": wheel.stat().st_size} for wheel in wheels],
@@ -52,6 +54,7 @@ def command(session: Session, *, wanted: Wanted) -> None:
         return
     click.echo(f"pin      vllm {release.version}, commit {release.commit[:12]}, torch {release.torch}")
     click.echo(f"point    {job.point.digest[:16]}  →  {job.version}")
+    click.echo(f"revision {told_revision(job.point)}")
     told = "upstream's own" if job.point.arch is None else f"native, compiled for {job.point.arch}"
     click.echo(f"kernels  {told}")
     rows = [

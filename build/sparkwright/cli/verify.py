@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import platform as this_machine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.results import Results
     from sparkwright.verify.wish import Wish
 
-__all__ = ["command"]
+__all__ = ["built_wheel", "command"]
 
 _EVENTS = "events.jsonl"
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
@@ -125,8 +126,9 @@ def command(
 ) -> None:
     """Verify that a server with WHEEL serves as it should, up to 64 requests at a time.
 
-    Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Leaves a
-    report, and everything that was seen. A run that was stopped is gone on with by --resume.
+    Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Without any
+    of these, WHEEL is the newest in dist/ for this machine. Leaves a report, and everything that was seen.
+    A run that was stopped is gone on with by --resume.
     """
     _require_libraries()
     from sparkwright.verify.wish import Wish
@@ -140,6 +142,10 @@ def command(
             _refuse_others(context, resume, wish)
             _refuse_keys(folder, wish, asked, keys)
         else:
+            if not (wheel or any(asked[name] for name in ("python", "url", "demo"))):
+                wheel = built_wheel(Path("dist"), this_machine.machine())
+                if not (quiet or as_json):
+                    click.echo(f"verifying {wheel}", err=True)
             wish = _wish(wheel, asked)
         _require_possible(wish)
         folder = resume or out or _new_folder(wish)
@@ -155,6 +161,27 @@ def command(
 for _option in reversed(_OPTIONS):
     command = _option(command)
 """The command, with every option that says what is verified."""
+
+
+def built_wheel(folder: Path, machine: str) -> Path:
+    """The wheel in *folder* for *machine* that was made last.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from sparkwright.publish import wheels_in
+    from sparkwright.wheel import parse_name
+
+    found = wheels_in(folder)
+    fitting = [wheel for wheel in found if parse_name(wheel.name).machine == machine]
+    if not fitting:
+        others = ", ".join(wheel.name for wheel in found)
+        raise ConfigError(
+            f"{folder} holds no wheel for this machine, which is {machine}",
+            because=f"it holds {others}" if others else "it holds none at all",
+            next_step=f"make wheel PLATFORM={machine}, or give a wheel, --python, --url or --demo",
+        )
+    return max(fitting, key=lambda wheel: wheel.stat().st_mtime_ns)
 
 
 def _require_libraries() -> None:

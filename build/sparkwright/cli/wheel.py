@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkwright.cli.options import Wanted, compile_options, job_options
+from sparkwright.cli.patchset import BUMP, told_revision
 from sparkwright.cli.session import Session, common_options, print_json, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
-from sparkwright.errors import ConfigError
+from sparkwright.errors import ConfigError, UnreleasedError
 from sparkwright.plan import apply
 from sparkwright.plan.binaries import version_of
 from sparkwright.plan.job import needed
@@ -34,6 +35,9 @@ __all__ = ["command"]
     metavar="NAME",
     help="Take this carry without a proof; the wheel says so.",
 )
+@click.option(
+    "--released", is_flag=True, help="Refuse a working state, which has no revision of the patchset yet."
+)
 @compile_options
 @job_options
 @common_options
@@ -43,6 +47,7 @@ def command(
     *,
     out: Path | None,
     allow_unproved: tuple[str, ...],
+    released: bool,
     require_native: bool,
     full: bool,
     compiling: Compiling,
@@ -61,6 +66,12 @@ def command(
         compiling=compiling,
     )
     _require_out(job.options.out)
+    if released and not job.point.revision:
+        raise UnreleasedError(
+            f"this state of {job.point.patchset} has no revision",
+            because="the pin or a carry changed since the newest, or none was ever counted",
+            next_step=f"{BUMP} {job.point.patchset}, and commit that",
+        )
     known = apply(job)
     if session.as_json:
         print_json(_summary(job, known))
@@ -94,6 +105,7 @@ def _summary(job: Job, known: Known) -> dict[str, Any]:
         "path": str(needed(known.placed)),
         "size": wheel.size,
         "sha256": wheel.sha256,
+        "revision": job.point.revision,
         "version": version_of(job, known),
         "platform": job.options.platform,
         "point": job.point.digest,
@@ -134,6 +146,7 @@ def _show(job: Job, known: Known) -> None:
     click.echo(f"wheel    {needed(known.placed)}")
     click.echo(f"size     {human_size(wheel.size)} ({wheel.size} bytes)")
     click.echo(f"sha256   {wheel.sha256}")
+    click.echo(f"revision {told_revision(job.point)}")
     if job.point.arch is None:
         click.echo(f"kernels  upstream's own, from {job.stock_wheel.filename} (no native input changed)")
         click.echo("         'make wheel KERNELS=native' compiles them for the card instead")

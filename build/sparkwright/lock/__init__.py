@@ -6,7 +6,7 @@
 """
 
 from sparkwright.lock.bump import Bumped, Change
-from sparkwright.lock.check import Finding, check, require_agreement
+from sparkwright.lock.check import Finding, Unconfirmed, check, require_agreement, unconfirmed
 from sparkwright.lock.coherence import CudaEvidence, check_native, require_native
 from sparkwright.lock.model import LOCK_FORMAT, Artifact, Dependency, Lock, Release, read_lock
 from sparkwright.lock.statements import Evidence, WheelEvidence
@@ -22,10 +22,12 @@ __all__ = [
     "Finding",
     "Lock",
     "Release",
+    "Unconfirmed",
     "WheelEvidence",
     "check",
     "check_native",
     "read_lock",
     "require_agreement",
     "require_native",
+    "unconfirmed",
 ]

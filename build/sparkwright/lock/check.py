@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from sparkwright.lock.model import Lock
 
-__all__ = ["Finding", "agrees", "check", "flatten", "require_agreement"]
+__all__ = ["Finding", "Unconfirmed", "agrees", "check", "flatten", "require_agreement", "unconfirmed"]
 
 
 class Finding(NamedTuple):
@@ -57,6 +57,28 @@ def check(lock: Lock, evidence: Evidence) -> list[Finding]:
     ]
     order = {key: number for number, key in enumerate(locked)}
     return sorted(findings, key=lambda finding: order.get(finding.key, len(order)))
+
+
+class Unconfirmed(NamedTuple):
+    """A value of the lock of which only the beginning was verified.
+
+    Attributes:
+        key: dotted key in the lock.
+        stated: as much of it as something states.
+        rest: what comes behind that in the lock, and may be wrong.
+    """
+
+    key: str
+    stated: str
+    rest: str
+
+
+def unconfirmed(lock: Lock, evidence: Evidence) -> list[Unconfirmed]:
+    """The digits of the commit that nothing in *evidence* states: a release abbreviates its own."""
+    key, commit = "release.commit", lock.release.commit
+    values = [item.value for item in statements(evidence) if item.key == key and item.value]
+    known = max((len(value) for value in values if commit.startswith(value)), default=0)
+    return [Unconfirmed(key, commit[:known], commit[known:])] if commit[known:] else []
 
 
 def require_agreement(findings: Sequence[Finding]) -> None:

@@ -63,6 +63,7 @@ class Evidence:
         wheels: what its wheels say.
         tree: the same files at the pinned commit, where a git remote was asked; `None` where not.
         tag_commit: the commit that the release's tag leads to there; `None` where nobody was asked.
+        commit: full id of the commit that *tree* is of.
     """
 
     sdist: Artifact
@@ -70,6 +71,7 @@ class Evidence:
     wheels: tuple[WheelEvidence, ...] = ()
     tree: Mapping[str, bytes] | None = None
     tag_commit: str | None = None
+    commit: str | None = None
 
 
 class Statement(NamedTuple):
@@ -100,6 +102,8 @@ def statements(evidence: Evidence) -> Iterator[Statement]:
     yield from _sources(evidence.texts)
     if evidence.tag_commit is not None:
         yield Statement("release.commit", evidence.tag_commit, "the release's tag at the git remote")
+    if evidence.commit is not None:
+        yield Statement("release.commit", evidence.commit, "the repository that has it")
     if evidence.tree is not None:
         yield from _tree(evidence.texts, evidence.tree)
 

@@ -228,7 +228,7 @@ def native_version(job: Job, stock: Collection[str]) -> str:
     """The version of a wheel for which the extensions *stock* are taken from upstream's wheel.
 
     The same point can give different wheels, as sources can or cannot be had, so the version says
-    which: ``0.24.0+spark.1a2b3c4d`` for all of them, ``….stock.fa2`` where FlashAttention is upstream's.
+    which: ``0.24.0+spark.12.1a2b3c4d`` for all of them, ``….stock.fa2`` where FlashAttention is upstream's.
     """
     marks = [*(["stock", *stock_marks(stock)] if stock else []), *(["full"] if job.options.full else [])]
     return ".".join([job.version, *marks])

@@ -133,10 +133,17 @@ class Job:
 
     @property
     def version(self) -> str:
-        """The version that our wheel gets: PEP 440, with the patchset and the point in its local part."""
+        """The version that our wheel gets: PEP 440, with patchset, revision and point in its local part."""
         from sparkwright.wheel import local_version
 
-        return local_version(self.point.lock.release.version, self.point.patchset, self.point.digest)
+        point = self.point
+        return local_version(
+            point.lock.release.version,
+            point.patchset,
+            point.digest,
+            revision=point.revision,
+            card=point.foreign_card,
+        )
 
     @cached_property
     def _release_tree(self) -> str:

@@ -44,7 +44,7 @@ def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> E
     Args:
         access: where files come from and go to.
         lock: what to gather about.
-        pristine: the pinned tree, where it came from git, to be compared with the sdist.
+        pristine: the pinned tree, to be compared with the sdist where it came from git.
 
     Raises:
         FetchError, DigestError, NotInStoreError: a file of the release could not be had.
@@ -59,8 +59,9 @@ def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> E
         sdist=_as_found(lock.sdist, path, names),
         texts=_texts(path),
         wheels=tuple(wheels),
-        tree=None if pristine is None else _tree_texts(access, pristine.tree),
+        tree=_tree_texts(access, pristine.tree) if pristine and pristine.commit else None,
         tag_commit=_tag_commit(access, lock.release.git, lock.release.version),
+        commit=pristine.commit if pristine else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from sparkwright.upstream.releases import (
     Pristine,
     known_tree,
     other_release,
+    pinned_tag,
     require_digest,
     sdist_tree,
     upstream_ref,
@@ -69,6 +71,7 @@ class FolderSource:
 
         Raises:
             FetchError: it is a repository without the pinned commit, or nothing of vLLM.
+            LockMismatchError: it is a repository in which the release is another commit.
             DigestError: the sdist in it is not the pinned one.
         """
         if self._is_repository():
@@ -132,7 +135,12 @@ class FolderSource:
                 because=f"upstream.lock has only {commit}, which is abbreviated",
                 next_step="write the full commit id into upstream.lock",
             )
-        fetch(repository, str(self.path), [commit], depth=_WHOLE_HISTORY)
+        try:
+            fetch(repository, str(self.path), [commit], depth=_WHOLE_HISTORY)
+        except FetchError:
+            with contextlib.suppress(FetchError):
+                pinned_tag(repository, lock, str(self.path))  # which says more, if the release is another
+            raise
         repository.keep(upstream_ref(commit), commit)
         self.access.store.put_record(_FETCHED, self._fetched_key(lock), {"folder": str(self.path)})
         return self._of_commit(commit)

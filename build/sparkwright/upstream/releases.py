@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.config import to_builtins
-from sparkwright.errors import DigestError, FetchError, NotInStoreError
+from sparkwright.errors import DigestError, FetchError, LockMismatchError, NotInStoreError
 from sparkwright.events import task
-from sparkwright.git import FileEntry, import_files
+from sparkwright.git import FileEntry, import_files, list_remote
 from sparkwright.lock import Artifact
 from sparkwright.upstream.archive import read_sdist
 from sparkwright.upstream.download import fetch_artifact
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.git import Repository
+    from sparkwright.lock import Lock
     from sparkwright.store import Store
     from sparkwright.upstream.index import IndexFile
     from sparkwright.upstream.settings import IndexSettings
@@ -30,6 +31,7 @@ __all__ = [
     "as_artifact",
     "known_tree",
     "other_release",
+    "pinned_tag",
     "require_digest",
     "sdist_tree",
     "upstream_ref",
@@ -64,6 +66,35 @@ class Pristine:
     origin: str
     verified: bool
     history: bool = False
+
+
+def pinned_tag(repository: Repository, lock: Lock, address: str) -> tuple[str, str]:
+    """The ref of the release's tag at *address*, and its commit, which is the pinned one.
+
+    Args:
+        repository: what asks.
+        lock: the pin.
+        address: a repository that cannot or need not give the pinned commit by its id.
+
+    Raises:
+        FetchError: it has no such tag, or did not answer.
+        LockMismatchError: the tag is another commit than the pinned one.
+    """
+    tag = f"refs/tags/v{lock.release.version}"
+    found = list_remote(repository, address, [tag]).get(tag)
+    if found is None:
+        raise FetchError(
+            f"{address} has neither the commit {lock.release.commit} nor the tag {tag}",
+            because="it was asked for both",
+            next_step="give a repository of vLLM that has the release; 'git fetch --tags' may bring it there",
+        )
+    if not found.commit.startswith(lock.release.commit):
+        raise LockMismatchError(
+            f"the tag v{lock.release.version} at {address} is not the pinned commit",
+            because=f"it is {found.commit}, and upstream.lock pins {lock.release.commit}",
+            next_step="do not build it before you know which is right",
+        )
+    return tag, found.commit
 
 
 def sdist_tree(access: Access, artifact: Artifact, fetch: Callable[[], Path]) -> str:

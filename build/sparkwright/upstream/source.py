@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from sparkwright.errors import FetchError, LockMismatchError, NotInStoreError, RefError, UnknownNameError
-from sparkwright.git import check_address, fetch, list_remote, refuse_secret
+from sparkwright.errors import FetchError, NotInStoreError, RefError, UnknownNameError
+from sparkwright.git import check_address, fetch, refuse_secret
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.folder import FolderSource
 from sparkwright.upstream.releases import (
@@ -15,6 +15,7 @@ from sparkwright.upstream.releases import (
     Pristine,
     known_tree,
     other_release,
+    pinned_tag,
     sdist_tree,
     upstream_ref,
 )
@@ -162,21 +163,9 @@ class GitSource:
         return self._by_tag(lock, address)
 
     def _by_tag(self, lock: Lock, address: str) -> str:
-        tag = f"refs/tags/v{lock.release.version}"
-        found = list_remote(self.access.repository, address, [tag]).get(tag)
-        if found is None:
-            raise FetchError(
-                f"{address} has neither the commit {lock.release.commit} nor the tag {tag}",
-                next_step="check the address: it must be a repository of vLLM that has the release",
-            )
-        if not found.commit.startswith(lock.release.commit):
-            raise LockMismatchError(
-                f"the tag v{lock.release.version} at {address} is not the pinned commit",
-                because=f"it is {found.commit}, and upstream.lock pins {lock.release.commit}",
-                next_step="do not build it before you know which is right",
-            )
+        tag, commit = pinned_tag(self.access.repository, lock, address)
         fetch(self.access.repository, address, [tag])
-        return found.commit
+        return commit
 
     def release(self, version: str, *, sha256: str | None = None) -> Pristine:
         """See `other_release`: other releases come from the index, where they have digests."""

@@ -104,14 +104,20 @@ def parse_name(filename: str) -> WheelName:
     return WheelName(distribution, version, "".join(build), python, abi, platform)
 
 
-def local_version(release: str, patchset: str, digest: str) -> str:
-    """The PEP 440 version of our build: ``0.24.0+spark.1a2b3c4d``.
+def local_version(release: str, patchset: str, digest: str, *, revision: int = 0, card: str = "") -> str:
+    """The PEP 440 version of our build: ``0.24.0+spark.12.1a2b3c4d``, ``0.24.0+spark.sm100a.12.5e6f7a8b``.
+
+    PEP 440 compares local versions part by part, numbers as numbers and above words. So a higher revision
+    is newer whatever the digests are, a build of any is newer than one of a tool that did not count them
+    (``+spark.1a2b3c4d``), and a wheel for another card is never preferred to one for the usual card.
 
     Args:
         release: upstream's version; it may not have a local part already.
         patchset: the patchset's name; what a local version cannot hold becomes a dot.
         digest: the point's digest in hex, of which eight digits are taken. PEP 440 reads an
             all-decimal part as a number, so leading zeros of such a part fall away.
+        revision: the patchset's; 0 for a working state.
+        card: what kernels are compiled for, such as ``sm100a``; empty for the usual card.
 
     Raises:
         WheelError: no version can be made of these.
@@ -119,7 +125,8 @@ def local_version(release: str, patchset: str, digest: str) -> str:
     name = re.sub(r"[^a-z0-9]+", ".", patchset.lower()).strip(".")
     try:
         base = Version(release)
-        version = Version(f"{release}+{name}.{digest[:_DIGEST_DIGITS]}")
+        marks = [name, *([card] if card else []), str(revision), digest[:_DIGEST_DIGITS]]
+        version = Version(f"{release}+{'.'.join(marks)}")
     except InvalidVersion as error:
         raise WheelError(
             f"no version can be made of {release!r} and {patchset!r}", because=str(error)

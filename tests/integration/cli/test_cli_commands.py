@@ -13,6 +13,7 @@ import wheelkit
 from kit import UpstreamRepository
 from native_kit import native_tables, offer_toolkit, with_native
 from tiny_release import make_tiny
+from upstream_kit import git
 
 from sparkwright.canonical import to_json
 from sparkwright.cli import doctor
@@ -239,7 +240,7 @@ class TestLock:
     def pinned(self, world: World) -> World:
         """A lock that is right about everything, and a git remote that agrees."""
         repository = UpstreamRepository(world.folder / "upstream.git")
-        commit = repository.commit("Release", {"README.md": "vLLM\n"})
+        commit = repository.commit("Release", world.release.tree)
         repository.git("tag", "v1.2.0")
         world.pin(make_tiny(git=repository.address, commit=commit))
         later = repository.commit("Release again", {"README.md": "vLLM!\n"})
@@ -250,7 +251,36 @@ class TestLock:
     def test_check(self, pinned: World) -> None:
         ran = pinned.good("lock", "check")
         assert re.search(r"says what vllm 1\.2\.0 says: \d\d values checked", ran.out)
-        assert pinned.good("lock", "check", "--json").json["findings"] == []
+        found = pinned.good("lock", "check", "--json").json
+        assert (found["findings"], found["unconfirmed"]) == ([], [])
+
+    def test_check_says_which_digits_nothing_confirms(self, pinned: World) -> None:
+        confirmed = pinned.good("lock", "check", "--json").json
+        commit = pinned.release.lock.release.commit
+        (pinned.folder / "upstream.git").rename(pinned.folder / "moved.git")
+        found = pinned.good("lock", "check", "--json").json
+        (open_end,) = found["unconfirmed"]
+        assert (open_end["key"], open_end["stated"] + open_end["rest"]) == ("release.commit", commit)
+        assert len(open_end["stated"]) == 9
+        assert found["values"] == confirmed["values"] - 1
+        said = pinned.good("lock", "check").out
+        assert f"unconfirmed: release.commit is {commit[:9]}" in said
+        assert commit[9:] in said
+        # A clone that has the commit confirms it, and the store remembers that it was there.
+        assert pinned.good("lock", "check", "--json", "--source", "../moved.git").json == confirmed
+        assert pinned.good("lock", "check", "--json").json == confirmed
+
+    @pytest.mark.parametrize("form", ["{}", "file://{}"])
+    def test_check_finds_a_commit_that_does_not_exist(self, pinned: World, form: str) -> None:
+        commit = pinned.release.lock.release.commit
+        path = pinned.root / "upstream.lock"
+        path.write_text(path.read_text().replace(commit, commit[:12] + commit[13:] + commit[12]))
+        ran = pinned.call("lock", "check", "--source", form.format(pinned.folder / "upstream.git"))
+        assert ran.status == 24
+        assert commit in ran.err
+        git(pinned.folder / "upstream.git", "tag", "--delete", "v1.2.0")
+        ran = pinned.call("lock", "check", "--source", form.format(pinned.folder / "upstream.git"))
+        assert ran.status == 20
 
     def test_check_finds_what_is_wrong(self, pinned: World) -> None:
         path = pinned.root / "upstream.lock"
@@ -292,7 +322,7 @@ class TestLock:
         assert path.read_text().startswith("# The pin.\n")
         pinned.good("lock", "check")
         pinned.list_carries([])
-        assert pinned.good("wheel", "--json").json["version"].startswith("1.3.0+spark.")
+        assert pinned.good("wheel", "--json").json["version"].startswith("1.3.0+spark.0.")
 
     def test_bump_to_what_nobody_has(self, pinned: World) -> None:
         before = (pinned.root / "upstream.lock").read_text()
@@ -314,3 +344,48 @@ def test_another_patchset(world: World) -> None:
     assert [carry["name"] for carry in two["carries"]] == ["align"]
     assert one["sha256"] != two["sha256"]
     assert len(world.wheels) == 2
+
+
+class TestPatchset:
+    def test_a_working_state_says_so_and_one_command_counts_it(self, world: World) -> None:
+        plan = world.good("plan", "--json").json
+        assert plan["revision"] == 0
+        assert "+spark.0." in plan["version"]
+        assert "sparkwright patchset bump spark" in world.good("plan").out
+        assert world.good("patchset", "bump", "--json").json["revision"] == 1
+        plan = world.good("plan", "--json").json
+        assert plan["revision"] == 1
+        assert "+spark.1." in plan["version"]
+        assert "sparkwright patchset bump" not in world.good("plan").out
+        assert world.good("status", "--json").json["version"] == plan["version"]
+
+    def test_counting_twice_counts_once(self, world: World) -> None:
+        path = world.root / "patchsets" / "spark.toml"
+        world.good("patchset", "bump")
+        text = path.read_text()
+        assert world.good("patchset", "bump", "--json").json["was"] == 1
+        assert path.read_text() == text
+
+    def test_a_working_state_is_built_and_not_released(self, world: World) -> None:
+        ran = world.call("wheel", "--released", "--json")
+        assert (ran.status, ran.json["error"]["kind"]) == (42, "UnreleasedError"), ran.said
+        assert world.wheels == []
+        assert "sparkwright patchset bump spark" in ran.said
+        working = world.good("wheel", "--json").json
+        world.good("patchset", "bump")
+        released = world.good("wheel", "--released", "--json").json
+        assert released["version"] == working["version"].replace("+spark.0.", "+spark.1.")
+        assert released["point"] == working["point"]
+        assert len(world.wheels) == 2
+
+    def test_an_edited_carry_is_a_working_state_again(self, world: World) -> None:
+        world.good("patchset", "bump")
+        path = world.root / "patchsets" / "spark.toml"
+        path.write_text(path.read_text().replace('"align"]', "]").replace('"align", ', ""))
+        assert "align" not in path.read_text()
+        assert world.good("plan", "--json").json["revision"] == 0
+        assert world.good("patchset", "bump", "--json").json["revision"] == 2
+
+    def test_an_unknown_patchset(self, world: World) -> None:
+        ran = world.call("patchset", "bump", "spork")
+        assert (ran.status, "'spark'" in ran.err) == (12, True)

@@ -12,6 +12,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from platform import machine
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from sparkwright.canonical import sha256_file
+from sparkwright.cli.verify import built_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -194,7 +196,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "nothing": ((), 10, "none was named"),
+    "nothing": ((), 10, "holds no wheel for this machine"),
     "two servers": (("--demo", "--url", "http://localhost:1"), 10, "exclude each other"),
     "fault without simulator": (("--url", "http://localhost:1", "--fault", "inert"), 10, "without --demo"),
     "unknown fault": (("--demo", "--fault", "gremlins"), 12, "gremlins"),
@@ -240,6 +242,39 @@ def test_what_cannot_be_done_is_said_in_one_message(
     assert "Traceback" not in done.stderr
     assert KEY not in done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def wheel_file(folder: Path, version: str, platform: str, made_at: int) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"vllm-{version}-cp38-abi3-{platform}.whl"
+    path.write_bytes(b"not a wheel")
+    os.utime(path, (made_at, made_at))
+    return path
+
+
+def test_the_newest_wheel_for_this_machine_is_taken(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    ours, others = ("aarch64", "x86_64") if machine() == "aarch64" else ("x86_64", "aarch64")
+    wheel_file(dist, "0.24.0+spark.84110ebb", f"manylinux_2_28_{ours}", 1)
+    newest = wheel_file(dist, "0.24.0+spark.2.1a2b3c4d", f"manylinux_2_34_{ours}", 3)
+    wheel_file(dist, "0.24.0+spark.10.1a2b3c4d", f"manylinux_2_28_{ours}", 2)
+    foreign = wheel_file(dist, "0.24.0+spark.11.1a2b3c4d", f"manylinux_2_28_{others}", 4)
+    assert built_wheel(dist, ours) == newest
+    assert built_wheel(dist, others) == foreign
+    done = verify(cwd=tmp_path)
+    assert done.returncode not in {0, 1, 10}, done.stderr
+    assert f"verifying dist/{newest.name}\n" in done.stderr
+    newest.unlink()
+    assert "verifying dist/vllm-0.24.0+spark.10.1a2b3c4d-" in verify("--smoke", cwd=tmp_path).stderr
+
+
+def test_wheels_for_other_machines_are_named_and_not_taken(tmp_path: Path) -> None:
+    found = wheel_file(tmp_path / "dist", "0.24.0+spark.1.1a2b3c4d", "manylinux_2_28_riscv64", 1)
+    done = verify("--json", cwd=tmp_path)
+    assert done.returncode == 10
+    error = json.loads(done.stdout)["error"]
+    assert (error["kind"], found.name in error["because"]) == ("ConfigError", True)
+    assert f"make wheel PLATFORM={machine()}" in error["next-step"]
 
 
 def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_the_wheel_says_what_it_is_made_of(world: World) -> None:
     world.good("carry", "prove")
     summary = world.good("wheel", "--json").json
     point = ours(world, "point.json")
-    assert point["version"] == summary["version"] == f"1.2.0+spark.{summary['point'][:8]}"
+    assert point["version"] == summary["version"] == f"1.2.0+spark.0.{summary['point'][:8]}"
     assert (point["digest"], point["platform"]) == (summary["point"], "aarch64")
     assert point["point"]["pin"]["sdist"] == world.release.lock.sdist.sha256
     carries = ours(world, "carries.json")["carries"]

@@ -1,0 +1,56 @@
+"""``sparkwright patchset``: give a patchset its next revision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from sparkwright.cli.options import DEFAULT_PATCHSET
+from sparkwright.cli.session import Session, common_options, print_json, run_looking_only
+from sparkwright.patchset import with_next_revision
+from sparkwright.store import write_atomically
+
+if TYPE_CHECKING:
+    from sparkwright.patchset import Point
+
+__all__ = ["BUMP", "command", "told_revision"]
+
+BUMP = "sparkwright patchset bump"
+
+
+@click.group("patchset")
+def command() -> None:
+    """Count a patchset's revisions, which order the wheels of one release."""
+
+
+@command.command("bump")
+@click.argument("name", default=DEFAULT_PATCHSET)
+@common_options
+@run_looking_only
+def bump(session: Session, *, name: str) -> None:
+    """Give NAME its next revision, if the pin or a carry changed since the newest; comments stay."""
+    path = session.checkout.root / "patchsets" / f"{name}.toml"
+    old = session.checkout.point(name)
+    text = path.read_text(encoding="utf-8")
+    written = with_next_revision(text, old)
+    if written != text:
+        write_atomically(path, written.encode())
+    new = session.checkout.point(name)
+    if session.as_json:
+        print_json({"patchset": name, "revision": new.revision, "digest": new.content, "was": old.revision})
+    elif old.revision:
+        click.echo(f"nothing changed since revision {old.revision} of {name}")
+    else:
+        click.echo(f"revision {new.revision} of {name}, written to {path}")
+        click.echo("next     sparkwright wheel")
+
+
+def told_revision(point: Point) -> str:
+    """The revision for people, with the next step where there is none."""
+    if point.revision:
+        return str(point.revision)
+    changed = (
+        f"the pin or a carry changed since {point.released.revision}" if point.released else "never counted"
+    )
+    return f"none yet ({changed}): '{BUMP} {point.patchset}' gives it the next, until then wheels have 0"

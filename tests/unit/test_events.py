@@ -1,0 +1,43 @@
+"""Events reach whoever subscribed; a warning reaches the user in any case."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from sparkwright.events import emit, warn
+
+if TYPE_CHECKING:
+    import pytest
+    from kit import Recorder
+
+SCRIPT = "from sparkwright.events import emit, subscribe, warn\n"
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT + script], check=True, capture_output=True, text=True
+    )
+
+
+def test_a_script_without_a_subscriber_sees_warnings_and_nothing_else() -> None:
+    done = run("emit('step.made', step='x')\nwarn('disk 100% full', path='/x')\nwarn('disk 100% full')")
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == ["disk 100% full"] * 2
+
+
+def test_a_script_with_a_subscriber_decides_for_itself() -> None:
+    done = run("with subscribe(lambda event: print(event.kind)):\n    warn('disk full')")
+    assert (done.stdout, done.stderr) == ("warning\n", "")
+
+
+def test_a_warning_is_logged_only_where_it_would_be_lost(
+    heard: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="sparkwright"):
+        warn("heard", where="here")
+        emit("other")
+    assert heard.warnings == ["heard"]
+    assert caplog.records == []
