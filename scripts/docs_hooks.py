@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sparkwright.carry import Carry, load_carries
+from sparkwright.carries import Carry, load_carries
 
 ROOT = Path(__file__).parents[1]
 _TABLE_MARK = "<!-- table of carries -->"

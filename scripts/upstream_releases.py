@@ -13,7 +13,7 @@ from pathlib import Path
 from sparkwright.git import open_repository
 from sparkwright.merge import merge_patchset
 from sparkwright.native.sources import gather_sources
-from sparkwright.plan import Job, Options, open_checkout
+from sparkwright.pipeline import Job, Options, open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
 

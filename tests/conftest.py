@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from kit import Recorder, Scene, UpstreamRepository
 
-from sparkwright.events import subscribe
+from sparkwright.base.events import subscribe
 from sparkwright.git import Repository, open_repository
 from sparkwright.store import Store, open_store
 

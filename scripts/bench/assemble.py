@@ -19,10 +19,10 @@ import time
 import zipfile
 from pathlib import Path
 
-from sparkwright import process
-from sparkwright.canonical import sha256_file
+from sparkwright.base import process
+from sparkwright.base.digests import sha256_file
 from sparkwright.git import open_repository
-from sparkwright.plan import open_checkout
+from sparkwright.pipeline import open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
 from sparkwright.wheel import AssemblyPlan, assemble, local_version, parse_name

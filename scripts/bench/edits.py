@@ -6,10 +6,10 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
-from sparkwright.carry import load_carry
+from sparkwright.carries import load_carry
 from sparkwright.git import FileEntry, open_repository, patch_tree
 from sparkwright.merge.prepare import prepare
-from sparkwright.plan import open_checkout
+from sparkwright.pipeline import open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
 

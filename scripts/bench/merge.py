@@ -25,7 +25,7 @@ from sparkwright.git import check_out, open_repository
 from sparkwright.git.repository import git_environment
 from sparkwright.merge import MergeRequest, landing, merge_patchset
 from sparkwright.merge.prepare import prepare
-from sparkwright.plan import Job, Options, open_checkout
+from sparkwright.pipeline import Job, Options, open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
 

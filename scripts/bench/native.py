@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edits import copy_checkout, edit_patch
 
-from sparkwright.plan import open_checkout
+from sparkwright.pipeline import open_checkout
 
 PYTHON_CARRY = "tie-weights"
 NATIVE_CARRY = "native-sm121a"

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.errors import CompileError, ToolError
-from sparkwright.events import subscribe
+from sparkwright.base.errors import CompileError, ToolError
+from sparkwright.base.events import subscribe
+from sparkwright.base.process import run
 from sparkwright.git import FileEntry, open_repository, patch_tree
 from sparkwright.merge import merge_patchset
 from sparkwright.native.build import Builder, build_extension, compile_units, configured, forecast
@@ -25,10 +26,9 @@ from sparkwright.native.inspection import (
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import prepare_toolchain
-from sparkwright.plan import Job, Options, open_checkout
-from sparkwright.plan.job import Known
-from sparkwright.plan.kernels import inputs_of
-from sparkwright.process import run
+from sparkwright.pipeline import Job, Options, open_checkout
+from sparkwright.pipeline.job import Known
+from sparkwright.pipeline.kernels import inputs_of
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
 from sparkwright.wheel.elf import HEADER_SIZE, machine_of

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from sparkwright.errors import ToolError
+from sparkwright.base.errors import ToolError
+from sparkwright.base.process import run
 from sparkwright.git import open_repository
 from sparkwright.lock import check_native, read_lock
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import configure_environment, find_toolchain, prepare_toolchain
-from sparkwright.process import run
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, gather_cuda, read_settings
 from sparkwright.upstream.index import find, project_of

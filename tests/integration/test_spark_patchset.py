@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.errors import ToolError
+from sparkwright.base.errors import ToolError
 from sparkwright.git import open_repository
 from sparkwright.merge import (
     OutcomeKind,
@@ -20,8 +20,8 @@ from sparkwright.merge import (
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
-from sparkwright.plan import Job, Options, open_checkout
-from sparkwright.plan.facility import ToolchainFacility
+from sparkwright.pipeline import Job, Options, open_checkout
+from sparkwright.pipeline.facility import ToolchainFacility
 from sparkwright.probe import Verdict, read_proof
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings

@@ -14,8 +14,8 @@ import pytest
 from http_index import Fault, RunningIndex
 
 import sparkwright
-from sparkwright.errors import DigestError, FetchError, NotInStoreError, StorageError
-from sparkwright.events import subscribe
+from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, StorageError
+from sparkwright.base.events import subscribe
 from sparkwright.lock import Artifact
 from sparkwright.store import open_store
 from sparkwright.upstream.download import fetch_artifact

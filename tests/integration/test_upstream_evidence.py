@@ -11,8 +11,8 @@ import pytest
 from small_release import COMMIT, artifact, make_release, make_wheel
 from upstream_kit import git, make_access, make_upstream
 
-from sparkwright.errors import DigestError, FetchError, WheelError
-from sparkwright.events import subscribe
+from sparkwright.base.errors import DigestError, FetchError, WheelError
+from sparkwright.base.events import subscribe
 from sparkwright.lock import check
 from sparkwright.upstream import GitSource, gather, propose
 from sparkwright.upstream import evidence as evidence_module

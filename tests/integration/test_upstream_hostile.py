@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from http_index import Fault, RunningIndex
 
-from sparkwright.errors import DigestError, FetchError
+from sparkwright.base.errors import DigestError, FetchError
 from sparkwright.lock import Artifact
 from sparkwright.store import open_store
 from sparkwright.upstream.download import adopt_copy, fetch_artifact

@@ -12,7 +12,7 @@ import pytest
 from small_release import artifact, make_release, make_sdist, sdist_files
 from upstream_kit import GENERATED, commit_all, git, make_access, make_upstream, write_files
 
-from sparkwright.errors import (
+from sparkwright.base.errors import (
     ArchiveError,
     DigestError,
     FetchError,
@@ -20,7 +20,7 @@ from sparkwright.errors import (
     NotInStoreError,
     UnknownNameError,
 )
-from sparkwright.events import subscribe
+from sparkwright.base.events import subscribe
 from sparkwright.git import fetch
 from sparkwright.upstream import GitSource, IndexSource, open_source, other_release
 from sparkwright.upstream import source as source_module

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from vllm_like import MODEL, answering, serving
 
-from sparkwright.errors import EndpointError
+from sparkwright.base.errors import EndpointError
 from sparkwright.verify.client import Endpoint, EndpointFacts, check_endpoint, open_session
 from sparkwright.verify.client.body import MOST_BYTES
 from sparkwright.verify.profile import Deadlines

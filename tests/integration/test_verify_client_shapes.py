@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from vllm_like import MODEL, Served, Stream, healthy, lasting, serving, until
 
-from sparkwright.errors import StorageError
+from sparkwright.base.errors import StorageError
 from sparkwright.verify.client import Endpoint, arrivals, open_session, run_load
 from sparkwright.verify.model import Cell, FailureKind, Load, Prompt, Sample
 from sparkwright.verify.profile import Deadlines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkwright.errors import EndpointError, ServerError
+from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.verify.client import (
     Endpoint,
     canary,

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from sparkwright.errors import EndpointError
+from sparkwright.base.errors import EndpointError
 from sparkwright.verify.client import Endpoint, count_tokens, open_session
 from sparkwright.verify.profile import Deadlines
 

@@ -14,7 +14,7 @@ import vllm_like
 from aiohttp import web
 from vllm_like import answering
 
-from sparkwright.errors import EndpointError, UndecidedError
+from sparkwright.base.errors import EndpointError, UndecidedError
 from sparkwright.verify.fleet import StandingServer
 from sparkwright.verify.measure import measure
 from sparkwright.verify.metrics import CountersResetError, NotQuietError, fetch_snapshot, quiesce

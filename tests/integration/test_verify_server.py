@@ -16,8 +16,8 @@ import psutil
 import pytest
 from boot_logs import Boot
 
-from sparkwright.errors import ServerError, ToolError
-from sparkwright.events import subscribe
+from sparkwright.base.errors import ServerError, ToolError
+from sparkwright.base.events import subscribe
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.profile import Deadlines
 from sparkwright.verify.server import ServerFailedError, ServerProcess, start_server

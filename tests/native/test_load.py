@@ -20,7 +20,7 @@ from sparkwright.git import open_repository
 from sparkwright.native.inspection import read_elf
 from sparkwright.native.model import Target
 from sparkwright.native.toolchain import prepare_toolchain
-from sparkwright.plan import open_checkout
+from sparkwright.pipeline import open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, read_settings
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.errors import EndpointError, ServerError
+from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.verify import profiles, setup
 from sparkwright.verify.client.calibrate import simulator
 from sparkwright.verify.model import Verdict

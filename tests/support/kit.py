@@ -15,17 +15,17 @@ import pytest
 import tomlkit
 
 import sparkwright
-from sparkwright.canonical import digest_of
-from sparkwright.carry import Carry, load_carry
+from sparkwright.base.digests import digest_of
+from sparkwright.base.process import run
+from sparkwright.carries import Carry, load_carry
 from sparkwright.git import FileEntry, Repository, import_files
 from sparkwright.git.repository import git_environment
 from sparkwright.merge import History, MergeReport, MergeRequest, merge_patchset
-from sparkwright.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright import events
+    from sparkwright.base import events
     from sparkwright.store import Store
 
 Content = str | bytes | FileEntry

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import tomlkit
 
-from sparkwright.config import to_builtins
+from sparkwright.base.config import to_builtins
 from sparkwright.git import Entry, blob_id, tree_id
 from sparkwright.lock.native import ExtensionSpec, NativePin, Package, SourcePin, Toolkit
 from sparkwright.native.host import this_machine

@@ -86,7 +86,7 @@ def test_a_banned_name_fires(planted: str) -> None:
 
 def test_healthy_twins_do_not_fire() -> None:
     healthy = (
-        "import os, sys\nfrom sparkwright.git import fetch\nfrom sparkwright.process import run\n"
+        "import os, sys\nfrom sparkwright.git import fetch\nfrom sparkwright.base.process import run\n"
         "os.path.join('a')\nsys.argv\nx = 'subprocess'\ndef printed(): ...\n"
     )
     assert banned(healthy, "merge/healthy.py") == 0

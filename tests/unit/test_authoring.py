@@ -11,22 +11,13 @@ from hypothesis import strategies as st
 from kit import UpstreamRepository, make_carry, make_tree, read_tree
 from small_release import make_release
 
-from sparkwright.authoring import (
-    Draft,
-    Workshop,
-    add_revision,
-    create_own,
-    create_pull,
-    diff_folder,
-    parse_pull,
-    repin,
-    resolve_pull,
-    write_tree,
-)
-from sparkwright.authoring.pull import PullName, ResolvedPull
-from sparkwright.carry import PullRequest, load_carry, parse_patch
-from sparkwright.errors import CarryConflictError, ConfigError, FetchError, PatchError, UnknownNameError
+from sparkwright.base.errors import CarryConflictError, ConfigError, FetchError, PatchError, UnknownNameError
+from sparkwright.carries import PullRequest, load_carry, parse_patch
+from sparkwright.carries.edited import diff_folder, write_tree
+from sparkwright.carries.files import Draft, add_revision, create_own, create_pull, repin
+from sparkwright.carries.pull import PullName, ResolvedPull, parse_pull, resolve_pull
 from sparkwright.git import FileEntry, Repository, open_repository, patch_tree
+from sparkwright.merge.refresh import Workshop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,7 +162,7 @@ class TestEdited:
             (folder / "a.py").touch()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("sparkwright.authoring.edited.check_out", half)
+        monkeypatch.setattr("sparkwright.carries.edited.check_out", half)
         with pytest.raises(KeyboardInterrupt):
             write_tree(repository, tree, tmp_path / "new" / "tree")
         assert list((tmp_path / "new").iterdir()) == []
@@ -252,7 +243,7 @@ class TestFiles:
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("sparkwright.authoring.files.load_carry", interrupted)
+        monkeypatch.setattr("sparkwright.carries.files.load_carry", interrupted)
         with pytest.raises(KeyboardInterrupt):
             create_own(tmp_path, DRAFT, LOCK, PATCH)
         assert list(tmp_path.iterdir()) == []

@@ -8,14 +8,14 @@ import pytest
 import tomlkit
 from kit import DIGEST, VERSION, make_carry, revision, spec, write_carry
 
-from sparkwright.carry import load_carries, load_carry
-from sparkwright.carry.folder import unknown_name
-from sparkwright.errors import ConfigError, NewerFormatError, PatchError
+from sparkwright.base.errors import ConfigError, NewerFormatError, PatchError
+from sparkwright.carries import load_carries, load_carry
+from sparkwright.carries.folder import unknown_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkwright.carry import Carry
+    from sparkwright.carries import Carry
     from sparkwright.git import Repository
 
 PULL = {"repository": "https://host/x", "number": 7, "head": "1" * 40, "base": "2" * 40}

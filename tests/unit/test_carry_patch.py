@@ -8,8 +8,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from kit import make_tree, write_diff
 
-from sparkwright.carry import FilePatch, Patch, parse_patch
-from sparkwright.errors import PatchError
+from sparkwright.base.errors import PatchError
+from sparkwright.carries import FilePatch, Patch, parse_patch
 from sparkwright.git import FileEntry, Repository, blob_id
 
 Files = dict[str, bytes]
@@ -259,7 +259,7 @@ def test_nothing_is_applied_unless_all_is() -> None:
 
 
 def test_hunks_out_of_order_are_refused() -> None:
-    from sparkwright.carry.patch import Hunk
+    from sparkwright.carries.patch import Hunk
 
     before, after = b"1\n2\n3\n", b"x\n2\ny\n"
     hunks = (Hunk(1, (b"1\n",), (b"x\n",)), Hunk(3, (b"3\n",), (b"y\n",)))

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from test_patchset import COMPILING, LOCK
 
-from sparkwright.errors import ConfigError, UnknownNameError
-from sparkwright.plan.choose import choose_arch, own_capability
+from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.pipeline.choose import choose_arch, own_capability
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from sparkwright.events import emit, warn
+from sparkwright.base.events import emit, warn
 
 if TYPE_CHECKING:
     import pytest
     from kit import Recorder
 
-SCRIPT = "from sparkwright.events import emit, subscribe, warn\n"
+SCRIPT = "from sparkwright.base.events import emit, subscribe, warn\n"
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:

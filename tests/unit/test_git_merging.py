@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kit import make_tree
 
-from sparkwright.errors import ProcessError
+from sparkwright.base.errors import ProcessError
 from sparkwright.git import (
     Repository,
     merge_trees,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from sparkwright.errors import FetchError, RefError, SparkwrightError
+from sparkwright.base.errors import FetchError, RefError, SparkwrightError
 from sparkwright.git import (
     Repository,
     check_address,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kit import Content, make_tree, small_disk
 
 import sparkwright
-from sparkwright.errors import ProcessError, RefError, ToolError
+from sparkwright.base.errors import ProcessError, RefError, ToolError
 from sparkwright.git import (
     Entry,
     FileEntry,
@@ -356,7 +356,7 @@ def test_no_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 FILL = """
 import os, sys
 from pathlib import Path
-from sparkwright.errors import StorageError
+from sparkwright.base.errors import StorageError
 from sparkwright.git import FileEntry, import_files, open_repository, patch_tree
 repository = open_repository(Path(sys.argv[1]))
 kept = import_files(repository, [("a", FileEntry("100644", b"small"))])

@@ -9,8 +9,8 @@ import pytest
 import tomlkit
 from small_release import COMMIT, artifact, make_release, make_sdist, sdist_files
 
-from sparkwright.config import parse_toml
-from sparkwright.errors import ConfigError, LockMismatchError
+from sparkwright.base.config import parse_toml
+from sparkwright.base.errors import ConfigError, LockMismatchError
 from sparkwright.lock import LOCK_FORMAT, Evidence, Lock
 from sparkwright.lock.bump import rewrite, successor
 from sparkwright.lock.statements import is_evidence

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from small_release import COMMIT, MACHINES, make_release, metadata, sdist_files, version_file
 
-from sparkwright.errors import LockMismatchError
+from sparkwright.base.errors import LockMismatchError
 from sparkwright.lock import Evidence, Lock, WheelEvidence, check, read_lock, require_agreement, unconfirmed
 from sparkwright.lock.check import flatten
 from sparkwright.lock.statements import is_evidence

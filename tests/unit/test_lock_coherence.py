@@ -10,8 +10,8 @@ from http_index import Index
 from native_kit import HERE, OTHER, lock_text, native_tables, offer_toolkit, with_native
 from small_release import make_release
 
-from sparkwright.config import parse_toml
-from sparkwright.errors import ConfigError, LockMismatchError
+from sparkwright.base.config import parse_toml
+from sparkwright.base.errors import ConfigError, LockMismatchError
 from sparkwright.lock import LOCK_FORMAT, CudaEvidence, Lock, check_native, read_lock, require_native
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.check import flatten

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from kit import DELETED, Scene, make_tree, read_tree, revision, write_carry, write_diff
 
-from sparkwright.carry import load_carry
-from sparkwright.errors import NotInStoreError, StorageError
+from sparkwright.base.errors import NotInStoreError, StorageError
+from sparkwright.carries import load_carry
 from sparkwright.git import FileEntry
 from sparkwright.merge import OutcomeKind
 from sparkwright.merge.texts import is_text

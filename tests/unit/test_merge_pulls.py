@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from kit import Recorder, Scene, UpstreamRepository, read_tree, write_carry
 
-from sparkwright.carry import load_carry
-from sparkwright.errors import FetchError, MovedHeadError
+from sparkwright.base.errors import FetchError, MovedHeadError
+from sparkwright.carries import load_carry
 from sparkwright.git import fetch
 from sparkwright.merge import History, OutcomeKind
 from sparkwright.merge.prepare import refuse_moved_head

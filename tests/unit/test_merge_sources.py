@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kit import VERSION, Content, make_tree, read_tree, write_carry, write_diff
 
-from sparkwright.carry import load_carry
-from sparkwright.errors import StorageError
+from sparkwright.base.errors import StorageError
+from sparkwright.carries import load_carry
 from sparkwright.merge import MergeRequest, OutcomeKind, apply_to_source, merge_patchset
 from sparkwright.merge import sources as sources_module
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from sparkwright.carry import Carry
+    from sparkwright.carries import Carry
     from sparkwright.git import Repository
     from sparkwright.merge import MergeReport
 

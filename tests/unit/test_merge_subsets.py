@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit import VERSION, make_tree, write_carry, write_diff
 
-from sparkwright.carry import Carry, load_carry
+from sparkwright.carries import Carry, load_carry
 from sparkwright.merge import MergeRequest, merge_patchset
 from sparkwright.merge.subsets import closed_subsets, closure, prefixes, telling_subsets
 

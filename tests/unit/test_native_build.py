@@ -16,7 +16,7 @@ from native_case import lock_of
 from native_kit import HERE
 from unit_kit import make_toolchain
 
-from sparkwright.events import subscribe
+from sparkwright.base.events import subscribe
 from sparkwright.git import FileEntry, import_files, patch_tree
 from sparkwright.lock import Artifact
 from sparkwright.lock.native import ExtensionSpec, SourcePin

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fake_compiler import KILLED, ROOMY, WRITE, make_job, until
 
-from sparkwright.errors import (
+from sparkwright.base.errors import (
     CompileError,
     NotEnoughMemoryError,
     SparkwrightError,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from unit_kit import make_toolchain
 
-from sparkwright.canonical import sha256_bytes
+from sparkwright.base.digests import sha256_bytes
 from sparkwright.lock.native import ExtensionSpec, SourcePin
 from sparkwright.lock.native_paths import read_by_cmake
 from sparkwright.native.extensions import (

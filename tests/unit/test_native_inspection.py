@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import elfkit
 import pytest
 
-from sparkwright.errors import BinaryError, ProcessError, ToolError
+from sparkwright.base.errors import BinaryError, ProcessError, ToolError
+from sparkwright.base.process import stream
 from sparkwright.native.inspection import (
     Inspector,
     KernelClass,
@@ -29,7 +30,6 @@ from sparkwright.native.inspection import (
     unprovided,
 )
 from sparkwright.native.inspection.device import parse_dump
-from sparkwright.process import stream
 
 if TYPE_CHECKING:
     from pathlib import Path

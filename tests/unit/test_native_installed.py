@@ -12,7 +12,7 @@ from native_kit import HERE, OTHER, Machine, native_tables, offer_toolkit, with_
 from small_release import make_release
 from upstream_kit import make_access
 
-from sparkwright.errors import ToolError
+from sparkwright.base.errors import ToolError
 from sparkwright.native.installed import find_tool, find_toolkit, find_torch
 from sparkwright.native.model import Target
 from sparkwright.native.toolchain import find_toolchain, prepare_toolchain

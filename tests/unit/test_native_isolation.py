@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.errors import ToolError
+from sparkwright.base.errors import ToolError
+from sparkwright.base.process import run, which
 from sparkwright.native.isolation import isolated, require_isolation
-from sparkwright.process import run, which
 
 if TYPE_CHECKING:
     from pathlib import Path

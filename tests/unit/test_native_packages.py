@@ -15,7 +15,7 @@ from kit import finish, python
 from native_kit import PROGRAM, Member, make_wheel, offer, tree_of
 from upstream_kit import make_access
 
-from sparkwright.errors import ArchiveError, DigestError, FetchError, NotInStoreError
+from sparkwright.base.errors import ArchiveError, DigestError, FetchError, NotInStoreError
 from sparkwright.native.packages import find_package, unpack_package
 
 NAME = "thing-1.0-py3-none-any.whl"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.errors import NotEnoughMemoryError
+from sparkwright.base.errors import NotEnoughMemoryError
 from sparkwright.native.machine import Pressure, Snapshot
 from sparkwright.native.model import Cost
 from sparkwright.native.schedule import (

@@ -13,7 +13,7 @@ from native_kit import PROGRAM, Member, make_wheel, native_tables, offer, offer_
 from small_release import make_release
 from upstream_kit import make_access
 
-from sparkwright.errors import ConfigError, DigestError, LockMismatchError, UnknownNameError
+from sparkwright.base.errors import ConfigError, DigestError, LockMismatchError, UnknownNameError
 from sparkwright.lock.native import SourcePin
 from sparkwright.native.sources import find_sources, gather_sources
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HEAD = """
 import os, sys, time
 from pathlib import Path
-from sparkwright.errors import SparkwrightError
+from sparkwright.base.errors import SparkwrightError
 from sparkwright.native.compile import CompileJob, run_jobs
 from sparkwright.native.machine import Pressure, Snapshot
 from sparkwright.native.model import Cost

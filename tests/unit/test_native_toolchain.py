@@ -16,7 +16,8 @@ from native_kit import CU, HERE, OTHER, Machine, make_wheel, native_tables, offe
 from small_release import make_release
 from upstream_kit import make_access
 
-from sparkwright.errors import ConfigError, FetchError, LockMismatchError, NotInStoreError, ToolError
+from sparkwright.base.errors import ConfigError, FetchError, LockMismatchError, NotInStoreError, ToolError
+from sparkwright.base.process import run
 from sparkwright.native.host import find_compiler, find_python_headers, version_of
 from sparkwright.native.model import Target
 from sparkwright.native.toolchain import (
@@ -25,7 +26,6 @@ from sparkwright.native.toolchain import (
     prepare_toolchain,
     toolchain_file,
 )
-from sparkwright.process import run
 
 RELEASE = make_release()
 NATIVE, CROSS = Target(HERE, "12.1a"), Target(OTHER, "12.1a")

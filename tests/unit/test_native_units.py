@@ -11,7 +11,7 @@ import pytest
 from kit import Recorder, finish, python
 from unit_kit import COST, FILES, SOURCE, Project, make_toolchain
 
-from sparkwright.canonical import sha256_bytes
+from sparkwright.base.digests import sha256_bytes
 from sparkwright.native.depfile import read_depfile
 from sparkwright.native.units import UnitFiles, missing_units, place_object, unit_key
 

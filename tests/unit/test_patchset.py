@@ -14,11 +14,18 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from kit import VERSION, write_carry
 
-from sparkwright.errors import ConfigError, DependencyOrderError, NewerFormatError, UnknownNameError
+from sparkwright.base.errors import ConfigError, DependencyOrderError, NewerFormatError, UnknownNameError
+from sparkwright.carries.patchset import (
+    Patchset,
+    Point,
+    check_order,
+    load_patchset,
+    make_point,
+    with_next_revision,
+)
 from sparkwright.lock import Artifact, Lock, Release
 from sparkwright.lock.native import NativePin
-from sparkwright.patchset import Patchset, Point, check_order, load_patchset, make_point, with_next_revision
-from sparkwright.plan import open_checkout
+from sparkwright.pipeline import open_checkout
 
 PACKAGE = {"filename": "cuda-13.whl", "sha256": "d" * 64, "size": 1}
 LOCK = Lock(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from kit import DELETED, Content, Recorder, make_carry, make_tree, seed_environment
 
-from sparkwright.errors import ConfigError, NotInStoreError, ToolError
+from sparkwright.base.errors import ConfigError, NotInStoreError, ToolError
 from sparkwright.probe import (
     Prover,
     Run,
@@ -230,7 +230,7 @@ def test_too_much_memory_is_broken(bench: Bench) -> None:
 
 
 def with_limits(bench: Bench, probe: str, limits: dict[str, object]):
-    from sparkwright.carry import load_carry
+    from sparkwright.carries import load_carry
 
     folder = bench.carry(probe).folder
     text = (folder / "carry.toml").read_text()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kit import VERSION, Content, make_tree, write_carry, write_diff
 
-from sparkwright.carry import load_carry
-from sparkwright.errors import BusyError, NotInStoreError
+from sparkwright.base.errors import BusyError, NotInStoreError
+from sparkwright.carries import load_carry
 from sparkwright.merge import MergedSource
 from sparkwright.probe import Prover, Verdict
 from sparkwright.probe import environment as environment_module
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from sparkwright.carry import Carry
+    from sparkwright.carries import Carry
     from sparkwright.git import Repository
     from sparkwright.store import Store
 

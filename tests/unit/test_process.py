@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from sparkwright.errors import ProcessError, ToolError
-from sparkwright.process import Completed, Limits, LimitsExceeded, run, run_limited, which
+from sparkwright.base.errors import ProcessError, ToolError
+from sparkwright.base.process import Completed, Limits, LimitsExceeded, run, run_limited, which
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,7 +208,7 @@ def test_memory_is_counted_though_children_come_and_go(tmp_path: Path) -> None:
 
 
 def test_a_process_that_vanishes_while_it_is_measured_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkwright.process.limited import _resident_mib
+    from sparkwright.base.process.limited import _resident_mib
 
     child = subprocess.Popen(["sleep", "60"])
     vanished = psutil.Process(child.pid)

@@ -14,8 +14,8 @@ import pytest
 from kit import python
 from world import wait_until
 
-from sparkwright.errors import ToolError
-from sparkwright.process import Ended, Running, companion, resident_mib, start
+from sparkwright.base.errors import ToolError
+from sparkwright.base.process import Ended, Running, companion, resident_mib, start
 
 if TYPE_CHECKING:
     from kit import Recorder
@@ -159,7 +159,7 @@ def test_what_it_leaves_behind_is_killed(tmp_path: Path) -> None:
 STARTER = """
 import os, sys, time
 from pathlib import Path
-from sparkwright.process import start
+from sparkwright.base.process import start
 folder = Path(sys.argv[1])
 for _ in range(2):
     start([sys.executable, "-c", sys.argv[2]], cwd=folder, env=dict(os.environ), log=folder / "log")

@@ -10,7 +10,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from kit import Scene, make_tree, read_tree
 
-from sparkwright.carry import Carry, load_carry
+from sparkwright.carries import Carry, load_carry
 from sparkwright.git import Repository, merge_trees, open_repository
 from sparkwright.merge import History, MergeReport, MergeRequest, OutcomeKind, merge_patchset
 

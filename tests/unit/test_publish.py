@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import wheelkit
 
-from sparkwright.errors import ArchiveError, PublishError, WheelError
+from sparkwright.base.errors import ArchiveError, PublishError, WheelError
 from sparkwright.publish import publish, wheels_in
 from sparkwright.publish.pages import IndexFile, project_html
 

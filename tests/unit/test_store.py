@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from kit import finish, python
 
-from sparkwright.canonical import sha256_bytes
-from sparkwright.errors import DigestError
+from sparkwright.base.digests import sha256_bytes
+from sparkwright.base.errors import DigestError
 from sparkwright.store import Store, open_store, remove_tree, write_atomically
 
 
@@ -122,7 +122,7 @@ while True:
 ADOPT_FOR_EVER = """
 import sys
 from pathlib import Path
-from sparkwright.canonical import sha256_bytes
+from sparkwright.base.digests import sha256_bytes
 from sparkwright.store import open_store
 store = open_store(Path(sys.argv[1]))
 print("ready", flush=True)
@@ -150,7 +150,7 @@ def kill_soon(script: str, path: Path, delay: float) -> None:
 KILLED_AT = """
 import os, sys
 from pathlib import Path
-from sparkwright.canonical import sha256_bytes
+from sparkwright.base.digests import sha256_bytes
 from sparkwright.store import Store, write_atomically
 place, step = Path(sys.argv[1]), sys.argv[2]
 die = lambda *_, **__: os.kill(os.getpid(), 9)

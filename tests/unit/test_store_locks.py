@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from kit import finish, python, small_disk
 
-from sparkwright.errors import BusyError, StorageError
+from sparkwright.base.errors import BusyError, StorageError
 from sparkwright.store import Store, default_home, hold, open_store, storing
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def test_threads_exclude_each_other(store: Store) -> None:
 FILL = """
 import sys
 from pathlib import Path
-from sparkwright.errors import StorageError
+from sparkwright.base.errors import StorageError
 from sparkwright.store import open_store
 store = open_store(Path(sys.argv[1]))
 store.put_record("kind", "small", {"old": True})

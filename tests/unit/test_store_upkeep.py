@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from kit import finish, python, seed_environment
 
-from sparkwright.canonical import sha256_bytes
-from sparkwright.errors import DamagedStoreError, LostFileError
+from sparkwright.base.digests import sha256_bytes
+from sparkwright.base.errors import DamagedStoreError, LostFileError
 from sparkwright.probe.trees import bytecode_folder
 from sparkwright.store import note_use
 from sparkwright.store.prune import Limits, Pruned, prune, prune_logs
@@ -305,7 +305,7 @@ def test_a_killed_run_holds_nothing(store: Store) -> None:
 WAIT = """
 import sys
 from pathlib import Path
-from sparkwright.events import subscribe
+from sparkwright.base.events import subscribe
 from sparkwright.store import Store
 with subscribe(lambda event: print(event.kind, flush=True)), Store(Path(sys.argv[1])).running():
     print("running", flush=True)

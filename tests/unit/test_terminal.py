@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
+from sparkwright.base.events import Event, subscribe, task
 from sparkwright.cli import terminal
-from sparkwright.events import Event, subscribe, task
 
 NAMES = ("_moe_C/csrc/libtorch_stable/moe/marlin_moe_wna16/ops.cu", "_C/csrc/cache.cu")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.errors import ArchiveError
+from sparkwright.base.errors import ArchiveError
 from sparkwright.upstream import archive
 from sparkwright.upstream.archive import Entry, read_sdist
 

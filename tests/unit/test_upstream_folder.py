@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from kit import make_tree
 
-from sparkwright.authoring import write_tree
-from sparkwright.errors import ArchiveError, PatchError
+from sparkwright.base.errors import ArchiveError, PatchError
+from sparkwright.carries.edited import write_tree
 from sparkwright.git import FileEntry, check_out, outward_link
 from sparkwright.upstream import archive
 from sparkwright.upstream.folder import walk_folder
@@ -152,7 +152,7 @@ def test_a_tree_whose_links_stay_inside_is_written(repository: Repository, tmp_p
 def test_a_named_pipe_in_an_edited_tree_is_refused_and_not_waited_for(
     repository: Repository, tmp_path: Path
 ) -> None:
-    from sparkwright.authoring import diff_folder
+    from sparkwright.carries.edited import diff_folder
 
     tree = make_tree(repository, {"file.py": "x"})
     write_tree(repository, tree, tmp_path / "out")

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sparkwright.errors import ConfigError
+from sparkwright.base.errors import ConfigError
 from sparkwright.upstream import settings
 from sparkwright.upstream.settings import IndexSettings, pip_files, read_settings
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.errors import ServerError
+from sparkwright.base.errors import ServerError
 from sparkwright.verify.client.calibrate import Truth, floor, read_truth
 from sparkwright.verify.model import Chunk, Failure, FailureKind, Sample
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from sparkwright.errors import UnknownNameError
+from sparkwright.base.errors import UnknownNameError
 from sparkwright.verify.corpus import CATEGORIES, holds, load_corpus
 from sparkwright.verify.corpus.document import WORDS_PER_TOKEN, write_document
 

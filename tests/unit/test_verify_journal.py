@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.errors import BusyError, ConfigError, NewerFormatError, StorageError
+from sparkwright.base.errors import BusyError, ConfigError, NewerFormatError, StorageError
 from sparkwright.verify.journal import (
     Boot,
     Concluded,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.errors import IncompatibleOptionsError, ServerError
+from sparkwright.base.errors import IncompatibleOptionsError, ServerError
 from sparkwright.verify.server import host
 from sparkwright.verify.server.environment import Installed, find_installed, prepare_wheel
 from sparkwright.verify.server.launch import start_server
@@ -80,7 +80,7 @@ def test_memory_that_card_and_host_share_is_the_hosts(
 
 
 def test_sampling_is_no_event(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from sparkwright.events import Event, subscribe
+    from sparkwright.base.events import Event, subscribe
 
     card(monkeypatch, tmp_path, "1, 2, 3")
     heard: list[Event] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkwright.errors import ConfigError, IncompatibleOptionsError, NewerFormatError, UnknownNameError
+from sparkwright.base.errors import ConfigError, IncompatibleOptionsError, NewerFormatError, UnknownNameError
 from sparkwright.verify.server.recipe import Recipe, load_recipe, recipes, serve_arguments, variant
 from sparkwright.verify.server.rules import RULES, check_compatible, incompatibilities
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulator_kit import Bench, prompt, settings
 
-from sparkwright.errors import ConfigError, UnknownNameError
+from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.verify.simulator import FAULTS, Faults, parse_faults
 from sparkwright.verify.simulator.bootlog import (
     boot_lines,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from sparkwright.errors import EndpointError, ServerError
+from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.verify import suite as suite_module
 from sparkwright.verify.client import Endpoint
 from sparkwright.verify.client.calibrate import Floor

@@ -14,7 +14,7 @@ import wheelkit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.errors import ArchiveError
+from sparkwright.base.errors import ArchiveError
 from sparkwright.wheel.archive import MOST_TEXT, Archive, open_archive
 from sparkwright.wheel.rewrite import Kept, Range, Stored, layout, write_parts
 

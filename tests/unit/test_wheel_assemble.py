@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import wheelkit
 
-from sparkwright import errors, events
+from sparkwright.base import errors, events
 from sparkwright.wheel import AssemblyPlan, BinarySource, assemble
 
 OURS = "0.24.0+spark.1a2b3c4d"

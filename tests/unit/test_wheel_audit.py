@@ -15,8 +15,8 @@ import pytest
 import wheelkit
 from audit_case import BIG, CHANGES, INFO, OURS, Case, Files, failed, make_case, put, swap, verdicts
 
-from sparkwright.canonical import to_json
-from sparkwright.errors import ArchiveError, AuditError
+from sparkwright.base.digests import to_json
+from sparkwright.base.errors import ArchiveError, AuditError
 from sparkwright.native.model import Extension
 from sparkwright.wheel import BinarySource, assemble, audit
 from sparkwright.wheel.audit import CHECKS, NATIVE_CHECKS

@@ -13,7 +13,7 @@ import pytest
 import wheelkit
 from audit_case import INFO, RECORD_OF_OURS, Case, Files, failed, make_case, put, swap, verdicts
 
-from sparkwright.canonical import to_json
+from sparkwright.base.digests import to_json
 from sparkwright.wheel import audit
 
 if TYPE_CHECKING:

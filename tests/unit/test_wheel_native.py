@@ -13,8 +13,8 @@ import wheelkit
 from msgspec.structs import replace as changed
 from native_case import FA3, HERE, IMAGES, INFO, RS, SPIN, C, Case, extension, failed, make_case, record_of
 
-from sparkwright.canonical import to_json
-from sparkwright.errors import ToolError
+from sparkwright.base.digests import to_json
+from sparkwright.base.errors import ToolError
 from sparkwright.lock.native import Binary
 from sparkwright.native.inspection import Inspector, Tally, honest_platform, read_elf
 from sparkwright.store import open_store

@@ -9,7 +9,7 @@ import pytest
 import wheelkit
 from native_case import RS, SPIN, C, Case, failed, make_case
 
-from sparkwright.errors import NativeInputsError, WheelError
+from sparkwright.base.errors import NativeInputsError, WheelError
 from sparkwright.wheel import assemble
 from sparkwright.wheel.deflate import deflate, deflated_in, holds
 from sparkwright.wheel.kernels import KERNELS, read_kernels_record

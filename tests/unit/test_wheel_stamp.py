@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from sparkwright.errors import WheelError
+from sparkwright.base.errors import WheelError
 from sparkwright.wheel.classify import classify
 from sparkwright.wheel.elf import machine_of
 from sparkwright.wheel.names import local_version, parse_name

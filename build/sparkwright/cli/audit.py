@@ -8,26 +8,25 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sparkwright.base.errors import ArchiveError, AuditError, WheelError
 from sparkwright.cli.options import DEFAULT_PATCHSET, Wanted
-from sparkwright.cli.session import Session, common_options, print_json, run_in_session
+from sparkwright.cli.output import print_json
+from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_seconds, human_size
-from sparkwright.errors import ArchiveError, AuditError, WheelError
 from sparkwright.native.inspection import KernelClass
-from sparkwright.plan.binaries import native_version
-from sparkwright.plan.expected import expected_record, found_compiled, merged_again
-from sparkwright.plan.job import needed
+from sparkwright.pipeline.binaries import native_version
+from sparkwright.pipeline.expected import expected_record, found_compiled, merged_again
+from sparkwright.pipeline.job import needed
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.kernels import kernels_of
 
 if TYPE_CHECKING:
     from sparkwright.native.inspection import Tally
-    from sparkwright.plan import Job
+    from sparkwright.pipeline import Job
     from sparkwright.wheel.audit import AuditReport, Expectation
     from sparkwright.wheel.kernels import KernelsRecord
-
-__all__ = ["command"]
 
 
 @click.command("audit")

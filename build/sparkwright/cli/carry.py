@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparkwright.cli.options import Wanted, job_options, tree_options
-from sparkwright.cli.output import printable
-from sparkwright.cli.session import Session, common_options, print_json, run_in_session
-from sparkwright.cli.tables import show_table
-from sparkwright.config import to_builtins
-from sparkwright.errors import (
+from sparkwright.base.config import to_builtins
+from sparkwright.base.errors import (
     AbsorptionError,
     ConfigError,
     NotInStoreError,
@@ -20,16 +16,18 @@ from sparkwright.errors import (
     ProofError,
     UnprovedError,
 )
+from sparkwright.cli.options import Wanted, job_options, tree_options
+from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.tables import show_table
 
 if TYPE_CHECKING:
-    from sparkwright.authoring import Workshop
-    from sparkwright.carry import Carry, PullRequest
+    from sparkwright.carries import Carry, PullRequest
     from sparkwright.merge import Outcome
     from sparkwright.merge.absorb import Change
-    from sparkwright.plan import Job
+    from sparkwright.merge.refresh import Workshop
+    from sparkwright.pipeline import Job
     from sparkwright.probe import Proof
-
-__all__ = ["command"]
 
 
 @click.group("carry")
@@ -38,8 +36,8 @@ def command() -> None:
 
 
 def _find(session: Session, name: str) -> Carry:
-    from sparkwright.carry import load_carries
-    from sparkwright.carry.folder import unknown_name
+    from sparkwright.carries import load_carries
+    from sparkwright.carries.folder import unknown_name
 
     known = load_carries(session.checkout.carries)
     if name not in known:
@@ -76,7 +74,9 @@ def new(
 
     'sparkwright carry edit' writes a tree to edit. The carry is not added to a patchset.
     """
-    from sparkwright.authoring import Draft, create_own, create_pull, diff_folder, parse_pull, resolve_pull
+    from sparkwright.carries.edited import diff_folder
+    from sparkwright.carries.files import Draft, create_own, create_pull
+    from sparkwright.carries.pull import parse_pull, resolve_pull
 
     if (pull is None) == (folder is None):
         raise click.UsageError("name either --pull NUMBER or --from FOLDER")
@@ -190,7 +190,7 @@ def _show_spec(carry: Carry) -> None:
 @run_in_session
 def edit(session: Session, *, folder: Path, name: str | None, wanted: Wanted) -> None:
     """Write the pinned tree into FOLDER, to edit it there."""
-    from sparkwright.authoring import write_tree
+    from sparkwright.carries.edited import write_tree
 
     job = session.job(wanted)
     tree = job.pristine.tree
@@ -215,7 +215,7 @@ def edit(session: Session, *, folder: Path, name: str | None, wanted: Wanted) ->
 
 
 def _workshop(job: Job) -> Workshop:
-    from sparkwright.authoring import Workshop
+    from sparkwright.merge.refresh import Workshop
 
     return Workshop(
         repository=job.repository,
@@ -248,7 +248,8 @@ def refresh(session: Session, *, name: str, folder: Path | None, wanted: Wanted)
 
 
 def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> None:
-    from sparkwright.authoring import repin, resolve_pull
+    from sparkwright.carries.files import repin
+    from sparkwright.carries.pull import resolve_pull
 
     session.require_network(f"the head of pull request {before.number}")
     found = resolve_pull(session.store, before.repository, before.number)
@@ -269,7 +270,8 @@ def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> None:
 
 
 def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) -> None:
-    from sparkwright.authoring import add_revision, diff_folder
+    from sparkwright.carries.edited import diff_folder
+    from sparkwright.carries.files import add_revision
     from sparkwright.store import remove_tree
 
     lock, workshop = job.point.lock, _workshop(job)
@@ -342,7 +344,7 @@ def prove(session: Session, *, names: tuple[str, ...], wanted: Wanted) -> None:
 
 def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str], dict[str, str]]:
     """Prove and record; returns the proofs and, by name, why others need none, and why they have none."""
-    from sparkwright.carry.folder import unknown_name
+    from sparkwright.carries.folder import unknown_name
     from sparkwright.merge import OutcomeKind, merge_patchset
     from sparkwright.probe import Verdict, write_proof
 

@@ -11,13 +11,12 @@ from typing import Literal
 
 import click
 
-from sparkwright.cli.session import Session, common_options, print_json, run_in_session
+from sparkwright.base.errors import SparkwrightError, ToolError
+from sparkwright.cli.output import print_json
+from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
-from sparkwright.errors import SparkwrightError, ToolError
 from sparkwright.git import require_git
-
-__all__ = ["command"]
 
 _NEEDED_BYTES = 3 << 30
 _INDEX_REMEDY = "check pip's index-url and extra-index-url"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import click
 
-from sparkwright.cli.session import Session, common_options, print_json, run_in_session
+from sparkwright.cli.output import print_json
+from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.plan.checkout import LOCK_NAME
+from sparkwright.pipeline.checkout import LOCK_NAME
 from sparkwright.store import write_atomically
 from sparkwright.upstream import Access, gather, gather_cuda, propose, read_settings
-
-__all__ = ["command"]
 
 
 @click.group("lock")

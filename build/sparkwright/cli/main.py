@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright import __version__
+from sparkwright.base.errors import SparkwrightError
 from sparkwright.cli.output import colour, expect_json, report, unforeseen
-from sparkwright.errors import SparkwrightError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
     "plan": "Show the steps to a wheel, and which results the store already holds.",

@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sparkwright.base.config import to_builtins
+from sparkwright.base.errors import CarryConflictError
 from sparkwright.cli.options import Wanted, job_options
-from sparkwright.cli.output import printable
-from sparkwright.cli.session import Session, common_options, print_json, run_in_session
+from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.config import to_builtins
-from sparkwright.errors import CarryConflictError
 from sparkwright.merge import OutcomeKind, merge_patchset
-from sparkwright.plan.steps import find_proof
+from sparkwright.pipeline.steps import find_proof
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.merge import MergeReport
-
-__all__ = ["command"]
 
 _HAZARDS = {
     "both-sides": "both sides changed {}",
@@ -63,7 +61,7 @@ def command(session: Session, *, onto: str | None, check_out: Path | None, wante
         if outcome.kind is OutcomeKind.ABSORBED and find_proof(job, report, known[outcome.carry]) is None
     ]
     if check_out is not None:
-        from sparkwright.authoring import write_tree
+        from sparkwright.carries.edited import write_tree
 
         write_tree(job.repository, report.tree, check_out)
     if session.as_json:

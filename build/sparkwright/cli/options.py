@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
-from sparkwright.plan.job import Compiling
+from sparkwright.pipeline.job import Compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkwright.plan.choose import Kernels
-
-__all__ = ["DEFAULT_PATCHSET", "DEFAULT_PLATFORM", "Wanted", "compile_options", "job_options", "tree_options"]
+    from sparkwright.pipeline.choose import Kernels
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.errors import SparkwrightError
+from sparkwright.base.errors import SparkwrightError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = ["colour", "expect_json", "print_json", "printable", "report", "unforeseen"]
 
 _DEBUG = "SPARKWRIGHT_DEBUG"
 _owed: ContextVar[bool] = ContextVar("owed", default=False)

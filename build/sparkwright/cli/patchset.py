@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sparkwright.carries.patchset import with_next_revision
 from sparkwright.cli.options import DEFAULT_PATCHSET
-from sparkwright.cli.session import Session, common_options, print_json, run_looking_only
-from sparkwright.patchset import with_next_revision
+from sparkwright.cli.output import print_json
+from sparkwright.cli.session import Session, common_options, run_looking_only
 from sparkwright.store import write_atomically
 
 if TYPE_CHECKING:
-    from sparkwright.patchset import Point
-
-__all__ = ["BUMP", "command", "told_revision"]
+    from sparkwright.carries.patchset import Point
 
 BUMP = "sparkwright patchset bump"
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.cli.options import Wanted, compile_options, job_options
+from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import told_revision
-from sparkwright.cli.session import Session, common_options, print_json, run_looking_only
+from sparkwright.cli.session import Session, common_options, run_looking_only
 from sparkwright.cli.tables import show_table
-from sparkwright.plan import plan
+from sparkwright.pipeline import plan
 
 if TYPE_CHECKING:
-    from sparkwright.plan.job import Compiling
-
-__all__ = ["command"]
+    from sparkwright.pipeline.job import Compiling
 
 
 @click.command("plan")

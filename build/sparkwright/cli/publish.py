@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
-from sparkwright.cli.session import Session, common_options, print_json, run_in_session
-from sparkwright.errors import PublishError
+from sparkwright.base.errors import PublishError
+from sparkwright.cli.output import print_json
+from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.publish import publish, wheels_in
-
-__all__ = ["command"]
 
 
 @click.command("publish")

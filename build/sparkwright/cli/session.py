@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
-from sparkwright.carry.folder import unknown_name
-from sparkwright.cli.output import print_json, unforeseen
-from sparkwright.cli.terminal import showing_events
-from sparkwright.errors import (
+from sparkwright.base.errors import (
     CarryConflictError,
     FetchError,
     LostFileError,
@@ -27,12 +24,15 @@ from sparkwright.errors import (
     SparkwrightError,
     UnprovedError,
 )
-from sparkwright.events import JsonlSink, emit, subscribe, warn
+from sparkwright.base.events import JsonlSink, emit, subscribe, warn
+from sparkwright.carries.folder import unknown_name
+from sparkwright.cli.output import unforeseen
+from sparkwright.cli.terminal import showing_events
 from sparkwright.git import Repository, discard, open_repository, unsoundness
-from sparkwright.plan.checkout import Checkout, open_checkout
-from sparkwright.plan.choose import choose_arch
-from sparkwright.plan.facility import ToolchainFacility
-from sparkwright.plan.job import Compiling, Job, Options
+from sparkwright.pipeline.checkout import Checkout, open_checkout
+from sparkwright.pipeline.choose import choose_arch
+from sparkwright.pipeline.facility import ToolchainFacility
+from sparkwright.pipeline.job import Compiling, Job, Options
 from sparkwright.store import Run, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
 from sparkwright.upstream import Access, Source, open_source, read_settings
@@ -41,14 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sparkwright.cli.options import Wanted
-
-__all__ = [
-    "Session",
-    "common_options",
-    "print_json",
-    "run_in_session",
-    "run_looking_only",
-]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkwright.cli.options import Wanted, job_options
+from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import told_revision
-from sparkwright.cli.session import Session, common_options, print_json, run_looking_only
+from sparkwright.cli.session import Session, common_options, run_looking_only
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
 from sparkwright.merge import OutcomeKind
-from sparkwright.plan.job import Known
-from sparkwright.plan.steps import Merge, PristineTree, Prove
+from sparkwright.pipeline.job import Known
+from sparkwright.pipeline.steps import Merge, PristineTree, Prove
 
 if TYPE_CHECKING:
-    from sparkwright.plan import Job
-
-__all__ = ["command"]
+    from sparkwright.pipeline import Job
 
 
 @click.command("status")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparkwright.cli.session import Session, common_options, print_json, run_looking_only
+from sparkwright.cli.output import print_json
+from sparkwright.cli.session import Session, common_options, run_looking_only
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
 
 if TYPE_CHECKING:
     from sparkwright.store.survey import KindTotal
-
-__all__ = ["command"]
 
 
 @click.group("store")

@@ -9,8 +9,6 @@ from sparkwright.cli.output import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COLOURS", "show_table"]
-
 COLOURS = {
     "applied": "green",
     "proved": "green",

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.events import Event, subscribe
+from sparkwright.base.events import Event, subscribe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.progress import Progress, ProgressColumn, TaskID
-
-__all__ = ["human_seconds", "human_size", "seconds_left", "showing_events"]
 
 _QUIET_S = 2.0
 _EVERY_S = 5.0

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError, UndecidedError, VerdictError
+from sparkwright.base.events import JsonlSink, subscribe
 from sparkwright.cli.output import print_json, unforeseen
 from sparkwright.cli.terminal import human_size, showing_events
-from sparkwright.errors import ConfigError, SparkwrightError, ToolError, UndecidedError, VerdictError
-from sparkwright.events import JsonlSink, subscribe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkwright.verify.results import Results
     from sparkwright.verify.wish import Wish
-
-__all__ = ["built_wheel", "command"]
 
 _EVENTS = "events.jsonl"
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"

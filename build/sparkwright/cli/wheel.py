@@ -9,22 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparkwright.base.errors import ConfigError, UnreleasedError
 from sparkwright.cli.options import Wanted, compile_options, job_options
+from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import BUMP, told_revision
-from sparkwright.cli.session import Session, common_options, print_json, run_in_session
+from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
-from sparkwright.errors import ConfigError, UnreleasedError
-from sparkwright.plan import apply
-from sparkwright.plan.binaries import version_of
-from sparkwright.plan.job import needed
+from sparkwright.pipeline import apply
+from sparkwright.pipeline.binaries import version_of
+from sparkwright.pipeline.job import needed
 from sparkwright.publish import require_plain, wheels_in
 
 if TYPE_CHECKING:
-    from sparkwright.plan import Job
-    from sparkwright.plan.job import Compiling, Known
-
-__all__ = ["command"]
+    from sparkwright.pipeline import Job
+    from sparkwright.pipeline.job import Compiling, Known
 
 
 @click.command("wheel")

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ArchiveError
+from sparkwright.base.errors import ArchiveError
 from sparkwright.git.links import outward_link
 from sparkwright.git.refs import check_object_id
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.git.repository import Repository
-
-__all__ = ["check_out", "make_read_only"]
 
 _SYMLINK = "120000 "
 

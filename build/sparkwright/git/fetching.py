@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import FetchError, ProcessError
-from sparkwright.events import task
+from sparkwright.base.errors import FetchError, ProcessError
+from sparkwright.base.events import task
 from sparkwright.git.refs import check_address, check_object_id, check_ref
 from sparkwright.store import hold
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.git.repository import Repository
-
-__all__ = ["RemoteRef", "fetch", "list_remote"]
 
 _TIMEOUT_S = 3600.0
 _ALL_HISTORY = 0x7FFFFFFF  # what git itself calls an infinite depth

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ProcessError
+from sparkwright.base.errors import ProcessError
 from sparkwright.git.repository import WHO
 from sparkwright.git.trees import FOLDER, Entry, serialise
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from sparkwright.git.repository import Repository
-
-__all__ = ["FileEntry", "blob_id", "import_files", "patch_tree", "tree_id"]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["outward_link"]
-
 _MOST_HOPS = 40  # as many as Linux follows (path_resolution(7)); what needs more leads nowhere
 
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ProcessError
+from sparkwright.base.errors import ProcessError
 
 if TYPE_CHECKING:
     from sparkwright.git.repository import Repository
-
-__all__ = ["MergeResult", "merge_trees"]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from sparkwright.errors import RefError
-
-__all__ = ["check_address", "check_object_id", "check_ref", "refuse_secret"]
+from sparkwright.base.errors import RefError
 
 _OBJECT_ID = re.compile(r"[0-9a-f]{40}")
 _REF_FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[-+/.]|/\.|\.lock(/|$)|[/.]$|^@$")

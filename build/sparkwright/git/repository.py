@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.errors import ProcessError, RefError, ToolError
+from sparkwright.base.errors import ProcessError, RefError, ToolError
+from sparkwright.base.process import Completed, run, which
 from sparkwright.git.trees import Entry, ObjectReader
-from sparkwright.process import Completed, run, which
 from sparkwright.store import hold, storing, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
-
-__all__ = ["WHO", "Repository", "as_argument", "git_environment", "open_repository", "require_git"]
 
 OLDEST_GIT = (2, 38)
 
@@ -151,7 +149,7 @@ class Repository:
         bare: bool = True,
         timeout: float | None = None,
     ) -> Completed:
-        """Run one git command in this repository; see `sparkwright.process.run`.
+        """Run one git command in this repository; see `sparkwright.base.process.run`.
 
         Raises:
             StorageError: it found no space left.

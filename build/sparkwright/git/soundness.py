@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from sparkwright.events import emit
+from sparkwright.base.events import emit
 from sparkwright.store import hold, storing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.git.repository import Repository
-
-__all__ = ["discard", "unsoundness"]
 
 _ANY = tuple(range(256))
 # History that was cut off, and what upstream's authors wrote against git's own advice, is no damage.

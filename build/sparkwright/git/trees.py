@@ -11,13 +11,11 @@ import io
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.errors import RefError
+from sparkwright.base.errors import RefError
 from sparkwright.store import storing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-__all__ = ["FOLDER", "Entry", "Node", "ObjectReader", "serialise"]
 
 FOLDER = "40000"
 

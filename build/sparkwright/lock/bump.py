@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkwright.config import parse_toml, to_builtins
-from sparkwright.errors import LockMismatchError
+from sparkwright.base.config import parse_toml, to_builtins
+from sparkwright.base.errors import LockMismatchError
 from sparkwright.lock.check import agrees, flatten
 from sparkwright.lock.coherence import check_native
 from sparkwright.lock.model import LOCK_FORMAT, Dependency, Lock, Release
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkwright.lock.model import Artifact
-
-__all__ = ["Bumped", "Change", "rewrite", "successor"]
 
 
 class Change(NamedTuple):

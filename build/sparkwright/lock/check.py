@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkwright.config import to_builtins
-from sparkwright.errors import LockMismatchError
+from sparkwright.base.config import to_builtins
+from sparkwright.base.errors import LockMismatchError
 from sparkwright.lock.statements import Evidence, Statement, statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sparkwright.lock.model import Lock
-
-__all__ = ["Finding", "Unconfirmed", "agrees", "check", "flatten", "require_agreement", "unconfirmed"]
 
 
 class Finding(NamedTuple):

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Pin", "Problem", "is_cmake_file", "read_pins"]
-
 _ROOT = "CMakeLists.txt"
 # Read in builds for CPUs only.
 _OF_CPU_BUILDS = "cmake/cpu_extension.cmake"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from email.parser import BytesHeaderParser
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ConfigError, LockMismatchError
+from sparkwright.base.errors import ConfigError, LockMismatchError
 from sparkwright.lock.check import Finding
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from sparkwright.lock.model import Lock
     from sparkwright.lock.native import NativePin, Package
-
-__all__ = ["CudaEvidence", "check_native", "require_native"]
 
 _RELEASE = "cuda-toolkit"
 

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from sparkwright.config import Model, load_toml
-from sparkwright.errors import UnknownNameError
+from sparkwright.base.config import Model, load_toml
+from sparkwright.base.errors import UnknownNameError
 from sparkwright.lock.native import NativePin
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = ["LOCK_FORMAT", "Artifact", "Dependency", "Lock", "Release", "Sha256", "read_lock"]
 
 LOCK_FORMAT = 1
 

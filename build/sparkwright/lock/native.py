@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from msgspec import Meta, field
 
-from sparkwright.config import Model
-from sparkwright.errors import UnknownNameError
+from sparkwright.base.config import Model
+from sparkwright.base.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["Binary", "ExtensionSpec", "NativePin", "Package", "SourcePin", "Toolkit", "named"]
 
 T = TypeVar("T")
 

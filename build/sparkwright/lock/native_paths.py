@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["CMAKE_PATHS", "read_by_cmake"]
-
 CMAKE_PATHS = (r"csrc/.*", r"cmake/.*", r"CMakeLists\.txt", r"tools/build_deepgemm_C\.py")
 """Patterns of whole paths, relative to the repository's root."""
 

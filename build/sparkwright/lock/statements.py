@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
     from sparkwright.lock.model import Artifact
 
-__all__ = [
-    "VERSION_FILE",
-    "Evidence",
-    "Statement",
-    "WheelEvidence",
-    "is_evidence",
-    "machine_of",
-    "stated_commit",
-    "statements",
-]
-
 VERSION_FILE = "vllm/_version.py"
 _REQUIREMENTS = ("requirements/cuda.txt", "requirements/build/cuda.txt")
 _MACHINES = ("aarch64", "x86_64")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from sparkwright.git import Repository
 
-__all__ = ["Change", "History", "history_signals", "reverse_applies"]
-
 _MOST_COMMITS = 4000
 _NUMBER = re.compile(r"\(#(\d+)\)\s*$")
 _REVERT = re.compile(r'^Revert "(?P<subject>.*)"')

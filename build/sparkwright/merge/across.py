@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sparkwright.merge.modules import Import
     from sparkwright.merge.sides import Side
 
-__all__ = ["lost_calls", "missing_imports"]
-
 _DEFINED = re.compile(rb"\b(?:def|class)[ \t]++(\w++)")
 _CALLED = re.compile(rb"\b(\w++)[ \t]*+(?:\[[^\[\]\n]*+\])?+\(")
 _MOST_PLACES = 20  # a name that more files than that define says nothing of what is called

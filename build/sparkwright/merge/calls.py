@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-__all__ = ["Call", "Signature", "call_of", "signature_of"]
-
 # They give back a function that takes the same arguments. Any other decorator may take or supply some.
 _TRANSPARENT = frozenset(
     {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkwright.events import emit
+from sparkwright.base.events import emit
 from sparkwright.merge.absorb import History, history_signals
 from sparkwright.merge.landing import absorbed, land
 from sparkwright.merge.prepare import prepare
@@ -15,12 +15,10 @@ from sparkwright.merge.sources import apply_to_source
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.carry import Carry
+    from sparkwright.carries import Carry
     from sparkwright.git import Repository
     from sparkwright.merge.absorb import Change
     from sparkwright.merge.prepare import BaseFinder, Preparation
-
-__all__ = ["MergeRequest", "merge_patchset"]
 
 _OWN = ""  # stands for vLLM's own tree among the names of sources
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sparkwright.git import Repository
     from sparkwright.merge.modules import Module, Thing
 
-__all__ = ["Sides", "examine"]
-
 
 def examine(repository: Repository, sides: Sides) -> tuple[tuple[str, ...], tuple[Hazard, ...]]:
     """Return flaws (in words) and hazards of a clean merge, over the Python files that it changed."""

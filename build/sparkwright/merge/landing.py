@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 
 from sparkwright.git import FileEntry, merge_trees, patch_tree
 from sparkwright.merge.absorb import reverse_applies
-from sparkwright.merge.hazards import Sides, examine
+from sparkwright.merge.hazards import examine
 from sparkwright.merge.report import Outcome, OutcomeKind
+from sparkwright.merge.sides import Sides
 from sparkwright.merge.texts import is_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.carry import Carry
+    from sparkwright.carries import Carry
     from sparkwright.git import MergeResult, Repository
     from sparkwright.merge.absorb import Change
-
-__all__ = ["absorbed", "land"]
 
 _SHOWN = 3
 

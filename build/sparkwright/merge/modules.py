@@ -19,8 +19,6 @@ from sparkwright.merge.calls import Call, Signature, call_of, signature_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Import", "Module", "Thing", "fault_of", "read_module"]
-
 _LINE_END = re.compile(r"\r\n|\r|\n")  # where Python ends a line, unlike str.splitlines
 _GIVEN = frozenset(dir(builtins)) | {
     "__name__", "__file__", "__doc__", "__path__", "__spec__", "__loader__", "__package__", "__builtins__",

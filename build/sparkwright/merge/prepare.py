@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkwright.carry import Revision
-from sparkwright.errors import (
+from sparkwright.base.errors import (
     BusyError,
     ConfigError,
     FetchError,
@@ -23,17 +22,16 @@ from sparkwright.errors import (
     StorageError,
     ToolError,
 )
-from sparkwright.events import warn
+from sparkwright.base.events import warn
+from sparkwright.carries import Revision
 from sparkwright.git import FileEntry, check_object_id, fetch, list_remote, merge_trees, patch_tree
 from sparkwright.merge.absorb import Change
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.carry import Carry, Patch, PullRequest
+    from sparkwright.carries import Carry, Patch, PullRequest
     from sparkwright.git import Repository
-
-__all__ = ["BaseFinder", "Preparation", "attempt", "patched", "prepare", "refuse_moved_head"]
 
 BaseFinder = Callable[[Revision], str]
 """Gives the id of the pristine tree that a revision was written against."""

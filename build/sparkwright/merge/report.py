@@ -5,9 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from sparkwright.config import Model
-
-__all__ = ["Hazard", "MergeReport", "MergedSource", "Outcome", "OutcomeKind"]
+from sparkwright.base.config import Model
 
 
 class OutcomeKind(StrEnum):

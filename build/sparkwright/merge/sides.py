@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from sparkwright.git import Entry, Repository
 
-__all__ = ["Side", "Sides", "changed_python"]
-
 
 K = TypeVar("K")
 V = TypeVar("V")

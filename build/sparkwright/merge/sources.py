@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sparkwright.errors import PatchError
+from sparkwright.base.errors import PatchError
 from sparkwright.git import Entry
 from sparkwright.merge.landing import land
 from sparkwright.merge.prepare import attempt, patched
@@ -21,11 +21,9 @@ from sparkwright.merge.report import Outcome, OutcomeKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkwright.carry import Carry
+    from sparkwright.carries import Carry
     from sparkwright.git import Repository
     from sparkwright.merge.absorb import Change
-
-__all__ = ["apply_to_source", "source_change"]
 
 
 def apply_to_source(

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from sparkwright.carry import Carry
-
-__all__ = ["closed_subsets", "closure", "prefixes", "telling_subsets"]
+    from sparkwright.carries import Carry
 
 Part = tuple["Carry", ...]
 

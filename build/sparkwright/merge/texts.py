@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 
-__all__ = ["is_text"]
-
 _TEXTS = (
     "tests/*",
     "*/tests/*",

@@ -11,9 +11,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import sha256_file
-from sparkwright.errors import LostFileError, NativeBuildError, ProcessError
-from sparkwright.events import emit, task
+from sparkwright.base.digests import sha256_file
+from sparkwright.base.errors import LostFileError, NativeBuildError, ProcessError
+from sparkwright.base.events import emit, task
+from sparkwright.base.process import run
 from sparkwright.native.compile import CompileJob, run_jobs
 from sparkwright.native.configure import (
     asked_of_cmake,
@@ -38,7 +39,6 @@ from sparkwright.native.schedule import Waiting, plan_jobs
 from sparkwright.native.toolchain import configure_environment
 from sparkwright.native.units import UnitFiles, find_object, missing_units, place_object, record_object
 from sparkwright.native.workspace import native_tree, open_workspace
-from sparkwright.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from sparkwright.store import Store
 
 _LINK = "120000"
-
-__all__ = ["Builder", "Configured", "Forecast", "build_extension", "compile_units", "configured", "forecast"]
 
 
 @dataclass(frozen=True)

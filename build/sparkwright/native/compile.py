@@ -11,8 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ToolError
-from sparkwright.events import Task, emit, task, warn
+from sparkwright.base.errors import ToolError
+from sparkwright.base.events import Task, emit, task, warn
+from sparkwright.base.process import Ended, Running, resident_mib, start
 from sparkwright.native.diagnose import Diagnosis, diagnose
 from sparkwright.native.failures import Failure, error_of
 from sparkwright.native.machine import Pressure, Snapshot, look
@@ -29,14 +30,11 @@ from sparkwright.native.schedule import (
     time_left,
     too_large,
 )
-from sparkwright.process import Ended, Running, resident_mib, start
 from sparkwright.store import storing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-
-__all__ = ["CompileJob", "Finished", "Report", "run_jobs"]
 
 _TICK_S = 0.05
 _LOOK_S = 0.5

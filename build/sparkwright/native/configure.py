@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.canonical import digest_of
-from sparkwright.config import to_builtins
-from sparkwright.errors import NativeBuildError, ProcessError
-from sparkwright.events import task
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import NativeBuildError, ProcessError
+from sparkwright.base.events import task
+from sparkwright.base.process import run
 from sparkwright.git import Entry, FileEntry, patch_tree
 from sparkwright.native.model import WORK, Configuration, Link, Toolchain, Unit
 from sparkwright.native.toolchain import configure_environment, toolchain_file
 from sparkwright.native.workspace import open_workspace
-from sparkwright.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,16 +34,6 @@ if TYPE_CHECKING:
     from sparkwright.native.model import Inputs
     from sparkwright.native.workspace import Workspace
     from sparkwright.store import Store
-
-__all__ = [
-    "TOOLCHAIN_FILE",
-    "asked_of_cmake",
-    "configuration_key",
-    "configure",
-    "configure_command",
-    "find_configuration",
-    "with_generated",
-]
 
 # Part of the keys of what was configured: raised when what is read of CMake's answers changes.
 _READING = 1

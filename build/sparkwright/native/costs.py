@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.canonical import digest_of
-from sparkwright.config import to_builtins
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import digest_of
 from sparkwright.native.model import Cost
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from sparkwright.native.model import Target, Unit
     from sparkwright.store import Store
-
-__all__ = ["Costs"]
 
 _KIND = "unit-cost"
 _NEW = 0.4

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from sparkwright.native.model import Toolchain
 
-__all__ = ["Reader"]
-
 _LINKED = ("cuda", "torch", "python")
 _HASHED = ("source", "deps")
 # Of the compiler and the C library; /usr/local/include is nobody's.

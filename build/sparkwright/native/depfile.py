@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["parse_depfile", "read_depfile"]
-
 # The colon that ends the targets is followed by a space or the end; one inside a name is not.
 _COLON = re.compile(r":(?=\s|\Z)")
 _WORD = re.compile(r"(?:\\[ \t\\]|[^ \t])+")

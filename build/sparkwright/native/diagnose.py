@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Cause", "Diagnosis", "diagnose", "error_lines"]
-
 Cause = Literal["refused", "no-output", "memory", "disk"]
 
 _MOST_LINES = 15

@@ -12,33 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sparkwright.errors import SparkwrightError
+from sparkwright.base.errors import SparkwrightError
+from sparkwright.base.process import run
 from sparkwright.native.host import find_compiler, find_python_headers, this_machine, version_of
 from sparkwright.native.isolation import require_isolation
 from sparkwright.native.model import Target
-from sparkwright.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkwright.lock.native import NativePin
-
-__all__ = [
-    "Check",
-    "Gpu",
-    "check_disk",
-    "check_gpu",
-    "check_memory",
-    "check_packages",
-    "check_page_cache",
-    "check_processes",
-    "check_ptxas",
-    "find_gpu",
-    "largest_unit",
-    "native_checks",
-    "parse_gpu",
-    "parse_meminfo",
-]
 
 Verdict = Literal["pass", "to do", "skipped"]
 

@@ -10,8 +10,8 @@ import posixpath
 import re
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import digest_of
-from sparkwright.config import Model, to_builtins
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import digest_of
 from sparkwright.lock.native_paths import read_by_cmake
 from sparkwright.native.model import WORK, Extension
 
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from sparkwright.native.model import Inputs, Link
     from sparkwright.native.units import UnitFiles
     from sparkwright.store import Store
-
-__all__ = [
-    "extension_key",
-    "find_extension",
-    "find_link",
-    "link_key",
-    "record_extension",
-    "record_link",
-    "sources_of",
-]
 
 _EXTENSION = "extension"
 _LINK = "link"

@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import CompileError, NotEnoughMemoryError, SparkwrightError, StorageError
+from sparkwright.base.errors import CompileError, NotEnoughMemoryError, SparkwrightError, StorageError
 from sparkwright.native.schedule import gib
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sparkwright.errors import ToolError
+    from sparkwright.base.errors import ToolError
     from sparkwright.native.diagnose import Diagnosis
     from sparkwright.native.machine import Snapshot
-
-__all__ = ["Failure", "error_of"]
 
 _KEPT = "what compiled is kept, and the next run goes on from there"
 

@@ -13,14 +13,12 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ToolError
-from sparkwright.process import run
+from sparkwright.base.errors import ToolError
+from sparkwright.base.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-
-__all__ = ["TORCH_VARIABLE", "link_tree", "make_farm", "make_stand_in", "target_folders"]
 
 TORCH_VARIABLE = "SPARKWRIGHT_TORCH"
 """Tells the stand-in for torch where the target's real one lies."""

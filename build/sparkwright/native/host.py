@@ -9,23 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ToolError
-from sparkwright.process import run
+from sparkwright.base.errors import ToolError
+from sparkwright.base.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkwright.native.model import Target
-
-__all__ = [
-    "OLDEST_GXX",
-    "HostCompiler",
-    "PythonHeaders",
-    "find_compiler",
-    "find_python_headers",
-    "this_machine",
-    "version_of",
-]
 
 OLDEST_GXX = (11, 3)
 """The first g++ whose C++20 vLLM's sources need; torch asks for no newer one."""

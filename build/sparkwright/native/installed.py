@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import digest_of, sha256_file
-from sparkwright.errors import ToolError
+from sparkwright.base.digests import digest_of, sha256_file
+from sparkwright.base.errors import ToolError
+from sparkwright.base.process import run
 from sparkwright.native.farm import target_folders
 from sparkwright.native.host import this_machine, version_of
-from sparkwright.process import run
 
 if TYPE_CHECKING:
     from sparkwright.lock.native import Toolkit
     from sparkwright.native.model import Target
-
-__all__ = ["InstalledToolkit", "InstalledTorch", "find_tool", "find_toolkit", "find_torch"]
 
 _OLDEST = {"cmake": (3, 26), "ninja": (1, 10)}
 _TIMEOUT_S = 60.0

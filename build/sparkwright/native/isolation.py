@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ProcessError, SparkwrightError, ToolError
-from sparkwright.process import run, which
+from sparkwright.base.errors import ProcessError, SparkwrightError, ToolError
+from sparkwright.base.process import run, which
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = ["isolated", "require_isolation"]
 
 
 def isolated(argv: Sequence[str]) -> tuple[str, ...]:

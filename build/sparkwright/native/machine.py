@@ -10,8 +10,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Pressure", "Snapshot", "look"]
-
 _ROOT = Path("/")
 _CGROUPS = "sys/fs/cgroup"
 

@@ -5,25 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from sparkwright.canonical import digest_of
-from sparkwright.config import Model
+from sparkwright.base.config import Model
+from sparkwright.base.digests import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-__all__ = [
-    "WORK",
-    "Configuration",
-    "Cost",
-    "Extension",
-    "Inputs",
-    "Link",
-    "SourceTree",
-    "Target",
-    "Toolchain",
-    "Unit",
-]
 
 WORK = "{work}"
 """Stands for the folder that a build works in, wherever a command or a key names it."""

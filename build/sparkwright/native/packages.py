@@ -9,9 +9,9 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparkwright.canonical import digest_of
-from sparkwright.errors import ArchiveError, DigestError
-from sparkwright.events import task
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import ArchiveError, DigestError
+from sparkwright.base.events import task
 from sparkwright.git import Entry, tree_id
 from sparkwright.lock import Artifact
 from sparkwright.store import note_use
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sparkwright.lock.native import Package
     from sparkwright.store import Store
     from sparkwright.upstream import Access
-
-__all__ = ["Member", "find_package", "open_package", "package_key", "read_members", "unpack_package"]
 
 # Part of the folder's name: raised when unpacking changes.
 _RULES = 1

@@ -10,7 +10,7 @@ import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sparkwright.errors import NotEnoughMemoryError
+from sparkwright.base.errors import NotEnoughMemoryError
 from sparkwright.native.machine import Pressure
 
 if TYPE_CHECKING:
@@ -18,20 +18,6 @@ if TYPE_CHECKING:
 
     from sparkwright.native.machine import Snapshot
     from sparkwright.native.model import Cost
-
-__all__ = [
-    "Active",
-    "Decision",
-    "Limits",
-    "Plan",
-    "Waiting",
-    "decide",
-    "default_reserve_mib",
-    "makespan",
-    "pace",
-    "plan_jobs",
-    "time_left",
-]
 
 _OVERDUE = 0.1
 """A unit that has taken longer than expected is taken to need this share of its time so far yet."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import (
+from sparkwright.base.errors import (
     ConfigError,
     DigestError,
     FetchError,
@@ -20,7 +20,7 @@ from sparkwright.errors import (
     RefError,
     SparkwrightError,
 )
-from sparkwright.events import emit, task
+from sparkwright.base.events import emit, task
 from sparkwright.git import FileEntry, fetch, import_files, list_remote, open_repository
 from sparkwright.lock import require_native
 from sparkwright.lock.native import named
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from sparkwright.lock import Lock
     from sparkwright.lock.native import NativePin, SourcePin
     from sparkwright.upstream import Access
-
-__all__ = ["find_sources", "gather_sources"]
 
 _KIND = "source-tree"
 _FULL_ID = 40

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import digest_of
-from sparkwright.errors import ToolError
-from sparkwright.events import task
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import ToolError
+from sparkwright.base.events import task
 from sparkwright.lock import require_native
 from sparkwright.lock.native import named
 from sparkwright.native.farm import TORCH_VARIABLE, make_farm, make_stand_in
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from sparkwright.native.model import Target
     from sparkwright.store import Store
     from sparkwright.upstream import Access
-
-__all__ = ["configure_environment", "find_toolchain", "prepare_toolchain", "toolchain_file"]
 
 # Part of the key: raised when what is made of the packages, or how it is used, changes.
 _RULES = 1

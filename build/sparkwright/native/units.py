@@ -31,10 +31,10 @@ from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import digest_of, sha256_bytes, sha256_file
-from sparkwright.config import Model, to_builtins
-from sparkwright.errors import LostFileError
-from sparkwright.events import emit, warn
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
+from sparkwright.base.errors import LostFileError
+from sparkwright.base.events import emit, warn
 from sparkwright.git import blob_id
 from sparkwright.native.depfile import read_depfile
 from sparkwright.native.model import WORK, Cost
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from sparkwright.native.covered import Reader
     from sparkwright.native.model import Unit
     from sparkwright.store import Store
-
-__all__ = ["UnitFiles", "find_object", "missing_units", "place_object", "record_object", "unit_key"]
 
 # Part of the key: raised when the meaning of the records below changes.
 _RULES = 2

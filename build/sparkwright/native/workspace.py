@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sparkwright.native.model import Inputs, Toolchain
     from sparkwright.store import Store
 
-__all__ = ["CMAKE_INPUTS", "Workspace", "native_tree", "open_workspace"]
-
 CMAKE_INPUTS = ("CMakeLists.txt", "cmake", "csrc")
 """What upstream's CMake project consists of. ``setup.py`` and ``rust`` decide other parts of the wheel."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ToolError
+from sparkwright.base.errors import ToolError
 from sparkwright.probe.environment import describe_environment, prepare_environment
 from sparkwright.probe.facility import Subject
 from sparkwright.probe.trees import part_of, tree_folder
@@ -16,13 +16,11 @@ from sparkwright.probe.trees import part_of, tree_folder
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkwright.carry import Carry, ProbeSpec
+    from sparkwright.carries import Carry, ProbeSpec
     from sparkwright.git import Repository
     from sparkwright.merge import MergedSource
     from sparkwright.probe.facility import Facility
     from sparkwright.store import Store
-
-__all__ = ["Bench", "Stand", "Trees", "facilities_of"]
 
 PACKAGE = "vllm"
 _OWN = "source"  # where vLLM's tree lies in a build's folder

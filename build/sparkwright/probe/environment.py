@@ -12,18 +12,16 @@ import sysconfig
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import digest_of
-from sparkwright.errors import EnvironmentSetupError, NotInStoreError, ProcessError
-from sparkwright.events import task
-from sparkwright.process import run
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import EnvironmentSetupError, NotInStoreError, ProcessError
+from sparkwright.base.events import task
+from sparkwright.base.process import run
 from sparkwright.store import note_use, remove_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.store import Store
-
-__all__ = ["describe_environment", "prepare_environment", "requirements"]
 
 _SHOWN = ("torch", "triton", "numpy")
 _READY = "ready.json"

@@ -12,13 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sparkwright.canonical import to_json
+from sparkwright.base.digests import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-__all__ = ["ENVIRONMENT_NAME", "Facility", "Subject"]
 
 ENVIRONMENT_NAME = "SPARKWRIGHT_FACILITIES"
 

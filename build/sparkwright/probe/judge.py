@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.canonical import sha256_bytes
-from sparkwright.config import to_builtins
-from sparkwright.errors import BusyError, ConfigError, SparkwrightError, StorageError
-from sparkwright.events import emit, task
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import sha256_bytes
+from sparkwright.base.errors import BusyError, ConfigError, SparkwrightError, StorageError
+from sparkwright.base.events import emit, task
 from sparkwright.probe.bench import PACKAGE, Trees, facilities_of
 from sparkwright.probe.proof import (
     PROOF_FORMAT,
@@ -31,14 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from sparkwright.carry import Carry, ProbeSpec
+    from sparkwright.carries import Carry, ProbeSpec
     from sparkwright.git import Repository
     from sparkwright.merge import MergedSource
     from sparkwright.probe.bench import Bench
     from sparkwright.probe.facility import Facility
     from sparkwright.store import Store
-
-__all__ = ["Prover", "judge"]
 
 _KIND = "proof"
 

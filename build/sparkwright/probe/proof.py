@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from sparkwright.canonical import digest_of
-from sparkwright.config import Model, to_builtins
-from sparkwright.errors import ConfigError
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import ConfigError
 from sparkwright.store import storing, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
     from pathlib import Path
-
-__all__ = ["PROOF_FORMAT", "Proof", "Run", "Touched", "Verdict", "named_modules", "read_proof", "write_proof"]
 
 PROOF_FORMAT = 1
 _FILE = "proof.json"

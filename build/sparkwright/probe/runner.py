@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from sparkwright.config import Model
+from sparkwright.base.config import Model
+from sparkwright.base.process import Limits, LimitsExceeded, run_limited
 from sparkwright.probe.facility import ENVIRONMENT_NAME
 from sparkwright.probe.proof import Run
 from sparkwright.probe.trees import bytecode_folder, fingerprint
-from sparkwright.process import Limits, LimitsExceeded, run_limited
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
-    from sparkwright.carry import ProbeSpec
+    from sparkwright.carries import ProbeSpec
     from sparkwright.probe.facility import Subject
     from sparkwright.store import Store
-
-__all__ = ["Report", "harness_sources", "run_probe"]
 
 _CHILD = ("harness.py", "probekit.py")
 _BUILDKIT = "buildkit.py"

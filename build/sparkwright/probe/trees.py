@@ -11,8 +11,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import digest_of
-from sparkwright.events import task, warn
+from sparkwright.base.digests import digest_of
+from sparkwright.base.events import task, warn
 from sparkwright.git import check_out, make_read_only
 from sparkwright.store import note_use, remove_tree
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from sparkwright.git import Repository
     from sparkwright.store import Store
-
-__all__ = ["bytecode_folder", "fingerprint", "part_of", "tree_folder"]
 
 _KIND = "tree-fingerprint"
 _MOMENT_NS = 946_684_800 * 10**9

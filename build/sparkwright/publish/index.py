@@ -16,9 +16,9 @@ import msgspec
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from sparkwright.canonical import sha256_bytes, sha256_file, to_json
-from sparkwright.errors import PublishError
-from sparkwright.events import emit
+from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
+from sparkwright.base.errors import PublishError
+from sparkwright.base.events import emit
 from sparkwright.publish.pages import (
     IndexFile,
     has_our_form,
@@ -34,8 +34,6 @@ from sparkwright.wheel.stamp import header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-__all__ = ["PublishedIndex", "publish", "require_plain", "wheels_in"]
 
 SIMPLE = "simple"
 _METADATA = ".metadata"

@@ -14,20 +14,10 @@ from urllib.parse import quote
 
 from packaging.version import Version
 
-from sparkwright.canonical import to_json
+from sparkwright.base.digests import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-__all__ = [
-    "API_VERSION",
-    "IndexFile",
-    "has_our_form",
-    "project_html",
-    "project_json",
-    "root_html",
-    "root_json",
-]
 
 API_VERSION = "1.1"
 _UP = "../../"

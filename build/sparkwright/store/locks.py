@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import BusyError
-from sparkwright.events import emit
+from sparkwright.base.errors import BusyError
+from sparkwright.base.events import emit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-__all__ = ["hold"]
 
 _PATIENCE_S = 3600.0
 

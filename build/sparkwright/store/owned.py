@@ -19,8 +19,6 @@ from sparkwright.store.removal import remove_tree
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["is_owned", "owned_file", "owned_folder", "shared", "sweep_file", "sweep_folder"]
-
 _LOCK = ".lock"
 
 

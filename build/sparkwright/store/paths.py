@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkwright.canonical import copy_hashed, sha256_file
-from sparkwright.errors import DigestError, LostFileError, StorageError
-from sparkwright.events import emit
+from sparkwright.base.digests import copy_hashed, sha256_file
+from sparkwright.base.errors import DigestError, LostFileError, StorageError
+from sparkwright.base.events import emit
 from sparkwright.store.locks import hold
 from sparkwright.store.owned import owned_file, owned_folder, shared, sweep_file, sweep_folder
 from sparkwright.store.removal import remove_tree
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkwright.store.usage import Run
-
-__all__ = ["Store", "default_home", "open_store", "storing", "write_atomically"]
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.events import emit
+from sparkwright.base.events import emit
 from sparkwright.store.paths import storing
 from sparkwright.store.survey import LOGS
 from sparkwright.store.usage import NOTED_EVERY_S, last_used, no_new_runs, oldest_run
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sparkwright.store.paths import Store
     from sparkwright.store.survey import Entry
     from sparkwright.store.usage import Run
-
-__all__ = ["Limits", "Pruned", "prune", "prune_logs"]
 
 _DAY_S = 86400.0
 

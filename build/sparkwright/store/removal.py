@@ -7,8 +7,6 @@ import os
 import shutil
 from pathlib import Path
 
-__all__ = ["remove_tree"]
-
 
 def remove_tree(folder: Path) -> None:
     """Remove *folder* and all in it, read-only folders included.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from sparkwright.store.paths import Store
 
-__all__ = ["LOGS", "Entry", "KindTotal", "survey", "totals"]
-
 LOGS = "logs"
 """The kind of what is outside the store: event logs and tracebacks of the checkout."""
 

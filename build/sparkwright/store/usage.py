@@ -15,14 +15,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.events import emit
+from sparkwright.base.events import emit
 from sparkwright.store.owned import is_owned, owned_file, sweep_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-__all__ = ["NOTED_EVERY_S", "Run", "last_used", "no_new_runs", "note_use", "oldest_run", "running"]
 
 NOTED_EVERY_S = 3600.0
 

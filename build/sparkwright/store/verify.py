@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
-from sparkwright.canonical import sha256_stream
-from sparkwright.errors import DamagedStoreError
-from sparkwright.events import emit, task
+from sparkwright.base.digests import sha256_stream
+from sparkwright.base.errors import DamagedStoreError
+from sparkwright.base.events import emit, task
 from sparkwright.store.paths import storing
 from sparkwright.store.removal import remove_tree
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.store.paths import Store
-
-__all__ = ["Fault", "remove_faults", "require_sound", "verify"]
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

@@ -16,29 +16,14 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from sparkwright.canonical import CHUNK
-from sparkwright.errors import ArchiveError
+from sparkwright.base.digests import CHUNK
+from sparkwright.base.errors import ArchiveError
 from sparkwright.git import outward_link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
     from typing import IO
-
-__all__ = [
-    "EXECUTABLE",
-    "MAX_FILE_BYTES",
-    "MAX_MEMBERS",
-    "MAX_TOTAL_BYTES",
-    "REGULAR",
-    "SYMLINK",
-    "Entry",
-    "Measure",
-    "bad_component",
-    "inward_target",
-    "read_sdist",
-    "refuse_outward",
-]
 
 # Git's file modes (gitformat-index(5)).
 REGULAR = "100644"

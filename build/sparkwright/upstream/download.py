@@ -10,9 +10,9 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from sparkwright.canonical import copy_hashed
-from sparkwright.errors import DigestError, FetchError, NotInStoreError, SparkwrightError, StorageError
-from sparkwright.events import emit, task
+from sparkwright.base.digests import copy_hashed
+from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, SparkwrightError, StorageError
+from sparkwright.base.events import emit, task
 from sparkwright.store import storing
 from sparkwright.upstream.index import local_path, locate
 from sparkwright.upstream.network import InterruptedFetch, fetch_failed, open_session, patiently
@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 
     import requests
 
-    from sparkwright.events import Task
+    from sparkwright.base.events import Task
     from sparkwright.lock import Artifact
     from sparkwright.store import Store
     from sparkwright.upstream.index import IndexFile
     from sparkwright.upstream.settings import IndexSettings
-
-__all__ = ["adopt_copy", "fetch_artifact"]
 
 _CHUNK = 1 << 16  # small enough that a dropped connection costs little of what had come
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import zipfile
 from typing import TYPE_CHECKING
 
-from sparkwright.config import parse_toml
-from sparkwright.errors import FetchError, WheelError
-from sparkwright.events import emit
+from sparkwright.base.config import parse_toml
+from sparkwright.base.errors import FetchError, WheelError
+from sparkwright.base.events import emit
 from sparkwright.git import list_remote
 from sparkwright.lock import LOCK_FORMAT, Artifact, Lock
 from sparkwright.lock.bump import Bumped, rewrite, successor
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from sparkwright.lock.native import Package
     from sparkwright.upstream.index import IndexFile
     from sparkwright.upstream.releases import Access, Pristine
-
-__all__ = ["gather", "gather_cuda", "propose", "read_wheel"]
 
 _MAX_TEXT_BYTES = 16 << 20
 _PATIENCE_S = 20.0

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import digest_of, sha256_file
-from sparkwright.errors import ArchiveError, FetchError
-from sparkwright.events import task, warn
+from sparkwright.base.digests import digest_of, sha256_file
+from sparkwright.base.errors import ArchiveError, FetchError
+from sparkwright.base.events import task, warn
 from sparkwright.git import FileEntry, fetch, import_files
 from sparkwright.lock import Artifact
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkwright.lock import Lock
-
-__all__ = ["FolderSource", "walk_folder"]
 
 _WHOLE_HISTORY = 0x7FFFFFFF  # git's own "infinite depth" (fetch-options, --unshallow)
 _FULL_ID = 40

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from sparkwright.errors import DigestError, FetchError
-from sparkwright.events import emit
+from sparkwright.base.errors import DigestError, FetchError
+from sparkwright.base.events import emit
 from sparkwright.upstream.network import fetch_failed, open_session, patiently, reason_of, shown
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from sparkwright.lock import Artifact
     from sparkwright.upstream.settings import IndexSettings
-
-__all__ = ["IndexFile", "find", "local_path", "locate", "project_of", "remote_size"]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ArchiveError, DigestError, NotInStoreError, SparkwrightError
-from sparkwright.events import emit, task
+from sparkwright.base.errors import ArchiveError, DigestError, NotInStoreError, SparkwrightError
+from sparkwright.base.events import emit, task
 from sparkwright.store import storing
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.index import local_path, locate
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
 
     import requests
 
-    from sparkwright.events import Task
+    from sparkwright.base.events import Task
     from sparkwright.lock import Artifact
     from sparkwright.store import Store
     from sparkwright.upstream.settings import IndexSettings
-
-__all__ = ["fetch_members"]
 
 _CHUNK = 1 << 16
 _END = 1 << 16  # holds the end record with the longest comment (APPNOTE.TXT 4.3.16), and most lists

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
 
 from sparkwright import __version__
-from sparkwright.errors import FetchError
-from sparkwright.events import emit
+from sparkwright.base.errors import FetchError
+from sparkwright.base.events import emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying
 
     from sparkwright.upstream.settings import IndexSettings
-
-__all__ = [
-    "InterruptedFetch",
-    "RefusedFetchError",
-    "fetch_failed",
-    "open_session",
-    "patiently",
-    "reason_of",
-    "shown",
-]
 
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_WAIT_S = 30.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.config import to_builtins
-from sparkwright.errors import DigestError, FetchError, LockMismatchError, NotInStoreError
-from sparkwright.events import task
+from sparkwright.base.config import to_builtins
+from sparkwright.base.errors import DigestError, FetchError, LockMismatchError, NotInStoreError
+from sparkwright.base.events import task
 from sparkwright.git import FileEntry, import_files, list_remote
 from sparkwright.lock import Artifact
 from sparkwright.upstream.archive import read_sdist
@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from sparkwright.store import Store
     from sparkwright.upstream.index import IndexFile
     from sparkwright.upstream.settings import IndexSettings
-
-__all__ = [
-    "PROJECT",
-    "Access",
-    "Pristine",
-    "as_artifact",
-    "known_tree",
-    "other_release",
-    "pinned_tag",
-    "require_digest",
-    "sdist_tree",
-    "upstream_ref",
-]
 
 PROJECT = "vllm"
 

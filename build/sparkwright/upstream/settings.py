@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ConfigError
+from sparkwright.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-__all__ = ["IndexSettings", "pip_files", "read_settings"]
 
 _MACHINE_FILE = Path("/etc/pip.conf")
 _SECTIONS = ("global", "download")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from sparkwright.errors import FetchError, NotInStoreError, RefError, UnknownNameError
+from sparkwright.base.errors import FetchError, NotInStoreError, RefError, UnknownNameError
 from sparkwright.git import check_address, fetch, refuse_secret
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.folder import FolderSource
@@ -22,8 +22,6 @@ from sparkwright.upstream.releases import (
 
 if TYPE_CHECKING:
     from sparkwright.lock import Lock
-
-__all__ = ["GitSource", "IndexSource", "Source", "open_source"]
 
 _FULL_ID = 40
 _BY_FOLDER = ", or give a folder that holds that file with --source"

@@ -16,8 +16,6 @@ from weakref import WeakValueDictionary
 if TYPE_CHECKING:
     from asyncio import BaseTransport
 
-__all__ = ["ArrivalSocket", "arrivals_of", "listen", "make_socket"]
-
 _TIMESTAMPS: Final = 35  # SO_TIMESTAMPNS and SCM_TIMESTAMPNS, which Python does not name
 _TIMESPEC: Final = struct.Struct("@ll")
 _ROOM: Final = socket.CMSG_SPACE(_TIMESPEC.size)

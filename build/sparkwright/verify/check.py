@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import BootFacts, Cell, Finding, Observation
     from sparkwright.verify.profile import Profile
 
-__all__ = ["Check", "Context"]
-
 
 @dataclass(frozen=True)
 class Context:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.client import Endpoint, EndpointFacts
     from sparkwright.verify.measure import Server
 
-__all__ = ["StandingServer", "Starters", "standing"]
-
 
 @dataclass(frozen=True)
 class Starters:

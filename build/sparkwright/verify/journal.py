@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from sparkwright.canonical import digest_of
-from sparkwright.config import Model
-from sparkwright.errors import BusyError, ConfigError, NewerFormatError, StorageError
+from sparkwright.base.config import Model
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import BusyError, ConfigError, NewerFormatError, StorageError
 from sparkwright.verify.model import BootFacts, Finding, Observation
 
 if TYPE_CHECKING:
@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sparkwright.verify.model import Cell
-
-__all__ = [
-    "Boot",
-    "Concluded",
-    "Contents",
-    "Journal",
-    "Manifest",
-    "Measured",
-    "Noted",
-    "Record",
-    "cell_id",
-    "read_journal",
-]
 
 FILE = "journal.jsonl"
 _FORMAT = 1

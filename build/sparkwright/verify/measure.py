@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from sparkwright.errors import SparkwrightError
+from sparkwright.base.errors import SparkwrightError
 from sparkwright.verify.client import LagProbe, canary, open_session, run_load
 from sparkwright.verify.metrics import fetch_snapshot, quiesce
 from sparkwright.verify.model import Observation
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.client import Endpoint
     from sparkwright.verify.model import BootFacts, Cell, HostSample, Sample, Snapshot
     from sparkwright.verify.profile import Profile
-
-__all__ = ["Server", "measure"]
 
 # How often counters and the machine are looked at: of the server's clock, and at least so long of ours.
 _SERIES_S = 5.0

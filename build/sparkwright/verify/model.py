@@ -11,26 +11,8 @@ from typing import Literal
 
 from msgspec import field
 
-from sparkwright.canonical import digest_of
-from sparkwright.config import Model, to_builtins
-
-__all__ = [
-    "BootFacts",
-    "Cell",
-    "Chunk",
-    "Failure",
-    "FailureKind",
-    "Finding",
-    "HostSample",
-    "Load",
-    "Observation",
-    "Prompt",
-    "Sample",
-    "Snapshot",
-    "TokenLogprobs",
-    "Verdict",
-]
-
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import digest_of
 
 # What is sent -------------------------------------------------------------------------------------------
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from sparkwright.config import Model
-
-__all__ = ["SLOWEST_S", "Deadlines", "Profile"]
+from sparkwright.base.config import Model
 
 SLOWEST_S = 3.0
 """Seconds a token that one request may take at the most; servers for GB10 take 0.2 at 64 requests."""

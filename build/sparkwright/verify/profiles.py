@@ -9,8 +9,6 @@ from sparkwright.verify.profile import Deadlines, Profile
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PROFILES"]
-
 _FULL = Profile(
     name="full",
     checks=("boot", "coherence", "sweep", "bands", "crash", "context", "soak", "lossless"),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.canonical import sha256_file
-from sparkwright.config import to_builtins
-from sparkwright.errors import StorageError
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import sha256_file
+from sparkwright.base.errors import StorageError
 from sparkwright.verify.journal import FILE, read_journal
 from sparkwright.verify.run import Run
 from sparkwright.verify.wish import Wish, profile_of
@@ -18,8 +18,6 @@ from sparkwright.verify.wish import Wish, profile_of
 if TYPE_CHECKING:
     from sparkwright.verify.journal import Contents
     from sparkwright.verify.model import Verdict
-
-__all__ = ["Results", "load_run", "write_results"]
 
 REPORT, JUNIT, VERDICT = "report.html", "junit.xml", "verdict.json"
 
@@ -86,7 +84,7 @@ def write_results(folder: Path) -> Results:
         ConfigError: there is no run, or its journal is damaged.
         StorageError: the disk is full or cannot be written.
     """
-    from sparkwright.canonical import to_json
+    from sparkwright.base.digests import to_json
     from sparkwright.verify.report import render_html, render_junit
 
     run = load_run(folder)

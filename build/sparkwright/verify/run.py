@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.client.calibrate import Floor
     from sparkwright.verify.model import BootFacts, Finding, Observation
 
-__all__ = ["Run", "worst"]
-
 # From bad to good: which of several verdicts speaks for all of them.
 _ORDER = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.PASS)
 

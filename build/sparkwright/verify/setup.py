@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.canonical import digest_of, sha256_file
-from sparkwright.config import to_builtins
-from sparkwright.errors import ConfigError, UnknownNameError
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import digest_of, sha256_file
+from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.wish import Wish
 
     Start = Callable[[int], AbstractAsyncContextManager[Server]]
-
-__all__ = ["prepare", "require_possible"]
 
 
 def require_possible(wish: Wish) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from sparkwright.config import to_builtins
-from sparkwright.errors import EndpointError, ServerError
-from sparkwright.events import emit, task, warn
+from sparkwright.base.config import to_builtins
+from sparkwright.base.errors import EndpointError, ServerError
+from sparkwright.base.events import emit, task, warn
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import unanswered
 from sparkwright.verify.client import canary, count_tokens, open_session
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.measure import Server
     from sparkwright.verify.model import Cell
     from sparkwright.verify.profile import Profile
-
-__all__ = ["FLOOR", "Fleet", "Suite", "run_suite"]
 
 FLOOR = "floor"
 """Name of the journal's note on the client's own error."""

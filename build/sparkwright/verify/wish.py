@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from sparkwright.config import Model
-from sparkwright.errors import ConfigError, UnknownNameError
+from sparkwright.base.config import Model
+from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.verify import profiles
 
 if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
-
-__all__ = ["Wish", "profile_of"]
 
 
 class Wish(Model, frozen=True):

@@ -21,14 +21,12 @@ import zlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import CHUNK
-from sparkwright.errors import ArchiveError
+from sparkwright.base.digests import CHUNK
+from sparkwright.base.errors import ArchiveError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-__all__ = ["MOST_TEXT", "Archive", "Member", "name_fault", "open_archive"]
 
 MOST_TEXT = 16 << 20
 """The most bytes of a member that are held in memory at once; upstream's largest text has 2.9 MB."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.canonical import sha256_file, to_json
-from sparkwright.errors import DigestError, NativeInputsError, WheelError
-from sparkwright.events import emit
+from sparkwright.base.digests import sha256_file, to_json
+from sparkwright.base.errors import DigestError, NativeInputsError, WheelError
+from sparkwright.base.events import emit
 from sparkwright.store import storing
 from sparkwright.wheel.classify import compiled_from, of_kind
 from sparkwright.wheel.deflate import holds
@@ -31,19 +31,6 @@ from sparkwright.wheel.stamp import VERSION_FILE, stamp_metadata, stamp_version_
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-__all__ = [
-    "COMPILED",
-    "PROVIDERS",
-    "RECORD_FOLDER",
-    "UPSTREAM",
-    "AssemblyPlan",
-    "BinarySource",
-    "BuiltWheel",
-    "Provider",
-    "assemble",
-    "native_faults",
-]
 
 RECORD_FOLDER = "sparkwright"
 PROVIDERS = "providers.json"

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.canonical import sha256_file
-from sparkwright.errors import ArchiveError, AuditError, SparkwrightError
-from sparkwright.events import emit
+from sparkwright.base.digests import sha256_file
+from sparkwright.base.errors import ArchiveError, AuditError, SparkwrightError
+from sparkwright.base.events import emit
 from sparkwright.native.inspection import Tally
 from sparkwright.wheel import checks
 from sparkwright.wheel.archive import Archive, open_archive
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from sparkwright.store import Store
     from sparkwright.wheel.insides import Insides, NativeExpectation
     from sparkwright.wheel.source import Source
-
-__all__ = ["CHECKS", "NATIVE_CHECKS", "AuditReport", "Expectation", "audit"]
 
 CHECKS: tuple[tuple[str, Callable[[Subject], Check]], ...] = (
     ("record-complete", checks.record_complete),

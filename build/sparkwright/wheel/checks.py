@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from sparkwright.errors import WheelError
+from sparkwright.base.errors import WheelError
 from sparkwright.wheel.assemble import COMPILED, PROVIDERS, RECORD_FOLDER, UPSTREAM, native_faults
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.delta import delta
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from sparkwright.wheel.names import WheelName
     from sparkwright.wheel.source import Source
     from sparkwright.wheel.survey import Facts
-
-__all__ = ["Check", "Subject", "judge", "renamed"]
 
 POINT = "point.json"
 CARRIES = "carries.json"

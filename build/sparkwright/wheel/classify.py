@@ -15,8 +15,6 @@ from sparkwright.lock.native_paths import CMAKE_PATHS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Kind", "classify", "compiled_from", "of_kind"]
-
 Kind = Literal["native", "metadata", "shipped", "not-shipped"]
 """What a path decides: compiled code, METADATA, the wheel's own files, or nothing in the wheel."""
 

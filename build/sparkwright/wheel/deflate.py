@@ -10,14 +10,12 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import CHUNK, digest_of, sha256_file
+from sparkwright.base.digests import CHUNK, digest_of, sha256_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.store import Store
-
-__all__ = ["deflate", "deflated_in", "holds"]
 
 _LEVEL = 6
 

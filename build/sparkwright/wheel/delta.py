@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import WheelError
+from sparkwright.base.errors import WheelError
 from sparkwright.wheel.archive import name_fault
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.record import entry_of
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkwright.wheel.source import Source
-
-__all__ = ["Delta", "delta"]
 
 
 @dataclass(frozen=True)

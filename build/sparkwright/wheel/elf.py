@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ELF_MAGIC", "HEADER_SIZE", "is_elf", "machine_of"]
-
 ELF_MAGIC = b"\x7fELF"
 HEADER_SIZE = 20
 _MACHINE = slice(18, 20)

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import ArchiveError, BinaryError
+from sparkwright.base.errors import ArchiveError, BinaryError
 from sparkwright.native.inspection import Resolution, Tally, classify, resolve
 
 if TYPE_CHECKING:
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 
     from sparkwright.native.inspection import ElfFacts, Inspection, Inspector, Python, Surroundings
     from sparkwright.wheel.archive import Archive
-
-__all__ = [
-    "BinaryReport",
-    "Insides",
-    "NativeExpectation",
-    "look_inside",
-    "look_into",
-    "resolution_of",
-]
 
 # Part of the keys of what is remembered below: raised when an answer would be another one.
 _RULES = 2

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from sparkwright.config import Model, to_builtins
-from sparkwright.errors import WheelError
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.errors import WheelError
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.names import parse_name
 
@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 
     from sparkwright.native.model import Extension, Target
     from sparkwright.wheel.archive import Archive
-
-__all__ = [
-    "KERNELS",
-    "BinaryKernels",
-    "KernelsRecord",
-    "LeftOut",
-    "kernels_of",
-    "kernels_record",
-    "read_json",
-    "read_kernels_record",
-]
 
 KERNELS = "kernels.json"
 KERNELS_FORMAT = 1

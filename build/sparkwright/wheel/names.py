@@ -9,9 +9,7 @@ from itertools import product
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from sparkwright.errors import WheelError
-
-__all__ = ["WheelName", "local_version", "parse_name"]
+from sparkwright.base.errors import WheelError
 
 _DIGEST_DIGITS = 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import SparkwrightError
+from sparkwright.base.errors import SparkwrightError
 from sparkwright.native.inspection import (
     KernelClass,
     Tally,
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from sparkwright.native.inspection import Inspection, Python
     from sparkwright.wheel.insides import Insides
     from sparkwright.wheel.kernels import BinaryKernels, LeftOut
-
-__all__ = ["NATIVE_CHECKS", "run_native_checks"]
 
 _ORIGIN = "$ORIGIN"
 

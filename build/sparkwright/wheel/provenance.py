@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.canonical import to_json
+from sparkwright.base.digests import to_json
 from sparkwright.wheel.assemble import PROVIDERS, RECORD_FOLDER
 from sparkwright.wheel.checks import CARRIES, Check, Subject, judge, record_members, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = ["ALLOWED", "provenance_agrees"]
 
 ALLOWED = "allowed by the builder"
 """The value of ``unproved`` for a carry that went in without a proof."""

@@ -10,12 +10,10 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import WheelError
+from sparkwright.base.errors import WheelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-__all__ = ["RecordEntry", "entry_from_digest", "entry_of", "format_record", "parse_record"]
 
 _FIELDS = 3
 

@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import CHUNK
-from sparkwright.errors import ArchiveError
+from sparkwright.base.digests import CHUNK
+from sparkwright.base.errors import ArchiveError
 from sparkwright.wheel.archive import (
     CENTRAL,
     CENTRAL_SIGNATURE,
@@ -30,8 +30,6 @@ from sparkwright.wheel.archive import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-__all__ = ["Kept", "Packed", "Range", "Stored", "layout", "write_parts"]
 
 _UNIX, _VERSION = 3, 20
 _EPOCH_DATE = (0 << 9) | (1 << 5) | 1  # 1980-01-01, the first day that MS-DOS knows

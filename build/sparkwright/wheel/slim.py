@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from sparkwright.native.inspection import Tally
     from sparkwright.wheel.source import Source
 
-__all__ = ["SlimPlan", "needed_because", "plan_slim", "python_members"]
-
 
 @dataclass(frozen=True)
 class SlimPlan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import WheelError
+from sparkwright.base.errors import WheelError
 from sparkwright.wheel.archive import Archive, open_archive
 from sparkwright.wheel.elf import ELF_MAGIC, is_elf
 from sparkwright.wheel.names import WheelName, parse_name
@@ -16,8 +16,6 @@ from sparkwright.wheel.record import RecordEntry, parse_record
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-__all__ = ["Source", "open_source"]
 
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 

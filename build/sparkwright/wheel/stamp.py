@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from sparkwright.errors import WheelError
+from sparkwright.base.errors import WheelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = ["header", "stamp_metadata", "stamp_version_file", "stamp_wheel", "stated_version"]
 
 VERSION_FILE = "vllm/_version.py"
 _STRINGS = frozenset({"version", "__version__"})

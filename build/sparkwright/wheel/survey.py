@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
-from sparkwright import process
-from sparkwright.canonical import CHUNK, digest_of
-from sparkwright.config import Model
-from sparkwright.errors import ArchiveError
+from sparkwright.base import process
+from sparkwright.base.config import Model
+from sparkwright.base.digests import CHUNK, digest_of
+from sparkwright.base.errors import ArchiveError
 from sparkwright.wheel.archive import MOST_TEXT
 from sparkwright.wheel.elf import HEADER_SIZE, is_elf
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from sparkwright.store import Store
     from sparkwright.wheel.archive import Archive, Member
     from sparkwright.wheel.source import Source
-
-__all__ = ["Facts", "Syntax", "check_sizes", "floor_of", "survey"]
 
 _MARKER = re.compile(rb"^(?:<{7}|>{7}) ", re.MULTILINE)
 _SEPARATOR = re.compile(rb"^={7}\r?$", re.MULTILINE)

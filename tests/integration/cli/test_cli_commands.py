@@ -15,7 +15,7 @@ from native_kit import native_tables, offer_toolkit, with_native
 from tiny_release import make_tiny
 from upstream_kit import git
 
-from sparkwright.canonical import to_json
+from sparkwright.base.digests import to_json
 from sparkwright.cli import doctor
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from sparkwright.errors import ToolError
+from sparkwright.base.errors import ToolError
 
 WITHOUT = """
 import sys

@@ -13,8 +13,8 @@ from kit import Content, make_tree, write_diff
 from native_kit import native_tables, offer_toolkit, with_native
 from wheelkit import elf, pack, sha256, unpack
 
-from sparkwright.canonical import to_json
-from sparkwright.errors import WheelError
+from sparkwright.base.digests import to_json
+from sparkwright.base.errors import WheelError
 from sparkwright.git import open_repository
 from sparkwright.lock.native import SourcePin
 from sparkwright.native.extensions import record_extension

@@ -9,7 +9,7 @@ import pytest
 from tiny_release import ALIGNED, CLAMP, CLAMPED, make_tiny
 from world import CLAMP_PROBE, World
 
-from sparkwright.errors import AbsorptionError, UnprovedError
+from sparkwright.base.errors import AbsorptionError, UnprovedError
 from sparkwright.merge import OutcomeKind
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from http_index import Fault
 from tiny_release import CLAMP
 from world import CLAMP_PROBE, World, clean_environment, files_below
 
+from sparkwright.base.errors import SparkwrightError
 from sparkwright.cli import main as entry
 from sparkwright.cli.main import COMMANDS, main
 from sparkwright.cli.terminal import human_seconds, human_size, seconds_left
-from sparkwright.errors import SparkwrightError
 
 HEAVY = [
     "git",

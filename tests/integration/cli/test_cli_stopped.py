@@ -40,7 +40,7 @@ sys.exit(main(sys.argv[1:]))
 KILLED_AT_EVENT = """
 import os, signal, sys
 from sparkwright.cli.main import main
-from sparkwright.events import subscribe
+from sparkwright.base.events import subscribe
 kind, text = sys.argv[1:3]
 def deadly(event):
     if event.kind == kind and text in str(event.data):

@@ -19,7 +19,7 @@ from xml.etree import ElementTree as ET
 import psutil
 import pytest
 
-from sparkwright.canonical import sha256_file
+from sparkwright.base.digests import sha256_file
 from sparkwright.cli.verify import built_wheel
 
 if TYPE_CHECKING:

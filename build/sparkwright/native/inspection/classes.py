@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import BinaryError
+from sparkwright.base.errors import BinaryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sparkwright.native.inspection.device import DeviceCode, KernelGroup
-
-__all__ = ["KernelClass", "Tally", "best_class", "class_of", "classify", "of_class"]
 
 _ARCH = re.compile(r"(sm|compute)_([0-9]{1,2})([0-9])([af]?)")
 

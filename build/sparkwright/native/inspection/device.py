@@ -11,16 +11,14 @@ import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from sparkwright import process
-from sparkwright.config import Model
-from sparkwright.errors import BinaryError, ProcessError
+from sparkwright.base import process
+from sparkwright.base.config import Model
+from sparkwright.base.errors import BinaryError, ProcessError
 from sparkwright.native.inspection.elf import read_elf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
-
-__all__ = ["DeviceCode", "KernelGroup", "parse_dump", "read_device_code"]
 
 # Three patterns that begin with plain text instead of one that begins with a choice: they search the
 # hundreds of MB of a dump several times as fast.

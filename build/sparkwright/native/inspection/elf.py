@@ -5,14 +5,12 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.config import Model
-from sparkwright.errors import BinaryError
+from sparkwright.base.config import Model
+from sparkwright.base.errors import BinaryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-__all__ = ["ElfFacts", "Symbol", "exports", "open_elf", "read_elf"]
 
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 _BITS = 64

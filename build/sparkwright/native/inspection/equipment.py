@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkwright.canonical import digest_of
-from sparkwright.errors import ToolError
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import ToolError
 from sparkwright.lock.native import named
 from sparkwright.native.host import this_machine
 from sparkwright.native.inspection.look import Inspector
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sparkwright.native.model import Toolchain
     from sparkwright.store import Store
     from sparkwright.upstream import Access
-
-__all__ = ["find_surroundings", "inspector_of", "surroundings_of"]
 
 _CUOBJDUMP = "cuobjdump"
 

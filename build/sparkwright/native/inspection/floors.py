@@ -11,12 +11,10 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.errors import BinaryError
+from sparkwright.base.errors import BinaryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-__all__ = ["honest_platform", "over_platform", "system_libraries"]
 
 _TAG = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
 _LOADER = re.compile(r"ld-linux[-.\w]*\.so\.\d+")

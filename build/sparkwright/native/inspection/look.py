@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from sparkwright.canonical import digest_of
-from sparkwright.config import Model, to_builtins
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import digest_of
 from sparkwright.native.inspection.device import DeviceCode, read_device_code
 from sparkwright.native.inspection.elf import ElfFacts, read_elf
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.store import Store
-
-__all__ = ["INSPECTION_RULES", "Inspection", "Inspector", "inspect"]
 
 INSPECTION_RULES = 1
 """Part of the records' keys: raised when the same bytes are read differently."""

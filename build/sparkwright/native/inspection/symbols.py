@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from sparkwright.config import Model
+from sparkwright.base.config import Model
 from sparkwright.native.inspection.elf import exports, open_elf
 from sparkwright.native.inspection.floors import system_libraries
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.native.inspection.elf import ElfFacts, Symbol
-
-__all__ = ["PROMISED_BY_DRIVER", "Python", "Resolution", "Surroundings", "resolve", "unprovided"]
 
 Python = Literal["stable-abi", "one-version", "none"]
 """How Python loads a binary: any Python from some version on, just one, or not at all."""

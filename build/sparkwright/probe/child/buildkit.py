@@ -36,8 +36,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Unit", "configure", "differences", "facility"]
-
 _FILE = "SPARKWRIGHT_FACILITIES"
 _WORK = "{work}"
 _SHOWN = 2000

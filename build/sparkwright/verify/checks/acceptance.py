@@ -15,17 +15,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.model import BootFacts, Observation
 
-__all__ = [
-    "FEW_DRAFTS",
-    "Acceptance",
-    "Interval",
-    "acceptance",
-    "drafter",
-    "drafts_expected",
-    "ratio",
-    "surely",
-]
-
 FEW_DRAFTS = 50
 """With fewer drafts than this nothing is said about a drafter."""
 INERT = 0.05

@@ -10,8 +10,6 @@ from sparkwright.verify.model import Verdict
 if TYPE_CHECKING:
     from sparkwright.verify.checks.common import Seen
 
-__all__ = ["lay_at_the_right_door"]
-
 
 def lay_at_the_right_door(seen: Seen) -> Seen:
     """*seen* with failures of the baseline as what they are for a comparison: nothing to compare with."""

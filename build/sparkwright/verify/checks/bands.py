@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import field
 
-from sparkwright.config import Model, parse_toml
+from sparkwright.base.config import Model, parse_toml
 from sparkwright.verify.checks import sweep
 from sparkwright.verify.checks.common import at, conclude, look, main_facts
 from sparkwright.verify.checks.figures import figures
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.checks.common import Seen
     from sparkwright.verify.checks.figures import Figures
     from sparkwright.verify.model import Cell, Finding, Observation
-
-__all__ = ["Band", "Bands", "Reference", "capacity_of", "load_bands"]
 
 WIDTH = 0.25
 _FORMAT = 1

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.check import Context
     from sparkwright.verify.model import Observation
 
-__all__ = ["NVFP4_RATIO", "Boot"]
-
 ANSWERS = 8
 ANSWER_TOKENS = 96
 BUDGET_SLACK = 0.02

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.checks.text import Flaw
     from sparkwright.verify.model import Finding, Observation, Prompt, Sample
 
-__all__ = ["Coherence"]
-
 ALONE = 2
 """Prompts of each category one at a time, and twice as many under load."""
 LOADED = 16

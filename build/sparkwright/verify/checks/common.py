@@ -21,20 +21,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.check import Check, Context
     from sparkwright.verify.model import Cell, Observation, Sample
 
-__all__ = [
-    "SIGNATURES",
-    "Seen",
-    "Trouble",
-    "at",
-    "conclude",
-    "in_flight",
-    "look",
-    "main_facts",
-    "troubles",
-    "unanswered",
-    "worst",
-]
-
 SIGNATURES = {
     "block_table must have shape": "attention was given a block table of another batch size than its query:"
     " requests counted with padding in one place and without in another",

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import BootFacts, Finding, Observation, Prompt, Sample
     from sparkwright.verify.statistics import Effect
 
-__all__ = ["Compare"]
-
 ARMS = ("main", "baseline")
 LEVELS = (1, 8)
 WAVES = 3

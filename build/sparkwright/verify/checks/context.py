@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.checks.common import Seen
     from sparkwright.verify.model import Finding, Observation, Prompt
 
-__all__ = ["LongContext"]
-
 SHORT_TOKENS = 400
 """Of the control: the same kind of document and question, so that length alone differs."""
 OUTPUT_TOKENS = 256

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.check import Context
     from sparkwright.verify.model import Finding, Observation, Prompt
 
-__all__ = ["Crash"]
-
 LONGEST = 64
 """Output of a burst; long enough for several verify steps at its full size."""
 LEAST = 16

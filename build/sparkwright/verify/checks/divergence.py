@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.model import Observation, Sample
 
-__all__ = ["Cluster", "Difference", "NoLogprobsError", "Pairing", "find_cluster", "own_gaps", "pair"]
-
 BLOCK = 16
 """Tokens in a block of vLLM's KV cache on CUDA."""
 _CHANCE = 1e-3

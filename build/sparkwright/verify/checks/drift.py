@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.model import Observation, Snapshot
 
-__all__ = ["Fall", "Onset", "Point", "clock", "elapsed", "find_fall", "find_onset", "windows"]
-
 _FEW_DRAFTS = 20
 _LEAST_WINDOWS = 6
 _FULL = 0.5  # a window shorter than this share of what it should be is the drain of a cell

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import Observation, Sample
     from sparkwright.verify.statistics import Summary
 
-__all__ = ["Figures", "decode_rate", "figures"]
-
 
 @dataclass(frozen=True)
 class Figures:

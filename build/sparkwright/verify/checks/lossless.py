@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.checks.divergence import Pairing
     from sparkwright.verify.model import Finding, Observation, Prompt
 
-__all__ = ["Lossless"]
-
 LEVELS = (1, 8)
 STARTS = (("baseline", 0), ("baseline", 1), ("main", 0))
 LENGTH = 128

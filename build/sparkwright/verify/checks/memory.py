@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.model import Observation
 
-__all__ = ["lives", "longest_life", "memory_figures", "memory_warnings"]
-
 GROWTH_MIB = 256.0
 GROWTH = 0.05
 

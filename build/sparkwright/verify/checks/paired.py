@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.model import Observation
 
-__all__ = ["paired_ratio", "question_of"]
-
 _LEAST_QUESTIONS = 4
 
 _Tokens = dict[str, tuple[float, float]]

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.checks.common import Seen
     from sparkwright.verify.model import Observation
 
-__all__ = ["HOLD", "SURE", "Probe", "Probes"]
-
 HOLD = 0.8
 """Accepted tokens a draft over those of the first probes, or cached over cold, below which it is a decay."""
 SURE = 0.01

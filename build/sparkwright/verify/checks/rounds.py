@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.check import Context
 
-__all__ = ["LEAST_ROUNDS", "plan_rounds"]
-
 ROUND_S = 300.0
 LEAST_ROUNDS = 4
 PREFIXES = 4

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.checks.drift import Point
     from sparkwright.verify.model import Cell, Finding, Observation
 
-__all__ = ["Soak"]
-
 LEAST_HITS = 0.20
 """Share of prompt tokens from the prefix cache below which a soak says nothing about that cache. Half of the
 traffic begins with one of four shared texts, so that about 60 % can come from it."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import Finding, Observation
     from sparkwright.verify.profile import Profile
 
-__all__ = ["Sweep", "cell"]
-
 STEP_SPREAD = 0.10
 """Coefficient of variation of the verify-step time over categories at c=1. Published tables for three models
 on GB10 have 1.0, 2.3 and 2.7 %."""

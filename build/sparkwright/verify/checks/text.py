@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-__all__ = ["Flaw", "flaw"]
-
 LEAST_TOKENS = 32
 """Shorter texts are not judged: “Yes.” is a good answer."""
 ONE_TOKEN = 0.8

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkwright.errors import EndpointError
+from sparkwright.base.errors import EndpointError
 
 if TYPE_CHECKING:
     import aiohttp
-
-__all__ = ["MOST_BYTES", "read_body"]
 
 MOST_BYTES = 16 << 20
 """Of any page that is read whole. The counters of a vLLM with many engines are some hundred kB, the token ids

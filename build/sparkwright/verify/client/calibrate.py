@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.config import Model
-from sparkwright.errors import ServerError
-from sparkwright.events import emit
-from sparkwright.process import start
+from sparkwright.base.config import Model
+from sparkwright.base.errors import ServerError
+from sparkwright.base.events import emit
+from sparkwright.base.process import start
 from sparkwright.verify.client.endpoint import Endpoint, open_session
 from sparkwright.verify.client.lag import LagProbe
 from sparkwright.verify.client.load import run_load
@@ -31,10 +31,8 @@ from sparkwright.verify.profile import Deadlines
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from sparkwright.process import Running
+    from sparkwright.base.process import Running
     from sparkwright.verify.model import Sample
-
-__all__ = ["EVENTS_PER_S", "Floor", "Truth", "calibrate", "floor", "read_truth", "simulator"]
 
 EVENTS_PER_S = 400.0
 """Chunks that this machine's fastest published server sends in a second, at any concurrency."""

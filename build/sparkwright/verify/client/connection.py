@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.arrival import ArrivalSocket
 
-__all__ = ["StampingConnector", "read_clock", "sent_at"]
-
 
 class _Protocol(ResponseHandler):
     """One connection's protocol, with the moment in nanoseconds at which what it last read had come."""

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sparkwright.errors import EndpointError
-from sparkwright.events import warn
+from sparkwright.base.errors import EndpointError
+from sparkwright.base.events import warn
 from sparkwright.verify.client.body import read_body
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import aiohttp
 
     from sparkwright.verify.profile import Deadlines
-
-__all__ = ["OLDEST", "Endpoint", "EndpointFacts", "check_address", "check_endpoint", "open_session"]
 
 OLDEST = (0, 20)
 """The oldest vLLM whose counters, log and chunks are known here."""

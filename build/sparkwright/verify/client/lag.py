@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["LagProbe"]
-
 _EVERY_S = 0.05
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from sparkwright.events import warn
+from sparkwright.base.events import warn
 from sparkwright.verify.client.request import Exchange
 from sparkwright.verify.model import FailureKind
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.client.endpoint import Endpoint
     from sparkwright.verify.model import Cell, Load, Sample
     from sparkwright.verify.profile import Deadlines
-
-__all__ = ["arrivals", "output_lengths", "run_load"]
 
 _LEAST_FAILURES = 8
 _LEAST_SILENT = 2

@@ -14,8 +14,6 @@ import msgspec
 
 from sparkwright.verify.model import Chunk, Failure, FailureKind, TokenLogprobs
 
-__all__ = ["Reply", "ReplyError"]
-
 _EXCERPT = 200
 
 

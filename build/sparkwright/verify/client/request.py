@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.client.endpoint import Endpoint
     from sparkwright.verify.profile import Deadlines
 
-__all__ = ["Exchange", "canary", "patience", "salted"]
-
 _OK = 200
 _EXCERPT = 300
 _LAST_BYTES_S = 1.0  # for the end of the response that follows [DONE]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Event", "EventParser"]
-
 _MARK = b"\xef\xbb\xbf"
 
 

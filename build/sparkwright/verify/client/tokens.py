@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.errors import EndpointError
+from sparkwright.base.errors import EndpointError
 from sparkwright.verify.client.body import read_body
 from sparkwright.verify.client.request import patience
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.client.endpoint import Endpoint
     from sparkwright.verify.profile import Deadlines
-
-__all__ = ["count_tokens"]
 
 _OK, _ABSENT = 200, (404, 405)
 _EXCERPT = 200

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["holds"]
-
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w]|\.\d)")
 _GROUPED = re.compile(r"(?<=\d)[,\u202f\u00a0](?=\d{3}(?!\d))")  # 1,234: comma or a narrow space
 _NOT_A_SIGN = re.compile(r"(?<=[\w)\]])-(?=\d)")  # 12-15 is a range, not a negative number

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Literal
 
-from sparkwright.canonical import digest_of
-from sparkwright.config import Model, parse_toml
-from sparkwright.errors import UnknownNameError
+from sparkwright.base.config import Model, parse_toml
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import UnknownNameError
 from sparkwright.verify.corpus.document import WORDS_PER_TOKEN, write_document, write_notes
 from sparkwright.verify.corpus.tasks import write_task
 from sparkwright.verify.model import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["CATEGORIES", "Corpus", "Entry", "load_corpus"]
 
 CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
 _FORMAT = 1

@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import random
 
-__all__ = ["WORDS_PER_TOKEN", "write_document", "write_notes"]
-
 WORDS_PER_TOKEN = 0.8
 """Words of a document for each token of it. By Qwen3's tokenizer, documents come to 96 to 98 % of the tokens
 that were asked for from 2,000 on, and to 111 % at 200, where nonce and question weigh more."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-__all__ = ["write_task"]
-
 _NAMES = (
     "Alder", "Birch", "Cedar", "Damson", "Elder", "Fir", "Gorse", "Hazel", "Ivy", "Juniper", "Larch", "Maple",
     "Olive", "Poplar", "Rowan", "Sorrel", "Tansy", "Willow", "Yarrow", "Zinnia",

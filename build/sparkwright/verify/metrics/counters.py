@@ -15,17 +15,6 @@ from sparkwright.verify.metrics.snapshot import COUNTERS
 if TYPE_CHECKING:
     from sparkwright.verify.model import Snapshot
 
-__all__ = [
-    "CountersResetError",
-    "SeriesAbsentError",
-    "Speculation",
-    "SpeculationAbsentError",
-    "counter_delta",
-    "hit_rate",
-    "speculation",
-    "step_time_ms",
-]
-
 
 class CountersResetError(ValueError):
     """Counters went back, or another process answers: the server was started again in between."""

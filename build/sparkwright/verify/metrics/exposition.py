@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["Point", "parse_exposition"]
-
 _QUOTED = r'"[^"\\\n]*(?:\\[\\n"][^"\\\n]*)*"'
 _LABEL = rf"[ \t]*[a-zA-Z_][a-zA-Z0-9_]*[ \t]*=[ \t]*{_QUOTED}[ \t]*"
 _LABELS = rf"\{{((?:{_LABEL}(?:,{_LABEL})*,?)?[ \t]*)\}}"

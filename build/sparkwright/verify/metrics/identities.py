@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.metrics.counters import Speculation
     from sparkwright.verify.model import Sample, Snapshot
 
-__all__ = ["Identity", "identities"]
-
 TOKENS_LIMIT = 0.03  # steps without drafts, near the longest length, and structured output
 CLIENTS_LIMIT = 0.01  # a canary beside the load
 EXACT_LIMIT = 1e-9  # counters are whole numbers

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.errors import EndpointError, UndecidedError
+from sparkwright.base.errors import EndpointError, UndecidedError
 from sparkwright.verify.client.body import read_body
 from sparkwright.verify.metrics.counters import ensure_same_process
 from sparkwright.verify.metrics.snapshot import COUNTERS, parse_snapshot
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.client.endpoint import Endpoint
     from sparkwright.verify.model import Snapshot
     from sparkwright.verify.profile import Deadlines
-
-__all__ = ["NotQuietError", "fetch_snapshot", "quiesce"]
 
 _DEADLINE_S = 10.0
 _POLL_S = 0.1  # of the server's seconds

@@ -18,8 +18,6 @@ from sparkwright.verify.model import Snapshot
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["COUNTERS", "parse_snapshot"]
-
 COUNTERS: Mapping[str, str] = MappingProxyType(
     {
         "drafts": "vllm:spec_decode_num_drafts",

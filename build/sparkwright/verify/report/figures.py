@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.run import Run
     from sparkwright.verify.statistics import Summary
 
-__all__ = ["CellFigures", "Moment", "cells", "moments", "pooled"]
-
 WINDOW_S = 30.0  # of a timeline, in the server's clock
 _NEARLY = 0.98  # of it: snapshots do not come on the second
 _FULL = 0.5  # of it: less is the end of a cell, when little runs

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from sparkwright.config import to_builtins
+from sparkwright.base.config import to_builtins
 from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.report.drawing.svg import to_text
 from sparkwright.verify.report.figures import cells
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import Observation
     from sparkwright.verify.report.charts import Chart
     from sparkwright.verify.run import Run
-
-__all__ = ["render_html"]
 
 TEMPLATES = Path(__file__).parent / "template"
 

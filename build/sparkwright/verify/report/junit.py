@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import Finding
     from sparkwright.verify.run import Run
 
-__all__ = ["render_junit"]
-
 _OUTCOMES = {Verdict.FAIL: "failure", Verdict.INVALID: "error", Verdict.INCONCLUSIVE: "skipped"}
 _TIMESTAMP = "1970-01-01T00:00:00"  # the schemas want one, also where none is known
 _TIMESTAMP_LENGTH = len(_TIMESTAMP)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 
-__all__ = ["Highlight", "Level", "flat", "headline", "highlights", "levels"]
-
 # The manifest's entries that have places of their own on the page.
 _SHOWN_ELSEWHERE = {"files", "report"}
 

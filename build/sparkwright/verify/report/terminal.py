@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import Finding
     from sparkwright.verify.run import Run
 
-__all__ = ["render_terminal"]
-
 _STYLES = {
     Verdict.PASS: "green",
     Verdict.INCONCLUSIVE: "yellow",

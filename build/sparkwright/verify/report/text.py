@@ -11,22 +11,6 @@ from sparkwright.verify.model import Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "MINUS",
-    "NOTHING",
-    "SYMBOLS",
-    "TIMES",
-    "WORDS",
-    "at_c",
-    "clean",
-    "duration",
-    "figure",
-    "number",
-    "plural",
-    "share",
-    "span",
-]
-
 MINUS, NOTHING, TIMES = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.model import Snapshot
 
-__all__ = ["error_lines", "facts_from_metrics", "plain", "read_boot_log"]
-
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
 

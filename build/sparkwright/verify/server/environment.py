@@ -10,9 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkwright.errors import ProcessError, ServerError, ToolError
-
-__all__ = ["Installed", "find_installed", "prepare_wheel", "vllm_command"]
+from sparkwright.base.errors import ProcessError, ServerError, ToolError
 
 _BEGUN = ".sparkwright-environment"
 _DONE = ".sparkwright-wheel.json"
@@ -50,7 +48,7 @@ def find_installed(python: Path) -> Installed:
     Raises:
         ServerError: there is none, *python* cannot be run, or the wheel's record of carries is broken.
     """
-    from sparkwright.process import run
+    from sparkwright.base.process import run
 
     try:
         found = json.loads(run([python, "-c", _ASK], timeout=60).text)
@@ -126,7 +124,7 @@ def _clear(folder: Path) -> None:
 
 def _make(folder: Path, python: Path, wheel: Path) -> None:
     """Make the environment and install into it: by uv where it is installed, else by venv and pip."""
-    from sparkwright.process import run
+    from sparkwright.base.process import run
 
     beside = Path(sys.executable).with_name("uv")
     uv = str(beside) if beside.exists() else shutil.which("uv")

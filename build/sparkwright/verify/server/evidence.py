@@ -9,10 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkwright.errors import SparkwrightError
+from sparkwright.base.errors import SparkwrightError
 from sparkwright.verify.server.failures import diagnose, tail
-
-__all__ = ["Incident", "keep_evidence"]
 
 _LINES = 400
 _SECONDS = 15.0
@@ -87,7 +85,7 @@ def _fresh(folder: Path) -> Path:
 
 
 def _keep_output(path: Path, command: tuple[str, ...]) -> bool:
-    from sparkwright.process import run
+    from sparkwright.base.process import run
 
     if shutil.which(command[0]) is None:
         return False

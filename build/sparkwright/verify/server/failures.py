@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from sparkwright.verify.server.bootlog import plain
 
-__all__ = ["CAUSES", "Cause", "diagnose", "excerpt", "tail"]
-
 
 @dataclass(frozen=True)
 class Cause:

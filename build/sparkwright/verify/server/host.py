@@ -8,10 +8,8 @@ import shutil
 import time
 from contextvars import Context
 
-from sparkwright.errors import SparkwrightError
+from sparkwright.base.errors import SparkwrightError
 from sparkwright.verify.model import HostSample
-
-__all__ = ["card_capability", "card_memory_gib", "sample_host"]
 
 _QUERY = "clocks.sm,power.draw,temperature.gpu"
 _SECONDS = 10.0
@@ -63,7 +61,7 @@ def _card(query: str, count: int) -> tuple[float, ...]:
 
 def _ask(query: str) -> str:
     """What ``nvidia-smi`` says of the first card, or nothing."""
-    from sparkwright.process import run
+    from sparkwright.base.process import run
 
     program = shutil.which("nvidia-smi")
     if program is None:

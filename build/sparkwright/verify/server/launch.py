@@ -21,8 +21,6 @@ from sparkwright.verify.server.rules import check_compatible
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["BOOT_S", "start_server"]
-
 BOOT_S = 1800.0
 """For a boot: on GB10 tens of gigabytes are read, graphs captured and kernels tuned."""
 

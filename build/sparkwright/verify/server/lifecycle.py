@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from sparkwright.errors import ServerError, SparkwrightError
-from sparkwright.events import emit, warn
-from sparkwright.process import start
+from sparkwright.base.errors import ServerError, SparkwrightError
+from sparkwright.base.events import emit, warn
+from sparkwright.base.process import start
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.server.bootlog import error_lines, facts_from_metrics, read_boot_log
 from sparkwright.verify.server.evidence import Incident, keep_evidence
@@ -35,11 +35,9 @@ if TYPE_CHECKING:
     import aiohttp
     import psutil
 
-    from sparkwright.process import Running
+    from sparkwright.base.process import Running
     from sparkwright.verify.client.endpoint import Endpoint
     from sparkwright.verify.profile import Deadlines
-
-__all__ = ["Launch", "ServerFailedError", "ServerProcess"]
 
 _MARK = "SPARKWRIGHT_SERVER"
 _POLL_S = 0.25

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from msgspec import field
 
-from sparkwright.config import Model, load_toml
-from sparkwright.errors import ConfigError, UnknownNameError
+from sparkwright.base.config import Model, load_toml
+from sparkwright.base.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["TINY", "Recipe", "Runner", "load_recipe", "recipes", "serve_arguments", "variant"]
 
 FORMAT = 1
 TINY = "tiny:"  # begins what stands for a generated model: "tiny:target", "tiny:drafter"

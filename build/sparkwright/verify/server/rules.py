@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.errors import IncompatibleOptionsError
+from sparkwright.base.errors import IncompatibleOptionsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from sparkwright.verify.server.recipe import Recipe
-
-__all__ = ["RULES", "Options", "Rule", "check_compatible", "incompatibilities"]
 
 
 @dataclass(frozen=True)

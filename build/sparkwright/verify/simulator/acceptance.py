@@ -7,8 +7,6 @@ from typing import Final
 
 from sparkwright.verify.simulator.hashing import mix, unit
 
-__all__ = ["CATEGORIES", "accepted", "category_of", "table"]
-
 # Chance that the first drafted token is accepted, and by what each next one is less likely to be, given that
 # all before it were. With seven drafted tokens the mean acceptance lengths lie between 2.4 and 4.2, in the
 # order that published figures for this machine have.

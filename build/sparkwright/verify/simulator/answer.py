@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.request import Delta, Request
     from sparkwright.verify.simulator.settings import Settings
 
-__all__ = ["Answer", "usage_of"]
-
 _THOUGHTS = 24  # tokens of reasoning where there is a parser for it
 
 

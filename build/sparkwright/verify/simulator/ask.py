@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.simulator.settings import Settings
 
-__all__ = ["Ask", "AskError", "read_ask", "template"]
-
 _COMPLETION_TOKENS = 16  # what OpenAI's API generates when it is not told
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.memory import Memory
     from sparkwright.verify.simulator.settings import Settings
 
-__all__ = ["Line", "boot_lines", "capture_sizes", "captured_sizes", "failing_lines"]
-
 _GRAPH_MODE: Final = "FULL_AND_PIECEWISE"
 _LARGEST: Final = 512
 # Files and lines that the messages come from, by dialect.

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Holding", "Pool", "block_hash"]
-
 
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     """Hash of a full block: of its tokens and of all before it."""

@@ -6,8 +6,6 @@ import asyncio
 import time
 from typing import Final
 
-__all__ = ["Clock"]
-
 _MOST_LATE_S: Final = 0.5  # real seconds; a machine that is slower than this stretches simulated time
 
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from sparkwright.verify.simulator.request import Request
 
-__all__ = ["Counters", "Histogram"]
-
 _SHORT: Final = (
     0.001,
     0.005,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.request import Delta, Request
     from sparkwright.verify.simulator.settings import Settings
 
-__all__ = ["DEAD", "Driver"]
-
 DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 _REPORT_S: Final = 10.0  # between two lines of figures in the log
 _AT_ONCE: Final = 8  # deltas that go out before new requests are looked at: each of these waits so long

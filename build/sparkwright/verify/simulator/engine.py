@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.request import Delta, Request
     from sparkwright.verify.simulator.settings import Settings
 
-__all__ = ["Engine", "Step"]
-
 
 @dataclass(frozen=True)
 class Step:

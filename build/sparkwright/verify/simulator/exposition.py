@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.counters import Histogram
     from sparkwright.verify.simulator.engine import Engine
 
-__all__ = ["Life", "expose"]
-
 
 @dataclass(frozen=True)
 class Life:

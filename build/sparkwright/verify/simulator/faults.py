@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from sparkwright.errors import ConfigError, UnknownNameError
+from sparkwright.base.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-__all__ = ["FAULTS", "Fault", "Faults", "parse_faults"]
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.request import Delta
     from sparkwright.verify.simulator.settings import Settings
 
-__all__ = ["Generation", "make_request"]
-
 _HEAD: Final = 80
 _ENDLESS: Final = 1 << 40
 _LOOPS: Final = {"repeated-token": "!!!!", "one-token": " cobalt"}

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.faults import Faults
     from sparkwright.verify.simulator.request import Request
 
-__all__ = ["BLOCK_TABLE", "EngineDeadError", "Harm", "OutOfMemoryError"]
-
 BLOCK_TABLE = "RuntimeError: block_table must have shape (batch_size, max_num_blocks_per_seq)"
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from hashlib import blake2b
 
-__all__ = ["bell", "digest", "gumbel", "mix", "unit"]
-
 _MASK = (1 << 64) - 1
 
 

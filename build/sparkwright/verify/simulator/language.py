@@ -21,8 +21,6 @@ from sparkwright.verify.simulator.hashing import bell, digest, gumbel, mix, unit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["EOS", "Choice", "Sampling", "Speaker", "answer_to", "encode", "text_of"]
-
 # Token ids: single characters have their code points, the vocabulary's words follow, and all other pieces of
 # prompts have hashes. What is generated can always be spelled.
 EOS: Final = 0

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.process import companion
+from sparkwright.base.process import companion
 from sparkwright.verify.arrival import listen
 from sparkwright.verify.simulator.bootlog import boot_lines, failing_lines
 from sparkwright.verify.simulator.clock import Clock
@@ -23,10 +23,8 @@ from sparkwright.verify.simulator.truth import Truth
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from sparkwright.process import Companion
+    from sparkwright.base.process import Companion
     from sparkwright.verify.simulator.settings import Settings
-
-__all__ = ["listening", "serve"]
 
 _BACKLOG = 1024
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.bootlog import Line
     from sparkwright.verify.simulator.clock import Clock
 
-__all__ = ["Log"]
-
 
 class Log:
     """Writes to a file, or to the standard error stream."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.errors import SparkwrightError
+from sparkwright.base.errors import SparkwrightError
 from sparkwright.verify.simulator.faults import FAULTS, parse_faults
 from sparkwright.verify.simulator.life import serve
 from sparkwright.verify.simulator.memory import fitted
@@ -17,8 +17,6 @@ from sparkwright.verify.simulator.settings import VERSIONS, Costs, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = ["main"]
 
 _DEFAULTS = Settings()
 

@@ -10,8 +10,6 @@ from sparkwright.verify.simulator.settings import BLOCK
 if TYPE_CHECKING:
     from sparkwright.verify.simulator.settings import Settings
 
-__all__ = ["Memory", "fitted", "share_out"]
-
 _GIB: Final = 1 << 30
 _MOST_LEN: Final = 40_960
 _OTHER_GIB: Final = 3.42  # activations at their peak, and what is not torch's

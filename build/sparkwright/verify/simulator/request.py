@@ -11,8 +11,6 @@ from sparkwright.verify.simulator.settings import BLOCK
 if TYPE_CHECKING:
     from sparkwright.verify.simulator.language import Choice, Speaker
 
-__all__ = ["Delta", "Request", "Spans"]
-
 
 @dataclass(frozen=True)
 class Delta:

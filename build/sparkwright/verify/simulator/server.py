@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["Server"]
-
 _PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PAGE: Final = (
     "<!DOCTYPE html><html><head><title>Welcome</title></head><body><h1>It works.</h1></body></html>"

@@ -10,8 +10,6 @@ from sparkwright.verify.simulator.faults import Faults
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["BLOCK", "VERSIONS", "Costs", "Dialect", "Settings"]
-
 BLOCK = 16  # tokens in a block of the KV cache
 Dialect = Literal["0.24", "0.33"]
 VERSIONS: dict[Dialect, str] = {"0.24": "0.24.0", "0.33": "0.33.0"}

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.faults import Faults
     from sparkwright.verify.simulator.truth import Witness
 
-__all__ = ["CUTS", "StreamCut", "Wire"]
-
 CUTS: Final = ("cut-fin", "cut-close", "cut-reset", "cut-json", "error-in-band", "stall")
 _DONE: Final = b"[DONE]"
 

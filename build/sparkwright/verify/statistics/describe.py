@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     Values = NDArray[np.float64]
 
-__all__ = ["Interval", "Summary", "finite", "percentile", "summary"]
-
 LEAST_FOR_P99 = 100
 
 

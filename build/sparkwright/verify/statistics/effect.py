@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     Arm = Sequence[Sequence[Sequence[float]]]
     Boots = Sequence[Sequence[NDArray[np.float64]]]
 
-__all__ = ["Effect", "hierarchical_bootstrap_log_ratio"]
-
 RESAMPLES = 2000
 POWER = 0.8
 LEAST_BOOTS = 2

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["mcnemar", "one_sided_excess", "t_quantile"]
-
 SHUFFLES = 10_000
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ChangePoint", "Slope", "change_point", "empirical_logit", "theil_sen"]
-
 SHUFFLES = 2000
 LEAST_SEGMENT = 3
 LEAST_FOR_INTERVAL = 5

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.model import Sample
 
-__all__ = ["Window", "steady_window", "whole_run"]
-
 PLATEAU = 0.95
 
 

@@ -14,8 +14,6 @@ from sparkwright.verify.tiny.tokenizer import BEGIN, END, tokenizer, tokenizer_c
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["MAX_MODEL_LEN", "VOCABULARY", "write_tiny_models"]
-
 VOCABULARY = 8192
 MAX_MODEL_LEN = 65536
 _MASK_TOKEN = VOCABULARY - 1

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BEGIN", "END", "alphabet", "tokenizer", "tokenizer_config"]
-
 UNKNOWN, BEGIN, END = 0, 1, 2
 _SPECIAL = ("<unk>", "<s>", "</s>")
 _MASK = "<mask>"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 
-__all__ = ["boot_charts", "graph_memory"]
-
 
 def boot_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     """Memory by boot, if any boot said how it shared it out."""

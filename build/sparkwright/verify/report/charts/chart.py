@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from xml.etree.ElementTree import Element
 
-__all__ = ["CACHE_STYLES", "HALF", "WHOLE", "Chart"]
-
 CACHE_STYLES = {"cold": 3, "cached": 2}  # numbers of colour and shape, the same in all charts
 
 # Text in a drawing keeps its size only if the drawing is not scaled much: the style sheet shows the one of

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 
-__all__ = ["compare_charts"]
-
 # How the finding of a comparison calls its figures; what it does not know is a word.
 RATIO, LOW, HIGH = "speed over the baseline's", "low", "high"
 DETECTABLE = "smallest difference that would show %"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 
-__all__ = ["context_charts"]
-
 
 def context_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     """Acceptance and time to the first token by length, if long prompts were sent."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 
-__all__ = ["crash_charts"]
-
 
 def crash_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
     """The crash hunt's levels, if it ran."""

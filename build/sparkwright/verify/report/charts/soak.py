@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.report.figures import CellFigures, Moment
     from sparkwright.verify.run import Run
 
-__all__ = ["soak_charts"]
-
 ONSET = "onset s"  # how the soak's finding calls the moment when acceptance began to fall
 TITLE = "Prefix-cache soak over time"
 MEANING = (

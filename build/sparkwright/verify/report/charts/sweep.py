@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 
-__all__ = ["sweep_charts"]
-
 CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
 CONCURRENCY = "requests at a time (c)"
 

@@ -28,20 +28,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.report.drawing.scale import Axis
 
-__all__ = [
-    "BarPanel",
-    "Budget",
-    "Interval",
-    "Outcome",
-    "Panel",
-    "bar_panels",
-    "budgets",
-    "intervals",
-    "line_chart",
-    "outcomes",
-    "timeline",
-]
-
 _LEFT = 52.0
 
 

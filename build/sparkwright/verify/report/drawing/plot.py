@@ -14,22 +14,6 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.report.drawing.scale import Axis
 
-__all__ = [
-    "Box",
-    "Mark",
-    "Point",
-    "Rule",
-    "Series",
-    "axes",
-    "canvas",
-    "lines",
-    "marks",
-    "names",
-    "rules",
-    "short",
-    "wide",
-]
-
 FONT = 12.5
 LINE = 16.0
 _MANY, _TOO_MANY = 30, 150  # points of one line, beyond which their marks are small or left out

@@ -11,8 +11,6 @@ from sparkwright.verify.report.text import MINUS, number
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Axis", "linear", "log2", "log10", "minutes", "ratios"]
-
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _FINER = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 _SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)

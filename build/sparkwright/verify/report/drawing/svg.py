@@ -10,8 +10,6 @@ from sparkwright.verify.report.text import clean
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["MARKERS", "element", "group", "marker", "path_of", "text", "to_text"]
-
 
 def _value(value: float | str) -> str:
     """An attribute's value; a hundredth of a pixel is enough, and keeps files small and equal."""

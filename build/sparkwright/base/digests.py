@@ -1,0 +1,62 @@
+"""Canonical bytes and digests: what makes equal inputs have equal names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHUNK = 1 << 20
+
+
+def to_json(value: Any) -> bytes:
+    """*value* as JSON with sorted keys, no spaces and no escapes: one value, one spelling.
+
+    Strings that stand for bytes which are not UTF-8, such as some file names, are kept apart too.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode(errors="surrogatepass")
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of the canonical JSON of *value*, 64 hex digits."""
+    return sha256_bytes(to_json(value))
+
+
+def sha256_bytes(data: bytes) -> str:
+    """SHA-256 of *data*, 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_stream(stream: BinaryIO) -> str:
+    """SHA-256 of what is left in *stream*, 64 hex digits."""
+    digest = hashlib.sha256()
+    while chunk := stream.read(CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def copy_hashed(source: BinaryIO, target: BinaryIO, *, most: int | None = None) -> str:
+    """Copy what is left in *source* to *target*; SHA-256 of exactly the bytes that were written.
+
+    Args:
+        source: what to read.
+        target: where to.
+        most: bytes after which to stop, with as much as one chunk more written; all by default.
+    """
+    digest = hashlib.sha256()
+    done = 0
+    while (most is None or done <= most) and (chunk := source.read(CHUNK)):
+        target.write(chunk)
+        digest.update(chunk)
+        done += len(chunk)
+    return digest.hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of the file at *path*, 64 hex digits."""
+    with path.open("rb") as stream:
+        return sha256_stream(stream)

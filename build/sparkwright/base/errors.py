@@ -1,0 +1,258 @@
+"""Every failure that a user can see: what failed, because of what, what to do next.
+
+Each class has an exit code of its own, so that scripts can tell causes apart without
+reading text. ``docs/exit-codes.md`` is checked against this file by a test.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SparkwrightError(Exception):
+    """A failure with a cause and a next step.
+
+    Args:
+        what: what failed, as one clause without a full stop.
+        because: the cause, as far as it is known.
+        next_step: what the user can do about it.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, because: str = "", next_step: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.because = because
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        return f"{self.what}, because {self.because}" if self.because else self.what
+
+
+class ConfigError(SparkwrightError):
+    """A TOML file of ours does not say what its format asks for."""
+
+    exit_code = 10
+
+
+class NewerFormatError(ConfigError):
+    """A file was written by a newer sparkwright than this one."""
+
+    exit_code = 11
+
+
+class UnknownNameError(ConfigError):
+    """A carry, patchset or command argument names something that does not exist."""
+
+    exit_code = 12
+
+
+class DependencyOrderError(ConfigError):
+    """What carries require of each other is a cycle, missing, or out of order."""
+
+    exit_code = 13
+
+
+class ToolError(SparkwrightError):
+    """A program that we need is absent or too old."""
+
+    exit_code = 14
+
+
+class ProcessError(SparkwrightError):
+    """A program that we started failed in a way that nothing above it explains."""
+
+    exit_code = 15
+
+
+class EnvironmentSetupError(SparkwrightError):
+    """The Python environment for probes could not be made."""
+
+    exit_code = 16
+
+
+class FetchError(SparkwrightError):
+    """Something could not be fetched."""
+
+    exit_code = 20
+
+
+class DigestError(SparkwrightError):
+    """Bytes are not the bytes that the lock names."""
+
+    exit_code = 21
+
+
+class NotInStoreError(SparkwrightError):
+    """The network is off and the store does not hold what is needed."""
+
+    exit_code = 22
+
+
+class ArchiveError(SparkwrightError):
+    """An archive is damaged, or would write outside its folder."""
+
+    exit_code = 23
+
+
+class LockMismatchError(SparkwrightError):
+    """The lock and what the release itself says disagree."""
+
+    exit_code = 24
+
+
+class MovedHeadError(SparkwrightError):
+    """A pull request's head is not the commit that was pinned."""
+
+    exit_code = 25
+
+
+class RefError(SparkwrightError):
+    """A ref, commit id or repository address is not safe to hand to git."""
+
+    exit_code = 26
+
+
+class PatchError(SparkwrightError):
+    """A revision does not fit the blobs that it names, or reaches outside the tree."""
+
+    exit_code = 30
+
+
+class CarryConflictError(SparkwrightError):
+    """One or more carries could not be merged."""
+
+    exit_code = 31
+
+
+class ProofError(SparkwrightError):
+    """A probe could not run, or found the merged tree at fault."""
+
+    exit_code = 40
+
+
+class UnprovedError(SparkwrightError):
+    """A carry has no proof that it is needed and works."""
+
+    exit_code = 41
+
+
+class AbsorptionError(SparkwrightError):
+    """A carry that upstream seems to have was left out, and its defect is still in upstream's tree."""
+
+    exit_code = 42
+
+
+class UnreleasedError(SparkwrightError):
+    """A state of the patchset that has no revision yet was to be released."""
+
+    exit_code = 43
+
+
+class NativeInputsError(SparkwrightError):
+    """Upstream's binaries may not be used, because what they are compiled from changed."""
+
+    exit_code = 50
+
+
+class WheelError(SparkwrightError):
+    """A wheel is malformed, or cannot be put together."""
+
+    exit_code = 51
+
+
+class NativeBuildError(SparkwrightError):
+    """The kernels could not be configured or linked."""
+
+    exit_code = 52
+
+
+class CompileError(SparkwrightError):
+    """A compiler refused a unit of native code, or gave no object for it."""
+
+    exit_code = 53
+
+
+class MissingSourceError(SparkwrightError):
+    """A source that kernels are compiled from cannot be had, and native kernels were required."""
+
+    exit_code = 54
+
+
+class BinaryError(SparkwrightError):
+    """A compiled file is damaged, or is not of a kind that can be looked into."""
+
+    exit_code = 55
+
+
+class AuditError(SparkwrightError):
+    """A wheel failed its audit."""
+
+    exit_code = 60
+
+
+class PublishError(SparkwrightError):
+    """The index could not be written."""
+
+    exit_code = 61
+
+
+class StorageError(SparkwrightError):
+    """The disk is full, read-only or damaged."""
+
+    exit_code = 70
+
+
+class BusyError(SparkwrightError):
+    """Another run holds what this one needs."""
+
+    exit_code = 71
+
+
+class DamagedStoreError(StorageError):
+    """Files or records in the store are not what they were."""
+
+    exit_code = 72
+
+
+class LostFileError(StorageError):
+    """A file went out of the store between being found and being used."""
+
+    exit_code = 73
+
+
+class NotEnoughMemoryError(SparkwrightError):
+    """This machine has too little memory for what was asked."""
+
+    exit_code = 74
+
+
+class ServerError(SparkwrightError):
+    """The server under test could not be started, or ended by itself."""
+
+    exit_code = 80
+
+
+class IncompatibleOptionsError(SparkwrightError):
+    """A recipe asks for options that are known not to work together."""
+
+    exit_code = 81
+
+
+class EndpointError(SparkwrightError):
+    """What answers at the URL cannot be verified: wrong address, key, model or kind of server."""
+
+    exit_code = 82
+
+
+class VerdictError(SparkwrightError):
+    """Verification found that the server does not serve as it should."""
+
+    exit_code = 83
+
+
+class UndecidedError(SparkwrightError):
+    """Verification could not decide: too little was seen, or what was seen cannot be trusted."""
+
+    exit_code = 84

@@ -1,0 +1,128 @@
+"""The event log: rooms say what happens, consumers decide how it looks.
+
+Nothing below the command line prints. A room calls `emit` or opens a `task`; whoever
+subscribed (the terminal, the JSONL file, a test) gets each `Event` in order. Without a subscriber, as in
+a script or a notebook, warnings go to Python's log, which writes them to standard error by default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened.
+
+    Attributes:
+        kind: dotted name, such as ``task.started`` or ``merge.outcome``.
+        at: seconds since the epoch.
+        data: JSON-ready details.
+    """
+
+    kind: str
+    at: float
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The event as one line of JSON."""
+        return json.dumps({"at": round(self.at, 6), "kind": self.kind, **self.data}, default=str)
+
+
+_LOG = logging.getLogger("sparkwright")
+Sink = "Callable[[Event], None]"
+_sinks: ContextVar[tuple[Callable[[Event], None], ...]] = ContextVar("sinks", default=())
+
+
+def emit(kind: str, **data: Any) -> None:
+    """Tell every subscriber that *kind* happened."""
+    sinks = _sinks.get()
+    if sinks:
+        event = Event(kind, time.time(), data)
+        for sink in sinks:
+            sink(event)
+
+
+def warn(message: str, **data: Any) -> None:
+    """Tell the user something that does not stop the work but must not be missed."""
+    if _sinks.get():
+        emit("warning", message=message, **data)
+    else:
+        _LOG.warning("%s", message)
+
+
+@contextlib.contextmanager
+def subscribe(sink: Callable[[Event], None]) -> Iterator[None]:
+    """Send every event that is emitted inside the block to *sink* too."""
+    token = _sinks.set((*_sinks.get(), sink))
+    try:
+        yield
+    finally:
+        _sinks.reset(token)
+
+
+class Task:
+    """A piece of work with measurable progress; see `task`."""
+
+    def __init__(self, name: str, total: int | None, unit: str) -> None:
+        self.name, self.total, self.unit, self.done = name, total, unit, 0
+        self._last_emitted = 0.0
+
+    def advance(self, amount: int = 1, **details: Any) -> None:
+        """Record *amount* more units as done; subscribers hear of it ten times a second at most.
+
+        Args:
+            amount: how many more.
+            details: what else is to be said of the work, JSON-ready: ``left`` is for how many seconds it
+                will yet go on, if that is known better than from the share that is done; ``running`` are
+                its parts under way, each with ``name``, ``elapsed``, ``expected`` (seconds) and ``mib``.
+        """
+        self.done += amount
+        now = time.monotonic()
+        if now - self._last_emitted >= 0.1:  # noqa: PLR2004
+            self._last_emitted = now
+            emit("task.progress", name=self.name, done=self.done, total=self.total, unit=self.unit, **details)
+
+
+@contextlib.contextmanager
+def task(name: str, *, total: int | None = None, unit: str = "", done: int = 0) -> Iterator[Task]:
+    """Report the block as a task called *name* with *total* units, *done* of them already."""
+    started = time.monotonic()
+    this = Task(name, total, unit)
+    this.done = done
+    emit("task.started", name=name, total=total, unit=unit, done=done)
+    try:
+        yield this
+    except BaseException as error:
+        emit("task.failed", name=name, seconds=round(time.monotonic() - started, 3), error=repr(error))
+        raise
+    emit("task.finished", name=name, seconds=round(time.monotonic() - started, 3), done=this.done)
+
+
+class JsonlSink:
+    """Appends each event to a file as one line, flushed at once so that a kill loses nothing."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._stream: IO[str] = path.open("a", encoding="utf-8")
+        self.path = path
+
+    def __call__(self, event: Event) -> None:
+        """Write *event*; one `write` a line, so that lines of two processes never mix."""
+        if event.kind != "task.progress":
+            os.write(self._stream.fileno(), (event.to_json() + "\n").encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()

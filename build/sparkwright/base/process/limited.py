@@ -1,0 +1,102 @@
+"""Run a program within limits of time and memory, and leave no process of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess  # noqa: TID251
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.base.process.run import TAIL, Completed, log_end
+from sparkwright.base.process.session import kill_group, start_session
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a child may use: wall-clock seconds, resident MiB over its process tree."""
+
+    seconds: float
+    memory_mib: int
+
+
+class LimitsExceeded(Exception):  # noqa: N818 - an outcome for the caller to judge, not a user-facing error
+    """The child was killed because it passed one of its limits."""
+
+
+def run_limited(
+    argv: Sequence[str | Path],
+    *,
+    limits: Limits,
+    cwd: Path,
+    env: Mapping[str, str],
+    log: Path,
+    stop: threading.Event | None = None,
+) -> Completed:
+    """Run a program in a process group of its own, output to *log*, within *limits*.
+
+    Whatever happens, no process of the group is left behind.
+
+    Args:
+        argv: program and arguments.
+        limits: how much it may use.
+        cwd: its working folder.
+        env: its whole environment.
+        log: file that takes its output.
+        stop: when set, from another thread, the program is killed: being in a group of its own, it
+            hears nothing of a Ctrl-C.
+
+    Raises:
+        ToolError: the program does not exist, or may not be run.
+        LimitsExceeded: it was killed; the message says which limit it passed.
+    """
+    command = tuple(str(part) for part in argv)
+    started = time.monotonic()
+    with log.open("wb") as output:
+        child = start_session(command, command, cwd, env, output)
+        try:
+            _watch(child, limits, started, stop)
+        finally:
+            kill_group(child)
+    text = log.read_bytes()[-TAIL:].decode(errors="replace")
+    result = Completed(command, child.returncode, b"", text, time.monotonic() - started)
+    log_end(result, env)
+    return result
+
+
+def _watch(
+    child: subprocess.Popen[bytes], limits: Limits, started: float, stop: threading.Event | None
+) -> None:
+    while True:
+        try:
+            child.wait(timeout=0.1)
+        except subprocess.TimeoutExpired:
+            if stop is not None and stop.is_set():
+                raise LimitsExceeded("the run was interrupted") from None
+            if time.monotonic() - started > limits.seconds:
+                raise LimitsExceeded(f"it ran for more than {limits.seconds:g} s") from None
+            if (used := _resident_mib(child.pid)) > limits.memory_mib:
+                raise LimitsExceeded(f"it used {used} MiB of {limits.memory_mib} MiB of memory") from None
+        else:
+            return
+
+
+def _resident_mib(pid: int) -> int:
+    import psutil
+
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0
+    used = 0
+    for process in family:
+        # One that ended since it was listed uses nothing; the others still count.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used += process.memory_info().rss
+    return used >> 20

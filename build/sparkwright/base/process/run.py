@@ -1,0 +1,201 @@
+"""Run a program to its end, and log how it went.
+
+Arguments are always a list and never meet a shell. Each start is logged as an event with
+the *difference* of its environment only, which is what one needs to repeat it by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess  # noqa: TID251
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from sparkwright.base.errors import ProcessError, ToolError
+from sparkwright.base.events import emit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+TAIL = 4000
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A program that has ended.
+
+    Attributes:
+        argv: its argument list.
+        status: its exit status; negative is the signal that ended it.
+        stdout: what it wrote to standard output, raw.
+        stderr: what it wrote to standard error, decoded.
+        seconds: wall-clock time.
+    """
+
+    argv: tuple[str, ...]
+    status: int
+    stdout: bytes
+    stderr: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """Standard output, decoded and stripped."""
+        return self.stdout.decode(errors="replace").strip()
+
+
+def which(program: str, *, hint: str = "") -> str:
+    """The absolute path of *program*.
+
+    Raises:
+        ToolError: it is not installed.
+    """
+    found = shutil.which(program)
+    if found is None:
+        raise ToolError(f"the program {program!r} was not found", because="it is not on PATH", next_step=hint)
+    return found
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+    timeout: float | None = None,
+    accept: Sequence[int] = (0,),
+) -> Completed:
+    """Run a program to its end and capture its output.
+
+    Args:
+        argv: program and arguments.
+        cwd: its working folder.
+        env: its whole environment; `None` inherits ours.
+        stdin: what it reads; nothing by default.
+        timeout: seconds after which it is killed.
+        accept: exit statuses that are not errors.
+
+    Raises:
+        ToolError: the program does not exist, or may not be run.
+        ProcessError: it ended with another status, or ran out of time.
+    """
+    command = tuple(str(part) for part in argv)
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=env,
+            input=stdin if stdin is not None else b"",
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
+    except OSError as error:
+        raise not_started(command, error) from error
+    except subprocess.TimeoutExpired as error:
+        raise ProcessError(
+            f"{_title(command)} … did not end", because=f"it ran for more than {timeout:g} s"
+        ) from error
+    result = Completed(
+        command,
+        done.returncode,
+        done.stdout,
+        done.stderr.decode(errors="replace"),
+        time.monotonic() - started,
+    )
+    log_end(result, env)
+    _require(result, accept)
+    return result
+
+
+def stream(argv: Sequence[str | Path], *, accept: Sequence[int] = (0,)) -> Iterator[bytes]:
+    """Run a program and give its standard output in pieces of a MiB at most, while it runs.
+
+    For output that is too much to be held. A caller that stops reading ends the program.
+
+    Raises:
+        ToolError: the program does not exist, or may not be run.
+        ProcessError: it ended with a status that is not in *accept*.
+    """
+    command = tuple(str(part) for part in argv)
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as errors:
+        try:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+        except OSError as error:
+            raise not_started(command, error) from error
+        with child:
+            try:
+                while child.stdout is not None and (piece := child.stdout.read(_PIECE)):
+                    yield piece
+            except BaseException:
+                child.kill()
+                raise
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")
+    result = Completed(command, child.returncode, b"", said, time.monotonic() - started)
+    log_end(result, None)
+    _require(result, accept)
+
+
+def _require(result: Completed, accept: Sequence[int]) -> None:
+    if result.status not in accept:
+        raise ProcessError(
+            f"{_title(result.argv)} … failed with status {result.status}",
+            because=(result.stderr.strip() or result.text)[-TAIL:] or "it said nothing",
+        )
+
+
+def _title(command: tuple[str, ...]) -> str:
+    """The first words of *command*, without what is only configuration: ``git --git-dir X fetch``."""
+    pairs = zip(command, ("", *command), strict=False)
+    return shlex.join([word for word, before in pairs if "-c" not in {word, before}][:4])
+
+
+def not_started(command: tuple[str, ...], error: OSError) -> ToolError:
+    """Return the error to raise for a *command* that the system could not start."""
+    what = "was not found" if isinstance(error, FileNotFoundError) else "could not be started"
+    return ToolError(f"the program {command[0]!r} {what}", because=str(error))
+
+
+def log_end(result: Completed, env: Mapping[str, str] | None) -> None:
+    """Emit how a program ended, with the difference of its environment *env* from this process's."""
+    changed: dict[str, str | None] = {}
+    if env is not None:
+        changed |= {name: None for name in os.environ if name not in env}
+        new = {name: value for name, value in env.items() if os.environ.get(name) != value}
+        changed |= {name: "***" if name.endswith(("_KEY", "_TOKEN")) else new[name] for name in new}
+    emit(
+        "process.ended",
+        argv=shlex.join(result.argv),
+        env=changed,
+        status=result.status,
+        seconds=round(result.seconds, 4),
+    )
+
+
+Companion: TypeAlias = subprocess.Popen[bytes]
+
+
+def companion(argv: Sequence[str | Path]) -> Companion:
+    """Start a program in our own process group, and watch over nothing.
+
+    It reads from a pipe that ends when we do, and writes nowhere. For a server that has processes of its own;
+    whoever wants a program to end with us takes `start`.
+
+    Raises:
+        ToolError: the program does not exist, or may not be run.
+    """
+    command = tuple(str(part) for part in argv)
+    silent = subprocess.DEVNULL
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent)
+    except OSError as error:
+        raise not_started(command, error) from error

@@ -1,0 +1,217 @@
+"""Start a program in a session of its own, so that it and all that it starts can be watched and ended.
+
+The program stands behind ``guard.py``, which kills the whole group when this process dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shlex
+import shutil
+import signal
+import subprocess  # noqa: TID251
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from sparkwright.base.process.run import Completed, log_end, not_started
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    import psutil
+
+_DYING_S = 5.0
+
+
+def start_session(
+    argv: Sequence[str], command: tuple[str, ...], cwd: Path, env: Mapping[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start *argv* in a session of its own, all that it says going to *output*.
+
+    Raises:
+        ToolError: *command*, which is what the caller asked for, cannot be started.
+    """
+    try:
+        return subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise not_started(command, error) from error
+
+
+def kill_group(child: subprocess.Popen[bytes]) -> None:
+    """Kill the process group that *child* leads, and wait for *child*."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program that was under way ended.
+
+    Attributes:
+        status: its exit status; negative is the signal that ended it.
+        seconds: wall-clock time.
+        cpu_seconds: CPU time of it and of every descendant that was waited for.
+        peak_mib: most resident memory of any one of these processes.
+    """
+
+    status: int
+    seconds: float
+    cpu_seconds: float
+    peak_mib: int
+
+
+class Running:
+    """A program under way in a session of its own; see `start`."""
+
+    def __init__(self, child: subprocess.Popen[bytes], argv: tuple[str, ...], env: Mapping[str, str]) -> None:
+        self.argv, self.pid = argv, child.pid
+        self.started = time.monotonic()
+        self._child, self._env = child, env
+        self._ended: Ended | None = None
+
+    def poll(self) -> Ended | None:
+        """How it ended, or `None` while it runs; what it left behind in its group is killed."""
+        # Looked at without being reaped, so that its id still names its group and nothing else.
+        if self._ended is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            self._end()
+        return self._ended
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to the program, if it runs; its guard would kill the whole group on hearing it."""
+        import psutil
+
+        with _vanishing():
+            for program in psutil.Process(self.pid).children():
+                program.terminate()
+
+    def kill(self) -> Ended:
+        """Kill it with all of its group, unless it has ended; returns how it ended once all are gone."""
+        if self._ended is None:
+            self._end()
+            _wait_until_gone(self.pid)
+        return self._end()
+
+    def _end(self) -> Ended:
+        if self._ended is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            _, status, usage = os.wait4(self.pid, 0)
+            self._child.returncode = os.waitstatus_to_exitcode(status)
+            self._ended = Ended(
+                status=self._child.returncode,
+                seconds=time.monotonic() - self.started,
+                cpu_seconds=usage.ru_utime + usage.ru_stime,
+                peak_mib=usage.ru_maxrss >> 10,
+            )
+            log_end(Completed(self.argv, self._ended.status, b"", "", self._ended.seconds), self._env)
+        return self._ended
+
+
+def start(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    log: Path,
+    nice: int = 0,
+    oom_score_adj: int = 0,
+) -> Running:
+    """Start a program in a session of its own and return at once.
+
+    It reads nothing. It and all that it starts are killed when this process dies, however it dies, and also
+    when the *thread* that started it ends: so the kernel counts (prctl(2)).
+
+    Args:
+        argv: program and arguments.
+        cwd: its working folder.
+        env: its whole environment.
+        log: file that takes its output, below the command that gave it; what was there is replaced.
+        nice: by how much it is nicer than we are.
+        oom_score_adj: how much sooner than others it is killed when memory runs out, up to 1000.
+
+    Raises:
+        ToolError: the program does not exist, or may not be run.
+    """
+    command = tuple(str(part) for part in argv)
+    _check_startable(command, cwd, env)
+    guard = Path(__file__).with_name("guard.py")
+    guarded = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(guard),
+        *map(str, (os.getpid(), nice, oom_score_adj)),
+        *command,
+    ]
+    with log.open("wb") as output:
+        output.write(f"{shlex.join(command)}\n\n".encode(errors="surrogateescape"))
+        output.flush()
+        child = start_session(guarded, command, cwd, env, output)
+    return Running(child, command, dict(env))
+
+
+def _check_startable(command: tuple[str, ...], cwd: Path, env: Mapping[str, str]) -> None:
+    program = command[0]
+    place = str(cwd / program) if os.sep in program else program
+    if shutil.which(place, path=env.get("PATH", os.defpath)) is None:
+        number = errno.EACCES if os.sep in program and Path(place).exists() else errno.ENOENT
+        raise not_started(command, OSError(number, os.strerror(number), program))
+
+
+def resident_mib(sessions: Collection[int]) -> dict[int, int]:
+    """Resident memory, in MiB, of all processes of each of *sessions* (ids of `Running` programs).
+
+    The guard that leads a session does not count.
+    """
+    used = dict.fromkeys(sessions, 0)
+    for session, process in _members(used):
+        with _vanishing():
+            used[session] += process.memory_info().rss
+    return {session: size >> 20 for session, size in used.items()}
+
+
+def _wait_until_gone(session: int) -> None:
+    """Wait until nothing of *session* runs: killed processes may be busy in the kernel for a moment."""
+    import psutil
+
+    end = time.monotonic() + _DYING_S
+    while time.monotonic() < end:
+        alive = False
+        for _, process in _members([session]):
+            with _vanishing():
+                alive |= process.status() != psutil.STATUS_ZOMBIE
+        if not alive:
+            return
+        time.sleep(0.01)
+
+
+def _members(sessions: Collection[int]) -> Iterator[tuple[int, psutil.Process]]:
+    """Every process of *sessions* but their leaders, each with its session."""
+    import psutil
+
+    for pid in psutil.pids() if sessions else ():
+        with _vanishing():
+            session = os.getsid(pid)
+            if session in sessions and pid != session:
+                yield session, psutil.Process(pid)
+
+
+def _vanishing() -> contextlib.suppress:
+    """Pass over a process that ended since it was listed; the others still count."""
+    import psutil
+
+    return contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error)

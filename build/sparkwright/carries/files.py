@@ -1,0 +1,173 @@
+"""Writing ``carries/<name>/``, with tomlkit so that people's comments and order stay."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.carries import Carry, load_carry, parse_patch
+from sparkwright.carries.model import CARRY_FORMAT, NAME_PATTERN
+from sparkwright.store import remove_tree, storing, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.carries.pull import ResolvedPull
+    from sparkwright.lock import Lock
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a new carry says of itself; what nobody knows yet is said to be unknown."""
+
+    name: str
+    title: str
+    why: str
+    symptom: str = "Not described yet."
+    dies_when: str = "Not decided yet."
+    runner: str = "both"
+    requires: tuple[str, ...] = ()
+
+
+def create_own(root: Path, draft: Draft, lock: Lock, patch: bytes) -> Carry:
+    """Write a new carry of our own with one revision, against the pin.
+
+    Raises:
+        ConfigError: a carry of that name exists, or the draft is not valid.
+        PatchError: the patch is not one that we take.
+    """
+    parse_patch(patch, name=draft.name)
+    release = lock.release.version
+    revision = {"release": release, "sdist-sha256": lock.sdist.sha256, "patch": f"{release}.patch"}
+    tables = {**_common(draft, "own"), "revision": [revision]}
+    return _create(root, draft.name, tables, {revision["patch"]: patch})
+
+
+def create_pull(root: Path, draft: Draft, pull: ResolvedPull) -> Carry:
+    """Write a new carry that is a pull request, pinned by head and base.
+
+    Raises:
+        ConfigError: a carry of that name exists, or the draft is not valid.
+    """
+    upstream = {
+        "pull": pull.pin.number,
+        "author": pull.author,
+        "state": "open",
+        "relation": "this carry is that pull request",
+    }
+    pinned = {
+        "repository": pull.pin.repository,
+        "number": pull.pin.number,
+        "head": pull.pin.head,
+        "base": pull.pin.base,
+    }
+    tables = {**_common(draft, "pull"), "upstream": [upstream], "pull": pinned}
+    return _create(root, draft.name, tables, {})
+
+
+def _common(draft: Draft, kind: str) -> dict[str, Any]:
+    return {
+        "format": CARRY_FORMAT,
+        "name": draft.name,
+        "title": draft.title,
+        "kind": kind,
+        "scope": "runtime",
+        "runner": draft.runner,
+        "requires": list(draft.requires),
+        "why": f"{draft.why.strip()}\n",
+        "symptom": f"{draft.symptom.strip()}\n",
+        "dies-when": f"{draft.dies_when.strip()}\n",
+        "evidence": {"level": "claimed", "demonstrated": [], "claimed": ["Nothing was reproduced here yet."]},
+    }
+
+
+def _create(root: Path, name: str, tables: dict[str, Any], files: dict[str, bytes]) -> Carry:
+    """Write the folder of a carry; it appears whole and valid, or not at all."""
+    import tomlkit
+
+    if not re.match(NAME_PATTERN, name):
+        raise UnknownNameError(
+            f"{name!r} cannot be a carry's name",
+            because="it is also a folder's and takes lower-case letters, digits and single hyphens",
+            next_step="choose a name such as uma-clamp",
+        )
+    folder = root / name
+    if folder.exists():
+        raise ConfigError(
+            f"carry {name!r} cannot be made",
+            because=f"{folder} exists",
+            next_step=f"choose another name, or 'sparkwright carry refresh {name}'",
+        )
+    document = tomlkit.document()
+    for key, value in tables.items():
+        multiline = isinstance(value, str) and value.endswith("\n")
+        document[key] = tomlkit.string(value, multiline=True) if multiline else value
+    with storing(f"making carry {name}"):
+        root.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=root))
+        try:
+            (part / name).mkdir()
+            for file, data in files.items():
+                (part / name / file).write_bytes(data)
+            (part / name / "carry.toml").write_text(tomlkit.dumps(document), encoding="utf-8")
+            load_carry(part / name)
+            (part / name).rename(folder)
+        finally:
+            remove_tree(part)
+    return load_carry(folder)
+
+
+def add_revision(carry: Carry, lock: Lock, patch: bytes, *, stacked_on: Sequence[str] = ()) -> Carry:
+    """Record *patch* as the carry's revision against the pin, replacing one for the same release.
+
+    Args:
+        carry: the carry, one of our own.
+        lock: the pin.
+        patch: its change there.
+        stacked_on: carries whose change is part of what the patch was written against, in order.
+
+    Raises:
+        PatchError: the patch is not one that we take; nothing is written then.
+    """
+    import tomlkit
+
+    parse_patch(patch, name=carry.name)
+    release = lock.release.version
+    path = carry.folder / "carry.toml"
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    name = f"{release}.patch"
+    entry: dict[str, Any] = {"release": release, "sdist-sha256": lock.sdist.sha256, "patch": name}
+    entry |= {"stacked-on": list(stacked_on)} if stacked_on else {}
+    revisions: Any = document["revision"]
+    for existing in revisions:
+        if existing["release"] == release:
+            name = entry["patch"] = existing["patch"]
+            existing.update(entry)
+            if not stacked_on:
+                existing.pop("stacked-on", None)
+            break
+    else:
+        table = tomlkit.table()
+        table.update(entry)
+        revisions.append(table)
+    with storing(f"writing {carry.folder}"):
+        write_atomically(carry.folder / name, patch)
+        write_atomically(path, tomlkit.dumps(document).encode())
+    return load_carry(carry.folder)
+
+
+def repin(carry: Carry, pull: ResolvedPull) -> Carry:
+    """Pin the pull request of *carry* at what it is now."""
+    import tomlkit
+
+    path = carry.folder / "carry.toml"
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    table: Any = document["pull"]
+    table["head"], table["base"] = pull.pin.head, pull.pin.base
+    with storing(f"writing {carry.folder}"):
+        write_atomically(path, tomlkit.dumps(document).encode())
+    return load_carry(carry.folder)

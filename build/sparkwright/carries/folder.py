@@ -1,0 +1,191 @@
+"""A carry as it lies on disk: ``carries/<name>/`` with its TOML, patches and probe."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from sparkwright.base.config import load_toml, to_builtins
+from sparkwright.base.digests import digest_of, sha256_bytes
+from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.carries.model import CARRY_FORMAT, CarrySpec, Revision, Superseded
+from sparkwright.carries.patch import Patch, parse_patch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Carry:
+    """A carry and the folder that it was read from."""
+
+    spec: CarrySpec
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The carry's name, which is its folder's."""
+        return self.spec.name
+
+    def revision_for(self, version: str) -> Revision | None:
+        """The revision nearest to upstream *version*: the newest not after it, else the oldest."""
+        if not self.spec.revision:
+            return None
+        ordered = sorted(self.spec.revision, key=lambda revision: Version(revision.release))
+        before = [r for r in ordered if Version(r.release) <= Version(version)]
+        return before[-1] if before else ordered[0]
+
+    def superseded_in(self, version: str) -> Superseded | None:
+        """What supersedes the carry at upstream *version*, if anything does."""
+        for entry in self.spec.superseded:
+            if SpecifierSet(entry.releases).contains(version, prereleases=True):
+                return entry
+        return None
+
+    @cached_property
+    def _patches(self) -> dict[str, Patch]:
+        return {}
+
+    def patch(self, revision: Revision) -> Patch:
+        """The parsed patch of *revision*.
+
+        Raises:
+            ConfigError: the file is missing.
+            PatchError: it is not a patch that we accept.
+        """
+        if revision.patch not in self._patches:
+            text = self._patch_text(revision)
+            self._patches[revision.patch] = parse_patch(text, name=f"{self.name}/{revision.patch}")
+        return self._patches[revision.patch]
+
+    def _patch_text(self, revision: Revision) -> bytes:
+        path = self.folder / revision.patch
+        try:
+            return path.read_bytes()
+        except FileNotFoundError as error:
+            raise ConfigError(f"{path} could not be read", because="it does not exist") from error
+
+    def content_id(self, version: str) -> str:
+        """Digest of what the carry changes when merged onto *version*: not of its prose.
+
+        Raises:
+            ConfigError: its patch is missing.
+        """
+        if self.superseded_in(version) is not None:
+            return digest_of({"superseded": True})  # it changes nothing there
+        if self.spec.pull is not None:
+            return digest_of({"pull": to_builtins(self.spec.pull)})
+        revision = self.revision_for(version)
+        if revision is None:
+            raise ConfigError(f"carry {self.name} has no revision")
+        return digest_of(
+            {
+                **self._base_of(revision),
+                "patch": sha256_bytes(self._patch_text(revision)),
+                "stacked-on": list(revision.stacked_on),
+            }
+        )
+
+    def _base_of(self, revision: Revision) -> dict[str, str | None]:
+        """What names the base of *revision*."""
+        if self.spec.source is None:
+            return {"sdist": revision.sdist_sha256}
+        return {"source": self.spec.source, "ref": revision.source_ref}
+
+    @property
+    def probe_path(self) -> Path | None:
+        """The probe, if the carry has one."""
+        return None if self.spec.probe is None else self.folder / self.spec.probe.file
+
+    @property
+    def probe_helpers(self) -> tuple[Path, ...]:
+        """The modules that the probe may import besides."""
+        return (
+            () if self.spec.probe is None else tuple(self.folder / name for name in self.spec.probe.helpers)
+        )
+
+
+def load_carry(folder: Path) -> Carry:
+    """Read and validate the carry in *folder*.
+
+    Raises:
+        ConfigError: its files do not fit together.
+    """
+    path = folder / "carry.toml"
+    spec = load_toml(path, CarrySpec, newest_format=CARRY_FORMAT)
+    if problem := next(_problems(spec, folder), ""):
+        raise ConfigError(f"{path} does not fit together", because=problem)
+    return Carry(spec, folder)
+
+
+def _problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
+    """What is wrong with *spec* beyond what its types say."""
+    if spec.name != folder.name:
+        yield f"it is called {spec.name!r} in a folder called {folder.name!r}"
+    if (spec.kind == "pull") != (spec.pull is not None):
+        yield "a [pull] table and kind = 'pull' go together"
+    if (spec.kind == "own") != bool(spec.revision):
+        yield "kind = 'own' needs at least one [[revision]], and no other kind has any"
+    if spec.name in spec.requires:
+        yield "it requires itself"
+    if spec.source is not None and (spec.scope != "build" or spec.kind != "own"):
+        yield "a change to a dependency's source has scope = 'build' and kind = 'own'"
+    if spec.probe is not None:
+        for name in (spec.probe.file, *spec.probe.helpers):
+            if not (folder / name).is_file():
+                yield f"its probe {name!r} does not exist"
+    yield from _revision_problems(spec, folder)
+    try:
+        _ = [Version(revision.release) for revision in spec.revision]
+        _ = [SpecifierSet(entry.releases) for entry in spec.superseded]
+    except (InvalidVersion, InvalidSpecifier) as error:
+        yield str(error)
+
+
+def _revision_problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
+    releases = [revision.release for revision in spec.revision]
+    if len(set(releases)) != len(releases):
+        yield "two revisions name the same release"
+    for revision in spec.revision:
+        yield from _base_problems(spec, revision)
+        for name in sorted(set(revision.stacked_on) - set(spec.requires)):
+            yield f"revision {revision.release} is stacked on {name!r}, which it does not require"
+        if not (folder / revision.patch).is_file():
+            yield f"its patch {revision.patch!r} does not exist"
+
+
+def _base_problems(spec: CarrySpec, revision: Revision) -> Iterator[str]:
+    """What is wrong with how *revision* names its base."""
+    bases = {"sdist-sha256": revision.sdist_sha256, "source-ref": revision.source_ref}
+    wanted = "sdist-sha256" if spec.source is None else "source-ref"
+    if bases.pop(wanted) is None:
+        yield f"revision {revision.release} has no {wanted}, which names its base"
+    for name in (name for name, value in bases.items() if value is not None):
+        whose = "vLLM's own tree" if spec.source is None else spec.source
+        yield f"revision {revision.release} has {name}, but the carry changes {whose}"
+
+
+def load_carries(root: Path) -> dict[str, Carry]:
+    """Every carry under *root*, by name."""
+    if not root.is_dir():
+        return {}
+    return {
+        folder.name: load_carry(folder)
+        for folder in sorted(root.iterdir())
+        if (folder / "carry.toml").is_file()
+    }
+
+
+def unknown_name(kind: str, name: str, known: list[str]) -> UnknownNameError:
+    """An error for an unknown *name* that suggests the nearest one."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return UnknownNameError(
+        f"there is no {kind} called {name!r}",
+        next_step=f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}",
+    )

@@ -1,0 +1,153 @@
+"""The typed model of ``carry.toml``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from sparkwright.base.config import Model
+
+CARRY_FORMAT = 1
+NAME_PATTERN = "^[a-z][a-z0-9]*(-[a-z0-9]+)*\\Z"
+
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w.+-]*\Z")]
+Commit = Annotated[str, Meta(pattern="^[0-9a-f]{40}\\Z")]
+SourceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w-]*\Z")]
+SourceRef = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w.-]*\Z")]
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class Upstream(Model, frozen=True):
+    """An upstream pull request that a carry is related to.
+
+    Attributes:
+        pull: its number.
+        author: who proposed it.
+        state: what had become of it when it was last read.
+        relation: how ours relates to it, in words.
+        absorbs: whether merging it upstream makes the carry unnecessary. It has to be said: most are
+            about a part of what a carry does, and a carry left out by mistake is a defect that returns.
+    """
+
+    pull: int
+    author: Text
+    state: Literal["open", "closed", "merged"]
+    relation: Text
+    absorbs: bool = False
+
+
+class Superseded(Model, frozen=True):
+    """Releases in which upstream has an answer of its own.
+
+    Attributes:
+        releases: PEP 440 specifier.
+        by: what supersedes the carry there.
+        because: how that is known.
+    """
+
+    releases: Text
+    by: Text
+    because: Text
+
+
+class Evidence(Model, frozen=True):
+    """What is known, apart from what is only said.
+
+    Attributes:
+        level: the strongest place where the effect was shown by us.
+        demonstrated: what was shown.
+        claimed: what others report and nobody here has reproduced.
+    """
+
+    level: Literal["claimed", "cpu", "gpu", "gb10"]
+    demonstrated: tuple[Text, ...]
+    claimed: tuple[Text, ...]
+
+
+class Revision(Model, frozen=True):
+    """A carry's content, written against one exact base.
+
+    The base is a tree of upstream's own, named by `sdist_sha256`, or, for a carry that has a
+    `source`, that source's tree at `source_ref`. One of the two is given. The patch names the
+    blobs themselves, so neither is taken on trust.
+
+    Attributes:
+        release: the upstream release that it was written against; it puts revisions in order.
+        patch: name of the patch file in the carry's folder.
+        sdist_sha256: digest of that release's sdist, where the base blobs come from.
+        source_ref: the commit or tag of the carry's source that the release's lock names.
+        stacked_on: carries whose change is part of the base, in order.
+    """
+
+    release: Text
+    patch: FileName
+    sdist_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")] | None = None
+    source_ref: SourceRef | None = None
+    stacked_on: tuple[Name, ...] = ()
+
+
+class PullRequest(Model, frozen=True):
+    """An upstream pull request that is itself the content.
+
+    Attributes:
+        repository: git address.
+        number: the pull request's number there.
+        head: its pinned head commit.
+        base: the commit where it left upstream's main branch.
+    """
+
+    repository: Text
+    number: int
+    head: Commit
+    base: Commit
+
+
+class ProbeSpec(Model, frozen=True):
+    """How the carry's probe is run.
+
+    Attributes:
+        file: the probe, in the carry's folder.
+        helpers: modules in the carry's folder that the probe may import.
+        seconds: wall-clock limit of one run.
+        memory_mib: limit of resident memory of one run, in MiB.
+        triton: ``interpret`` runs Triton kernels on CPU tensors.
+        needs: what it wants from the outside, such as ``toolchain`` to run CMake with. Such a probe
+            runs without torch and may import ``buildkit``.
+        reads: patterns of files that its verdict hangs on besides those that the carry changes.
+    """
+
+    file: FileName
+    seconds: int
+    memory_mib: int
+    triton: Literal["off", "interpret"] = "off"
+    needs: tuple[Literal["toolchain"], ...] = ()
+    reads: tuple[Text, ...] = ()
+    helpers: tuple[FileName, ...] = ()
+
+
+class CarrySpec(Model, frozen=True):
+    """All of ``carry.toml``; ``docs/formats.md`` describes each key.
+
+    Attributes:
+        source: the lock's name of the dependency whose tree the carry changes; vLLM's own by default.
+    """
+
+    format: int
+    name: Name
+    title: Text
+    kind: Literal["own", "pull"]
+    scope: Literal["runtime", "build"]
+    runner: Literal["v1", "v2", "both", "none"]
+    requires: tuple[Name, ...]
+    why: Text
+    symptom: Text
+    dies_when: Text
+    evidence: Evidence
+    source: SourceName | None = None
+    upstream: tuple[Upstream, ...] = ()
+    superseded: tuple[Superseded, ...] = ()
+    revision: tuple[Revision, ...] = ()
+    pull: PullRequest | None = None
+    probe: ProbeSpec | None = None

@@ -1,0 +1,282 @@
+"""Patchsets and points: which carries, in which order, on which pin.
+
+A point's digest names everything that is made from it. It covers what decides the result
+(the pin's digests, each carry's content, the order) and no prose. Where kernels are compiled, it
+covers what they are compiled for and from; where they come from upstream's wheel, carries that
+change how they are compiled decide nothing and are left out.
+
+Digests have no order, so a patchset counts its revisions too: each belongs to one digest of the pin and
+all carries, and what differs from the newest one is a working state, which has no revision yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
+
+from sparkwright.base.config import Model, load_toml, parse_toml, to_builtins
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import ConfigError, DependencyOrderError
+from sparkwright.carries import Carry, load_carries
+from sparkwright.carries.folder import unknown_name
+from sparkwright.carries.model import Name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sparkwright.lock import Lock
+    from sparkwright.lock.native import NativePin
+
+PATCHSET_FORMAT = 1
+_NOT_COMPILED = "it changes how kernels are compiled; kernels come from upstream's wheel"
+
+
+class Released(Model, frozen=True):
+    """The newest revision of a patchset.
+
+    Attributes:
+        revision: its number; it becomes part of the wheel's version and orders builds of one release.
+        digest: `Point.content` of what it was given to.
+    """
+
+    revision: Annotated[int, Meta(ge=1)]
+    digest: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+
+
+class Patchset(Model, frozen=True):
+    """A ``patchsets/*.toml``.
+
+    Attributes:
+        format: version of the file's format.
+        name: its name; it becomes part of the wheel's version.
+        summary: what it is for, in one sentence.
+        carries: names of carries, in the order in which they are merged.
+        released: its newest revision; absent before the first.
+    """
+
+    format: int
+    name: Name
+    summary: Annotated[str, Meta(min_length=1)]
+    carries: tuple[Name, ...]
+    released: Released | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A pin and a patchset, resolved.
+
+    Attributes:
+        lock: the pin.
+        patchset: the patchset's name.
+        carries: its carries, in order.
+        arch: what kernels are compiled for, such as ``12.1a``; `None` where upstream's are taken.
+        released: the patchset's newest revision, whether this is it or not.
+    """
+
+    lock: Lock
+    patchset: str
+    carries: tuple[Carry, ...]
+    arch: str | None = None
+    released: Released | None = None
+
+    @cached_property
+    def left_out(self) -> dict[str, str]:
+        """Carries that decide nothing here, by name, and why."""
+        found: dict[str, str] = {}
+        for carry in self.carries if self.arch is None else ():
+            if carry.spec.scope == "build":
+                found[carry.name] = _NOT_COMPILED
+            elif missing := [name for name in carry.spec.requires if name in found]:
+                found[carry.name] = f"it requires {missing[0]}, which is left out"
+        return found
+
+    @property
+    def deciding(self) -> tuple[Carry, ...]:
+        """The carries that are not left out, in order."""
+        return tuple(carry for carry in self.carries if carry.name not in self.left_out)
+
+    @property
+    def foreign_card(self) -> str:
+        """What is compiled for, where that is not the lock's card: ``sm100a`` for ``10.0a``; mostly empty."""
+        if self.arch is None or self.lock.native is None or self.arch == self.lock.native.arch:
+            return ""
+        return "sm" + self.arch.replace(".", "")
+
+    @property
+    def revision(self) -> int:
+        """The patchset's revision that this is; 0 for a working state, which has none yet."""
+        if self.released is None or self.released.digest != self.content:
+            return 0
+        return self.released.revision
+
+    @cached_property
+    def content(self) -> str:
+        """Digest of the pin and all carries, the same whatever kernels are chosen; 64 hex digits."""
+        described = self._described(self.carries)
+        if self.lock.native is not None:
+            described["kernels"] = _compiled_from(self.lock.native)
+        return digest_of(described)
+
+    def describe(self) -> dict[str, Any]:
+        """What the digest covers, JSON-ready."""
+        described = self._described(self.deciding)
+        if self.arch is not None and self.lock.native is not None:
+            described["kernels"] = {"arch": self.arch, **_compiled_from(self.lock.native)}
+        return described
+
+    def _described(self, carries: Sequence[Carry]) -> dict[str, Any]:
+        release = self.lock.release
+        return {
+            "format": 1,
+            "pin": {
+                "version": release.version,
+                "commit": release.commit,
+                "sdist": self.lock.sdist.sha256,
+                "wheels": {platform: wheel.sha256 for platform, wheel in self.lock.wheels.items()},
+            },
+            "patchset": self.patchset,
+            "carries": [
+                {"name": carry.name, "content": carry.content_id(release.version)} for carry in carries
+            ],
+        }
+
+    @property
+    def digest(self) -> str:
+        """The point's name, 64 hex digits."""
+        return digest_of(self.describe())
+
+
+def _compiled_from(native: NativePin) -> dict[str, Any]:
+    """What kernels are compiled with and from; not what is expected of them or how long it takes."""
+    return {
+        "toolkit": digest_of(to_builtins(native.toolkit)),
+        "sources": {name: source.tree or source.ref for name, source in native.sources.items()},
+        "extensions": digest_of(to_builtins(native.extensions)),
+    }
+
+
+def load_patchset(folder: Path, name: str) -> Patchset:
+    """The patchset called *name* in *folder*.
+
+    Raises:
+        UnknownNameError: there is none.
+        ConfigError: it is malformed, or names a carry twice.
+    """
+    path = folder / f"{name}.toml"
+    known = sorted(found.stem for found in folder.glob("*.toml"))
+    if name not in known:
+        raise unknown_name("patchset", name, known)
+    patchset = load_toml(path, Patchset, newest_format=PATCHSET_FORMAT)
+    if patchset.name != name:
+        raise ConfigError(f"{path} does not fit together", because=f"it is called {patchset.name!r} inside")
+    if len(set(patchset.carries)) != len(patchset.carries):
+        raise ConfigError(f"{path} does not fit together", because="it names a carry twice")
+    return patchset
+
+
+def make_point(root: Path, lock: Lock, patchset: str, *, arch: str | None = None) -> Point:
+    """The point of *lock* and the patchset called *patchset*, from the checkout at *root*.
+
+    Args:
+        root: the checkout.
+        lock: the pin.
+        patchset: its name.
+        arch: what kernels are compiled for; `None` where upstream's are taken.
+
+    Raises:
+        UnknownNameError: the patchset, one of its carries or a carry's source does not exist.
+        DependencyOrderError: the carries' requirements do not hold.
+        ConfigError: kernels are to be compiled, and the lock does not say with what.
+    """
+    chosen = load_patchset(root / "patchsets", patchset)
+    known = load_carries(root / "carries")
+    for name in chosen.carries:
+        if name not in known:
+            raise unknown_name("carry", name, sorted(known))
+    carries = tuple(known[name] for name in chosen.carries)
+    check_order(carries, known)
+    sources = sorted({*lock.sources, *(lock.native.sources if lock.native else ())})
+    for carry in carries:
+        if carry.spec.source is not None and carry.spec.source not in sources:
+            raise unknown_name(f"source for carry {carry.name} in the lock", carry.spec.source, sources)
+    if arch is not None and lock.native is None:
+        raise ConfigError(
+            "kernels cannot be compiled for this pin",
+            because="upstream.lock has no [native], which says with what",
+            next_step="take upstream's: --kernels upstream",
+        )
+    return Point(lock, chosen.name, carries, arch, chosen.released)
+
+
+def with_next_revision(text: str, point: Point) -> str:
+    """A patchset's *text* whose newest revision is *point*; the same text if that is so already."""
+    import tomlkit
+
+    if point.revision:
+        return text
+    newest = Released(revision=1 + (point.released.revision if point.released else 0), digest=point.content)
+    document = tomlkit.parse(text)
+    if "released" not in document:
+        document["released"] = tomlkit.table()
+    document["released"].update(to_builtins(newest))
+    written = tomlkit.dumps(document)
+    read = parse_toml(
+        written.encode(), Patchset, newest_format=PATCHSET_FORMAT, name=f"{point.patchset}.toml"
+    )
+    if read.released != newest:
+        raise ConfigError(f"{point.patchset}.toml could not be rewritten", because="its layout is unusual")
+    return written
+
+
+def check_order(carries: Sequence[Carry], known: dict[str, Carry]) -> None:
+    """Check that every carry comes after what it requires.
+
+    Raises:
+        DependencyOrderError: requirements form a cycle, are not in the patchset, or come later.
+        UnknownNameError: a required carry does not exist.
+    """
+    _refuse_cycles(carries, known)
+    seen: set[str] = set()
+    names = {carry.name for carry in carries}
+    for carry in carries:
+        for required in carry.spec.requires:
+            if required not in names:
+                raise DependencyOrderError(
+                    f"carry {carry.name} cannot be used alone",
+                    because=f"it requires {required}",
+                    next_step=f"add {required!r} to the patchset, before {carry.name!r}",
+                )
+            if required not in seen:
+                raise DependencyOrderError(
+                    f"carry {carry.name} comes too early",
+                    because=f"{required}, which it requires, is listed later",
+                    next_step=f"move {required!r} before {carry.name!r} in the patchset",
+                )
+        seen.add(carry.name)
+
+
+def _refuse_cycles(carries: Sequence[Carry], known: dict[str, Carry]) -> None:
+    finished: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if name in path:
+            cycle = " → ".join((*path[path.index(name) :], name))
+            raise DependencyOrderError(
+                "carries require each other in a circle",
+                because=cycle,
+                next_step="take one of these requirements out of its carry.toml",
+            )
+        if name in finished:
+            return
+        if name not in known:
+            raise unknown_name("carry", name, sorted(known))
+        for required in known[name].spec.requires:
+            visit(required, (*path, name))
+        finished.add(name)
+
+    for carry in carries:
+        visit(carry.name, ())

@@ -1,0 +1,11 @@
+"""Plan, then apply: the steps from a point to a published wheel, each keyed by its inputs.
+
+`job` is what is asked for and what is known so far, `steps` are the steps one after another, `run`
+plans them or carries them out. A step whose key the store knows is not done again.
+"""
+
+from sparkwright.pipeline.checkout import Checkout, open_checkout
+from sparkwright.pipeline.job import Job, Options
+from sparkwright.pipeline.run import PlannedStep, apply, plan
+
+__all__ = ["Checkout", "Job", "Options", "PlannedStep", "apply", "open_checkout", "plan"]

@@ -1,0 +1,121 @@
+"""What probes of how kernels are compiled are given: a toolchain, and the sources that CMake asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkwright.lock import Lock
+    from sparkwright.lock.native import NativePin
+    from sparkwright.upstream import Access
+
+# Part of the key: raised when what a probe is told changes its meaning.
+_RULES = 1
+
+
+@dataclass(frozen=True)
+class ToolchainFacility:
+    """The toolchain that kernels are compiled with, ready for CMake; see `sparkwright.probe.facility`.
+
+    Attributes:
+        lock: the pin with its ``[native]`` tables.
+        platform: machine of the host code.
+        access: where packages and sources come from and go to.
+        system: folder of an installed CUDA toolkit, where one was asked for.
+    """
+
+    lock: Lock
+    platform: str
+    access: Access
+    system: Path | None = None
+    _versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def _native(self) -> NativePin:
+        if self.lock.native is None:
+            raise ConfigError(
+                "there is no toolchain",
+                because="upstream.lock has no [native], which says what it is",
+                next_step="take upstream's kernels: --kernels upstream",
+            )
+        return self.lock.native
+
+    @property
+    def key(self) -> str:
+        """Digest of what CMake's answers hang on besides the trees: CUDA's version, torch's, the sources."""
+        native = self._native
+        return digest_of(
+            {
+                "rules": _RULES,
+                "cuda": native.toolkit.cuda,
+                "torch": self.lock.release.torch,
+                "sources": {name: pin.ref for name, pin in native.sources.items()},
+            }
+        )
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What upstream's CMake project consists of."""
+        from sparkwright.native.workspace import CMAKE_INPUTS
+
+        return CMAKE_INPUTS
+
+    def describe(self) -> Mapping[str, Any]:
+        """How CMake is run; the toolchain is fetched and laid out where it is not yet.
+
+        Raises:
+            SparkwrightError: a compiler is missing, or a package cannot be had.
+        """
+        from sparkwright.native.configure import TOOLCHAIN_FILE, configure_command
+        from sparkwright.native.model import WORK, Target
+        from sparkwright.native.toolchain import configure_environment, prepare_toolchain, toolchain_file
+
+        target = Target(self.platform, self._native.arch)
+        chain = prepare_toolchain(self.lock, target, self.access, system=self.system)
+        work = Path(WORK)
+        self._versions.update(cuda=self._native.toolkit.cuda, **_named(chain.parts, "cmake", "torch"))
+        return {
+            "arch": target.arch,
+            "argv": configure_command(chain, WORK),
+            "environment": configure_environment(chain, target, work, self.lock),
+            "files": {f"build/{TOOLCHAIN_FILE}": toolchain_file(chain, target, work)},
+            "links": {
+                "cuda": str(chain.cuda),
+                "torch": str(chain.torch),
+                "python": str(chain.python_include),
+                **self._sources(),
+            },
+        }
+
+    def _sources(self) -> dict[str, str]:
+        """Dependencies' sources by their place in a build, as they are in the store.
+
+        What stands in for one does for configuring, so the network is not asked. One that is mounted in
+        another is left out: configuring looks at none of its headers.
+        """
+        from sparkwright.native.sources import gather_sources
+        from sparkwright.probe import tree_folder
+
+        store, repository = self.access.store, self.access.repository
+        at_hand = replace(self.access, settings=replace(self.access.settings, offline=True))
+        own = [name for name, pin in self._native.sources.items() if not pin.mount]
+        found = gather_sources(self.lock, at_hand, wanted=own)
+        return {
+            f"deps/{name}": str(tree_folder(store, repository, source.tree, under=""))
+            for name, source in found.items()
+        }
+
+    def versions(self) -> Mapping[str, str]:
+        """Versions for a proof's record."""
+        return self._versions
+
+
+def _named(parts: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: parts[name] for name in names if name in parts}
