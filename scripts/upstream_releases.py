@@ -13,7 +13,7 @@ from pathlib import Path
 from sparkwright.git import open_repository
 from sparkwright.merge import merge_patchset
 from sparkwright.native.sources import gather_sources
-from sparkwright.pipeline import Job, Options, open_checkout
+from sparkwright.pipeline import BuildOptions, Job, open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
 
@@ -51,7 +51,7 @@ def merged(releases: list[str]) -> list[dict[str, str]]:
     point = checkout.point(PATCHSET, arch=lock.native.arch if lock.native else None)
     wanted = sorted({carry.spec.source for carry in point.carries if carry.spec.source is not None})
     gather_sources(lock, access, wanted=wanted)
-    options = Options(platform="aarch64", source="index", out=ROOT / "dist")
+    options = BuildOptions(platform="aarch64", source="index", out=ROOT / "dist")
     job = Job(checkout, point, options, store, repository, open_source("index", access))
     try:
         reports = [

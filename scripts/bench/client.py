@@ -131,7 +131,7 @@ async def other_floor(other: Any, level: int, endpoint: Endpoint, place: Path, t
             for _ in range(level):
                 group.create_task(client())
                 await asyncio.sleep(0.25 / level)
-    known: dict[str, calibrate.Truth] = {}
+    known: dict[str, calibrate.CalibrationTruth] = {}
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(10):
             while not {sample.request for sample in samples} <= known.keys():

@@ -25,7 +25,7 @@ from sparkwright.git import check_out, open_repository
 from sparkwright.git.repository import git_environment
 from sparkwright.merge import MergeRequest, landing, merge_patchset
 from sparkwright.merge.prepare import prepare
-from sparkwright.pipeline import Job, Options, open_checkout
+from sparkwright.pipeline import BuildOptions, Job, open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
 
@@ -39,7 +39,7 @@ def make_job(source: str) -> Job:
     store = open_store()
     repository = open_repository(store.git)
     opened = open_source(source, Access(store, repository, read_settings()))
-    options = Options(platform="aarch64", source=source, out=checkout.root / "dist")
+    options = BuildOptions(platform="aarch64", source=source, out=checkout.root / "dist")
     return Job(checkout, checkout.point("spark"), options, store, repository, opened)
 
 

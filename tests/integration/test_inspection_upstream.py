@@ -20,7 +20,7 @@ from sparkwright.probe import prepare_environment
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, fetch_artifact, read_settings
 from sparkwright.wheel import Expectation, NativeExpectation, audit, plan_slim, python_members
-from sparkwright.wheel.insides import look_into
+from sparkwright.wheel.binaries import inspect_binary
 from sparkwright.wheel.source import open_source
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_the_locks_list_of_unneeded_binaries_is_complete(lock: Lock, access: Acc
     inspector = inspector_of(lock.native, access)
     with open_source(stock) as upstream:
         looks = {
-            member: look_into(upstream.archive, member, upstream.listed[member].sha256, inspector)
+            member: inspect_binary(upstream.archive, member, upstream.listed[member].sha256, inspector)
             for member in upstream.binaries()
         }
         binaries = {member: classify(one.device, "12.1a") for member, one in looks.items()}

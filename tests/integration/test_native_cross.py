@@ -26,8 +26,8 @@ from sparkwright.native.inspection import (
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import prepare_toolchain
-from sparkwright.pipeline import Job, Options, open_checkout
-from sparkwright.pipeline.job import Known
+from sparkwright.pipeline import BuildOptions, Job, open_checkout
+from sparkwright.pipeline.job import BuildState
 from sparkwright.pipeline.kernels import inputs_of
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
@@ -59,7 +59,7 @@ def job():
     checkout, store = open_checkout(ROOT), open_store()
     repository = open_repository(store.git)
     access = Access(store, repository, read_settings())
-    options = Options(platform=TARGET.machine, source="index", out=ROOT / "dist")
+    options = BuildOptions(platform=TARGET.machine, source="index", out=ROOT / "dist")
     point = checkout.point("spark", arch=TARGET.arch)
     yield Job(checkout, point, options, store, repository, open_source("index", access))
     repository.close()
@@ -69,7 +69,7 @@ def job():
 def inputs(job):
     """What a build of the patchset compiles: the merged tree, sources as far as they can be had."""
     lock = job.point.lock
-    known = Known(sources=gather_sources(lock, job.access))
+    known = BuildState(sources=gather_sources(lock, job.access))
     known.report = merge_patchset(job.repository, job.merge_request(job.pristine, lock.release.version))
     known.toolchain = prepare_toolchain(lock, job.target, job.access)
     return inputs_of(job, known)

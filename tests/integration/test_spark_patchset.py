@@ -20,9 +20,9 @@ from sparkwright.merge import (
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
-from sparkwright.pipeline import Job, Options, open_checkout
-from sparkwright.pipeline.facility import ToolchainFacility
-from sparkwright.probe import Verdict, read_proof
+from sparkwright.pipeline import BuildOptions, Job, open_checkout
+from sparkwright.pipeline.toolchain_resource import ToolchainFacility
+from sparkwright.probe import ProbeVerdict, read_proof
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
 
@@ -69,7 +69,7 @@ def job():
     yield Job(
         checkout,
         checkout.point("spark", arch=lock.native.arch),
-        Options(platform="aarch64", source="index", out=ROOT / "dist"),
+        BuildOptions(platform="aarch64", source="index", out=ROOT / "dist"),
         store,
         repository,
         open_source("index", access),
@@ -157,7 +157,7 @@ def require_proof(job, carry, report, *, anew=False):
     paths = report.outcome(carry.name).paths
     prover = job.prover(report)
     proof = (None if anew else prover.find(carry, paths)) or prover.prove(carry, paths)
-    assert proof.verdict is Verdict.PROVED, f"{proof.pristine}\n{proof.merged}"
+    assert proof.verdict is ProbeVerdict.PROVED, f"{proof.pristine}\n{proof.merged}"
 
 
 @pytest.mark.parametrize("part", PREFIXES, ids=last_of)
@@ -207,7 +207,7 @@ def test_every_recorded_proof_is_of_what_is_merged_now(job, merged, carry):
     skip_what_cannot_be_proved(job, carry)
     recorded = read_proof(carry.folder)
     assert recorded is not None
-    assert recorded.verdict is Verdict.PROVED
+    assert recorded.verdict is ProbeVerdict.PROVED
     assert job.prover(merged).find(carry, merged.outcome(carry.name).paths) == recorded
 
 
@@ -216,7 +216,7 @@ def test_every_recorded_proof_is_of_what_is_merged_now(job, merged, carry):
 def test_every_carry_is_proved_anew_and_as_recorded(job, merged, carry):
     skip_what_cannot_be_proved(job, carry)
     proof = job.prover(merged).prove(carry, merged.outcome(carry.name).paths)
-    assert proof.verdict is Verdict.PROVED, f"{proof.pristine}\n{proof.merged}"
+    assert proof.verdict is ProbeVerdict.PROVED, f"{proof.pristine}\n{proof.merged}"
     recorded = read_proof(carry.folder)
     assert recorded is not None
-    assert (recorded.key, recorded.verdict) == (proof.key, Verdict.PROVED)
+    assert (recorded.key, recorded.verdict) == (proof.key, ProbeVerdict.PROVED)

@@ -26,7 +26,7 @@ from sparkwright.verify.simulator import FAULTS, Settings, parse_faults
 from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.life import listening
 from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.truth import Truth
+from sparkwright.verify.simulator.truth import RequestTruth
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -45,7 +45,7 @@ async def simulated(folder: Path, *faults: str, **options: Any) -> AsyncIterator
     settings = Settings(
         speed=SPEED, engine=False, faults=parse_faults(faults), truth=folder / "truth.jsonl", **options
     )
-    clock, truth = Clock(SPEED), Truth(settings.truth)
+    clock, truth = Clock(SPEED), RequestTruth(settings.truth)
     log = Log(folder / "log", clock, settings.dialect, (os.getpid(), os.getpid()))
     try:
         async with listening(settings, clock, log, truth) as (_, url):

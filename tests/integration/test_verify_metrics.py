@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
     from typing import Any
 
-    from sparkwright.verify.model import Observation, Snapshot
+    from sparkwright.verify.model import MetricsSnapshot, Observation
 
 DEADLINES = Deadlines(quiesce_s=60)
 SPEED = 20.0
@@ -71,9 +71,11 @@ async def serving(*answers: str | web.Response) -> AsyncIterator[tuple[Address, 
 
 
 def ask(
-    function: Callable[..., Coroutine[Any, Any, Snapshot]], answers: Sequence[str | web.Response], *more: Any
-) -> tuple[Snapshot, list[str]]:
-    async def run() -> tuple[Snapshot, list[str]]:
+    function: Callable[..., Coroutine[Any, Any, MetricsSnapshot]],
+    answers: Sequence[str | web.Response],
+    *more: Any,
+) -> tuple[MetricsSnapshot, list[str]]:
+    async def run() -> tuple[MetricsSnapshot, list[str]]:
         async with serving(*answers) as (address, accepted), aiohttp.ClientSession() as session:
             return await function(session, address, *more), accepted
 

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from sparkwright.native.compile import CompileJob
-from sparkwright.native.machine import Pressure, Snapshot
+from sparkwright.native.machine import MachineSnapshot, Pressure
 from sparkwright.native.model import Cost
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ KILLED = (
 )
 """What nvcc does when a compiler that it started is killed."""
 
-ROOMY = Snapshot(cores=4, total_mib=65536, available_mib=60000, pressure=Pressure())
+ROOMY = MachineSnapshot(cores=4, total_mib=65536, available_mib=60000, pressure=Pressure())
 
 
 def until(path: Path, then: str = "") -> str:

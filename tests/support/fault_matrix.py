@@ -16,10 +16,10 @@ from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.verify import profiles, setup
 from sparkwright.verify.client.calibrate import simulator
 from sparkwright.verify.model import Verdict
+from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.profile import Deadlines, Profile
 from sparkwright.verify.run import worst
 from sparkwright.verify.suite import run_suite
-from sparkwright.verify.wish import Wish
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,11 +142,11 @@ async def _run(case: Case, profile: Profile, folder: Path) -> tuple[Finding, ...
     if case.check == "endpoint":
         async with simulator(folder, "--fault", case.fault) as endpoint:
             suite, manifest = await setup.prepare(
-                Wish(profile=profile.name, url=endpoint.url), folder / "run"
+                VerifyOptions(profile=profile.name, url=endpoint.url), folder / "run"
             )
             return await run_suite(suite, folder / "run", manifest)
     faults = (case.fault,) if case.fault else ()
-    wish = Wish(profile=profile.name, simulator=True, faults=faults, **case.wish)
+    wish = VerifyOptions(profile=profile.name, simulator=True, faults=faults, **case.wish)
     suite, manifest = await setup.prepare(wish, folder)
     return await run_suite(suite, folder, manifest)
 

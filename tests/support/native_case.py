@@ -15,7 +15,7 @@ from sparkwright.native.inspection import Inspector, Surroundings, honest_platfo
 from sparkwright.native.model import Extension, Target
 from sparkwright.store import open_store
 from sparkwright.wheel import AssemblyPlan, BinarySource, Expectation, assemble, audit, parse_name
-from sparkwright.wheel.insides import NativeExpectation
+from sparkwright.wheel.binaries import NativeExpectation
 from sparkwright.wheel.kernels import KERNELS, LeftOut, kernels_record
 
 if TYPE_CHECKING:

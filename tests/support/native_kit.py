@@ -15,7 +15,7 @@ import msgspec
 import tomlkit
 
 from sparkwright.base.config import to_builtins
-from sparkwright.git import Entry, blob_id, tree_id
+from sparkwright.git import TreeEntry, blob_id, tree_id
 from sparkwright.lock.native import ExtensionSpec, NativePin, Package, SourcePin, Toolkit
 from sparkwright.native.host import this_machine
 
@@ -64,7 +64,7 @@ def tree_of(files: Mapping[str, Member | bytes | str]) -> str:
     """The git id of the tree of *files*."""
     members = {path: as_member(content) for path, content in files.items()}
     modes = {path: "100755" if member.mode & 0o100 else "100644" for path, member in members.items()}
-    return tree_id({path: Entry(modes[path], blob_id(member.data)) for path, member in members.items()})
+    return tree_id({path: TreeEntry(modes[path], blob_id(member.data)) for path, member in members.items()})
 
 
 def offer(index: Index, filename: str, data: bytes, **changes: object) -> Package:

@@ -16,9 +16,9 @@ from sparkwright.verify.model import (
     Finding,
     HostSample,
     Load,
+    MetricsSnapshot,
     Observation,
     Prompt,
-    Snapshot,
     Verdict,
 )
 from sparkwright.verify.run import Run
@@ -174,7 +174,7 @@ class Soak:
         self.counters["queries"] += 4000
         self.counters["hits"] += 4000 * max(0.0, self.hits + self.rng.normal(0, 0.03)) * (self.now_s > 90)
 
-    def snapshot(self, **changes: Any) -> Snapshot:
+    def snapshot(self, **changes: Any) -> MetricsSnapshot:
         seen = self.counters
         values: dict[str, Any] = {
             "at": round((6000 + self.now_s) * 1e9),
@@ -188,7 +188,7 @@ class Soak:
             "kv_usage": self.rng.uniform(0.28, 0.36),
             "start_s": 1.7e9,
         }
-        return Snapshot(**{**values, **changes})
+        return MetricsSnapshot(**{**values, **changes})
 
 
 def _one(category: str) -> Cell:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from sparkwright.verify.simulator import Costs, Settings, parse_faults
+from sparkwright.verify.simulator import Settings, StepCosts, parse_faults
 from sparkwright.verify.simulator.ask import read_ask
 from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.engine import Engine
 from sparkwright.verify.simulator.generate import make_request
 from sparkwright.verify.simulator.life import listening
 from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.truth import Truth
+from sparkwright.verify.simulator.truth import RequestTruth
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.driver import Driver
     from sparkwright.verify.simulator.request import Request
 
-QUICK = Costs(base=20, request=1, context=0, prefill=0.01)
+QUICK = StepCosts(base=20, request=1, context=0, prefill=0.01)
 
 
 def settings(*faults: str, **changes: Any) -> Settings:
@@ -135,7 +135,7 @@ async def served(folder: Path, *faults: str, **changes: Any) -> AsyncIterator[Se
     told = settings(*faults, **({"speed": 100.0, "engine": False} | changes))
     log, truth = folder / "log", folder / "truth.jsonl"
     clock = Clock(told.speed)
-    writer, witness = Log(log, clock, told.dialect, (1, 2)), Truth(truth)
+    writer, witness = Log(log, clock, told.dialect, (1, 2)), RequestTruth(truth)
     try:
         async with (
             listening(told, clock, writer, witness) as (driver, url),

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.git import blob_id
-from sparkwright.native.covered import Reader
 from sparkwright.native.model import WORK, Cost, Toolchain, Unit
+from sparkwright.native.toolchain_paths import Reader
 from sparkwright.native.units import UnitFiles, find_object, record_object
 
 if TYPE_CHECKING:

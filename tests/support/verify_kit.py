@@ -20,13 +20,13 @@ from sparkwright.verify.model import (
     BootFacts,
     Cell,
     Chunk,
-    Failure,
     FailureKind,
     Finding,
+    MetricsSnapshot,
     Observation,
     Prompt,
+    RequestFailure,
     Sample,
-    Snapshot,
     Verdict,
 )
 from sparkwright.verify.profile import Profile
@@ -173,7 +173,7 @@ class Server:
         self.counters = {"drafts": 0.0, "draft_tokens": 0.0, "accepted": 0.0, "positions": np.zeros(self.k)}
         self.counters |= {"generated": 0.0, "prompt": 0.0, "requests": 0.0, "queries": 0.0, "hits": 0.0}
 
-    def snapshot(self, **changes: Any) -> Snapshot:
+    def snapshot(self, **changes: Any) -> MetricsSnapshot:
         seen = self.counters
         values: dict[str, Any] = {
             "at": round(self.now / self.speed),
@@ -195,7 +195,7 @@ class Server:
                 "accepted": seen["accepted"],
                 "accepted_per_position": tuple(seen["positions"].tolist()),
             }
-        return Snapshot(**{**values, **changes})
+        return MetricsSnapshot(**{**values, **changes})
 
     def measure(self, cell: Cell) -> Observation:
         """Everything seen while *cell* was measured."""
@@ -346,7 +346,7 @@ def failing(
     return msgspec.structs.replace(
         observation,
         samples=tuple(
-            msgspec.structs.replace(sample, failure=Failure(kind=kind, detail=detail, status=status))
+            msgspec.structs.replace(sample, failure=RequestFailure(kind=kind, detail=detail, status=status))
             if sample.prompt in chosen
             else sample
             for sample in observation.samples

@@ -17,9 +17,9 @@ from kit import Content, make_tree, small_disk
 import sparkwright
 from sparkwright.base.errors import ProcessError, RefError, ToolError
 from sparkwright.git import (
-    Entry,
     FileEntry,
     Repository,
+    TreeEntry,
     blob_id,
     check_out,
     import_files,
@@ -186,7 +186,7 @@ def test_the_fixed_identity_gives_this_commit(repository: Repository) -> None:
 
 def test_every_path_mode_and_byte_goes_in_and_comes_out(repository: Repository, tmp_path: Path) -> None:
     tree = import_files(repository, FILES.items())
-    expected = {path: Entry(file.mode, blob_id(file.data)) for path, file in FILES.items()}
+    expected = {path: TreeEntry(file.mode, blob_id(file.data)) for path, file in FILES.items()}
     assert repository.files(tree) == expected
     listed = repository.command("ls-tree", "-r", "-z", "--name-only", "--full-tree", tree).stdout
     assert sorted(os.fsdecode(name) for name in listed.split(b"\0") if name) == sorted(FILES)
@@ -235,8 +235,8 @@ def test_a_changed_tree_is_the_one_that_git_would_write(repository: Repository) 
     assert edited == make_tree(repository, after)
     assert repository.changed(tree, edited).keys() == changes.keys()
     assert repository.changed(tree, tree) == {}
-    assert repository.changed(tree, edited)["a"] == (Entry("100644", blob_id(b"1")), None)
-    assert repository.changed(tree, edited)["j/k/l"] == (None, Entry("100755", blob_id(b"n")))
+    assert repository.changed(tree, edited)["a"] == (TreeEntry("100644", blob_id(b"1")), None)
+    assert repository.changed(tree, edited)["j/k/l"] == (None, TreeEntry("100755", blob_id(b"n")))
     assert repository.command("for-each-ref").text == ""
 
 

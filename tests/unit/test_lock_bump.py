@@ -11,7 +11,7 @@ from small_release import COMMIT, artifact, make_release, make_sdist, sdist_file
 
 from sparkwright.base.config import parse_toml
 from sparkwright.base.errors import ConfigError, LockMismatchError
-from sparkwright.lock import LOCK_FORMAT, Evidence, Lock
+from sparkwright.lock import LOCK_FORMAT, Lock, ReleaseEvidence
 from sparkwright.lock.bump import rewrite, successor
 from sparkwright.lock.statements import is_evidence
 
@@ -59,11 +59,11 @@ override = "QUACK_SRC_DIR"
 NEXT = "fedcba9876543210fedcba9876543210fedcba98"
 
 
-def evidence(files=None, version="1.3.0", commit=NEXT, **changes) -> Evidence:
+def evidence(files=None, version="1.3.0", commit=NEXT, **changes) -> ReleaseEvidence:
     files = files or sdist_files(version, commit, "2.13.0")
     sdist = artifact(f"vllm-{version}.tar.gz", make_sdist(files, version))
     texts = {path: data for path, data in files.items() if is_evidence(path)}
-    return dataclasses.replace(Evidence(sdist=sdist, texts=texts), **changes)
+    return dataclasses.replace(ReleaseEvidence(sdist=sdist, texts=texts), **changes)
 
 
 def parse(text) -> Lock:

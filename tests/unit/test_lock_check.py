@@ -10,7 +10,15 @@ import pytest
 from small_release import COMMIT, MACHINES, make_release, metadata, sdist_files, version_file
 
 from sparkwright.base.errors import LockMismatchError
-from sparkwright.lock import Evidence, Lock, WheelEvidence, check, read_lock, require_agreement, unconfirmed
+from sparkwright.lock import (
+    Lock,
+    ReleaseEvidence,
+    WheelEvidence,
+    check,
+    read_lock,
+    require_agreement,
+    unconfirmed,
+)
 from sparkwright.lock.check import flatten
 from sparkwright.lock.statements import is_evidence
 
@@ -18,7 +26,7 @@ RELEASE = make_release()
 LOCK = RELEASE.lock
 
 
-def evidence(**changes) -> Evidence:
+def evidence(**changes) -> ReleaseEvidence:
     texts = {path: data for path, data in sdist_files().items() if is_evidence(path)}
     wheels = tuple(
         WheelEvidence(
@@ -29,7 +37,7 @@ def evidence(**changes) -> Evidence:
         )
         for machine in MACHINES
     )
-    return dataclasses.replace(Evidence(sdist=LOCK.sdist, texts=texts, wheels=wheels), **changes)
+    return dataclasses.replace(ReleaseEvidence(sdist=LOCK.sdist, texts=texts, wheels=wheels), **changes)
 
 
 def lying(key: str, value: object) -> Lock:

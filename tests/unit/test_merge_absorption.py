@@ -9,7 +9,7 @@ from kit import Scene, UpstreamRepository, make_tree
 
 from sparkwright.git import fetch, merge_trees
 from sparkwright.merge import History, OutcomeKind
-from sparkwright.merge.absorb import Change, reverse_applies
+from sparkwright.merge.absorb import CarryChange, reverse_applies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -235,11 +235,11 @@ def test_reverse_apply_finds_what_conflicts_forwards(
 )
 def test_reverse_apply_wants_the_whole_change(scene: Scene, target: str, found: bool) -> None:  # noqa: FBT001
     base, theirs, now = (make_tree(scene.repository, {CODE: text, "b": "b"}) for text in (OLD, NEW, target))
-    change = Change(scene.repository.commit(base, message="base"), base, theirs)
+    change = CarryChange(scene.repository.commit(base, message="base"), base, theirs)
     assert reverse_applies(scene.repository, change, now) is found
 
 
 def test_reverse_apply_refuses_half(scene: Scene) -> None:
     base, theirs, now = (make_tree(scene.repository, {CODE: text}) for text in (OLD, BOTH, NEW))
-    change = Change(scene.repository.commit(base, message="base"), base, theirs)
+    change = CarryChange(scene.repository.commit(base, message="base"), base, theirs)
     assert not reverse_applies(scene.repository, change, now)

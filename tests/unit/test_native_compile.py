@@ -18,9 +18,9 @@ from sparkwright.base.errors import (
     StorageError,
     ToolError,
 )
-from sparkwright.native.compile import CompileJob, Finished, Report, run_jobs
-from sparkwright.native.machine import Pressure, Snapshot
-from sparkwright.native.schedule import CRITICAL, HIGH, Limits
+from sparkwright.native.compile import CompileJob, CompileReport, Finished, run_jobs
+from sparkwright.native.machine import MachineSnapshot, Pressure
+from sparkwright.native.schedule import CRITICAL, HIGH, JobLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,13 +43,15 @@ class Driver:
     done: list[Finished] = field(default_factory=list)
     on_done: Callable[[Finished], None] = lambda _: None
 
-    def __call__(self, *jobs: CompileJob, count: int = 2, reserve: int = 0, **options: object) -> Report:
+    def __call__(
+        self, *jobs: CompileJob, count: int = 2, reserve: int = 0, **options: object
+    ) -> CompileReport:
         def kept(finished: Finished) -> None:
             assert finished.job.output.read_text() == "object"
             self.done.append(finished)
             self.on_done(finished)
 
-        limits = Limits(jobs=count, reserve_mib=reserve)
+        limits = JobLimits(jobs=count, reserve_mib=reserve)
         settings = {"machine": lambda: ROOMY, "nice": 0, **options}
         return run_jobs(jobs, on_done=kept, limits=limits, **settings)
 
@@ -152,7 +154,7 @@ def test_progress_says_what_runs_and_how_long_yet(driver: Driver, heard: Recorde
     waiting = driver.job("a", until(tmp_path / "go", WRITE), seconds=1000)
     steps = itertools.count()
 
-    def machine() -> Snapshot:
+    def machine() -> MachineSnapshot:
         if next(steps) == 3:
             (tmp_path / "go").touch()
         return ROOMY
@@ -178,7 +180,7 @@ def test_the_first_failure_starts_nothing_new_and_keeps_what_runs(
     long = driver.job("long", until(failed, WRITE), seconds=9)
     bad = driver.job("bad", REFUSE, seconds=5)
 
-    def machine() -> Snapshot:
+    def machine() -> MachineSnapshot:
         if heard.of("compile.failed"):
             failed.touch()
         return ROOMY
@@ -270,7 +272,7 @@ def test_a_unit_that_is_killed_is_tried_again_alone(
 def test_killed_alone_too_is_an_error_with_the_numbers(driver: Driver, heard: Recorder) -> None:
     kills = itertools.count(5)
 
-    def machine() -> Snapshot:
+    def machine() -> MachineSnapshot:
         return replace(ROOMY, oom_kills=next(kills))
 
     with pytest.raises(NotEnoughMemoryError, match="big was not compiled: memory ran out") as caught:
@@ -299,7 +301,7 @@ def test_a_unit_starts_only_where_it_fits(driver: Driver, heard: Recorder) -> No
 def test_memory_that_comes_back_is_waited_for(driver: Driver, heard: Recorder) -> None:
     looks = itertools.count()
 
-    def machine() -> Snapshot:
+    def machine() -> MachineSnapshot:
         return replace(ROOMY, available_mib=100 if next(looks) < 3 else 60000)
 
     assert len(driver(driver.job("a", mib=2048), machine=machine).finished) == 1
@@ -349,7 +351,7 @@ def test_under_great_pressure_the_youngest_is_stopped_and_done_again(
         "young", f"open({str(begun)!r}, 'a').write('x')\n" + until(tmp_path / "stopped", WRITE)
     )
 
-    def machine() -> Snapshot:
+    def machine() -> MachineSnapshot:
         if heard.warnings:
             (tmp_path / "stopped").touch()
         pressed = begun.exists() and not heard.warnings
@@ -374,7 +376,7 @@ def test_after_a_stop_more_run_again_as_units_end_well(
     """At its second start `young` ends only if `x` runs beside it."""
     begun, calm, young, x = (tmp_path / name for name in ("begun", "calm", "young", "x"))
 
-    def machine() -> Snapshot:
+    def machine() -> MachineSnapshot:
         if heard.warnings:
             calm.touch()
         pressed = begun.exists() and not heard.warnings
@@ -399,7 +401,7 @@ def test_one_stop_is_given_time_to_help(
     go = tmp_path / "go"
     looks = itertools.count()
 
-    def machine() -> Snapshot:
+    def machine() -> MachineSnapshot:
         if heard.warnings and next(looks) > 2:
             go.touch()
         pressed = len(heard.of("compile.started")) >= 3 and not go.exists()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.native.costs import Costs
+from sparkwright.native.costs import UnitCosts
 from sparkwright.native.model import Cost, Target, Unit
 
 if TYPE_CHECKING:
@@ -24,26 +24,26 @@ def cost(seconds: float, mib: int) -> Cost:
 
 
 @pytest.fixture
-def costs(store: Store) -> Costs:
-    return Costs(store, SPARK, {"_C/moe/a.cu": (100.0, 3000), "_C/moe/b.cu": (40.0, 1000)}, host="x86_64")
+def costs(store: Store) -> UnitCosts:
+    return UnitCosts(store, SPARK, {"_C/moe/a.cu": (100.0, 3000), "_C/moe/b.cu": (40.0, 1000)}, host="x86_64")
 
 
-def expect(costs: Costs, *sources: str, **sizes: int) -> list[Cost]:
+def expect(costs: UnitCosts, *sources: str, **sizes: int) -> list[Cost]:
     units = [unit(source) for source in sources]
     found = costs.expected(units, {f"source/{name}.cu": size for name, size in sizes.items()})
     assert list(found) == [one.name for one in units]
     return list(found.values())
 
 
-def test_what_was_learned_comes_first_and_is_kept(costs: Costs, store: Store) -> None:
+def test_what_was_learned_comes_first_and_is_kept(costs: UnitCosts, store: Store) -> None:
     assert costs.learned("_C/moe/a.cu") is None
     costs.learn("_C/moe/a.cu", cost(12.5, 700))
-    again = Costs(store, SPARK, costs.seeds, host="x86_64")
+    again = UnitCosts(store, SPARK, costs.seeds, host="x86_64")
     assert again.learned("_C/moe/a.cu") == cost(12.5, 700)
     assert expect(again, "moe/a.cu") == [cost(12.5, 700)]
 
 
-def test_later_builds_move_the_mean_and_memory_rises_at_once(costs: Costs) -> None:
+def test_later_builds_move_the_mean_and_memory_rises_at_once(costs: UnitCosts) -> None:
     costs.learn("u", cost(100, 1000))
     costs.learn("u", cost(200, 2000))
     assert costs.learned("u") == cost(140, 2000)
@@ -56,11 +56,11 @@ def test_later_builds_move_the_mean_and_memory_rises_at_once(costs: Costs) -> No
     [(Target("x86_64", "12.1a"), "x86_64"), (Target("aarch64", "9.0a"), "x86_64"), (SPARK, "aarch64")],
 )
 def test_other_machines_and_architectures_learn_for_themselves(
-    costs: Costs, target: Target, host: str
+    costs: UnitCosts, target: Target, host: str
 ) -> None:
     costs.learn("u", cost(1, 1))
-    assert Costs(costs.store, target, host=host).learned("u") is None
-    assert Costs(costs.store, SPARK, host="x86_64").learned("u") == cost(1, 1)
+    assert UnitCosts(costs.store, target, host=host).learned("u") is None
+    assert UnitCosts(costs.store, SPARK, host="x86_64").learned("u") == cost(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_other_machines_and_architectures_learn_for_themselves(
     ["", "no json", "[]", "{}", '{"cost": 3}', '{"cost": {"seconds": "x", "mib": 1}}',
      '{"cost": {"seconds": -1.0, "mib": 1}}', '{"cost": {"seconds": 1.0}}'],
 )  # fmt: skip
-def test_a_damaged_record_counts_as_none_and_heals(costs: Costs, damage: str) -> None:
+def test_a_damaged_record_counts_as_none_and_heals(costs: UnitCosts, damage: str) -> None:
     costs.learn("u", cost(1, 1))
     (record,) = (costs.store.records / "unit-cost").rglob("*.json")
     record.write_text(damage)
@@ -77,36 +77,36 @@ def test_a_damaged_record_counts_as_none_and_heals(costs: Costs, damage: str) ->
     assert costs.learned("u") == cost(2, 2)
 
 
-def test_seeds_come_second(costs: Costs) -> None:
+def test_seeds_come_second(costs: UnitCosts) -> None:
     assert expect(costs, "moe/a.cu", "moe/b.cu") == [cost(100, 3000), cost(40, 1000)]
 
 
-def test_seeds_follow_the_pace_of_this_machine(costs: Costs) -> None:
+def test_seeds_follow_the_pace_of_this_machine(costs: UnitCosts) -> None:
     costs.learn("_C/moe/a.cu", cost(25, 3100))
     assert expect(costs, "moe/a.cu", "moe/b.cu") == [cost(25, 3100), cost(10, 1000)]
 
 
 def test_seeds_of_no_time_are_no_pace(store: Store) -> None:
-    costs = Costs(store, SPARK, {"_C/a.cu": (0.0, 0), "_C/b.cu": (8.0, 10)}, host="x86_64")
+    costs = UnitCosts(store, SPARK, {"_C/a.cu": (0.0, 0), "_C/b.cu": (8.0, 10)}, host="x86_64")
     costs.learn("_C/a.cu", cost(5, 5))
     assert expect(costs, "a.cu", "b.cu") == [cost(5, 5), cost(8, 10)]
 
 
-def test_unknown_units_are_like_those_of_their_folder(costs: Costs) -> None:
+def test_unknown_units_are_like_those_of_their_folder(costs: UnitCosts) -> None:
     costs.learn("_C/moe/c.cu", cost(70, 2000))
     costs.learn("_C/other/d.cu", cost(1, 1))
     *_, new = expect(costs, "moe/a.cu", "moe/b.cu", "moe/c.cu", "other/d.cu", "moe/new.cu")
     assert new == cost(70, 2000), "the median of the three"
 
 
-def test_else_like_those_of_their_language(costs: Costs) -> None:
+def test_else_like_those_of_their_language(costs: UnitCosts) -> None:
     costs.learn("_C/x.cpp", cost(3, 300))
     *_, cuda, host = expect(costs, "moe/a.cu", "moe/b.cu", "x.cpp", "far/new.cu", "far/new.cpp")
     assert cuda == cost(70, 2000)
     assert host == cost(3, 300)
 
 
-def test_where_nothing_is_known_the_larger_source_takes_longer(costs: Costs) -> None:
+def test_where_nothing_is_known_the_larger_source_takes_longer(costs: UnitCosts) -> None:
     small, large, huge, host = expect(
         costs, "small.cu", "large.cu", "huge.cu", "x.cpp", small=1000, large=90_000, huge=90_000_000
     )

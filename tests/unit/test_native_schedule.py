@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.base.errors import NotEnoughMemoryError
-from sparkwright.native.machine import Pressure, Snapshot
+from sparkwright.native.machine import MachineSnapshot, Pressure
 from sparkwright.native.model import Cost
 from sparkwright.native.schedule import (
     CRITICAL,
     HIGH,
     Active,
     Decision,
-    Limits,
+    JobLimits,
     Waiting,
     decide,
     default_reserve_mib,
@@ -27,8 +27,8 @@ from sparkwright.native.schedule import (
     time_left,
 )
 
-FREE = Snapshot(cores=4, total_mib=16000, available_mib=10000, pressure=Pressure())
-LIMITS = Limits(jobs=4, reserve_mib=1000)
+FREE = MachineSnapshot(cores=4, total_mib=16000, available_mib=10000, pressure=Pressure())
+LIMITS = JobLimits(jobs=4, reserve_mib=1000)
 
 
 def waiting(name: str, seconds: float = 10, mib: int = 1000, *, alone: bool = False) -> Waiting:
@@ -41,7 +41,7 @@ def active(
     return Active(name, Cost(seconds=10, mib=mib), elapsed, resident, alone)
 
 
-def pressed(pressure: Pressure) -> Snapshot:
+def pressed(pressure: Pressure) -> MachineSnapshot:
     return replace(FREE, pressure=pressure)
 
 
@@ -218,13 +218,13 @@ def test_a_build_keeps_its_limits_and_comes_to_its_end(
         for n, (seconds, expected, _, alone) in enumerate(described)
     }
     really = {str(n): min(one[2], memory) for n, one in enumerate(described)}
-    limits = Limits(jobs=jobs, reserve_mib=0)
+    limits = JobLimits(jobs=jobs, reserve_mib=0)
     running: dict[str, Active] = {}
     done: set[str] = set()
     for step in range(20 + 6 * len(described)):
         used = sum(unit.resident_mib for unit in running.values())
         pressure = pressures[step] if step < len(pressures) else Pressure()
-        machine = Snapshot(jobs, memory, max(0, memory - used), pressure)
+        machine = MachineSnapshot(jobs, memory, max(0, memory - used), pressure)
         while (found := decide(list(todo.values()), list(running.values()), machine, limits)).start:
             unit = todo.pop(found.start)
             assert len(running) < jobs

@@ -21,13 +21,13 @@ import os, sys, time
 from pathlib import Path
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.native.compile import CompileJob, run_jobs
-from sparkwright.native.machine import Pressure, Snapshot
+from sparkwright.native.machine import Pressure, MachineSnapshot
 from sparkwright.native.model import Cost
-from sparkwright.native.schedule import Limits
+from sparkwright.native.schedule import JobLimits
 
 folder = Path(sys.argv[1])
 disk = Path(sys.argv[2]) if len(sys.argv) > 2 else folder
-room = Snapshot(cores=2, total_mib=9999, available_mib=9999, pressure=Pressure())
+room = MachineSnapshot(cores=2, total_mib=9999, available_mib=9999, pressure=Pressure())
 
 def job(name, seconds, script):
     output = disk / f"{name}.o"
@@ -41,7 +41,7 @@ def keep(finished):
     finished.job.output.rename(kept)
 
 def build(*jobs, **options):
-    return run_jobs(jobs, on_done=keep, limits=Limits(2, 0), machine=lambda: room, nice=0, **options)
+    return run_jobs(jobs, on_done=keep, limits=JobLimits(2, 0), machine=lambda: room, nice=0, **options)
 """
 
 # Two quick units, then two that start a child and go on without end, then one that never has its turn.

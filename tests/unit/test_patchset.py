@@ -16,11 +16,11 @@ from kit import VERSION, write_carry
 
 from sparkwright.base.errors import ConfigError, DependencyOrderError, NewerFormatError, UnknownNameError
 from sparkwright.carries.patchset import (
+    BuildSpec,
     Patchset,
-    Point,
     check_order,
     load_patchset,
-    make_point,
+    make_build_spec,
     with_next_revision,
 )
 from sparkwright.lock import Artifact, Lock, Release
@@ -51,10 +51,10 @@ def carries(root: Path, requires: dict[str, list[str]]) -> None:
         write_carry(root / "carries", name, patches={VERSION: name.encode()}, requires=names)
 
 
-def point(root: Path, requires: dict[str, list[str]], order: list[str], lock: Lock = LOCK) -> Point:
+def point(root: Path, requires: dict[str, list[str]], order: list[str], lock: Lock = LOCK) -> BuildSpec:
     carries(root, requires)
     write(root, carries=order)
-    return make_point(root, lock, "spark")
+    return make_build_spec(root, lock, "spark")
 
 
 def test_a_point_has_its_carries_in_order(tmp_path: Path) -> None:
@@ -68,10 +68,10 @@ def test_unknown_names_are_refused_with_a_suggestion(tmp_path: Path) -> None:
     carries(tmp_path, {"cache-fix": []})
     write(tmp_path, carries=["cash-fix"])
     with pytest.raises(UnknownNameError, match="cash-fix") as caught:
-        make_point(tmp_path, LOCK, "spark")
+        make_build_spec(tmp_path, LOCK, "spark")
     assert "'cache-fix'" in caught.value.next_step
     with pytest.raises(UnknownNameError, match="patchset called 'spork'") as caught:
-        make_point(tmp_path, LOCK, "spork")
+        make_build_spec(tmp_path, LOCK, "spork")
     assert "'spark'" in caught.value.next_step
 
 
@@ -179,9 +179,9 @@ def test_the_digest_changes_with_order_content_and_pin_and_not_with_prose(tmp_pa
 
     write(tmp_path, carries=["a", "b"], summary="said otherwise")
     write_carry(tmp_path / "carries", "a", patches={VERSION: b"a"}, title="Said otherwise", why="as it is")
-    assert make_point(tmp_path, LOCK, "spark").digest == plain
+    assert make_build_spec(tmp_path, LOCK, "spark").digest == plain
     write_carry(tmp_path / "carries", "c", patches={VERSION: b"not in the patchset"})
-    assert make_point(tmp_path, LOCK, "spark").digest == plain
+    assert make_build_spec(tmp_path, LOCK, "spark").digest == plain
 
     changed = msgspec.structs.replace
     pins = [
@@ -190,21 +190,21 @@ def test_the_digest_changes_with_order_content_and_pin_and_not_with_prose(tmp_pa
         changed(LOCK, release=changed(LOCK.release, commit="2" * 40)),
         changed(LOCK, release=changed(LOCK.release, version="1.0.1")),
     ]
-    digests = {make_point(tmp_path, pin, "spark").digest for pin in pins}
+    digests = {make_build_spec(tmp_path, pin, "spark").digest for pin in pins}
     assert len(digests) == 4
     assert plain not in digests
 
     write_carry(tmp_path / "carries", "a", patches={VERSION: b"a2"})
-    assert make_point(tmp_path, LOCK, "spark").digest != plain
+    assert make_build_spec(tmp_path, LOCK, "spark").digest != plain
     gone = [{"releases": "==1.0.0", "by": "them", "because": "notes"}]
     write_carry(tmp_path / "carries", "a", patches={VERSION: b"a"}, superseded=gone)
-    assert make_point(tmp_path, LOCK, "spark").digest != plain
+    assert make_build_spec(tmp_path, LOCK, "spark").digest != plain
 
 
 def test_the_patchsets_name_is_part_of_the_point(tmp_path: Path) -> None:
     one = point(tmp_path, {"a": []}, ["a"])
     write(tmp_path, "other", carries=["a"])
-    assert make_point(tmp_path, LOCK, "other").digest != one.digest
+    assert make_build_spec(tmp_path, LOCK, "other").digest != one.digest
 
 
 # Where kernels come from -------------------------------------------------------------------
@@ -227,11 +227,11 @@ COMPILING = msgspec.structs.replace(LOCK, native=NATIVE)
 def test_the_digest_with_upstreams_kernels_is_what_it_always_was(tmp_path: Path) -> None:
     golden = "ad4d338954d8e24c1c4583fde1a951c54215812e783445572c47c0708d5c6cf3"
     assert point(tmp_path, {"a": [], "b": ["a"]}, ["a", "b"]).digest == golden
-    assert make_point(tmp_path, COMPILING, "spark").digest == golden
+    assert make_build_spec(tmp_path, COMPILING, "spark").digest == golden
     write_carry(tmp_path / "carries", "c", patches={VERSION: b"c"}, scope="build")
     write_carry(tmp_path / "carries", "d", patches={VERSION: b"d"}, requires=["c"])
     write(tmp_path, carries=["c", "a", "d", "b"])
-    with_build = make_point(tmp_path, LOCK, "spark")
+    with_build = make_build_spec(tmp_path, LOCK, "spark")
     assert with_build.digest == golden
     assert [carry.name for carry in with_build.deciding] == ["a", "b"]
     assert [carry.name for carry in with_build.carries] == ["c", "a", "d", "b"]
@@ -245,12 +245,12 @@ def test_the_digest_with_native_kernels_covers_what_decides_them(tmp_path: Path)
     write(tmp_path, carries=["a"])
 
     def digest(lock: Lock = COMPILING, arch: str = "12.1a") -> str:
-        found = make_point(tmp_path, lock, "spark", arch=arch)
+        found = make_build_spec(tmp_path, lock, "spark", arch=arch)
         assert found.left_out == {}
         return found.digest
 
     plain = digest()
-    assert plain != make_point(tmp_path, COMPILING, "spark").digest
+    assert plain != make_build_spec(tmp_path, COMPILING, "spark").digest
     assert digest(arch="9.0a") != plain
     moved = replace(NATIVE, sources={"flash": replace(NATIVE.sources["flash"], tree="2" * 40)})
     newer = replace(NATIVE, toolkit=replace(NATIVE.toolkit, cuda="13.1"))
@@ -266,7 +266,7 @@ def test_native_kernels_want_a_lock_that_says_with_what(tmp_path: Path) -> None:
     carries(tmp_path, {"a": []})
     write(tmp_path, carries=["a"])
     with pytest.raises(ConfigError, match="cannot be compiled") as caught:
-        make_point(tmp_path, LOCK, "spark", arch="12.1a")
+        make_build_spec(tmp_path, LOCK, "spark", arch="12.1a")
     assert "--kernels upstream" in caught.value.next_step
 
 
@@ -277,7 +277,7 @@ def test_a_source_that_the_lock_does_not_have(tmp_path: Path) -> None:
     )
     write(tmp_path, carries=["a"])
     with pytest.raises(UnknownNameError, match="'flesh'") as caught:
-        make_point(tmp_path, COMPILING, "spark")
+        make_build_spec(tmp_path, COMPILING, "spark")
     assert "'flash'" in caught.value.next_step
 
 
@@ -297,11 +297,11 @@ def test_the_carried_patchset_has_a_revision_of_its_own() -> None:
     assert found.revision, "the pin or a carry changed: sparkwright patchset bump"
 
 
-def bumped(root: Path, found: Point, lock: Lock = LOCK) -> Point:
+def bumped(root: Path, found: BuildSpec, lock: Lock = LOCK) -> BuildSpec:
     """The same point once it has the next revision."""
     path = root / "patchsets" / "spark.toml"
     path.write_text(with_next_revision(path.read_text(), found))
-    return make_point(root, lock, "spark")
+    return make_build_spec(root, lock, "spark")
 
 
 def test_revisions_are_counted_from_one_and_belong_to_one_content(tmp_path: Path) -> None:
@@ -312,12 +312,12 @@ def test_revisions_are_counted_from_one_and_belong_to_one_content(tmp_path: Path
     text = (tmp_path / "patchsets" / "spark.toml").read_text()
     assert with_next_revision(text, first) == text
     write_carry(tmp_path / "carries", "a", patches={VERSION: b"another"})
-    edited = make_point(tmp_path, LOCK, "spark")
+    edited = make_build_spec(tmp_path, LOCK, "spark")
     assert edited.revision == 0
     assert edited.content != first.content
     assert bumped(tmp_path, edited).revision == 2
     write_carry(tmp_path / "carries", "a", patches={VERSION: b"a"})
-    undone = make_point(tmp_path, LOCK, "spark")
+    undone = make_build_spec(tmp_path, LOCK, "spark")
     assert (undone.content, undone.revision) == (first.content, 0), "it came later, so it is newer"
     assert bumped(tmp_path, undone).revision == 3
 
@@ -336,7 +336,7 @@ def test_the_pin_and_carries_are_content_and_the_choice_of_kernels_is_not(tmp_pa
     write_carry(tmp_path / "carries", "k", patches={VERSION: b"k"}, scope="build")
     write(tmp_path, carries=["a", "k"])
     upstream, native, foreign = (
-        make_point(tmp_path, COMPILING, "spark", arch=arch) for arch in (None, "12.1a", "10.0a")
+        make_build_spec(tmp_path, COMPILING, "spark", arch=arch) for arch in (None, "12.1a", "10.0a")
     )
     assert upstream.content == native.content == foreign.content
     assert len({upstream.digest, native.digest, foreign.digest}) == 3
@@ -350,7 +350,7 @@ def test_the_pin_and_carries_are_content_and_the_choice_of_kernels_is_not(tmp_pa
         COMPILING, native=msgspec.structs.replace(COMPILING.native, toolkit=toolkit)
     )
     write_carry(tmp_path / "carries", "k", patches={VERSION: b"another"}, scope="build")
-    assert make_point(tmp_path, COMPILING, "spark").content != upstream.content
+    assert make_build_spec(tmp_path, COMPILING, "spark").content != upstream.content
     for lock in (moved, rebuilt):
         assert replace_point(upstream, lock=lock).content != upstream.content
 

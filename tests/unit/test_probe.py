@@ -12,9 +12,9 @@ from kit import DELETED, Content, Recorder, make_carry, make_tree, seed_environm
 
 from sparkwright.base.errors import ConfigError, NotInStoreError, ToolError
 from sparkwright.probe import (
+    ProbeRun,
+    ProbeVerdict,
     Prover,
-    Run,
-    Verdict,
     judge,
     prepare_environment,
     read_proof,
@@ -93,49 +93,49 @@ def bench(store: Store, repository: Repository, tmp_path: Path) -> Bench:
 @pytest.mark.parametrize(
     ("pristine", "merged", "verdict"),
     [
-        ("fails", "passes", Verdict.PROVED),
-        ("passes", "passes", Verdict.NOT_NEEDED),
-        ("fails", "fails", Verdict.REFUTED),
-        ("passes", "fails", Verdict.REFUTED),
-        ("error", "passes", Verdict.BROKEN),
-        ("fails", "error", Verdict.BROKEN),
-        ("error", "fails", Verdict.BROKEN),
+        ("fails", "passes", ProbeVerdict.PROVED),
+        ("passes", "passes", ProbeVerdict.NOT_NEEDED),
+        ("fails", "fails", ProbeVerdict.REFUTED),
+        ("passes", "fails", ProbeVerdict.REFUTED),
+        ("error", "passes", ProbeVerdict.BROKEN),
+        ("fails", "error", ProbeVerdict.BROKEN),
+        ("error", "fails", ProbeVerdict.BROKEN),
     ],
 )
-def test_what_a_pair_of_runs_means(pristine, merged, verdict: Verdict) -> None:
-    assert judge(Run(verdict=pristine, message=""), Run(verdict=merged, message="")) is verdict
+def test_what_a_pair_of_runs_means(pristine, merged, verdict: ProbeVerdict) -> None:
+    assert judge(ProbeRun(verdict=pristine, message=""), ProbeRun(verdict=merged, message="")) is verdict
 
 
 @pytest.mark.parametrize(
     ("pristine", "merged", "verdict"),
     [
-        ("passes", "passes", Verdict.NOT_NEEDED),
-        ("fails", "fails", Verdict.NOT_ABSORBED),
-        ("fails", "passes", Verdict.NOT_ABSORBED),
-        ("passes", "fails", Verdict.REFUTED),
-        ("error", "passes", Verdict.BROKEN),
+        ("passes", "passes", ProbeVerdict.NOT_NEEDED),
+        ("fails", "fails", ProbeVerdict.NOT_ABSORBED),
+        ("fails", "passes", ProbeVerdict.NOT_ABSORBED),
+        ("passes", "fails", ProbeVerdict.REFUTED),
+        ("error", "passes", ProbeVerdict.BROKEN),
     ],
 )
-def test_what_a_pair_of_runs_means_of_an_absorbed_carry(pristine, merged, verdict: Verdict) -> None:
-    assert judge(*(Run(verdict=run, message="") for run in (pristine, merged)), absorbed=True) is verdict
+def test_what_a_pair_of_runs_means_of_an_absorbed_carry(pristine, merged, verdict: ProbeVerdict) -> None:
+    assert judge(*(ProbeRun(verdict=run, message="") for run in (pristine, merged)), absorbed=True) is verdict
 
 
 def test_an_absorbed_carry_is_held_against_its_probe(bench: Bench) -> None:
     carry, fixed = bench.carry(GOOD), {**PACKAGE, CACHE: FIXED}
     healthy = bench.prover(pristine=fixed, merged=fixed)
     absent = healthy.prove(carry, [CACHE], absorbed=True)
-    assert absent.verdict is Verdict.NOT_NEEDED
+    assert absent.verdict is ProbeVerdict.NOT_NEEDED
     assert healthy.find(carry, [CACHE], absorbed=True) == absent
     assert healthy.find(carry, [CACHE]) is None  # it says nothing of a carry that is in the tree
     there = bench.prover(merged=PACKAGE).prove(carry, [CACHE], absorbed=True)
-    assert (there.verdict, there.finding) == (Verdict.NOT_ABSORBED, "size(0) is 0")
+    assert (there.verdict, there.finding) == (ProbeVerdict.NOT_ABSORBED, "size(0) is 0")
 
 
 def test_proved(bench: Bench, heard: Recorder) -> None:
     proof = bench.prove(GOOD)
-    assert proof.verdict is Verdict.PROVED
-    assert proof.pristine == Run(verdict="fails", message="size(0) is 0")
-    assert proof.merged == Run(verdict="passes", message="")
+    assert proof.verdict is ProbeVerdict.PROVED
+    assert proof.pristine == ProbeRun(verdict="fails", message="size(0) is 0")
+    assert proof.merged == ProbeRun(verdict="passes", message="")
     assert proof.finding == "size(0) is 0"
     assert [touched.path for touched in proof.touched] == [CACHE]
     assert proof.environment == {"python": "3", "torch": "none"}
@@ -145,12 +145,12 @@ def test_proved(bench: Bench, heard: Recorder) -> None:
 
 
 def test_not_needed(bench: Bench) -> None:
-    assert bench.prove(GOOD.replace("size(0) == 1", "size(2) == 2")).verdict is Verdict.NOT_NEEDED
+    assert bench.prove(GOOD.replace("size(0) == 1", "size(2) == 2")).verdict is ProbeVerdict.NOT_NEEDED
 
 
 def test_refuted(bench: Bench) -> None:
     proof = bench.prove(GOOD.replace("size(0) == 1", "size(0) == 7"))
-    assert proof.verdict is Verdict.REFUTED
+    assert proof.verdict is ProbeVerdict.REFUTED
     assert proof.finding == proof.merged.message == "size(0) is 1"
 
 
@@ -206,7 +206,7 @@ BROKEN = {
 def test_broken(bench: Bench, case: str) -> None:
     probe, says = BROKEN[case]
     proof = bench.prove(probe)
-    assert proof.verdict is Verdict.BROKEN
+    assert proof.verdict is ProbeVerdict.BROKEN
     assert proof.merged.verdict == "error"
     assert says in proof.merged.message
     # A broken probe is no evidence: nothing is kept of it.
@@ -217,7 +217,7 @@ def test_too_long_is_broken(bench: Bench) -> None:
     limits = {"file": "probe.py", "seconds": 1, "memory-mib": 2000}
     sleeper = body("import time", "time.sleep(60)")
     proof = bench.prover().prove(with_limits(bench, sleeper, limits), [CACHE])
-    assert proof.verdict is Verdict.BROKEN
+    assert proof.verdict is ProbeVerdict.BROKEN
     assert "more than 1 s" in proof.merged.message
 
 
@@ -225,7 +225,7 @@ def test_too_much_memory_is_broken(bench: Bench) -> None:
     limits = {"file": "probe.py", "seconds": 30, "memory-mib": 150}
     hog = body("import time", "hog = b'x' * (400 << 20)", "time.sleep(60)")
     proof = bench.prover().prove(with_limits(bench, hog, limits), [CACHE])
-    assert proof.verdict is Verdict.BROKEN
+    assert proof.verdict is ProbeVerdict.BROKEN
     assert "of 150 MiB" in proof.merged.message
 
 
@@ -249,17 +249,17 @@ def test_a_module_that_only_the_carry_brings_can_be_proved(bench: Bench) -> None
         "from probekit import Defect\n\ndef probe():\n    try:\n        import vllm.new\n"
         "    except ImportError:\n        raise Defect('there is none') from None\n"
     )
-    assert bench.prove(probe).verdict is Verdict.PROVED
+    assert bench.prove(probe).verdict is ProbeVerdict.PROVED
 
 
 def test_a_carry_that_deletes_a_module_can_be_proved(bench: Bench) -> None:
     bench.after = {CACHE: FIXED, "vllm/helper.py": DELETED}
-    assert bench.prove(GOOD).verdict is Verdict.PROVED
+    assert bench.prove(GOOD).verdict is ProbeVerdict.PROVED
 
 
 def test_files_that_are_no_modules_need_not_be_imported(bench: Bench) -> None:
     bench.after = {CACHE: FIXED, "csrc/a.cu": "int a;\n", "tests/test_a.py": "", "vllm/data.json": "{}"}
-    assert bench.prove(GOOD).verdict is Verdict.PROVED
+    assert bench.prove(GOOD).verdict is ProbeVerdict.PROVED
 
 
 def test_messages_do_not_name_this_machine(bench: Bench, store: Store) -> None:
@@ -280,7 +280,7 @@ def test_a_probe_sees_no_variables_and_no_settings_of_ours(
         "import importlib.metadata",
         "assert importlib.metadata.version('vllm') == '1.0.0'",
     )
-    assert bench.prove(probe).verdict is Verdict.NOT_NEEDED
+    assert bench.prove(probe).verdict is ProbeVerdict.NOT_NEEDED
 
 
 def test_a_carry_without_a_probe_cannot_be_proved(bench: Bench) -> None:
@@ -380,13 +380,13 @@ def test_a_probe_may_import_the_modules_that_its_carry_lists(bench: Bench) -> No
     carry = with_helper(bench, helper)
     prover = bench.prover()
     proof = prover.prove(carry, [CACHE])
-    assert proof.verdict is Verdict.PROVED, proof.merged.message
+    assert proof.verdict is ProbeVerdict.PROVED, proof.merged.message
     assert {touched.path for touched in proof.touched} == {"vllm/__init__.py", "vllm/helper.py", CACHE}
     changed = with_helper(bench, helper + "# more\n")
     assert prover.key(changed, [CACHE]) != proof.key
     unlisted = bench.carry(carry.probe_path.read_text())
     proof = prover.prove(unlisted, [CACHE])
-    assert proof.verdict is Verdict.BROKEN
+    assert proof.verdict is ProbeVerdict.BROKEN
     assert "beside" in proof.merged.message
 
 

@@ -16,7 +16,7 @@ from kit import VERSION, Content, make_tree, write_carry, write_diff
 from sparkwright.base.errors import BusyError, NotInStoreError
 from sparkwright.carries import load_carry
 from sparkwright.merge import MergedSource
-from sparkwright.probe import Prover, Verdict
+from sparkwright.probe import ProbeVerdict, Prover
 from sparkwright.probe import environment as environment_module
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_proved(bench: Bench) -> None:
     proof = bench.prover().prove(bench.carry(), [LISTS])
-    assert proof.verdict is Verdict.PROVED, proof
+    assert proof.verdict is ProbeVerdict.PROVED, proof
     assert proof.pristine.message == "['source/a.cu'] of 2 are for others, for 12.1a"
     assert [entry.path for entry in proof.touched] == [LISTS, "cmake/utils.cmake"]
     assert proof.environment["cuda"] == "13.0"
@@ -168,14 +168,14 @@ def test_proved(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("lists", "verdict", "message"),
     [
-        ("a.cu: 80\nb.cu: 80 121a\n", Verdict.REFUTED, "are for others"),
-        ("a.cu: 121a 80\nb.cu: 121a\n", Verdict.REFUTED, "for 80 ['_sour_C: source/b.cu'] changed"),
-        (FIXED + "c.cu: 121a\n", Verdict.REFUTED, "for 80 ['_sour_C: source/c.cu'] changed"),
-        ("fail\n", Verdict.BROKEN, "ended with status 1: CMake Error in {work}/source/CMakeLists.txt"),
+        ("a.cu: 80\nb.cu: 80 121a\n", ProbeVerdict.REFUTED, "are for others"),
+        ("a.cu: 121a 80\nb.cu: 121a\n", ProbeVerdict.REFUTED, "for 80 ['_sour_C: source/b.cu'] changed"),
+        (FIXED + "c.cu: 121a\n", ProbeVerdict.REFUTED, "for 80 ['_sour_C: source/c.cu'] changed"),
+        ("fail\n", ProbeVerdict.BROKEN, "ended with status 1: CMake Error in {work}/source/CMakeLists.txt"),
     ],
 )
 def test_a_change_that_does_not_do_or_does_more(
-    bench: Bench, lists: str, verdict: Verdict, message: str
+    bench: Bench, lists: str, verdict: ProbeVerdict, message: str
 ) -> None:
     proof = bench.prover(lists).prove(bench.carry(), [LISTS])
     assert proof.verdict is verdict
@@ -184,19 +184,19 @@ def test_a_change_that_does_not_do_or_does_more(
 
 def test_a_dependencys_source_is_tried_in_the_merged_tree(bench: Bench) -> None:
     proof = bench.prover(sources=[bench.source()]).prove(bench.flash(), [LISTS])
-    assert proof.verdict is Verdict.PROVED, proof
+    assert proof.verdict is ProbeVerdict.PROVED, proof
     assert proof.pristine.message.startswith("['deps/flash/fa.cu'] of 1 are for others")
     # The tree that it is tried in decides too, so its files are named; those of the source are marked.
     assert [entry.path for entry in proof.touched] == ["cmake/utils.cmake", f"flash:{LISTS}"]
     lists = proof.touched[1]
     assert lists.pristine != lists.merged
     unchanged = bench.prover(sources=[bench.source("fa.cu: 80\n")]).prove(bench.flash(), [LISTS])
-    assert unchanged.verdict is Verdict.REFUTED
+    assert unchanged.verdict is ProbeVerdict.REFUTED
 
 
 def test_a_source_that_is_not_at_hand_breaks_the_proof(bench: Bench) -> None:
     proof = bench.prover().prove(bench.flash(), [LISTS])
-    assert proof.verdict is Verdict.BROKEN
+    assert proof.verdict is ProbeVerdict.BROKEN
     assert proof.merged.message == "the source of flash is not at hand"
     assert bench.prover().find(bench.flash(), [LISTS]) is None
 
@@ -204,7 +204,7 @@ def test_a_source_that_is_not_at_hand_breaks_the_proof(bench: Bench) -> None:
 def test_a_facility_that_cannot_be_had_breaks_the_proof(bench: Bench) -> None:
     bench.chain.problem = NotInStoreError("the toolchain is not there", because="the network is off")
     proof = bench.prover().prove(bench.carry(), [LISTS])
-    assert proof.verdict is Verdict.BROKEN
+    assert proof.verdict is ProbeVerdict.BROKEN
     assert proof.merged.message == "the toolchain is not there, because the network is off"
     assert bench.prover().find(bench.carry(), [LISTS]) is None
     trees = bench.prover()

@@ -12,14 +12,14 @@ import psutil
 import pytest
 
 from sparkwright.base.errors import ProcessError, ToolError
-from sparkwright.base.process import Completed, Limits, LimitsExceeded, run, run_limited, which
+from sparkwright.base.process import Completed, LimitsExceeded, ProcessLimits, run, run_limited, which
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kit import Recorder
 
-ROOMY = Limits(seconds=30, memory_mib=2000)
+ROOMY = ProcessLimits(seconds=30, memory_mib=2000)
 
 
 def test_output_status_and_command_come_back() -> None:
@@ -150,7 +150,7 @@ print("grandchild is there", flush=True)
 """
 
 
-def limited(tmp_path: Path, script: str, limits: Limits) -> Completed:
+def limited(tmp_path: Path, script: str, limits: ProcessLimits) -> Completed:
     return run_limited(
         [sys.executable, "-c", script, tmp_path / "pid"],
         limits=limits,
@@ -181,14 +181,14 @@ def test_within_its_limits_a_program_just_runs(tmp_path: Path, heard: Recorder) 
 def test_too_long_kills_the_whole_family(tmp_path: Path) -> None:
     script = FAMILY.format(grandchild="pass", then="time.sleep(60)")
     with pytest.raises(LimitsExceeded, match=r"more than 3 s"):
-        limited(tmp_path, script, Limits(seconds=3, memory_mib=2000))
+        limited(tmp_path, script, ProcessLimits(seconds=3, memory_mib=2000))
     assert_gone(tmp_path)
 
 
 def test_too_much_memory_in_a_grandchild_kills_the_whole_family(tmp_path: Path) -> None:
     script = FAMILY.format(grandchild="hog = b'x' * (200 << 20)", then="time.sleep(60)")
     with pytest.raises(LimitsExceeded, match=r"of 150 MiB of memory"):
-        limited(tmp_path, script, Limits(seconds=30, memory_mib=150))
+        limited(tmp_path, script, ProcessLimits(seconds=30, memory_mib=150))
     assert_gone(tmp_path)
 
 
@@ -204,7 +204,7 @@ def test_memory_is_counted_though_children_come_and_go(tmp_path: Path) -> None:
         "    running = [subprocess.Popen(['true']) for _ in range(4)]\n    [p.wait() for p in running]"
     )
     with pytest.raises(LimitsExceeded, match="memory"):
-        limited(tmp_path, script, Limits(seconds=20, memory_mib=100))
+        limited(tmp_path, script, ProcessLimits(seconds=20, memory_mib=100))
 
 
 def test_a_process_that_vanishes_while_it_is_measured_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

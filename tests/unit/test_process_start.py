@@ -15,7 +15,7 @@ from kit import python
 from world import wait_until
 
 from sparkwright.base.errors import ToolError
-from sparkwright.base.process import Ended, Running, companion, resident_mib, start
+from sparkwright.base.process import Ended, Running, resident_mib, start, start_unguarded
 
 if TYPE_CHECKING:
     from kit import Recorder
@@ -235,7 +235,7 @@ def test_a_companion_is_in_our_group_and_reads_until_it_is_closed(tmp_path: Path
     script = (
         f"import os, sys; sys.stdin.read(); open({str(mark)!r}, 'w').write(str(os.getpgid(0))); print('x')"
     )
-    child = companion([sys.executable, "-c", script])
+    child = start_unguarded([sys.executable, "-c", script])
     assert child.poll() is None
     assert child.stdin is not None
     child.stdin.close()
@@ -245,4 +245,4 @@ def test_a_companion_is_in_our_group_and_reads_until_it_is_closed(tmp_path: Path
 
 def test_a_companion_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ToolError):
-        companion([tmp_path / "absent"])
+        start_unguarded([tmp_path / "absent"])

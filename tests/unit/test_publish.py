@@ -13,7 +13,7 @@ import wheelkit
 
 from sparkwright.base.errors import ArchiveError, PublishError, WheelError
 from sparkwright.publish import publish, wheels_in
-from sparkwright.publish.pages import IndexFile, project_html
+from sparkwright.publish.pages import PublishedFile, project_html
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def test_pages_list_each_wheel_once_in_the_order_of_versions(tmp_path: Path) -> 
 
 
 def test_html_is_escaped() -> None:
-    file = IndexFile("p", "1+x", 'p-1+x-"&.whl', "0" * 64, 1, "<3.15,>=3.10", "1" * 64)
+    file = PublishedFile("p", "1+x", 'p-1+x-"&.whl', "0" * 64, 1, "<3.15,>=3.10", "1" * 64)
     page = project_html("p", [file]).decode()
     assert 'href="../../p-1%2Bx-%22%26.whl#sha256=000' in page
     assert 'data-requires-python="&lt;3.15,&gt;=3.10"' in page

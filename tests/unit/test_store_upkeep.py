@@ -13,10 +13,10 @@ from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import DamagedStoreError, LostFileError
 from sparkwright.probe.trees import bytecode_folder
 from sparkwright.store import note_use
-from sparkwright.store.prune import Limits, Pruned, prune, prune_logs
+from sparkwright.store.prune import Pruned, PruneLimits, prune, prune_logs
 from sparkwright.store.survey import survey, totals
 from sparkwright.store.usage import NOTED_EVERY_S, last_used, oldest_run
-from sparkwright.store.verify import Fault, remove_faults, require_sound, verify
+from sparkwright.store.verify import StoreFault, remove_faults, require_sound, verify
 
 if TYPE_CHECKING:
     import subprocess
@@ -49,7 +49,7 @@ def paths(entries: tuple[object, ...]) -> set[Path]:
 
 def pruned(store: Store, days: float | None = None, size: int | None = None, **options: object) -> Pruned:
     logs = options.pop("logs", ())
-    return prune(store, survey(store, logs), Limits(days, size), **options)  # type: ignore[arg-type]
+    return prune(store, survey(store, logs), PruneLimits(days, size), **options)  # type: ignore[arg-type]
 
 
 # When something was last used --------------------------------------------------------------
@@ -333,11 +333,11 @@ def test_what_is_used_after_the_look_stays(store: Store) -> None:
     one, two = put(store, b"one", days=9), put(store, b"two", days=9)
     entries = survey(store)
     store.find_file(one.name)
-    done = prune(store, entries, Limits(days=8))
+    done = prune(store, entries, PruneLimits(days=8))
     assert paths(done.removed) == {two}
     assert paths(done.in_use) == {one}
     two.unlink(missing_ok=True)
-    assert prune(store, entries, Limits(days=8)).removed == ()
+    assert prune(store, entries, PruneLimits(days=8)).removed == ()
 
 
 def test_a_log_that_a_run_writes_to_stays(store: Store, tmp_path: Path) -> None:
@@ -473,4 +473,4 @@ def test_one_fault_is_one_entry() -> None:
     from pathlib import Path
 
     with pytest.raises(DamagedStoreError, match="1 damaged entry"):
-        require_sound([Fault(Path("x"), "y")])
+        require_sound([StoreFault(Path("x"), "y")])

@@ -11,7 +11,7 @@ import pytest
 
 from sparkwright.base.errors import ArchiveError
 from sparkwright.upstream import archive
-from sparkwright.upstream.archive import Entry, read_sdist
+from sparkwright.upstream.archive import ArchiveEntry, read_sdist
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,14 +76,14 @@ def test_reads_files_with_the_top_folder_stripped(write):
         format=tarfile.PAX_FORMAT,
     )
     assert list(read_sdist(path)) == [
-        Entry("setup.py", "100644", b"setup"),
-        Entry("tools/run.sh", "100755", b"#!/bin/sh"),
-        Entry("tools/grüße.txt", "100644", b""),
-        Entry("long/" * 60 + "name.py", "100644", b"long"),
-        Entry("docs/setup", "120000", b"../setup.py"),
-        Entry("again.sh", "100755", b"#!/bin/sh"),
-        Entry(".gitignore", "100644", b"*.pyc"),
-        Entry(".github/ci.yml", "100644", b"on: push"),
+        ArchiveEntry("setup.py", "100644", b"setup"),
+        ArchiveEntry("tools/run.sh", "100755", b"#!/bin/sh"),
+        ArchiveEntry("tools/grüße.txt", "100644", b""),
+        ArchiveEntry("long/" * 60 + "name.py", "100644", b"long"),
+        ArchiveEntry("docs/setup", "120000", b"../setup.py"),
+        ArchiveEntry("again.sh", "100755", b"#!/bin/sh"),
+        ArchiveEntry(".gitignore", "100644", b"*.pyc"),
+        ArchiveEntry(".github/ci.yml", "100644", b"on: push"),
     ]
 
 

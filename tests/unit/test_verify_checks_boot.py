@@ -20,13 +20,13 @@ from verify_kit import (
     verdicts,
 )
 
-from sparkwright.verify.checks.boot import NVFP4_RATIO, Boot
+from sparkwright.verify.checks.boot import NVFP4_RATIO, BootCheck
 from sparkwright.verify.model import FailureKind
 
 if TYPE_CHECKING:
     from sparkwright.verify.model import BootFacts, Finding, Observation
 
-BOOT = Boot()
+BOOT = BootCheck()
 ANSWERS = "the server starts and answers"
 DRAFTER = "the drafter works"
 ESTIMATE = "the estimate of CUDA graphs' memory is not negative"

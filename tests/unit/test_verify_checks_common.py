@@ -11,7 +11,7 @@ import pytest
 from verify_kit import KitCorpus, Server, boot_facts, changed, context, crash_from, dead, failing
 
 from sparkwright.verify.checks.acceptance import acceptance, drafter, ratio, surely
-from sparkwright.verify.checks.common import conclude, in_flight, look, troubles, worst
+from sparkwright.verify.checks.common import conclude, in_flight, triage, troubles, worst
 from sparkwright.verify.model import Cell, FailureKind, Load, Observation, Sample, Verdict
 
 if TYPE_CHECKING:
@@ -45,12 +45,13 @@ def observations() -> list[Observation]:
 
 def found(observations: list[Observation]) -> list[tuple[str, str]]:
     return [
-        (trouble.verdict.value, trouble.cause) for trouble in look(Three(), context(), observations).troubles
+        (trouble.verdict.value, trouble.cause)
+        for trouble in triage(Three(), context(), observations).troubles
     ]
 
 
 def test_a_healthy_run_is_sound(observations: list[Observation]) -> None:
-    seen = look(Three(), context(), observations)
+    seen = triage(Three(), context(), observations)
     assert seen.troubles == ()
     assert [o.cell.name for o in seen.sound] == ["code c=1", "code c=4", "code c=8"]
 
@@ -161,7 +162,7 @@ def test_in_flight_is_what_had_not_ended_when_the_server_broke(observations: lis
 def test_a_restarted_server_is_measured_again(observations: list[Observation]) -> None:
     """A crash does not hide what another boot of the server gave."""
     observations[0] = dead(observations[0])
-    seen = look(Three(), context(), observations)
+    seen = triage(Three(), context(), observations)
     assert [o.cell.name for o in seen.sound] == ["code c=4", "code c=8"]
 
 
@@ -194,7 +195,7 @@ def test_a_signature_in_the_log_fails_a_cell_that_looks_healthy(observations: li
 
 
 def test_other_lines_of_the_log_are_notes(observations: list[Observation]) -> None:
-    seen = look(Three(), context(), changed(observations, 1, log=("ERROR the tokenizer is slow",)))
+    seen = triage(Three(), context(), changed(observations, 1, log=("ERROR the tokenizer is slow",)))
     assert not seen.troubles
     assert seen.notes == ("code c=4: the log says “ERROR the tokenizer is slow”",)
 
@@ -228,14 +229,14 @@ def test_a_cell_that_was_cut_short_is_invalid(observations: list[Observation]) -
 
 
 def test_a_missing_cell_never_passes(observations: list[Observation]) -> None:
-    seen = look(Three(), context(), observations[:2])
+    seen = triage(Three(), context(), observations[:2])
     finding = conclude(seen, "n", "d", passed="fine")
     assert (finding.verdict, finding.cause) == (Verdict.INCONCLUSIVE, "code c=8 was not measured")
     assert conclude(seen.tagged(level="4"), "n", "d", passed="fine").verdict is Verdict.PASS
 
 
 def test_a_conclusion_gives_the_worst_and_why(observations: list[Observation]) -> None:
-    seen = look(Three(), context(), changed(observations, 1, canary="silence"))
+    seen = triage(Three(), context(), changed(observations, 1, canary="silence"))
     against = [(Verdict.INVALID, "counts"), (Verdict.FAIL, "too slow")]
     assert conclude(seen, "n", "d", passed="fine", against=against).cause.startswith(
         "too slow; after code c=4"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.base.errors import ServerError
-from sparkwright.verify.client.calibrate import Truth, floor, read_truth
-from sparkwright.verify.model import Chunk, Failure, FailureKind, Sample
+from sparkwright.verify.client.calibrate import CalibrationTruth, floor, read_truth
+from sparkwright.verify.model import Chunk, FailureKind, RequestFailure, Sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 MS = 1_000_000
 
 
-def pair(number: int, *, late_ms: float = 0.0, stretched: float = 1.0) -> tuple[Sample, Truth]:
+def pair(number: int, *, late_ms: float = 0.0, stretched: float = 1.0) -> tuple[Sample, CalibrationTruth]:
     """A request of 11 tokens over 100 ms, first after 50 ms: *late_ms* late, its time *stretched* for us."""
     start = number * 1000 * MS
     first = start + 50 * MS
-    truth = Truth(f"r{number}", start, first, first + 100 * MS, 11)
+    truth = CalibrationTruth(f"r{number}", start, first, first + 100 * MS, 11)
     seen = first + int(late_ms * MS)
     sample = Sample(
         prompt="p",
@@ -34,7 +34,7 @@ def pair(number: int, *, late_ms: float = 0.0, stretched: float = 1.0) -> tuple[
     return sample, truth
 
 
-def measure(pairs: list[tuple[Sample, Truth]], level: int = 4) -> tuple[float, ...]:
+def measure(pairs: list[tuple[Sample, CalibrationTruth]], level: int = 4) -> tuple[float, ...]:
     found = floor(
         level, [sample for sample, _ in pairs], {truth.id: truth for _, truth in pairs}, lag_p99_ms=0.5
     )
@@ -78,7 +78,7 @@ def test_what_failed_or_is_unknown_is_no_floor() -> None:
         category="c",
         started=1,
         ended=2,
-        failure=Failure(kind=FailureKind.RESET, detail="it broke"),
+        failure=RequestFailure(kind=FailureKind.RESET, detail="it broke"),
     )
     with pytest.raises(ServerError, match="it broke"):
         floor(1, [broken], {truth.id: truth}, lag_p99_ms=0)
@@ -91,4 +91,4 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
         '{"id": "a", "received_ns": 1, "first_token_written_ns": 2, "last_token_written_ns": 3, "tokens": 4}'
     )
     path.write_text(f"{line}\n{line[:40]}")
-    assert read_truth(path) == {"a": Truth("a", 1, 2, 3, 4)}
+    assert read_truth(path) == {"a": CalibrationTruth("a", 1, 2, 3, 4)}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.verify.client.sse import Event, EventParser
+from sparkwright.verify.client.sse import EventParser, ServerSentEvent
 
 
-def parse(*reads: bytes) -> list[Event]:
+def parse(*reads: bytes) -> list[ServerSentEvent]:
     parser = EventParser()
     return [event for read in reads for event in parser.feed(read)]
 
@@ -38,7 +38,10 @@ def test_only_one_space_after_the_colon_belongs_to_the_field() -> None:
 
 
 def test_the_name_belongs_to_its_event_alone() -> None:
-    assert parse(b"event: error\ndata: x\n\ndata: y\n\n") == [Event(b"x", b"error"), Event(b"y")]
+    assert parse(b"event: error\ndata: x\n\ndata: y\n\n") == [
+        ServerSentEvent(b"x", b"error"),
+        ServerSentEvent(b"y"),
+    ]
 
 
 def test_a_mark_of_the_byte_order_is_no_part_of_the_first_field() -> None:
@@ -51,15 +54,15 @@ def test_an_event_that_has_not_ended_is_pending() -> None:
     assert not parser.pending
     assert parser.feed(b'data: {"cut') == []
     assert parser.pending
-    assert parser.feed(b'"}\n\n') == [Event(b'{"cut"}')]
+    assert parser.feed(b'"}\n\n') == [ServerSentEvent(b'{"cut"}')]
     assert not parser.pending
 
 
 def test_a_cr_ends_a_line_before_it_is_known_whether_a_lf_follows() -> None:
     parser = EventParser()
-    assert parser.feed(b"data: x\r\n\r") == [Event(b"x")]
+    assert parser.feed(b"data: x\r\n\r") == [ServerSentEvent(b"x")]
     assert parser.feed(b"\n") == []
-    assert parser.feed(b"data: y\r\r") == [Event(b"y")]
+    assert parser.feed(b"data: y\r\r") == [ServerSentEvent(b"y")]
 
 
 LINES = st.one_of(
@@ -69,7 +72,7 @@ LINES = st.one_of(
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 
 
-def by_the_book(stream: bytes) -> list[Event]:
+def by_the_book(stream: bytes) -> list[ServerSentEvent]:
     """The standard's own steps, on the whole stream."""
     events, data, name = [], [], b""
     text = stream.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -78,7 +81,7 @@ def by_the_book(stream: bytes) -> list[Event]:
         value = value.removeprefix(b" ")
         if not line:
             if data:
-                events.append(Event(b"\n".join(data), name))
+                events.append(ServerSentEvent(b"\n".join(data), name))
             data, name = [], b""
         elif field == b"data":
             data.append(value)

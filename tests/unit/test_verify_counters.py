@@ -20,9 +20,9 @@ from sparkwright.verify.metrics import (
     speculation,
     step_time_ms,
 )
-from sparkwright.verify.model import Chunk, Failure, FailureKind, Sample, Snapshot
+from sparkwright.verify.model import Chunk, FailureKind, MetricsSnapshot, RequestFailure, Sample
 
-BEFORE = Snapshot(
+BEFORE = MetricsSnapshot(
     at=0,
     drafts=1000,
     draft_tokens=7000,
@@ -75,7 +75,7 @@ def sample(number: int = 0, **changes: Any) -> Sample:
 SAMPLES = tuple(sample(number) for number in range(REQUESTS))
 
 
-def changed(**changes: Any) -> Snapshot:
+def changed(**changes: Any) -> MetricsSnapshot:
     return msgspec.structs.replace(AFTER, **changes)
 
 
@@ -112,15 +112,17 @@ counts = st.integers(0, 10**9)
 def test_adding_the_same_to_both_snapshots_changes_nothing(
     drafts: int, accepted: int, positions: list[int]
 ) -> None:
-    zero = Snapshot(at=0, drafts=0, draft_tokens=0, accepted=0, accepted_per_position=(0,) * len(positions))
-    grown = Snapshot(
+    zero = MetricsSnapshot(
+        at=0, drafts=0, draft_tokens=0, accepted=0, accepted_per_position=(0,) * len(positions)
+    )
+    grown = MetricsSnapshot(
         at=1,
         drafts=drafts,
         draft_tokens=7 * drafts,
         accepted=accepted,
         accepted_per_position=tuple(positions),
     )
-    later = Snapshot(
+    later = MetricsSnapshot(
         at=2,
         drafts=2 * drafts,
         draft_tokens=14 * drafts,
@@ -202,7 +204,7 @@ def test_no_step_time_of_what_cannot_be(mal: float, rate: float) -> None:
 # Identities ----------------------------------------------------------------------------------
 
 
-def broken(after: Snapshot, samples: tuple[Sample, ...] = SAMPLES) -> list[str]:
+def broken(after: MetricsSnapshot, samples: tuple[Sample, ...] = SAMPLES) -> list[str]:
     return [identity.name for identity in identities(BEFORE, after, samples) if identity.broken]
 
 
@@ -272,7 +274,7 @@ def test_somebody_else_on_the_server_is_noticed() -> None:
 
 
 def test_failed_requests_may_have_brought_more_than_was_seen() -> None:
-    failed = sample(0, failure=Failure(kind=FailureKind.STALL, detail=""), output_tokens=0)
+    failed = sample(0, failure=RequestFailure(kind=FailureKind.STALL, detail=""), output_tokens=0)
     assert broken(AFTER, (failed, *SAMPLES[1:])) == []
     assert broken(AFTER, (failed, *SAMPLES)) == []
     double = tuple(itertools.chain(SAMPLES, SAMPLES))

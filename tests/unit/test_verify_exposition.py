@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.verify.metrics import Point, parse_exposition, parse_snapshot
+from sparkwright.verify.metrics import MetricSample, parse_exposition, parse_snapshot
 
 NAME = 'served "as" a\\b'
 ESCAPED = r"served \"as\" a\\b"
 
 
-def read(text: str) -> list[Point]:
+def read(text: str) -> list[MetricSample]:
     return list(parse_exposition(text))
 
 
@@ -27,7 +27,7 @@ def values(text: str) -> dict[str, float]:
 
 def test_reads_names_labels_and_values_as_they_stand() -> None:
     [point] = read('vllm:x_total{engine="0",model_name="a"} 41.0\n')
-    assert point == Point(1, "vllm:x_total", {"engine": "0", "model_name": "a"}, 41.0)
+    assert point == MetricSample(1, "vllm:x_total", {"engine": "0", "model_name": "a"}, 41.0)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from sparkwright.base.errors import BusyError, ConfigError, NewerFormatError, StorageError
 from sparkwright.verify.journal import (
-    Boot,
+    BootRecord,
     Concluded,
     Journal,
     Manifest,
@@ -28,14 +28,14 @@ from sparkwright.verify.model import (
     BootFacts,
     Cell,
     Chunk,
-    Failure,
     FailureKind,
     Finding,
     Load,
+    MetricsSnapshot,
     Observation,
     Prompt,
+    RequestFailure,
     Sample,
-    Snapshot,
     TokenLogprobs,
     Verdict,
 )
@@ -65,9 +65,13 @@ def observation(name: str = "code c=8") -> Observation:
         text="\u2028 \U0001f600",
     )
     bad = Sample(
-        prompt="p", category="code", started=1, ended=2, failure=Failure(kind=FailureKind.RESET, detail="x")
+        prompt="p",
+        category="code",
+        started=1,
+        ended=2,
+        failure=RequestFailure(kind=FailureKind.RESET, detail="x"),
     )
-    before = Snapshot(at=5, drafts=3, accepted_per_position=(2.0, 1.0), cache={"block_size": "16"})
+    before = MetricsSnapshot(at=5, drafts=3, accepted_per_position=(2.0, 1.0), cache={"block_size": "16"})
     return Observation(cell=cell(name), samples=(good, bad), before=before, lag_ms=(1.5, 0.5), died=-9)
 
 
@@ -85,11 +89,11 @@ def finding() -> Finding:
 def test_all_comes_back_as_it_went_in(tmp_path: Path) -> None:
     facts = BootFacts(version="0.24.0", graph_gib=-7.5, capture_sizes=(1, 2))
     with Journal(tmp_path / "run", manifest()) as journal:
-        journal.write(Boot(arm="main", boot=0, facts=facts))
+        journal.write(BootRecord(arm="main", boot=0, facts=facts))
         journal.write(Measured(id="a", observation=observation()))
         journal.write(Noted(name="floor", data={"ms": [1, 2]}))
         journal.write(Concluded(findings=()))
-        journal.write(Boot(arm="main", boot=0, facts=facts, restart=1))
+        journal.write(BootRecord(arm="main", boot=0, facts=facts, restart=1))
         journal.write(Concluded(findings=(finding(),)))
     contents = read_journal(tmp_path / "run")
     assert contents.manifest == manifest()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from boot_logs import Boot
 
-from sparkwright.verify.model import BootFacts, Snapshot
+from sparkwright.verify.model import BootFacts, MetricsSnapshot
 from sparkwright.verify.server.bootlog import error_lines, facts_from_metrics, read_boot_log
 from sparkwright.verify.server.failures import CAUSES, diagnose, excerpt, tail
 
@@ -127,7 +127,7 @@ def test_metrics_know_capacity_better_than_the_log() -> None:
         "num_gpu_blocks": "1",
         "block_size": "16",
     }
-    facts = facts_from_metrics(Snapshot(at=0, cache=labels), read_boot_log(Boot().text))
+    facts = facts_from_metrics(MetricsSnapshot(at=0, cache=labels), read_boot_log(Boot().text))
     assert facts.kv_tokens == 1_026_730
     assert facts.max_concurrency == 20.9
     assert facts.kv_dtype == "nvfp4"
@@ -143,13 +143,13 @@ def test_what_metrics_do_not_know_stays_as_the_log_said() -> None:
         "num_gpu_blocks": "9",
         "block_size": "16",
     }
-    assert facts_from_metrics(Snapshot(at=0), facts) == facts
-    assert facts_from_metrics(Snapshot(at=0, cache=unknown), facts) == facts
+    assert facts_from_metrics(MetricsSnapshot(at=0), facts) == facts
+    assert facts_from_metrics(MetricsSnapshot(at=0, cache=unknown), facts) == facts
 
 
 def test_blocks_tell_the_capacity_where_nothing_else_does() -> None:
     labels = {"num_gpu_blocks": "100", "block_size": "16"}
-    assert facts_from_metrics(Snapshot(at=0, cache=labels), BootFacts()).kv_tokens == 1600
+    assert facts_from_metrics(MetricsSnapshot(at=0, cache=labels), BootFacts()).kv_tokens == 1600
 
 
 # Errors and causes -------------------------------------------------------------------------

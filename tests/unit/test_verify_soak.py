@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from verify_kit import FIRST, SEEDS, boot_facts, by_name, context, failing, profile, verdicts
 
-from sparkwright.verify.checks.drift import Point, clock, elapsed, find_onset
+from sparkwright.verify.checks.drift import TimedValue, clock, elapsed, find_onset
 from sparkwright.verify.checks.soak import Soak
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.model import (
@@ -19,9 +19,9 @@ from sparkwright.verify.model import (
     Chunk,
     FailureKind,
     HostSample,
+    MetricsSnapshot,
     Observation,
     Sample,
-    Snapshot,
     Verdict,
 )
 
@@ -152,7 +152,7 @@ class Lived:
         hit = self.rng.random((len(at), self.k)) < chance[:, None] * 0.985 ** np.arange(self.k)
         return np.cumprod(hit, axis=1).sum(axis=1)
 
-    def count(self, at: np.ndarray, took: np.ndarray, begin: float) -> tuple[Snapshot, ...]:
+    def count(self, at: np.ndarray, took: np.ndarray, begin: float) -> tuple[MetricsSnapshot, ...]:
         """Snapshots every ten seconds on the way."""
         series = []
         order = np.argsort(at)
@@ -169,7 +169,7 @@ class Lived:
             done = upto
         return tuple(series[:-1])
 
-    def snapshot(self, at: float, *, partly: bool = False) -> Snapshot:
+    def snapshot(self, at: float, *, partly: bool = False) -> MetricsSnapshot:
         """Counters now; on the way those that are not looked at are left out."""
         values: dict[str, Any] = {} if partly else self.totals
         spec: dict[str, Any] = {}
@@ -180,7 +180,7 @@ class Lived:
                 "accepted": self.accepted,
                 "accepted_per_position": tuple(self.positions.tolist()),
             }
-        return Snapshot(
+        return MetricsSnapshot(
             at=self.ns(at),
             start_s=self.start_s,
             preemptions=0.0,
@@ -413,12 +413,14 @@ def test_a_server_without_speculation_decides_nothing():
 def test_the_onset_is_where_the_fall_begins(onset, over):
     rng = np.random.default_rng(1)
     rates = np.clip(1 - (np.arange(60) - onset) / over, 0, 1) * 2.5 + rng.normal(0, 0.08, 60)
-    points = [Point(30.0 * i, 30.0 * i + 30, 1000, 7000, 1000 * max(rate, 0)) for i, rate in enumerate(rates)]
+    points = [
+        TimedValue(30.0 * i, 30.0 * i + 30, 1000, 7000, 1000 * max(rate, 0)) for i, rate in enumerate(rates)
+    ]
     assert find_onset(points).at_s == pytest.approx(30 * onset, abs=90)
 
 
 def test_what_rises_has_no_onset():
-    points = [Point(30.0 * i, 30.0 * i + 30, 1000, 7000, 1000 + 50 * i) for i in range(20)]
+    points = [TimedValue(30.0 * i, 30.0 * i + 30, 1000, 7000, 1000 + 50 * i) for i in range(20)]
     assert find_onset(points) is None
 
 
@@ -440,8 +442,8 @@ def test_pauses_count_unless_a_run_was_resumed_after_them():
     seen = [
         Observation(
             cell=cell,
-            before=Snapshot(at=round(begin * 1e9)),
-            after=Snapshot(at=round(end * 1e9)),
+            before=MetricsSnapshot(at=round(begin * 1e9)),
+            after=MetricsSnapshot(at=round(end * 1e9)),
         )
         for cell, (begin, end) in zip(cells, moments, strict=True)
     ]

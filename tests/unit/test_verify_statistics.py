@@ -14,7 +14,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from sparkwright.verify.model import Chunk, Failure, FailureKind, Sample
+from sparkwright.verify.model import Chunk, FailureKind, RequestFailure, Sample
 from sparkwright.verify.statistics import (
     change_point,
     empirical_logit,
@@ -132,7 +132,7 @@ def test_the_window_counts_tokens_by_their_moments() -> None:
 
 
 def test_warm_ups_do_not_count_and_failed_requests_bring_no_tokens() -> None:
-    failure = Failure(kind=FailureKind.TRUNCATED, detail="")
+    failure = RequestFailure(kind=FailureKind.TRUNCATED, detail="")
     samples = [request(0, 3, 3, counted=False), request(5, 10, 5), request(5, 12, 5, failure=failure)]
     window = steady_window(samples, 2)
     assert (window.begin, window.end, window.tokens) == (5 * SECOND, 10 * SECOND, 5)

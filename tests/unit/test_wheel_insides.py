@@ -9,7 +9,7 @@ import elfkit
 import pytest
 
 from sparkwright.native.inspection import Inspector, Surroundings, read_elf
-from sparkwright.wheel.insides import resolution_of
+from sparkwright.wheel.binaries import resolution_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ make carries: from an edited folder, from a pull request, and as files.
 from sparkwright.carries.folder import Carry, load_carries, load_carry
 from sparkwright.carries.model import (
     CARRY_FORMAT,
+    CarryEvidence,
     CarrySpec,
-    Evidence,
     ProbeSpec,
     PullRequest,
     Revision,
@@ -21,8 +21,8 @@ from sparkwright.carries.patch import FilePatch, Patch, parse_patch
 __all__ = [
     "CARRY_FORMAT",
     "Carry",
+    "CarryEvidence",
     "CarrySpec",
-    "Evidence",
     "FilePatch",
     "Patch",
     "ProbeSpec",

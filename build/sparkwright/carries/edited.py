@@ -16,7 +16,7 @@ from sparkwright.store import remove_tree, storing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkwright.git import Entry, Repository
+    from sparkwright.git import Repository, TreeEntry
 
 _IGNORED_FOLDERS = {".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"}
 _IGNORED_SUFFIXES = {".pyc", ".orig", ".rej", ".swp", ".so"}
@@ -97,7 +97,7 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
     return repository.diff(tree, edited, context=0)
 
 
-def _is_link(path: str, file: Path, entry: Entry | None) -> bool:
+def _is_link(path: str, file: Path, entry: TreeEntry | None) -> bool:
     """Tell if *file* is a symbolic link as in the tree, which no carry changes; otherwise it is a plain file.
 
     Raises:

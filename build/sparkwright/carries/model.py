@@ -52,7 +52,7 @@ class Superseded(Model, frozen=True):
     because: Text
 
 
-class Evidence(Model, frozen=True):
+class CarryEvidence(Model, frozen=True):
     """What is known, apart from what is only said.
 
     Attributes:
@@ -144,7 +144,7 @@ class CarrySpec(Model, frozen=True):
     why: Text
     symptom: Text
     dies_when: Text
-    evidence: Evidence
+    evidence: CarryEvidence
     source: SourceName | None = None
     upstream: tuple[Upstream, ...] = ()
     superseded: tuple[Superseded, ...] = ()

@@ -40,7 +40,7 @@ class Released(Model, frozen=True):
 
     Attributes:
         revision: its number; it becomes part of the wheel's version and orders builds of one release.
-        digest: `Point.content` of what it was given to.
+        digest: `BuildSpec.content` of what it was given to.
     """
 
     revision: Annotated[int, Meta(ge=1)]
@@ -66,7 +66,7 @@ class Patchset(Model, frozen=True):
 
 
 @dataclass(frozen=True)
-class Point:
+class BuildSpec:
     """A pin and a patchset, resolved.
 
     Attributes:
@@ -178,7 +178,7 @@ def load_patchset(folder: Path, name: str) -> Patchset:
     return patchset
 
 
-def make_point(root: Path, lock: Lock, patchset: str, *, arch: str | None = None) -> Point:
+def make_build_spec(root: Path, lock: Lock, patchset: str, *, arch: str | None = None) -> BuildSpec:
     """The point of *lock* and the patchset called *patchset*, from the checkout at *root*.
 
     Args:
@@ -209,10 +209,10 @@ def make_point(root: Path, lock: Lock, patchset: str, *, arch: str | None = None
             because="upstream.lock has no [native], which says with what",
             next_step="take upstream's: --kernels upstream",
         )
-    return Point(lock, chosen.name, carries, arch, chosen.released)
+    return BuildSpec(lock, chosen.name, carries, arch, chosen.released)
 
 
-def with_next_revision(text: str, point: Point) -> str:
+def with_next_revision(text: str, point: BuildSpec) -> str:
     """A patchset's *text* whose newest revision is *point*; the same text if that is so already."""
     import tomlkit
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.base.errors import ArchiveError, AuditError, WheelError
-from sparkwright.cli.options import DEFAULT_PATCHSET, Wanted
+from sparkwright.cli.options import DEFAULT_PATCHSET, TargetOptions
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
@@ -17,7 +17,7 @@ from sparkwright.cli.terminal import human_seconds, human_size
 from sparkwright.native.inspection import KernelClass
 from sparkwright.pipeline.binaries import native_version
 from sparkwright.pipeline.expected import expected_record, found_compiled, merged_again
-from sparkwright.pipeline.job import needed
+from sparkwright.pipeline.job import require
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.kernels import kernels_of
@@ -59,7 +59,9 @@ def command(
     """
     reports = []
     for wheel in wheels:
-        wanted = Wanted(patchset=patchset, platform=_platform(session, wheel), source=source, arch=arch)
+        wanted = TargetOptions(
+            patchset=patchset, platform=_platform(session, wheel), source=source, arch=arch
+        )
         report = audit(wheel.absolute(), _expectation(session, wanted, wheel))
         reports.append(report)
         if not session.as_json:
@@ -102,7 +104,7 @@ def _platform(session: Session, wheel: Path) -> str:
     )
 
 
-def _job(session: Session, wanted: Wanted, wheel: Path) -> tuple[Job, str, KernelsRecord | None]:
+def _job(session: Session, wanted: TargetOptions, wheel: Path) -> tuple[Job, str, KernelsRecord | None]:
     """The job that *wheel* may have come of, the version that it has if it did, and what it says of kernels.
 
     What the wheel says of its kernels chooses between jobs of this checkout, and decides no check.
@@ -116,12 +118,12 @@ def _job(session: Session, wanted: Wanted, wheel: Path) -> tuple[Job, str, Kerne
         return job, job.version, None
     full = parse_name(wheel.name).version.endswith(".full")
     job = session.job(replace(wanted, kernels="native", arch=wanted.arch or record.arch), full=full)
-    extensions = needed(job.native).extensions
+    extensions = require(job.native).extensions
     stock = {name for name, spec in extensions.items() if spec.member in record.reasons}
     return job, native_version(job, stock), record
 
 
-def _expectation(session: Session, wanted: Wanted, wheel: Path) -> Expectation:
+def _expectation(session: Session, wanted: TargetOptions, wheel: Path) -> Expectation:
     """What *wheel* is held against: the merge too, if it is of the point that the checkout describes."""
     job, version, stated = _job(session, wanted, wheel)
     compiled = found_compiled(job, stated)
@@ -129,7 +131,7 @@ def _expectation(session: Session, wanted: Wanted, wheel: Path) -> Expectation:
         return job.expectation(None, arch=wanted.arch, compiled=compiled)
     known = merged_again(job)
     record = expected_record(job, known, version, stated)
-    changes = job.changes(needed(known.report))
+    changes = job.changes(require(known.report))
     return job.expectation(changes, version, arch=wanted.arch, record=record, compiled=compiled)
 
 

@@ -16,7 +16,7 @@ from sparkwright.base.errors import (
     ProofError,
     UnprovedError,
 )
-from sparkwright.cli.options import Wanted, job_options, tree_options
+from sparkwright.cli.options import TargetOptions, job_options, tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
@@ -24,7 +24,7 @@ from sparkwright.cli.tables import show_table
 if TYPE_CHECKING:
     from sparkwright.carries import Carry, PullRequest
     from sparkwright.merge import Outcome
-    from sparkwright.merge.absorb import Change
+    from sparkwright.merge.absorb import CarryChange
     from sparkwright.merge.refresh import Workshop
     from sparkwright.pipeline import Job
     from sparkwright.probe import Proof
@@ -68,7 +68,7 @@ def new(
     repository: str | None,
     title: str,
     why: str,
-    wanted: Wanted,
+    wanted: TargetOptions,
 ) -> None:
     """Make a carry, from an upstream pull request or from a folder with an edited tree.
 
@@ -121,7 +121,7 @@ def _repository(session: Session, named: str) -> str:
 @tree_options
 @common_options
 @run_in_session
-def show(session: Session, *, name: str, context: int, wanted: Wanted) -> None:
+def show(session: Session, *, name: str, context: int, wanted: TargetOptions) -> None:
     """Show a carry: why it is there, what is known of it, and its change with context."""
     carry = _find(session, name)
     job = session.job(wanted)
@@ -135,7 +135,7 @@ def show(session: Session, *, name: str, context: int, wanted: Wanted) -> None:
         click.echo(printable(f"\n{text}"))
 
 
-def _change(job: Job, carry: Carry) -> Change:
+def _change(job: Job, carry: Carry) -> CarryChange:
     """What *carry* changes, on its own base.
 
     Raises:
@@ -188,7 +188,7 @@ def _show_spec(carry: Carry) -> None:
 @tree_options
 @common_options
 @run_in_session
-def edit(session: Session, *, folder: Path, name: str | None, wanted: Wanted) -> None:
+def edit(session: Session, *, folder: Path, name: str | None, wanted: TargetOptions) -> None:
     """Write the pinned tree into FOLDER, to edit it there."""
     from sparkwright.carries.edited import write_tree
 
@@ -234,7 +234,7 @@ def _workshop(job: Job) -> Workshop:
 @tree_options
 @common_options
 @run_in_session
-def refresh(session: Session, *, name: str, folder: Path | None, wanted: Wanted) -> None:
+def refresh(session: Session, *, name: str, folder: Path | None, wanted: TargetOptions) -> None:
     """Bring a carry up to date: a pull request to its present head, one of ours onto the pin."""
     carry = _find(session, name)
     if carry.spec.pull is not None:
@@ -303,7 +303,7 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
 @job_options
 @common_options
 @run_in_session
-def prove(session: Session, *, names: tuple[str, ...], wanted: Wanted) -> None:
+def prove(session: Session, *, names: tuple[str, ...], wanted: TargetOptions) -> None:
     """Run the probes of all carries, or of NAMES, on the pristine and the merged tree.
 
     Each proof is recorded beside its carry. A carry that is not proved is an error, but for one that is
@@ -346,7 +346,7 @@ def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str
     """Prove and record; returns the proofs and, by name, why others need none, and why they have none."""
     from sparkwright.carries.folder import unknown_name
     from sparkwright.merge import OutcomeKind, merge_patchset
-    from sparkwright.probe import Verdict, write_proof
+    from sparkwright.probe import ProbeVerdict, write_proof
 
     known = [carry.name for carry in job.point.carries]
     for name in names:
@@ -371,9 +371,9 @@ def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str
             absorbed = outcome.kind is OutcomeKind.ABSORBED
             proof = prover.prove(carry, outcome.proof_paths, absorbed=absorbed)
             proofs.append(proof)
-            if proof.verdict is (Verdict.NOT_NEEDED if absorbed else Verdict.PROVED):
+            if proof.verdict is (ProbeVerdict.NOT_NEEDED if absorbed else ProbeVerdict.PROVED):
                 write_proof(carry.folder, proof)
-            elif proof.verdict is not Verdict.REFUTED:
+            elif proof.verdict is not ProbeVerdict.REFUTED:
                 unproved[carry.name] = _why_unproved(proof, outcome)
     return proofs, needless, unproved
 

@@ -23,7 +23,7 @@ _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at."""
 
     what: str
@@ -42,7 +42,7 @@ def command(session: Session) -> None:
         _git(),
         _disk(session),
         _index(session),
-        Finding("machine", "pass", f"{platform.machine()}, {platform.system()} {platform.release()}"),
+        DoctorFinding("machine", "pass", f"{platform.machine()}, {platform.system()} {platform.release()}"),
         *_native(session),
     ]
     if session.as_json:
@@ -60,24 +60,24 @@ def command(session: Session) -> None:
         )
 
 
-def _python() -> Finding:
+def _python() -> DoctorFinding:
     good = sys.version_info >= (3, 11)
     remedy = "" if good else "install Python 3.11 or newer, and make the environment anew"
     verdict: Literal["pass", "fail"] = "pass" if good else "fail"
-    return Finding("python", verdict, f"{platform.python_version()} (3.11 or newer)", remedy)
+    return DoctorFinding("python", verdict, f"{platform.python_version()} (3.11 or newer)", remedy)
 
 
-def _git() -> Finding:
+def _git() -> DoctorFinding:
     try:
-        return Finding("git", "pass", require_git())
+        return DoctorFinding("git", "pass", require_git())
     except ToolError as error:
-        return Finding("git", "fail", f"{error}; 2.38 or newer is needed", error.next_step)
+        return DoctorFinding("git", "fail", f"{error}; 2.38 or newer is needed", error.next_step)
 
 
-def _disk(session: Session) -> Finding:
+def _disk(session: Session) -> DoctorFinding:
     free = shutil.disk_usage(session.store.home).free
     verdict: Literal["pass", "fail"] = "pass" if free >= _NEEDED_BYTES else "fail"
-    return Finding(
+    return DoctorFinding(
         "disk",
         verdict,
         f"{human_size(free)} free in {session.store.home} ({human_size(_NEEDED_BYTES)} wanted)",
@@ -85,9 +85,9 @@ def _disk(session: Session) -> Finding:
     )
 
 
-def _index(session: Session) -> Finding:
+def _index(session: Session) -> DoctorFinding:
     if session.offline:
-        return Finding("package index", "skipped", "--offline")
+        return DoctorFinding("package index", "skipped", "--offline")
     from sparkwright.upstream import read_settings
     from sparkwright.upstream.index import find
 
@@ -95,19 +95,19 @@ def _index(session: Session) -> Finding:
     try:
         files = find("vllm", lock.release.version, read_settings())
     except SparkwrightError as error:
-        return Finding("package index", "fail", str(error), error.next_step)
+        return DoctorFinding("package index", "fail", str(error), error.next_step)
     names = {file.filename for file in files}
     missing = {lock.sdist.filename, *(wheel.filename for wheel in lock.wheels.values())} - names
     if missing:
-        return Finding(
+        return DoctorFinding(
             "package index", "fail", f"it does not list {', '.join(sorted(missing))}", _INDEX_REMEDY
         )
-    return Finding(
+    return DoctorFinding(
         "package index", "pass", f"it lists vllm {lock.release.version} and the wheels of the lock"
     )
 
 
-def _native(session: Session) -> list[Finding]:
+def _native(session: Session) -> list[DoctorFinding]:
     """What compiling kernels here wants; nothing of it is needed for a wheel with upstream's."""
     from sparkwright.native.doctor import check_gpu, find_gpu, native_checks
 
@@ -116,4 +116,4 @@ def _native(session: Session) -> list[Finding]:
         checks = [check_gpu(find_gpu())]
     else:
         checks = native_checks(native, session.store.home, os.environ)
-    return [Finding(check.what, check.verdict, check.detail, check.remedy) for check in checks]
+    return [DoctorFinding(check.what, check.verdict, check.detail, check.remedy) for check in checks]

@@ -9,7 +9,7 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import CarryConflictError
-from sparkwright.cli.options import Wanted, job_options
+from sparkwright.cli.options import TargetOptions, job_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
@@ -37,7 +37,7 @@ _HAZARDS = {
 @job_options
 @common_options
 @run_in_session
-def command(session: Session, *, onto: str | None, check_out: Path | None, wanted: Wanted) -> None:
+def command(session: Session, *, onto: str | None, check_out: Path | None, wanted: TargetOptions) -> None:
     """Merge the patchset onto the pin, or onto another release, and report each carry.
 
     No probe is run. A carry that upstream seems to have is 'absorbed (unproved)' until its probe, run by

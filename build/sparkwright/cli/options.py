@@ -25,7 +25,7 @@ DEFAULT_PLATFORM = "aarch64"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TargetOptions:
     """Which wheel a command is about.
 
     Attributes:
@@ -103,13 +103,13 @@ def compile_options(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def tree_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--patchset``, ``--platform`` and ``--source``; *function* gets them as `Wanted`."""
-    return _bundled(function, _TREE, Wanted, "wanted")
+    """Add ``--patchset``, ``--platform`` and ``--source``; *function* gets them as `TargetOptions`."""
+    return _bundled(function, _TREE, TargetOptions, "wanted")
 
 
 def job_options(function: Callable[..., R]) -> Callable[..., R]:
     """Like `tree_options`, with ``--kernels`` and ``--arch``."""
-    return _bundled(function, (*_TREE, *_KERNELS), Wanted, "wanted")
+    return _bundled(function, (*_TREE, *_KERNELS), TargetOptions, "wanted")
 
 
 def _bundled(

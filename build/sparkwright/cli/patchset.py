@@ -9,11 +9,11 @@ import click
 from sparkwright.carries.patchset import with_next_revision
 from sparkwright.cli.options import DEFAULT_PATCHSET
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_looking_only
+from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.store import write_atomically
 
 if TYPE_CHECKING:
-    from sparkwright.carries.patchset import Point
+    from sparkwright.carries.patchset import BuildSpec
 
 BUMP = "sparkwright patchset bump"
 
@@ -26,7 +26,7 @@ def command() -> None:
 @command.command("bump")
 @click.argument("name", default=DEFAULT_PATCHSET)
 @common_options
-@run_looking_only
+@run_read_only
 def bump(session: Session, *, name: str) -> None:
     """Give NAME its next revision, if the pin or a carry changed since the newest; comments stay."""
     path = session.checkout.root / "patchsets" / f"{name}.toml"
@@ -45,7 +45,7 @@ def bump(session: Session, *, name: str) -> None:
         click.echo("next     sparkwright wheel")
 
 
-def told_revision(point: Point) -> str:
+def told_revision(point: BuildSpec) -> str:
     """The revision for people, with the next step where there is none."""
     if point.revision:
         return str(point.revision)

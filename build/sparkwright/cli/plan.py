@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparkwright.cli.options import Wanted, compile_options, job_options
+from sparkwright.cli.options import TargetOptions, compile_options, job_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import told_revision
-from sparkwright.cli.session import Session, common_options, run_looking_only
+from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.pipeline import plan
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 @compile_options
 @job_options
 @common_options
-@run_looking_only
+@run_read_only
 def command(
-    session: Session, *, require_native: bool, full: bool, compiling: Compiling, wanted: Wanted
+    session: Session, *, require_native: bool, full: bool, compiling: Compiling, wanted: TargetOptions
 ) -> None:
     """Show the steps to a wheel, and which results the store already holds.
 

@@ -31,16 +31,16 @@ from sparkwright.cli.terminal import showing_events
 from sparkwright.git import Repository, discard, open_repository, unsoundness
 from sparkwright.pipeline.checkout import Checkout, open_checkout
 from sparkwright.pipeline.choose import choose_arch
-from sparkwright.pipeline.facility import ToolchainFacility
-from sparkwright.pipeline.job import Compiling, Job, Options
-from sparkwright.store import Run, Store, open_store, storing
+from sparkwright.pipeline.job import BuildOptions, Compiling, Job
+from sparkwright.pipeline.toolchain_resource import ToolchainFacility
+from sparkwright.store import ActiveRun, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
-from sparkwright.upstream import Access, Source, open_source, read_settings
+from sparkwright.upstream import Access, UpstreamSource, open_source, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkwright.cli.options import Wanted
+    from sparkwright.cli.options import TargetOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,7 +72,7 @@ class Session:
     repository: Repository
     offline: bool
     as_json: bool
-    run: Run
+    run: ActiveRun
 
     @property
     def logs(self) -> tuple[Path, ...]:
@@ -84,7 +84,7 @@ class Session:
         """How things are fetched, and where they are kept."""
         return Access(self.store, self.repository, read_settings(offline=self.offline))
 
-    def source(self, spec: str) -> Source:
+    def source(self, spec: str) -> UpstreamSource:
         """Where pristine trees come from: ``index``, ``git``, an address or a folder."""
         return open_source(spec, self.access)
 
@@ -112,7 +112,7 @@ class Session:
 
     def job(
         self,
-        wanted: Wanted,
+        wanted: TargetOptions,
         *,
         out: Path | None = None,
         allow_unproved: tuple[str, ...] = (),
@@ -121,7 +121,7 @@ class Session:
         compiling: Compiling | None = None,
     ) -> Job:
         """The job of making the wheel that is *wanted*."""
-        options = Options(
+        options = BuildOptions(
             platform=wanted.platform,
             source=wanted.source,
             out=(out or self.checkout.root / "dist").absolute(),
@@ -211,7 +211,7 @@ def run_in_session(function: Callable[..., R]) -> Callable[..., R]:
     return _in_session(function, read_only=False)
 
 
-def run_looking_only(function: Callable[..., R]) -> Callable[..., R]:
+def run_read_only(function: Callable[..., R]) -> Callable[..., R]:
     """Like `run_in_session`, for commands that only look: the store's repository is not made for them."""
     return _in_session(function, read_only=True)
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.cli.options import Wanted, job_options
+from sparkwright.cli.options import TargetOptions, job_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import told_revision
-from sparkwright.cli.session import Session, common_options, run_looking_only
+from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
 from sparkwright.merge import OutcomeKind
-from sparkwright.pipeline.job import Known
+from sparkwright.pipeline.job import BuildState
 from sparkwright.pipeline.steps import Merge, PristineTree, Prove
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @click.command("status")
 @job_options
 @common_options
-@run_looking_only
-def command(session: Session, *, wanted: Wanted) -> None:
+@run_read_only
+def command(session: Session, *, wanted: TargetOptions) -> None:
     """Show the pin, the carries with their outcomes and proofs, and what is in dist/.
 
     Only what is known without work is shown; 'sparkwright merge' finds the rest out.
@@ -67,7 +67,7 @@ def command(session: Session, *, wanted: Wanted) -> None:
 
 
 def _carries(job: Job) -> list[dict[str, Any]]:
-    known = Known()
+    known = BuildState()
     merged = PristineTree().find(job, known) and Merge().find(job, known)
     described = []
     for carry in job.point.carries:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session, common_options, run_looking_only
+from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
 
@@ -24,7 +24,7 @@ def command() -> None:
 
 @command.command("list")
 @common_options
-@run_looking_only
+@run_read_only
 def list_command(session: Session) -> None:
     """Show what takes how much, by kind."""
     from sparkwright.store.survey import survey, totals
@@ -42,15 +42,15 @@ def list_command(session: Session) -> None:
 @command.command("verify")
 @click.option("--remove", is_flag=True, help="Drop what is damaged; it is fetched or made again when needed.")
 @common_options
-@run_looking_only
+@run_read_only
 def verify_command(session: Session, *, remove: bool) -> None:
     """Hash every file, read every record and every name, and let git check its objects."""
     from sparkwright.git import discard, unsoundness
-    from sparkwright.store.verify import Fault, remove_faults, require_sound, verify
+    from sparkwright.store.verify import StoreFault, remove_faults, require_sound, verify
 
     faults = verify(session.store)
     if why := unsoundness(session.repository):
-        faults.append(Fault(session.store.git, why))
+        faults.append(StoreFault(session.store.git, why))
     if remove:
         with session.store.scratch() as trash:
             if why:
@@ -85,7 +85,7 @@ def verify_command(session: Session, *, remove: bool) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @common_options
-@run_looking_only
+@run_read_only
 def prune_command(
     session: Session, *, older_than: float | None, keep_size: float | None, dry_run: bool
 ) -> None:
@@ -94,12 +94,12 @@ def prune_command(
     What a run that is under way has used stays. What is removed and needed again is fetched or made
     again. Git's objects are not removed.
     """
-    from sparkwright.store.prune import Limits, prune
+    from sparkwright.store.prune import PruneLimits, prune
     from sparkwright.store.survey import survey, totals
 
     if older_than is None and keep_size is None:
         raise click.UsageError("Give --older-than, --keep-size, or both.")
-    limits = Limits(older_than, None if keep_size is None else int(keep_size * (1 << 30)))
+    limits = PruneLimits(older_than, None if keep_size is None else int(keep_size * (1 << 30)))
     entries = survey(session.store, session.logs)
     done = prune(session.store, entries, limits, run=session.run, dry=dry_run)
     removed, in_use = totals(done.removed), totals(done.in_use)

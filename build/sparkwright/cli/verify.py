@@ -19,8 +19,8 @@ from sparkwright.cli.terminal import human_size, showing_events
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.results import Results
-    from sparkwright.verify.wish import Wish
 
 _EVENTS = "events.jsonl"
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
@@ -129,14 +129,14 @@ def command(
     A run that was stopped is gone on with by --resume.
     """
     _require_libraries()
-    from sparkwright.verify.wish import Wish
+    from sparkwright.verify.options import VerifyOptions
 
     keys = (api_key, baseline_api_key)
     with _showing(quiet=quiet or as_json) as log:
         if resume is not None:
             from sparkwright.verify.journal import read_journal
 
-            folder, wish = resume, Wish.from_options(read_journal(resume).manifest.options)
+            folder, wish = resume, VerifyOptions.from_options(read_journal(resume).manifest.options)
             _refuse_others(context, resume, wish)
             _refuse_keys(folder, wish, asked, keys)
         else:
@@ -196,13 +196,13 @@ def _require_libraries() -> None:
         )
 
 
-def _require_possible(wish: Wish) -> None:
+def _require_possible(wish: VerifyOptions) -> None:
     from sparkwright.verify.setup import require_possible
 
     require_possible(wish)
 
 
-def _verify(wish: Wish, folder: Path, keys: tuple[str, str]) -> Results:
+def _verify(wish: VerifyOptions, folder: Path, keys: tuple[str, str]) -> Results:
     from sparkwright.verify.results import write_results
     from sparkwright.verify.setup import prepare
     from sparkwright.verify.suite import run_suite
@@ -215,13 +215,13 @@ def _verify(wish: Wish, folder: Path, keys: tuple[str, str]) -> Results:
     return write_results(folder)
 
 
-def _wish(wheel: Path | None, asked: dict[str, Any]) -> Wish:
+def _wish(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     """What the options come to.
 
     Raises:
         ConfigError: they contradict each other, or something is missing.
     """
-    from sparkwright.verify.wish import Wish
+    from sparkwright.verify.options import VerifyOptions
 
     smoke, demo = asked.pop("smoke"), asked.pop("demo")
     given = {name: value for name, value in asked.items() if value not in (None, "", ())}
@@ -249,10 +249,10 @@ def _wish(wheel: Path | None, asked: dict[str, Any]) -> Wish:
     }
     if wheel is not None:
         given["wheel"] = str(wheel.absolute())
-    return Wish(**given, simulator=demo)
+    return VerifyOptions(**given, simulator=demo)
 
 
-def _refuse_others(context: click.Context, folder: Path, wish: Wish) -> None:
+def _refuse_others(context: click.Context, folder: Path, wish: VerifyOptions) -> None:
     """Do nothing if no option says once more what is verified; addresses may be repeated.
 
     Raises:
@@ -274,7 +274,7 @@ def _refuse_others(context: click.Context, folder: Path, wish: Wish) -> None:
         )
 
 
-def _refuse_keys(folder: Path, wish: Wish, asked: dict[str, Any], keys: tuple[str, str]) -> None:
+def _refuse_keys(folder: Path, wish: VerifyOptions, asked: dict[str, Any], keys: tuple[str, str]) -> None:
     """Do nothing if keys go only where the command line says; a folder may have come from anywhere.
 
     Raises:
@@ -290,7 +290,7 @@ def _refuse_keys(folder: Path, wish: Wish, asked: dict[str, Any], keys: tuple[st
             )
 
 
-def _new_folder(wish: Wish) -> Path:
+def _new_folder(wish: VerifyOptions) -> Path:
     from datetime import UTC, datetime
 
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkwright.base.errors import ConfigError, UnreleasedError
-from sparkwright.cli.options import Wanted, compile_options, job_options
+from sparkwright.cli.options import TargetOptions, compile_options, job_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import BUMP, told_revision
 from sparkwright.cli.session import Session, common_options, run_in_session
@@ -18,12 +18,12 @@ from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
 from sparkwright.pipeline import apply
 from sparkwright.pipeline.binaries import version_of
-from sparkwright.pipeline.job import needed
+from sparkwright.pipeline.job import require
 from sparkwright.publish import require_plain, wheels_in
 
 if TYPE_CHECKING:
     from sparkwright.pipeline import Job
-    from sparkwright.pipeline.job import Compiling, Known
+    from sparkwright.pipeline.job import BuildState, Compiling
 
 
 @click.command("wheel")
@@ -50,7 +50,7 @@ def command(
     require_native: bool,
     full: bool,
     compiling: Compiling,
-    wanted: Wanted,
+    wanted: TargetOptions,
 ) -> None:
     """Build the wheel: fetch, merge, prove, assemble, audit, publish.
 
@@ -98,10 +98,10 @@ def _require_out(out: Path) -> None:
         require_plain(wheels_in(out))
 
 
-def _summary(job: Job, known: Known) -> dict[str, Any]:
-    wheel, report = needed(known.wheel), needed(known.report)
+def _summary(job: Job, known: BuildState) -> dict[str, Any]:
+    wheel, report = require(known.wheel), require(known.report)
     return {
-        "path": str(needed(known.placed)),
+        "path": str(require(known.placed)),
         "size": wheel.size,
         "sha256": wheel.sha256,
         "revision": job.point.revision,
@@ -123,26 +123,26 @@ def _summary(job: Job, known: Known) -> dict[str, Any]:
     }
 
 
-def _proof(known: Known, carry: str) -> str:
+def _proof(known: BuildState, carry: str) -> str:
     proof = known.proofs.get(carry)
     if proof is not None:
         return str(proof.verdict)
-    return "none, allowed" if needed(known.report).outcome(carry).kind.wants_proof else ""
+    return "none, allowed" if require(known.report).outcome(carry).kind.wants_proof else ""
 
 
-def _install_command(known: Known) -> str:
-    return f"pip install {shlex.quote(str(needed(known.placed)))}"
+def _install_command(known: BuildState) -> str:
+    return f"pip install {shlex.quote(str(require(known.placed)))}"
 
 
-def _show(job: Job, known: Known) -> None:
-    wheel, report = needed(known.wheel), needed(known.report)
+def _show(job: Job, known: BuildState) -> None:
+    wheel, report = require(known.wheel), require(known.report)
     titles = {carry.name: carry.spec.title for carry in job.point.carries}
     rows = [
         (outcome.carry, str(outcome.kind), _proof(known, outcome.carry), titles[outcome.carry])
         for outcome in report.outcomes
     ]
     show_table(("carry", "outcome", "proof", "what it does"), rows)
-    click.echo(f"wheel    {needed(known.placed)}")
+    click.echo(f"wheel    {require(known.placed)}")
     click.echo(f"size     {human_size(wheel.size)} ({wheel.size} bytes)")
     click.echo(f"sha256   {wheel.sha256}")
     click.echo(f"revision {told_revision(job.point)}")
@@ -155,7 +155,7 @@ def _show(job: Job, known: Known) -> None:
     click.echo(f"next     {_install_command(known)}")
 
 
-def _kernels(job: Job, known: Known) -> dict[str, Any]:
+def _kernels(job: Job, known: BuildState) -> dict[str, Any]:
     """What the summary says of native kernels; nothing where they are upstream's."""
     if known.binaries is None:
         return {}
@@ -167,9 +167,9 @@ def _kernels(job: Job, known: Known) -> dict[str, Any]:
     }
 
 
-def _show_kernels(job: Job, known: Known) -> None:
+def _show_kernels(job: Job, known: BuildState) -> None:
     click.echo(f"kernels  compiled for {job.point.arch}: {', '.join(known.extensions) or 'none'}")
     for name, why in known.stock_extensions.items():
         click.echo(f"         {name} is upstream's own: {why}")
-    for member in needed(known.binaries).left_out:
+    for member in require(known.binaries).left_out:
         click.echo(f"         {member} left out: nothing in it runs on {job.point.arch}")

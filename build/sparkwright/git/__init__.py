@@ -17,14 +17,14 @@ from sparkwright.git.merging import MergeResult, merge_trees
 from sparkwright.git.refs import check_address, check_object_id, check_ref, refuse_secret
 from sparkwright.git.repository import Repository, as_argument, open_repository, require_git
 from sparkwright.git.soundness import discard, unsoundness
-from sparkwright.git.trees import Entry
+from sparkwright.git.trees import TreeEntry
 
 __all__ = [
-    "Entry",
     "FileEntry",
     "MergeResult",
     "RemoteRef",
     "Repository",
+    "TreeEntry",
     "as_argument",
     "blob_id",
     "check_address",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ProcessError
 from sparkwright.git.repository import WHO
-from sparkwright.git.trees import FOLDER, Entry, serialise
+from sparkwright.git.trees import FOLDER, TreeEntry, serialise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,17 +30,17 @@ def blob_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324 - git's object ids are SHA-1
 
 
-def tree_id(files: Mapping[str, Entry]) -> str:
+def tree_id(files: Mapping[str, TreeEntry]) -> str:
     """The id that git gives to the tree of *files*, by path; nothing is written."""
-    node: dict[str, Entry] = {}
-    below: dict[str, dict[str, Entry]] = {}
+    node: dict[str, TreeEntry] = {}
+    below: dict[str, dict[str, TreeEntry]] = {}
     for path, entry in files.items():
         name, _, rest = path.partition("/")
         if rest:
             below.setdefault(name, {})[rest] = entry
         else:
             node[name] = entry
-    node |= {name: Entry(FOLDER, tree_id(inner)) for name, inner in below.items()}
+    node |= {name: TreeEntry(FOLDER, tree_id(inner)) for name, inner in below.items()}
     data = serialise(node)
     return hashlib.sha1(b"tree %d\0" % len(data) + data).hexdigest()  # noqa: S324 - as above
 
@@ -70,7 +70,7 @@ def patch_tree(repository: Repository, tree: str, files: Mapping[str, FileEntry 
     """*tree* with *files* changed (path to new content, or `None` for deleted); returns the new id."""
     objects = repository.objects
     entries = {
-        path: None if file is None else Entry(file.mode, objects.write("blob", file.data))
+        path: None if file is None else TreeEntry(file.mode, objects.write("blob", file.data))
         for path, file in files.items()
     }
     return objects.edit(tree, entries) or objects.write("tree", b"")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.errors import ProcessError, RefError, ToolError
 from sparkwright.base.process import Completed, run, which
-from sparkwright.git.trees import Entry, ObjectReader
+from sparkwright.git.trees import ObjectReader, TreeEntry
 from sparkwright.store import hold, storing, write_atomically
 
 if TYPE_CHECKING:
@@ -226,14 +226,14 @@ class Repository:
             raise RefError(f"{revision} is not in the store", because="no tree of that name was fetched")
         return done.text
 
-    def files(self, tree: str, paths: Iterable[str] | None = None) -> dict[str, Entry]:
+    def files(self, tree: str, paths: Iterable[str] | None = None) -> dict[str, TreeEntry]:
         """The files of *tree* by path: all of them, or those among *paths* that exist."""
         if paths is None:
             return self.objects.files(tree)
         found = {path: self.objects.entry(tree, path) for path in paths}
         return {path: entry for path, entry in found.items() if entry is not None}
 
-    def changed(self, old: str, new: str) -> dict[str, tuple[Entry | None, Entry | None]]:
+    def changed(self, old: str, new: str) -> dict[str, tuple[TreeEntry | None, TreeEntry | None]]:
         """Files that differ between two trees: path to (entry in *old*, entry in *new*)."""
         return {path: (before, after) for path, before, after in self.objects.compare(old, new)}
 

@@ -21,14 +21,14 @@ FOLDER = "40000"
 
 
 @dataclass(frozen=True)
-class Entry:
+class TreeEntry:
     """A file in a tree: its mode (``100644``, ``100755``, ``120000``, ``160000``) and blob id."""
 
     mode: str
     blob: str
 
 
-Node = dict[str, Entry]
+Node = dict[str, TreeEntry]
 """One tree object: name to entry; a folder has mode ``40000`` and a tree's id."""
 
 
@@ -44,7 +44,7 @@ class ObjectReader:
     database: Any
     loose: Any
     _nodes: dict[str, Node] = field(default_factory=dict)
-    _files: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    _files: dict[str, dict[str, TreeEntry]] = field(default_factory=dict)
 
     def read(self, object_id: str) -> bytes:
         """The bytes of an object.
@@ -76,7 +76,7 @@ class ObjectReader:
             self._nodes[tree] = dict(_parse(self.read(tree)))
         return self._nodes[tree]
 
-    def entry(self, tree: str, path: str) -> Entry | None:
+    def entry(self, tree: str, path: str) -> TreeEntry | None:
         """The file at *path* in *tree*, or `None`."""
         *folders, name = path.split("/")
         for folder in folders:
@@ -87,13 +87,13 @@ class ObjectReader:
         found = self.node(tree).get(name)
         return None if found is None or found.mode == FOLDER else found
 
-    def files(self, tree: str) -> dict[str, Entry]:
+    def files(self, tree: str) -> dict[str, TreeEntry]:
         """Every file below *tree* by path; the answer is the caller's own."""
         if tree not in self._files:
             self._files[tree] = dict(self.walk(tree))
         return dict(self._files[tree])
 
-    def walk(self, tree: str, prefix: str = "") -> Iterator[tuple[str, Entry]]:
+    def walk(self, tree: str, prefix: str = "") -> Iterator[tuple[str, TreeEntry]]:
         """Every file below *tree*, with its path."""
         for name, entry in self.node(tree).items():
             if entry.mode == FOLDER:
@@ -103,7 +103,7 @@ class ObjectReader:
 
     def compare(
         self, old: str, new: str, prefix: str = ""
-    ) -> Iterator[tuple[str, Entry | None, Entry | None]]:
+    ) -> Iterator[tuple[str, TreeEntry | None, TreeEntry | None]]:
         """Files that differ: (path, entry in *old*, entry in *new*); equal subtrees are not entered."""
         before, after = self.node(old), self.node(new)
         for name in sorted({*before, *after}):
@@ -117,7 +117,7 @@ class ObjectReader:
             yield from ((found, entry, None) for found, entry in self._below(left, path))
             yield from ((found, None, entry) for found, entry in self._below(right, path))
 
-    def _below(self, entry: Entry | None, path: str) -> Iterator[tuple[str, Entry]]:
+    def _below(self, entry: TreeEntry | None, path: str) -> Iterator[tuple[str, TreeEntry]]:
         if entry is None:
             return
         if entry.mode == FOLDER:
@@ -125,10 +125,10 @@ class ObjectReader:
         else:
             yield path, entry
 
-    def edit(self, tree: str | None, files: Mapping[str, Entry | None]) -> str | None:
+    def edit(self, tree: str | None, files: Mapping[str, TreeEntry | None]) -> str | None:
         """*tree* with *files* put in or (for `None`) taken out; `None` for a tree without files."""
         node = {} if tree is None else dict(self.node(tree))
-        deeper: dict[str, dict[str, Entry | None]] = {}
+        deeper: dict[str, dict[str, TreeEntry | None]] = {}
         for path, entry in files.items():
             name, _, rest = path.partition("/")
             if rest:
@@ -142,19 +142,19 @@ class ObjectReader:
             subtree = present.blob if present is not None and present.mode == FOLDER else None
             edited = self.edit(subtree, below)
             if edited is not None:
-                node[name] = Entry(FOLDER, edited)
+                node[name] = TreeEntry(FOLDER, edited)
             elif subtree is not None:  # a file of that name has nothing below it to take out
                 del node[name]
         return self.write("tree", serialise(node)) if node else None
 
 
-def _parse(data: bytes) -> Iterator[tuple[str, Entry]]:
+def _parse(data: bytes) -> Iterator[tuple[str, TreeEntry]]:
     position = 0
     while position < len(data):
         space = data.index(b" ", position)
         end = data.index(b"\0", space)
         name = data[space + 1 : end].decode(errors="surrogateescape")
-        yield name, Entry(data[position:space].decode(), data[end + 1 : end + 21].hex())
+        yield name, TreeEntry(data[position:space].decode(), data[end + 1 : end + 21].hex())
         position = end + 21
 
 

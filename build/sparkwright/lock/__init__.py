@@ -5,23 +5,23 @@
 `coherence` the ``[native]`` tables against the rest, and `bump` writes the lock for another release.
 """
 
-from sparkwright.lock.bump import Bumped, Change
-from sparkwright.lock.check import Finding, Unconfirmed, check, require_agreement, unconfirmed
+from sparkwright.lock.bump import Bumped, LockChange
+from sparkwright.lock.check import LockFinding, Unconfirmed, check, require_agreement, unconfirmed
 from sparkwright.lock.coherence import CudaEvidence, check_native, require_native
 from sparkwright.lock.model import LOCK_FORMAT, Artifact, Dependency, Lock, Release, read_lock
-from sparkwright.lock.statements import Evidence, WheelEvidence
+from sparkwright.lock.statements import ReleaseEvidence, WheelEvidence
 
 __all__ = [
     "LOCK_FORMAT",
     "Artifact",
     "Bumped",
-    "Change",
     "CudaEvidence",
     "Dependency",
-    "Evidence",
-    "Finding",
     "Lock",
+    "LockChange",
+    "LockFinding",
     "Release",
+    "ReleaseEvidence",
     "Unconfirmed",
     "WheelEvidence",
     "check",

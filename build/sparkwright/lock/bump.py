@@ -10,7 +10,7 @@ from sparkwright.base.errors import LockMismatchError
 from sparkwright.lock.check import agrees, flatten
 from sparkwright.lock.coherence import check_native
 from sparkwright.lock.model import LOCK_FORMAT, Dependency, Lock, Release
-from sparkwright.lock.statements import Evidence, Statement, statements
+from sparkwright.lock.statements import ReleaseEvidence, Statement, statements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkwright.lock.model import Artifact
 
 
-class Change(NamedTuple):
+class LockChange(NamedTuple):
     """A value that differs: dotted key, old value and new one (`None`: absent)."""
 
     key: str
@@ -39,11 +39,11 @@ class Bumped:
 
     text: str
     lock: Lock
-    changes: tuple[Change, ...]
+    changes: tuple[LockChange, ...]
     notes: tuple[str, ...] = ()
 
 
-def successor(old: Lock, evidence: Evidence, wheels: Mapping[str, Artifact]) -> Lock:
+def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifact]) -> Lock:
     """The lock of the release that *evidence* is about, at the same git address as *old*.
 
     Args:
@@ -81,7 +81,7 @@ def _longest(*known: str | None, stated: str) -> str:
     return next((commit for commit in known if commit and commit.startswith(stated)), stated)
 
 
-def _settled(evidence: Evidence) -> dict[str, str]:
+def _settled(evidence: ReleaseEvidence) -> dict[str, str]:
     """One value a key, where every witness agrees."""
     said: dict[str, str] = {}
     faults: list[str] = []
@@ -139,11 +139,11 @@ def _merge(table: Any, values: Mapping[str, Any]) -> None:
         _merge(table[key], value)
 
 
-def _changes(old: Lock, new: Lock) -> tuple[Change, ...]:
+def _changes(old: Lock, new: Lock) -> tuple[LockChange, ...]:
     before, after = flatten(old), flatten(new)
     keys = [*after, *(key for key in before if key not in after)]
     return tuple(
-        Change(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)
+        LockChange(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)
     )
 
 

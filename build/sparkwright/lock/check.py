@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import LockMismatchError
-from sparkwright.lock.statements import Evidence, Statement, statements
+from sparkwright.lock.statements import ReleaseEvidence, Statement, statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sparkwright.lock.model import Lock
 
 
-class Finding(NamedTuple):
+class LockFinding(NamedTuple):
     """One disagreement between the lock and the release.
 
     Attributes:
@@ -35,21 +35,21 @@ class Finding(NamedTuple):
         return f"{self.key}: {locked}, but {released} by {self.witness}"
 
 
-def check(lock: Lock, evidence: Evidence) -> list[Finding]:
+def check(lock: Lock, evidence: ReleaseEvidence) -> list[LockFinding]:
     """Every disagreement, in the order of the lock's keys; empty when the lock is right.
 
     A key that nothing in *evidence* speaks about is a disagreement too: it was not verified.
     """
     locked = flatten(lock)
-    findings: list[Finding] = []
+    findings: list[LockFinding] = []
     spoken: set[str] = set()
     for statement in statements(evidence):
         spoken.add(statement.key)
         value = locked.get(statement.key)
         if value is None or not agrees(statement, value):
-            findings.append(Finding(statement.key, value, statement.value, statement.witness))
+            findings.append(LockFinding(statement.key, value, statement.value, statement.witness))
     findings += [
-        Finding(key, value, None, f"{evidence.sdist.filename} or the wheels that were read")
+        LockFinding(key, value, None, f"{evidence.sdist.filename} or the wheels that were read")
         for key, value in locked.items()
         if key not in spoken
     ]
@@ -71,7 +71,7 @@ class Unconfirmed(NamedTuple):
     rest: str
 
 
-def unconfirmed(lock: Lock, evidence: Evidence) -> list[Unconfirmed]:
+def unconfirmed(lock: Lock, evidence: ReleaseEvidence) -> list[Unconfirmed]:
     """The digits of the commit that nothing in *evidence* states: a release abbreviates its own."""
     key, commit = "release.commit", lock.release.commit
     values = [item.value for item in statements(evidence) if item.key == key and item.value]
@@ -79,7 +79,7 @@ def unconfirmed(lock: Lock, evidence: Evidence) -> list[Unconfirmed]:
     return [Unconfirmed(key, commit[:known], commit[known:])] if commit[known:] else []
 
 
-def require_agreement(findings: Sequence[Finding]) -> None:
+def require_agreement(findings: Sequence[LockFinding]) -> None:
     """Do nothing if there are no *findings*.
 
     Raises:

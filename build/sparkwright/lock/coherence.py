@@ -12,7 +12,7 @@ from email.parser import BytesHeaderParser
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError, LockMismatchError
-from sparkwright.lock.check import Finding
+from sparkwright.lock.check import LockFinding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ def require_native(lock: Lock) -> NativePin:
     return lock.native
 
 
-def check_native(lock: Lock, evidence: CudaEvidence | None = None) -> list[Finding]:
+def check_native(lock: Lock, evidence: CudaEvidence | None = None) -> list[LockFinding]:
     """Every place where the ``[native]`` tables contradict the rest of the lock, themselves or *evidence*."""
     native = lock.native
     if native is None:
@@ -71,9 +71,9 @@ def check_native(lock: Lock, evidence: CudaEvidence | None = None) -> list[Findi
     return findings + (list(_cuda(native, evidence)) if evidence else [])
 
 
-def _release(lock: Lock, native: NativePin) -> Iterator[Finding]:
+def _release(lock: Lock, native: NativePin) -> Iterator[LockFinding]:
     if native.release != lock.release.version:
-        yield Finding("native.release", native.release, lock.release.version, "release.version")
+        yield LockFinding("native.release", native.release, lock.release.version, "release.version")
 
 
 def _tables(native: NativePin) -> Iterator[tuple[str, str, str, Package]]:
@@ -84,52 +84,58 @@ def _tables(native: NativePin) -> Iterator[tuple[str, str, str, Package]]:
                 yield f"native.toolkit.{kind}.{machine}.{name}", machine, name, package
 
 
-def _packages(lock: Lock, native: NativePin) -> Iterator[Finding]:
+def _packages(lock: Lock, native: NativePin) -> Iterator[LockFinding]:
     for machine in [machine for machine, table in native.toolkit.target.items() if "torch" not in table]:
-        yield Finding(f"native.toolkit.target.{machine}.torch", None, lock.release.torch, "release.torch")
+        yield LockFinding(f"native.toolkit.target.{machine}.torch", None, lock.release.torch, "release.torch")
     for key, machine, name, package in _tables(native):
         platform = package.filename.removesuffix(".whl").rpartition("-")[2]
         if platform != "any" and not all(tag.endswith(machine) for tag in platform.split(".")):
-            yield Finding(f"{key}.filename", package.filename, machine, "the table that it is in")
+            yield LockFinding(f"{key}.filename", package.filename, machine, "the table that it is in")
         if name == "torch" and package.version != lock.release.torch:
-            yield Finding(f"{key}.filename", package.version, lock.release.torch, "release.torch")
+            yield LockFinding(f"{key}.filename", package.version, lock.release.torch, "release.torch")
 
 
-def _sources(lock: Lock, native: NativePin) -> Iterator[Finding]:
+def _sources(lock: Lock, native: NativePin) -> Iterator[LockFinding]:
     for name in sorted(lock.sources.keys() - native.sources.keys()):
-        yield Finding(f"native.sources.{name}", None, name, "[sources]: CMake would download it")
+        yield LockFinding(f"native.sources.{name}", None, name, "[sources]: CMake would download it")
     for name, pin in native.sources.items():
         key, declared = f"native.sources.{name}", lock.sources.get(name)
         if declared is not None and pin.ref != declared.ref:
-            yield Finding(f"{key}.ref", pin.ref, declared.ref, f"sources.{name}.ref")
+            yield LockFinding(f"{key}.ref", pin.ref, declared.ref, f"sources.{name}.ref")
         if declared is None and not (pin.repository and pin.mount):
-            yield Finding(key, name, None, "[sources], and it has no repository and mount of its own")
+            yield LockFinding(key, name, None, "[sources], and it has no repository and mount of its own")
         host = pin.mount.partition(":")[0]
         if host and host not in native.sources:
-            yield Finding(f"{key}.mount", pin.mount, None, "[native.sources]")
+            yield LockFinding(f"{key}.mount", pin.mount, None, "[native.sources]")
         elif host in lock.sources and lock.sources[host].ref != native.sources[host].ref:
-            yield Finding(f"{key}.ref", pin.ref, None, f"sources.{host}, which has moved and it is a part of")
+            yield LockFinding(
+                f"{key}.ref", pin.ref, None, f"sources.{host}, which has moved and it is a part of"
+            )
 
 
-def _extensions(native: NativePin) -> Iterator[Finding]:
+def _extensions(native: NativePin) -> Iterator[LockFinding]:
     compiled = {name for name, pin in native.sources.items() if pin.tree is not None}
     for name, spec in native.extensions.items():
         for source in sorted(set(spec.sources) - compiled):
-            yield Finding(f"native.extensions.{name}.sources", source, None, "[native.sources] with a tree")
+            yield LockFinding(
+                f"native.extensions.{name}.sources", source, None, "[native.sources] with a tree"
+            )
 
 
-def _cuda(native: NativePin, evidence: CudaEvidence) -> Iterator[Finding]:
+def _cuda(native: NativePin, evidence: CudaEvidence) -> Iterator[LockFinding]:
     wanted = _exact_pins(evidence.torch).get(_RELEASE)
     toolkit = native.toolkit
     if wanted != toolkit.release.version:
-        yield Finding("native.toolkit.release.filename", toolkit.release.version, wanted, "torch's METADATA")
+        yield LockFinding(
+            "native.toolkit.release.filename", toolkit.release.version, wanted, "torch's METADATA"
+        )
     if wanted is None or not wanted.startswith(f"{toolkit.cuda}."):
-        yield Finding("native.toolkit.cuda", toolkit.cuda, wanted, "torch's METADATA")
+        yield LockFinding("native.toolkit.cuda", toolkit.cuda, wanted, "torch's METADATA")
     pins = _exact_pins(evidence.release)
     for key, _, _, package in _tables(native):
         pin = pins.get(package.project.replace("_", "-"))
         if pin is not None and not f"{package.version}.".startswith(f"{pin.removesuffix('.*')}."):
-            yield Finding(
+            yield LockFinding(
                 f"{key}.filename", package.version, pin, f"the METADATA of {toolkit.release.filename}"
             )
 

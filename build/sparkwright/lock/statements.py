@@ -1,6 +1,6 @@
 """What a release says about itself, statement by statement, each with the file that says it.
 
-Everything here is a pure function over bytes: `Evidence` is what was gathered, and `statements`
+Everything here is a pure function over bytes: `ReleaseEvidence` is what was gathered, and `statements`
 reads it. Keys are those of ``upstream.lock``, dotted.
 """
 
@@ -43,7 +43,7 @@ class WheelEvidence:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ReleaseEvidence:
     """What was gathered about a release.
 
     Attributes:
@@ -82,7 +82,7 @@ def is_evidence(path: str) -> bool:
     return path in {"PKG-INFO", "pyproject.toml", VERSION_FILE, *_REQUIREMENTS} or is_cmake_file(path)
 
 
-def statements(evidence: Evidence) -> Iterator[Statement]:
+def statements(evidence: ReleaseEvidence) -> Iterator[Statement]:
     """Everything that *evidence* states about the keys of the lock."""
     yield from _file("sdist", evidence.sdist)
     yield from _sdist(evidence.sdist.filename, evidence.texts)

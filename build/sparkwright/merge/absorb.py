@@ -43,7 +43,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Change:
+class CarryChange:
     """A carry's combined change: base commit, base tree, changed tree."""
 
     base_commit: str
@@ -61,7 +61,7 @@ class _Commit:
 
 
 def history_signals(
-    repository: Repository, history: History, change: Change, pulls: Sequence[int]
+    repository: Repository, history: History, change: CarryChange, pulls: Sequence[int]
 ) -> tuple[str, ...]:
     """Which of ``subject`` and ``patch-id`` fire, with the commit that made them.
 
@@ -138,7 +138,7 @@ def _same_edits(ours: bytes, theirs: bytes) -> bool:
     return edits[0] == edits[1]
 
 
-def reverse_applies(repository: Repository, change: Change, target: str) -> bool:
+def reverse_applies(repository: Repository, change: CarryChange, target: str) -> bool:
     """Whether the whole change can be taken out of *target* and put back.
 
     Taking it out alone proves little: a merge quietly skips the parts that are not there. Only

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sparkwright.carries import Carry
     from sparkwright.git import Repository
-    from sparkwright.merge.absorb import Change
+    from sparkwright.merge.absorb import CarryChange
     from sparkwright.merge.prepare import BaseFinder, Preparation
 
 _OWN = ""  # stands for vLLM's own tree among the names of sources
@@ -149,7 +149,9 @@ def _merge_one(repository: Repository, preparation: Preparation, request: MergeR
     return land(repository, carry, change, ours)
 
 
-def _history(repository: Repository, request: MergeRequest, carry: Carry, change: Change) -> tuple[str, ...]:
+def _history(
+    repository: Repository, request: MergeRequest, carry: Carry, change: CarryChange
+) -> tuple[str, ...]:
     """Signals from upstream's history, where there is any and it can hold the carry's change."""
     if request.history is None:
         return ()

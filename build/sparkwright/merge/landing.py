@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from sparkwright.carries import Carry
     from sparkwright.git import MergeResult, Repository
-    from sparkwright.merge.absorb import Change
+    from sparkwright.merge.absorb import CarryChange
 
 _SHOWN = 3
 
 
-def land(repository: Repository, carry: Carry, change: Change, ours: str) -> Outcome:
+def land(repository: Repository, carry: Carry, change: CarryChange, ours: str) -> Outcome:
     """Merge the *change* of *carry* into the tree *ours*."""
     result = merge_trees(repository, base=change.base_commit, ours=ours, theirs=change.theirs)
     if result.clean and result.tree == ours:
@@ -34,7 +34,7 @@ def land(repository: Repository, carry: Carry, change: Change, ours: str) -> Out
 def absorbed(
     repository: Repository,
     carry: Carry,
-    change: Change,
+    change: CarryChange,
     ours: str,
     signals: tuple[str, ...],
     *,
@@ -56,7 +56,7 @@ def absorbed(
 
 
 def _conflicted(
-    repository: Repository, carry: Carry, change: Change, ours: str, result: MergeResult
+    repository: Repository, carry: Carry, change: CarryChange, ours: str, result: MergeResult
 ) -> Outcome:
     if reverse_applies(repository, change, ours):
         return absorbed(repository, carry, change, ours, ("reverse-apply",))
@@ -97,7 +97,7 @@ def _with_ours(repository: Repository, result: MergeResult, ours: str) -> str:
 def _applied(
     repository: Repository,
     carry: Carry,
-    change: Change,
+    change: CarryChange,
     ours: str,
     merged: str,
     *,

@@ -25,7 +25,7 @@ from sparkwright.base.errors import (
 from sparkwright.base.events import warn
 from sparkwright.carries import Revision
 from sparkwright.git import FileEntry, check_object_id, fetch, list_remote, merge_trees, patch_tree
-from sparkwright.merge.absorb import Change
+from sparkwright.merge.absorb import CarryChange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class Preparation:
     """A carry ready to be merged, or the reason why it cannot be."""
 
     carry: Carry
-    change: Change | None
+    change: CarryChange | None
     refusal: str = ""
 
 
@@ -79,7 +79,7 @@ def prepare(
     return ready
 
 
-def attempt(carry: Carry, change: Callable[[], Change]) -> Preparation:
+def attempt(carry: Carry, change: Callable[[], CarryChange]) -> Preparation:
     """What *change* gives; what is wrong with *carry* becomes its refusal, anything else is raised."""
     try:
         return Preparation(carry, change())
@@ -96,7 +96,7 @@ def _own_change(
     *,
     version: str,
     find_base: BaseFinder,
-) -> Change:
+) -> CarryChange:
     revision = carry.revision_for(version)
     if revision is None:
         raise PatchError(f"carry {carry.name} has no revision")
@@ -118,7 +118,7 @@ def _own_change(
     return patched(repository, base, carry.patch(revision))
 
 
-def patched(repository: Repository, base: str, patch: Patch) -> Change:
+def patched(repository: Repository, base: str, patch: Patch) -> CarryChange:
     """The change that *patch* makes to the tree *base*.
 
     Raises:
@@ -135,10 +135,10 @@ def patched(repository: Repository, base: str, patch: Patch) -> Change:
         path: None if new is None else FileEntry(entries[path].mode if path in entries else new[0], new[1])
         for path, new in patch.apply(read).items()
     }
-    return Change(base_commit, base, patch_tree(repository, base, files))
+    return CarryChange(base_commit, base, patch_tree(repository, base, files))
 
 
-def _pull_change(repository: Repository, pull: PullRequest, *, offline: bool) -> Change:
+def _pull_change(repository: Repository, pull: PullRequest, *, offline: bool) -> CarryChange:
     """The pinned change of a pull request; its objects are fetched by id when they are not here."""
     head, base = check_object_id(pull.head), check_object_id(pull.base)
     here = repository.has(head) and repository.has(base)
@@ -158,7 +158,7 @@ def _pull_change(repository: Repository, pull: PullRequest, *, offline: bool) ->
             if not here:
                 raise
             warn(f"the head of pull request {pull.number} was not checked: {error}")
-    return Change(base, repository.tree_of(base), repository.tree_of(head))
+    return CarryChange(base, repository.tree_of(base), repository.tree_of(head))
 
 
 def refuse_moved_head(repository: Repository, pull: PullRequest) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Callable
 
-    from sparkwright.git import Entry, Repository
+    from sparkwright.git import Repository, TreeEntry
 
 
 K = TypeVar("K")
@@ -52,7 +52,7 @@ class Side:
     repository: Repository
     tree: str
 
-    def entry(self, path: str) -> Entry | None:
+    def entry(self, path: str) -> TreeEntry | None:
         """Return the file at *path*, if there is one."""
         return self.repository.objects.entry(self.tree, path)
 
@@ -97,7 +97,7 @@ class Side:
             return None
         return name in {"", "*"} or name in found.bound or found.open
 
-    def sources(self, module: str, name: str) -> tuple[Entry | None, ...]:
+    def sources(self, module: str, name: str) -> tuple[TreeEntry | None, ...]:
         """Return the files on which it hangs what `holds` says of *name* in *module*."""
         folder = module.replace(".", "/")
         stems = (folder, f"{folder}/{name}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sparkwright.base.errors import PatchError
-from sparkwright.git import Entry
+from sparkwright.git import TreeEntry
 from sparkwright.merge.landing import land
 from sparkwright.merge.prepare import attempt, patched
 from sparkwright.merge.report import Outcome, OutcomeKind
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sparkwright.carries import Carry
     from sparkwright.git import Repository
-    from sparkwright.merge.absorb import Change
+    from sparkwright.merge.absorb import CarryChange
 
 
 def apply_to_source(
@@ -58,7 +58,7 @@ def apply_to_source(
     return tree, tuple(outcomes)
 
 
-def source_change(repository: Repository, carry: Carry, tree: str, *, version: str) -> Change:
+def source_change(repository: Repository, carry: Carry, tree: str, *, version: str) -> CarryChange:
     """The change of *carry*, on the base that its revision for *version* was written against.
 
     Raises:
@@ -69,7 +69,7 @@ def source_change(repository: Repository, carry: Carry, tree: str, *, version: s
         raise PatchError(f"carry {carry.name} has no revision")
     patch = carry.patch(revision)
     present = repository.files(tree, patch.paths)
-    base: dict[str, Entry | None] = {}
+    base: dict[str, TreeEntry | None] = {}
     for file in patch.files:
         entry = present.get(file.path)
         if file.old is None:
@@ -82,7 +82,7 @@ def source_change(repository: Repository, carry: Carry, tree: str, *, version: s
                     f"and {file.path} is another one in the pinned tree",
                     next_step="write a revision of it against the pinned source",
                 )
-            base[file.path] = Entry(file.mode, file.old)
+            base[file.path] = TreeEntry(file.mode, file.old)
     if base:
         tree = repository.objects.edit(tree, base) or repository.objects.write("tree", b"")
     return patched(repository, tree, patch)

@@ -23,8 +23,7 @@ from sparkwright.native.configure import (
     find_configuration,
     with_generated,
 )
-from sparkwright.native.costs import Costs
-from sparkwright.native.covered import Reader
+from sparkwright.native.costs import UnitCosts
 from sparkwright.native.extensions import (
     extension_key,
     find_extension,
@@ -37,6 +36,7 @@ from sparkwright.native.machine import look
 from sparkwright.native.model import Extension
 from sparkwright.native.schedule import Waiting, plan_jobs
 from sparkwright.native.toolchain import configure_environment
+from sparkwright.native.toolchain_paths import Reader
 from sparkwright.native.units import UnitFiles, find_object, missing_units, place_object, record_object
 from sparkwright.native.workspace import native_tree, open_workspace
 
@@ -250,8 +250,8 @@ def _compile(
     return objects
 
 
-def _costs(builder: Builder, inputs: Inputs) -> Costs:
-    return Costs(builder.store, inputs.target, builder.native.costs)
+def _costs(builder: Builder, inputs: Inputs) -> UnitCosts:
+    return UnitCosts(builder.store, inputs.target, builder.native.costs)
 
 
 def _sizes(work: Workspace, units: Sequence[Unit]) -> dict[str, int]:

@@ -15,13 +15,13 @@ from sparkwright.base.errors import ToolError
 from sparkwright.base.events import Task, emit, task, warn
 from sparkwright.base.process import Ended, Running, resident_mib, start
 from sparkwright.native.diagnose import Diagnosis, diagnose
-from sparkwright.native.failures import Failure, error_of
-from sparkwright.native.machine import Pressure, Snapshot, look
+from sparkwright.native.failures import CompileFailure, error_of
+from sparkwright.native.machine import MachineSnapshot, Pressure, look
 from sparkwright.native.model import Cost
 from sparkwright.native.schedule import (
     Active,
     Decision,
-    Limits,
+    JobLimits,
     Waiting,
     decide,
     in_order,
@@ -87,7 +87,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Report:
+class CompileReport:
     """What a run of the driver was.
 
     Attributes:
@@ -113,13 +113,13 @@ def run_jobs(
     jobs: Sequence[CompileJob],
     *,
     on_done: Callable[[Finished], None],
-    limits: Limits | None = None,
+    limits: JobLimits | None = None,
     keep_going: bool = False,
-    machine: Callable[[], Snapshot] = look,
+    machine: Callable[[], MachineSnapshot] = look,
     nice: int = _NICE,
     patience_s: float = _PATIENCE_S,
     settle_s: float = _SETTLE_S,
-) -> Report:
+) -> CompileReport:
     """Compile *jobs*.
 
     The first unit that fails keeps further ones from being started; those under way end and are kept.
@@ -171,7 +171,7 @@ class _Compiler:
 
     work: _Work
     process: Running
-    before: Snapshot
+    before: MachineSnapshot
     resident_mib: int = 0
     peak_mib: int = 0
 
@@ -190,8 +190,8 @@ class _Build:
     """The state of one run."""
 
     on_done: Callable[[Finished], None]
-    limits: Limits
-    machine: Callable[[], Snapshot]
+    limits: JobLimits
+    machine: Callable[[], MachineSnapshot]
     keep_going: bool
     nice: int
     patience_s: float
@@ -199,7 +199,7 @@ class _Build:
     waiting: dict[str, _Work] = field(default_factory=dict)
     running: dict[str, _Compiler] = field(default_factory=dict)
     finished: list[Finished] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[CompileFailure] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     retried: list[str] = field(default_factory=list)
     ending: bool = False
@@ -210,7 +210,7 @@ class _Build:
     starved_at: float | None = None
     decision: Decision = field(default_factory=Decision)
 
-    def run(self, jobs: Sequence[CompileJob]) -> Report:
+    def run(self, jobs: Sequence[CompileJob]) -> CompileReport:
         started = time.monotonic()
         self.waiting = {job.name: _Work(job, job.expected) for job in jobs}
         self.cap = self.limits.jobs
@@ -222,7 +222,7 @@ class _Build:
                     self._kill(compiler)
             if self.failures:
                 raise error_of(self.failures)
-        return Report(
+        return CompileReport(
             finished=tuple(self.finished),
             seconds=time.monotonic() - started,
             cpu_seconds=sum(one.cost.seconds for one in self.finished),
@@ -291,9 +291,11 @@ class _Build:
             self.waiting[work.job.name] = work
             return
         after = self.machine() if found.cause == "memory" else None
-        self._give_up(Failure(work.job.name, work.job.log, found, compiler.peak_mib, compiler.before, after))
+        self._give_up(
+            CompileFailure(work.job.name, work.job.log, found, compiler.peak_mib, compiler.before, after)
+        )
 
-    def _give_up(self, failure: Failure) -> None:
+    def _give_up(self, failure: CompileFailure) -> None:
         self.failures.append(failure)
         # A full disk or a missing compiler fails whatever comes next.
         self.ending |= not self.keep_going or failure.diagnosis is None or failure.diagnosis.cause == "disk"
@@ -331,7 +333,7 @@ class _Build:
             self._stop(self.running[self.decision.stop], now)
         self._wait_for_memory(now)
 
-    def _start(self, work: _Work, now: Snapshot) -> None:
+    def _start(self, work: _Work, now: MachineSnapshot) -> None:
         job = work.job
         with storing(f"starting the compiler for {job.name}"):
             for path in (job.output, job.log):
@@ -348,13 +350,13 @@ class _Build:
                     oom_score_adj=_OOM_SCORE_ADJ,
                 )
             except ToolError as error:
-                self._give_up(Failure(job.name, job.log, error=error))
+                self._give_up(CompileFailure(job.name, job.log, error=error))
                 return
         self.running[job.name] = _Compiler(work, process, now)
         self.most_jobs = max(self.most_jobs, len(self.running))
         emit("compile.started", unit=job.name, log=str(job.log), pid=process.pid, attempt=work.attempts)
 
-    def _stop(self, compiler: _Compiler, now: Snapshot) -> None:
+    def _stop(self, compiler: _Compiler, now: MachineSnapshot) -> None:
         """Stop a unit whose memory others need; it is done again when there is more, with fewer beside it."""
         work = compiler.work
         self._kill(compiler)
@@ -366,7 +368,7 @@ class _Build:
         pressure = now.pressure or Pressure()
         warn(f"{work.job.name} was stopped and will be done again: memory pressure is high ({pressure})")
 
-    def _wait_for_memory(self, now: Snapshot) -> None:
+    def _wait_for_memory(self, now: MachineSnapshot) -> None:
         """Give others time to free memory while none of our units fits.
 
         Raises:

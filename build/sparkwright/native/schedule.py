@@ -16,7 +16,7 @@ from sparkwright.native.machine import Pressure
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sparkwright.native.machine import Snapshot
+    from sparkwright.native.machine import MachineSnapshot
     from sparkwright.native.model import Cost
 
 _OVERDUE = 0.1
@@ -69,7 +69,7 @@ class Active:
 
 
 @dataclass(frozen=True)
-class Limits:
+class JobLimits:
     """What a build may use.
 
     Attributes:
@@ -115,8 +115,8 @@ def in_order(waiting: Iterable[Waiting]) -> list[Waiting]:
 def decide(
     waiting: Sequence[Waiting],
     running: Sequence[Active],
-    machine: Snapshot,
-    limits: Limits,
+    machine: MachineSnapshot,
+    limits: JobLimits,
     *,
     may_stop: bool = True,
 ) -> Decision:
@@ -147,7 +147,7 @@ def decide(
 
 
 def _first_that_fits(
-    waiting: list[Waiting], running: Sequence[Active], machine: Snapshot, limits: Limits
+    waiting: list[Waiting], running: Sequence[Active], machine: MachineSnapshot, limits: JobLimits
 ) -> Decision:
     room = machine.available_mib - limits.reserve_mib - sum(unit.claim_mib for unit in running)
     for unit in waiting:
@@ -176,19 +176,23 @@ class Plan:
         seconds: how long it will probably take.
     """
 
-    limits: Limits
+    limits: JobLimits
     jobs: int
     reason: str
     seconds: float
 
 
-def default_reserve_mib(machine: Snapshot) -> int:
+def default_reserve_mib(machine: MachineSnapshot) -> int:
     """Memory that a build leaves to everything else: a sixteenth, and 1 GiB at least."""
     return max(1024, machine.total_mib // 16)
 
 
 def plan_jobs(
-    units: Sequence[Waiting], machine: Snapshot, *, jobs: int | None = None, reserve_mib: int | None = None
+    units: Sequence[Waiting],
+    machine: MachineSnapshot,
+    *,
+    jobs: int | None = None,
+    reserve_mib: int | None = None,
 ) -> Plan:
     """How many units to compile at once.
 
@@ -203,7 +207,7 @@ def plan_jobs(
     """
     wanted = max(1, machine.cores if jobs is None else jobs)
     reserve = default_reserve_mib(machine) if reserve_mib is None else reserve_mib
-    limits = Limits(jobs=wanted, reserve_mib=reserve)
+    limits = JobLimits(jobs=wanted, reserve_mib=reserve)
     if not units:
         return Plan(limits, 0, "there is nothing to compile", 0.0)
     room = machine.available_mib - reserve
@@ -232,7 +236,7 @@ def _typical_mib(units: Sequence[Waiting]) -> float:
     return max(1, sum(unit.expected.mib * unit.expected.seconds for unit in units) / seconds)
 
 
-def too_large(unit: Waiting, machine: Snapshot, limits: Limits) -> NotEnoughMemoryError:
+def too_large(unit: Waiting, machine: MachineSnapshot, limits: JobLimits) -> NotEnoughMemoryError:
     """The error that says that *unit* does not fit, even alone."""
     return NotEnoughMemoryError(
         f"{unit.name} cannot be compiled on this machine now",

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from sparkwright.native.covered import Reader
     from sparkwright.native.model import Unit
+    from sparkwright.native.toolchain_paths import Reader
     from sparkwright.store import Store
 
 # Part of the key: raised when the meaning of the records below changes.

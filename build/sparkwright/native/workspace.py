@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.git import Entry, check_out
+from sparkwright.git import TreeEntry, check_out
 from sparkwright.native.model import WORK
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def native_tree(repository: Repository, inputs: Inputs, pins: Mapping[str, Sourc
     for name in sorted(inputs.sources, key=lambda name: (bool(pins[name].mount), name)):
         source, mount = inputs.sources[name], pins[name].mount
         place = mount.replace(":", "/", 1) if mount else name
-        entries[f"deps/{place}"] = Entry(_FOLDER, source.tree)
+        entries[f"deps/{place}"] = TreeEntry(_FOLDER, source.tree)
     tree: str | None = None
     for path, entry in entries.items():
         tree = repository.objects.edit(tree, {path: entry})

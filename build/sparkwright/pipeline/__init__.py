@@ -5,7 +5,7 @@ plans them or carries them out. A step whose key the store knows is not done aga
 """
 
 from sparkwright.pipeline.checkout import Checkout, open_checkout
-from sparkwright.pipeline.job import Job, Options
+from sparkwright.pipeline.job import BuildOptions, Job
 from sparkwright.pipeline.run import PlannedStep, apply, plan
 
-__all__ = ["Checkout", "Job", "Options", "PlannedStep", "apply", "open_checkout", "plan"]
+__all__ = ["BuildOptions", "Checkout", "Job", "PlannedStep", "apply", "open_checkout", "plan"]

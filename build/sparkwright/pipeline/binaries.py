@@ -10,7 +10,7 @@ import msgspec
 
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.pipeline.job import needed
+from sparkwright.pipeline.job import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from sparkwright.native.inspection import Inspection
     from sparkwright.native.model import Extension, Toolchain
-    from sparkwright.pipeline.job import Job, Known
+    from sparkwright.pipeline.job import BuildState, Job
     from sparkwright.pipeline.steps import Step
     from sparkwright.wheel import BinarySource
-    from sparkwright.wheel.insides import NativeExpectation
+    from sparkwright.wheel.binaries import NativeExpectation
     from sparkwright.wheel.slim import SlimPlan
-    from sparkwright.wheel.source import Source
+    from sparkwright.wheel.source import StockWheel
 
 # Part of the key: raised when the choice below changes.
 _RULES = 1
@@ -59,7 +59,7 @@ class ChooseBinaries:
 
     name: ClassVar[str] = "binaries"
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         if known.report is None or not _all_there(job, known):
             return None
         return digest_of(
@@ -74,7 +74,7 @@ class ChooseBinaries:
             }
         )
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         record = job.store.find_record("binaries", self.key(job, known) or "")
         try:
             known.binaries = None if record is None else msgspec.convert(record, Binaries)
@@ -82,22 +82,22 @@ class ChooseBinaries:
             known.binaries = None
         return known.binaries is not None
 
-    def make(self, job: Job, known: Known) -> None:
+    def make(self, job: Job, known: BuildState) -> None:
         known.binaries = _choose(job, known)
         job.store.put_record("binaries", self.key(job, known) or "", to_builtins(known.binaries))
 
 
-def _all_there(job: Job, known: Known) -> bool:
-    return set(needed(job.native).extensions) <= {*known.extensions, *known.stock_extensions}
+def _all_there(job: Job, known: BuildState) -> bool:
+    return set(require(job.native).extensions) <= {*known.extensions, *known.stock_extensions}
 
 
-def _choose(job: Job, known: Known) -> Binaries:
+def _choose(job: Job, known: BuildState) -> Binaries:
     from sparkwright.native.inspection import honest_platform
     from sparkwright.wheel.kernels import kernels_record
     from sparkwright.wheel.slim import SlimPlan
     from sparkwright.wheel.source import open_source
 
-    members = {spec.member: name for name, spec in needed(job.native).extensions.items()}
+    members = {spec.member: name for name, spec in require(job.native).extensions.items()}
     compiled = {
         member: known.extensions[name] for member, name in members.items() if name in known.extensions
     }
@@ -113,12 +113,12 @@ def _choose(job: Job, known: Known) -> Binaries:
         kept = [one.elf.versions for member, one in inspected.items() if member not in left_out]
         platform = honest_platform(upstream.name.platform, kept)
     record = kernels_record(
-        job.target, needed(known.toolchain).key, compiled=compiled, upstream=stock, left_out=slim.left_out
+        job.target, require(known.toolchain).key, compiled=compiled, upstream=stock, left_out=slim.left_out
     )
     return Binaries(record=record, platform=platform, left_out=left_out, upstream=stock, kept=dict(slim.kept))
 
 
-def _inspect(job: Job, upstream: Source, compiled: Mapping[str, str]) -> dict[str, Inspection]:
+def _inspect(job: Job, upstream: StockWheel, compiled: Mapping[str, str]) -> dict[str, Inspection]:
     """What every binary is: the compiled ones, and upstream's where there is none, by member.
 
     Args:
@@ -127,16 +127,16 @@ def _inspect(job: Job, upstream: Source, compiled: Mapping[str, str]) -> dict[st
         compiled: SHA-256 of the compiled ones by member.
     """
     from sparkwright.native.inspection import inspector_of
-    from sparkwright.wheel.insides import look_into
+    from sparkwright.wheel.binaries import inspect_binary
 
-    inspector = inspector_of(needed(job.native), job.access)
+    inspector = inspector_of(require(job.native), job.access)
     found = {}
     for member in upstream.binaries():
         if sha256 := compiled.get(member):
             found[member] = inspector.inspect(sha256, _path_of(job, sha256))
         else:
             digest = upstream.listed[member].sha256
-            found[member] = look_into(upstream.archive, member, digest, inspector)
+            found[member] = inspect_binary(upstream.archive, member, digest, inspector)
     return found
 
 
@@ -144,17 +144,17 @@ def _path_of(job: Job, sha256: str) -> Callable[[], Path]:
     return lambda: job.store.require_intact(sha256)
 
 
-def _slim(job: Job, known: Known, upstream: Source, inspected: Mapping[str, Inspection]) -> SlimPlan:
+def _slim(job: Job, known: BuildState, upstream: StockWheel, inspected: Mapping[str, Inspection]) -> SlimPlan:
     from sparkwright.native.inspection import classify
     from sparkwright.wheel.slim import plan_slim, python_members
 
-    python = python_members(upstream, job.changes(needed(known.report)))
-    arch = needed(job.point.arch)
+    python = python_members(upstream, job.changes(require(known.report)))
+    arch = require(job.point.arch)
     tallies = {member: classify(one.device, arch) for member, one in inspected.items()}
-    return plan_slim(python, tallies, needed(job.native).drop, arch)
+    return plan_slim(python, tallies, require(job.native).drop, arch)
 
 
-def binary_arguments(job: Job, known: Known) -> dict[str, Any]:
+def binary_arguments(job: Job, known: BuildState) -> dict[str, Any]:
     """What an `AssemblyPlan` says about binaries, as its arguments; none where upstream's are taken."""
     from sparkwright.wheel import BinarySource
     from sparkwright.wheel.assemble import COMPILED
@@ -176,9 +176,9 @@ def binary_arguments(job: Job, known: Known) -> dict[str, Any]:
     }
 
 
-def compiled_members(job: Job, known: Known) -> dict[str, Extension]:
+def compiled_members(job: Job, known: BuildState) -> dict[str, Extension]:
     """The extensions that were compiled, by their members in the wheel."""
-    return {needed(job.native).extensions[name].member: one for name, one in known.extensions.items()}
+    return {require(job.native).extensions[name].member: one for name, one in known.extensions.items()}
 
 
 def native_expectation(
@@ -192,7 +192,7 @@ def native_expectation(
         toolchain: what compiled the wheel, where that is known; else libraries are the lock's packages.
     """
     from sparkwright.native.inspection import find_surroundings, inspector_of, surroundings_of
-    from sparkwright.wheel.insides import NativeExpectation
+    from sparkwright.wheel.binaries import NativeExpectation
 
     native = job.point.lock.native
     if native is None:
@@ -205,11 +205,11 @@ def native_expectation(
     )
 
 
-def version_of(job: Job, known: Known) -> str:
+def version_of(job: Job, known: BuildState) -> str:
     """The version that the wheel gets; see `native_version`. A binary that is left out is nobody's."""
     if known.binaries is None:
         return native_version(job, known.stock_extensions)
-    extensions, taken = needed(job.native).extensions, known.binaries.upstream
+    extensions, taken = require(job.native).extensions, known.binaries.upstream
     return native_version(job, [name for name in known.stock_extensions if extensions[name].member in taken])
 
 

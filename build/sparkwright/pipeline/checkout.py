@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.carries.patchset import Point, make_point
+from sparkwright.carries.patchset import BuildSpec, make_build_spec
 from sparkwright.lock import Lock, read_lock
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ class Checkout:
         """The folder of the carries."""
         return self.root / "carries"
 
-    def point(self, patchset: str, *, arch: str | None = None) -> Point:
-        """The point of the lock and the patchset called *patchset*; see `make_point`."""
-        return make_point(self.root, self.lock, patchset, arch=arch)
+    def point(self, patchset: str, *, arch: str | None = None) -> BuildSpec:
+        """The point of the lock and the patchset called *patchset*; see `make_build_spec`."""
+        return make_build_spec(self.root, self.lock, patchset, arch=arch)
 
 
 def open_checkout(start: Path) -> Checkout:

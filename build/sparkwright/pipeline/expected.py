@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkwright.merge import merge_patchset
 from sparkwright.native.extensions import find_extension
 from sparkwright.pipeline.binaries import binary_steps, version_of
-from sparkwright.pipeline.job import Known, needed
+from sparkwright.pipeline.job import BuildState, require
 from sparkwright.pipeline.kernels import compile_steps, source_steps
 from sparkwright.pipeline.record import wheel_record
 from sparkwright.pipeline.steps import Prove
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from sparkwright.wheel.kernels import KernelsRecord
 
 
-def merged_again(job: Job) -> Known:
+def merged_again(job: Job) -> BuildState:
     """Do the merge of *job* again and take all else from the store, as far as it is there."""
-    known = Known(pristine=job.pristine)
+    known = BuildState(pristine=job.pristine)
     for step in source_steps(job):
         step.find(job, known)
-    request = job.merge_request(needed(known.pristine), job.point.lock.release.version)
+    request = job.merge_request(require(known.pristine), job.point.lock.release.version)
     known.report = merge_patchset(job.repository, request)
     for step in [*map(Prove, job.point.deciding), *compile_steps(job), *binary_steps(job)]:
         if step.key(job, known) is not None:
@@ -37,7 +37,7 @@ def merged_again(job: Job) -> Known:
 
 
 def expected_record(
-    job: Job, known: Known, version: str, stated: KernelsRecord | None
+    job: Job, known: BuildState, version: str, stated: KernelsRecord | None
 ) -> dict[str, dict[str, Any] | None]:
     """Return the files that the record of a wheel of *job* should have; `None` for one unknown here.
 
@@ -63,7 +63,7 @@ def expected_record(
     return files if same or job.native is None else {**files, KERNELS: None}
 
 
-def _is_recorded(carry: Carry, known: Known) -> bool:
+def _is_recorded(carry: Carry, known: BuildState) -> bool:
     """Tell if the proof of *carry* is the one beside it, which is the same in every checkout."""
     return read_proof(carry.folder) == known.proofs.get(carry.name)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.carries import Revision
-    from sparkwright.carries.patchset import Point
+    from sparkwright.carries.patchset import BuildSpec
     from sparkwright.git import Repository
     from sparkwright.lock import Artifact
     from sparkwright.lock.native import NativePin
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from sparkwright.native.model import Extension, SourceTree, Toolchain
     from sparkwright.pipeline.binaries import Binaries
     from sparkwright.pipeline.checkout import Checkout
-    from sparkwright.probe import Facility
+    from sparkwright.probe import ProbeResource
     from sparkwright.store import Store
-    from sparkwright.upstream import Pristine, Source
+    from sparkwright.upstream import Pristine, UpstreamSource
     from sparkwright.wheel.audit import Expectation
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Compiling:
 
 
 @dataclass(frozen=True)
-class Options:
+class BuildOptions:
     """Choices of the user that decide the result.
 
     Attributes:
@@ -92,12 +92,12 @@ class Job:
     """
 
     checkout: Checkout
-    point: Point
-    options: Options
+    point: BuildSpec
+    options: BuildOptions
     store: Store
     repository: Repository
-    source: Source
-    facilities: Mapping[str, Facility] = field(default_factory=dict)
+    source: UpstreamSource
+    facilities: Mapping[str, ProbeResource] = field(default_factory=dict)
 
     @property
     def kernels(self) -> Literal["upstream", "native"]:
@@ -112,7 +112,7 @@ class Job:
     @property
     def target(self) -> Target:
         """What kernels are compiled for, where they are."""
-        return Target(self.options.platform, needed(self.point.arch))
+        return Target(self.options.platform, require(self.point.arch))
 
     @cached_property
     def access(self) -> Access:
@@ -267,7 +267,7 @@ class FoundWheel:
 
 
 @dataclass
-class Known:
+class BuildState:
     """Results of the steps so far; a step fills in its own and reads earlier ones.
 
     Of the compiled `extensions` each is there once its step is done; `stock_extensions` are those that
@@ -289,7 +289,7 @@ class Known:
     published: bool = False
 
 
-def needed(result: T | None) -> T:
+def require(result: T | None) -> T:
     """A result that an earlier step has made; the order of the steps sees to that."""
     if result is None:
         raise RuntimeError("a step ran before the one that it depends on")

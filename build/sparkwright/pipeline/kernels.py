@@ -11,7 +11,7 @@ import msgspec
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import MissingSourceError
-from sparkwright.pipeline.job import Known, needed
+from sparkwright.pipeline.job import BuildState, require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,7 @@ def compile_steps(job: Job) -> list[Step]:
 
 
 def _pin(job: Job) -> NativePin:
-    return needed(job.native)
+    return require(job.native)
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class GatherSources:
 
     name: ClassVar[str] = "dependencies' sources"
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         del known
         return digest_of({name: pin.tree for name, pin in _pin(job).sources.items()})
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         from sparkwright.native.sources import find_sources, gather_sources
 
         lock = job.point.lock
@@ -78,7 +78,7 @@ class GatherSources:
         known.sources = found
         return True
 
-    def make(self, job: Job, known: Known) -> None:
+    def make(self, job: Job, known: BuildState) -> None:
         from sparkwright.native.sources import gather_sources
 
         found = gather_sources(job.point.lock, job.access)
@@ -95,7 +95,7 @@ class GatherSources:
 
     def _tried(self, job: Job) -> dict[str, str] | None:
         """Why sources were missing a short while ago; `None` if it is time to try again."""
-        tried = job.store.find_record_as(_Tried, _TRIED, self.key(job, Known()) or "")
+        tried = job.store.find_record_as(_Tried, _TRIED, self.key(job, BuildState()) or "")
         return None if tried is None or time.time() - tried.at > _PATIENCE_S else tried.missing
 
 
@@ -120,12 +120,12 @@ class PrepareToolchain:
 
     name: ClassVar[str] = "toolchain"
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         del known
         asked = [job.options.platform, str(job.options.compiling.cuda or "")]
         return digest_of([to_builtins(_pin(job).toolkit), job.point.lock.release.torch, asked])
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         from sparkwright.native.toolchain import find_toolchain
 
         known.toolchain = find_toolchain(
@@ -133,7 +133,7 @@ class PrepareToolchain:
         )
         return known.toolchain is not None
 
-    def make(self, job: Job, known: Known) -> None:
+    def make(self, job: Job, known: BuildState) -> None:
         from sparkwright.native.toolchain import prepare_toolchain
 
         known.toolchain = prepare_toolchain(
@@ -153,7 +153,7 @@ class CompileExtension:
         """The step's name."""
         return f"compile {self.extension}"
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         if known.report is None or known.sources is None:
             return None
         if why := _why_not(_pin(job), self.spec, known.sources):
@@ -162,11 +162,11 @@ class CompileExtension:
             return None
         return builder_of(job).key(inputs_of(job, known), self.extension)
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         from sparkwright.native.build import forecast
         from sparkwright.native.extensions import find_extension
 
-        why = _why_not(_pin(job), self.spec, needed(known.sources))
+        why = _why_not(_pin(job), self.spec, require(known.sources))
         if not why and known.toolchain is not None:
             if found := find_extension(job.store, self.key(job, known) or ""):
                 known.extensions[self.extension] = found
@@ -179,7 +179,7 @@ class CompileExtension:
         known.stock_extensions[self.extension] = why
         return True
 
-    def make(self, job: Job, known: Known) -> None:
+    def make(self, job: Job, known: BuildState) -> None:
         from sparkwright.native.build import build_extension, configured
         from sparkwright.native.isolation import require_isolation
 
@@ -197,7 +197,7 @@ class CompileExtension:
             )
         known.stock_extensions[self.extension] = _nothing_for(job)
 
-    def detail(self, job: Job, known: Known) -> str:
+    def detail(self, job: Job, known: BuildState) -> str:
         """What is left to do, for a plan, as far as earlier builds can tell."""
         from sparkwright.native.build import forecast
 
@@ -213,7 +213,7 @@ class CompileExtension:
         )
 
 
-def detail_of(step: Step, job: Job, known: Known) -> str:
+def detail_of(step: Step, job: Job, known: BuildState) -> str:
     """What there is to do in *step*, for a plan; empty for steps of which there is nothing to say."""
     return step.detail(job, known) if isinstance(step, CompileExtension) else ""
 
@@ -222,19 +222,19 @@ def _nothing_for(job: Job) -> str:
     return f"upstream's project compiles nothing of it for {job.point.arch}"
 
 
-def inputs_of(job: Job, known: Known) -> Inputs:
+def inputs_of(job: Job, known: BuildState) -> Inputs:
     """All that decides the compiled code: the merged tree, sources with their carries, the toolchain."""
     from sparkwright.native.model import Inputs
 
-    report = needed(known.report)
+    report = require(known.report)
     patched = {source.name: source.tree for source in report.sources}
     sources = {
         name: msgspec.structs.replace(source, tree=patched.get(name, source.tree))
         if source.at_hand
         else source
-        for name, source in needed(known.sources).items()
+        for name, source in require(known.sources).items()
     }
-    return Inputs(report.tree, sources, needed(known.toolchain), job.target)
+    return Inputs(report.tree, sources, require(known.toolchain), job.target)
 
 
 def builder_of(job: Job) -> Builder:

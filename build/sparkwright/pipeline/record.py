@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.pipeline.binaries import version_of
-from sparkwright.pipeline.job import needed
+from sparkwright.pipeline.job import require
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.provenance import ALLOWED
 
 if TYPE_CHECKING:
     from sparkwright.carries import Carry
-    from sparkwright.pipeline.job import Job, Known
+    from sparkwright.pipeline.job import BuildState, Job
 
 RECORD_FORMAT = 1
 
 
-def wheel_record(job: Job, known: Known) -> dict[str, Any]:
+def wheel_record(job: Job, known: BuildState) -> dict[str, Any]:
     """The files of the record: the point, and each carry's outcome and proof.
 
     No time, place or machine is in it: the same inputs give the same wheel.
     """
-    report = needed(known.report)
+    report = require(known.report)
     point = {
         "format": RECORD_FORMAT,
         "digest": job.point.digest,
@@ -44,8 +44,8 @@ def wheel_record(job: Job, known: Known) -> dict[str, Any]:
     return files if known.binaries is None else {**files, KERNELS: known.binaries.record}
 
 
-def _carry(job: Job, known: Known, carry: Carry) -> dict[str, Any]:
-    outcome = needed(known.report).outcome(carry.name)
+def _carry(job: Job, known: BuildState, carry: Carry) -> dict[str, Any]:
+    outcome = require(known.report).outcome(carry.name)
     proof = known.proofs.get(carry.name)
     described: dict[str, Any] = {
         "name": carry.name,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.events import emit
-from sparkwright.pipeline.job import Known
+from sparkwright.pipeline.job import BuildState
 from sparkwright.pipeline.kernels import detail_of
 from sparkwright.pipeline.steps import steps_for
 
@@ -37,7 +37,7 @@ class PlannedStep:
 
 def plan(job: Job) -> list[PlannedStep]:
     """What `apply` would do; nothing is fetched, made or written."""
-    known = Known()
+    known = BuildState()
     planned = []
     for step in steps_for(job):
         key = step.key(job, known)
@@ -49,7 +49,7 @@ def plan(job: Job) -> list[PlannedStep]:
     return planned
 
 
-def apply(job: Job, *, until: Callable[[Step], bool] = lambda _: False) -> Known:
+def apply(job: Job, *, until: Callable[[Step], bool] = lambda _: False) -> BuildState:
     """Do every step that the store has no result of, in order.
 
     Two runs of one point take turns, so that the second finds the first one's results.
@@ -58,7 +58,7 @@ def apply(job: Job, *, until: Callable[[Step], bool] = lambda _: False) -> Known
         job: what to do.
         until: stop after the first step for which this is true.
     """
-    known = Known()
+    known = BuildState()
     with job.store.lock(f"point-{job.point.digest[:16]}-{job.options.platform}", "this point"):
         for step in steps_for(job):
             started = time.monotonic()

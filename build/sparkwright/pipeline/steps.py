@@ -22,17 +22,17 @@ from sparkwright.base.errors import (
 )
 from sparkwright.merge import MergeReport, OutcomeKind, merge_patchset
 from sparkwright.pipeline.binaries import binary_arguments, binary_steps, compiled_members, version_of
-from sparkwright.pipeline.job import FoundWheel, needed
+from sparkwright.pipeline.job import FoundWheel, require
 from sparkwright.pipeline.kernels import compile_steps, source_steps
 from sparkwright.pipeline.record import wheel_record
-from sparkwright.probe import Proof, Verdict
+from sparkwright.probe import ProbeVerdict, Proof
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.carries import Carry, CarrySpec
     from sparkwright.merge import Outcome
-    from sparkwright.pipeline.job import Job, Known
+    from sparkwright.pipeline.job import BuildState, Job
 
 # Part of the keys: raised when a room's rules change what the same inputs give.
 _MERGE_RULES = 2
@@ -47,13 +47,13 @@ class Step(Protocol):
     def name(self) -> str:
         """What it is called in plans and logs."""
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         """Digest of what the result depends on, or `None` while that is not known."""
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         """Take the result from the store into *known*; whether it was there."""
 
-    def make(self, job: Job, known: Known) -> None:
+    def make(self, job: Job, known: BuildState) -> None:
         """Make the result and put it into the store and *known*."""
 
 
@@ -63,16 +63,16 @@ class PristineTree:
 
     name: ClassVar[str] = "pristine tree"
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         del known
         lock = job.point.lock
         return digest_of([job.options.source, lock.release.commit, lock.sdist.sha256])
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         known.pristine = job.source.known(job.point.lock)
         return known.pristine is not None
 
-    def make(self, job: Job, known: Known) -> None:
+    def make(self, job: Job, known: BuildState) -> None:
         known.pristine = job.pristine
 
 
@@ -82,7 +82,7 @@ class Merge:
 
     name: ClassVar[str] = "merge"
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         if known.pristine is None:
             return None
         return digest_of(
@@ -96,7 +96,7 @@ class Merge:
             }
         )
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         if any(carry.spec.pull is not None for carry in job.point.deciding):
             return False  # a pull request's head is asked for every time; the merge itself is quick
         report = job.store.find_record_as(MergeReport, "merge", self.key(job, known) or "")
@@ -107,12 +107,12 @@ class Merge:
         known.report = report
         return True
 
-    def make(self, job: Job, known: Known) -> None:
+    def make(self, job: Job, known: BuildState) -> None:
         version = job.point.lock.release.version
         for carry in job.point.deciding:
             if (revision := carry.revision_for(version)) is not None:
                 carry.patch(revision)  # a malformed patch is a fault of ours, and no outcome of a merge
-        report = merge_patchset(job.repository, job.merge_request(needed(known.pristine), version))
+        report = merge_patchset(job.repository, job.merge_request(require(known.pristine), version))
         if report.failed:
             told = "; ".join(
                 f"{outcome.carry}: {outcome.kind} ({outcome.detail})" for outcome in report.failed
@@ -155,7 +155,7 @@ class Prove:
         """The step's name."""
         return f"prove {self.carry.name}"
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         if known.report is None:
             return None
         outcome = known.report.outcome(self.carry.name)
@@ -164,7 +164,7 @@ class Prove:
         absorbed = outcome.kind is OutcomeKind.ABSORBED
         return job.prover(known.report).key(self.carry, outcome.proof_paths, absorbed=absorbed)
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         if known.report is None:
             return False
         outcome = known.report.outcome(self.carry.name)
@@ -176,7 +176,7 @@ class Prove:
         known.proofs[self.carry.name] = proof
         return True
 
-    def make(self, job: Job, known: Known) -> None:
+    def make(self, job: Job, known: BuildState) -> None:
         name = self.carry.name
         allowed = name in job.options.allow_unproved
         if self.carry.spec.probe is None:
@@ -185,7 +185,7 @@ class Prove:
             return
         if allowed:
             return
-        report = needed(known.report)
+        report = require(known.report)
         outcome = report.outcome(name)
         absorbed = outcome.kind is OutcomeKind.ABSORBED
         proof = job.prover(report).prove(self.carry, outcome.proof_paths, absorbed=absorbed)
@@ -201,9 +201,9 @@ def find_proof(job: Job, report: MergeReport, carry: Carry) -> Proof | None:
     return proof if proof is not None and proof.verdict is _wanted(outcome) else None
 
 
-def _wanted(outcome: Outcome) -> Verdict:
+def _wanted(outcome: Outcome) -> ProbeVerdict:
     """Return the verdict without which no wheel is made."""
-    return Verdict.NOT_NEEDED if outcome.kind is OutcomeKind.ABSORBED else Verdict.PROVED
+    return ProbeVerdict.NOT_NEEDED if outcome.kind is OutcomeKind.ABSORBED else ProbeVerdict.PROVED
 
 
 def _unproved(name: str, because: str) -> UnprovedError:
@@ -217,41 +217,41 @@ def _unproved(name: str, because: str) -> UnprovedError:
 def _refuse_unless_proved(proof: Proof, outcome: Outcome) -> None:
     if proof.verdict is _wanted(outcome):
         return
-    if proof.verdict is Verdict.NOT_ABSORBED:
+    if proof.verdict is ProbeVerdict.NOT_ABSORBED:
         raise AbsorptionError(
             f"carry {proof.carry} is not absorbed",
             because=f"{outcome.detail}, but the defect is still in the pristine tree: {proof.finding}",
             next_step=f"say absorbs = false of that pull request in carries/{proof.carry}/carry.toml, "
             "or write a new revision of the carry",
         )
-    if proof.verdict is Verdict.REFUTED:
+    if proof.verdict is ProbeVerdict.REFUTED:
         raise ProofError(
             f"carry {proof.carry} is refuted",
             because=f"its probe fails on the merged tree: {proof.finding}",
             next_step="take it out of the patchset, or mend it",
         )
-    if proof.verdict is Verdict.BROKEN:
+    if proof.verdict is ProbeVerdict.BROKEN:
         raise _unproved(proof.carry, f"its probe could not run: {proof.finding.splitlines()[-1]}")
-    if proof.verdict is Verdict.NOT_NEEDED:
+    if proof.verdict is ProbeVerdict.NOT_NEEDED:
         raise _unproved(proof.carry, "its probe passes on the pristine tree: the carry is not needed here")
 
 
 @dataclass(frozen=True)
-class StockWheel:
+class FetchStockWheel:
     """Upstream's own wheel, from which binaries and unchanged files are taken."""
 
     name: ClassVar[str] = "upstream's wheel"
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         del known
         return job.stock_wheel.sha256
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         wheel = job.stock_wheel
         known.stock_wheel = job.store.find_file(wheel.sha256, size=wheel.size) is not None
         return known.stock_wheel
 
-    def make(self, job: Job, known: Known) -> None:
+    def make(self, job: Job, known: BuildState) -> None:
         job.fetch_stock_wheel()
         known.stock_wheel = True
 
@@ -262,7 +262,7 @@ class Assemble:
 
     name: ClassVar[str] = "assemble"
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         if known.report is None or not self._proofs_known(job, known):
             return None
         if job.native is not None and known.binaries is None:
@@ -278,8 +278,8 @@ class Assemble:
         )
 
     @staticmethod
-    def _proofs_known(job: Job, known: Known) -> bool:
-        report = needed(known.report)
+    def _proofs_known(job: Job, known: BuildState) -> bool:
+        report = require(known.report)
         return all(
             carry.name in known.proofs
             or carry.name in job.options.allow_unproved
@@ -287,21 +287,21 @@ class Assemble:
             for carry in job.point.carries
         )
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         found = job.store.find_record_as(FoundWheel, "wheel", self.key(job, known) or "")
         if found is None or job.store.find_file(found.sha256, size=found.size) is None:
             return False
         known.wheel = found
         return True
 
-    def make(self, job: Job, known: Known) -> None:
+    def make(self, job: Job, known: BuildState) -> None:
         from sparkwright.wheel import AssemblyPlan, assemble
 
         plan = AssemblyPlan(
             upstream_wheel=job.fetch_stock_wheel(),
             upstream_sha256=job.stock_wheel.sha256,
             version=version_of(job, known),
-            changes=job.changes(needed(known.report)),
+            changes=job.changes(require(known.report)),
             record=wheel_record(job, known),
             **binary_arguments(job, known),
         )
@@ -318,7 +318,7 @@ class Audit:
 
     name: ClassVar[str] = "audit"
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         if known.wheel is None or known.report is None:
             return None
         return digest_of(
@@ -331,17 +331,17 @@ class Audit:
             }
         )
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         record = job.store.find_record("audit", self.key(job, known) or "") or {}
         known.audited = record.get("passed") is True
         return known.audited
 
-    def make(self, job: Job, known: Known) -> None:
+    def make(self, job: Job, known: BuildState) -> None:
         from sparkwright.wheel.audit import audit
 
-        wheel = needed(known.wheel)
+        wheel = require(known.wheel)
         path = job.store.named_file(wheel.sha256, wheel.filename)
-        changes = job.changes(needed(known.report))
+        changes = job.changes(require(known.report))
         record, compiled = wheel_record(job, known), compiled_members(job, known)
         expectation = job.expectation(
             changes, version_of(job, known), toolchain=known.toolchain, record=record, compiled=compiled
@@ -362,10 +362,10 @@ class Place:
 
     name: ClassVar[str] = "place"
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         return None if known.wheel is None else digest_of([known.wheel.sha256, str(job.options.out)])
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         if known.wheel is None:
             return False
         target = job.options.out / known.wheel.filename
@@ -378,8 +378,8 @@ class Place:
         known.placed = target
         return True
 
-    def make(self, job: Job, known: Known) -> None:
-        wheel = needed(known.wheel)
+    def make(self, job: Job, known: BuildState) -> None:
+        wheel = require(known.wheel)
         known.placed = job.store.copy_out(wheel.sha256, job.options.out / wheel.filename)
         _note_digest(job, known.placed, wheel.sha256)
 
@@ -390,15 +390,15 @@ class Publish:
 
     name: ClassVar[str] = "index"
 
-    def key(self, job: Job, known: Known) -> str | None:
+    def key(self, job: Job, known: BuildState) -> str | None:
         return None if known.placed is None else digest_of(_listing(job.options.out))
 
-    def find(self, job: Job, known: Known) -> bool:
+    def find(self, job: Job, known: BuildState) -> bool:
         record = job.store.find_record("index", self.key(job, known) or "")
         known.published = record is not None and record.get("pages") == _pages(job.options.out)
         return known.published
 
-    def make(self, job: Job, known: Known) -> None:
+    def make(self, job: Job, known: BuildState) -> None:
         from sparkwright.publish import publish, wheels_in
 
         out = job.options.out
@@ -463,7 +463,7 @@ def steps_for(job: Job) -> list[Step]:
         Merge(),
         *proofs,
         *compile_steps(job),
-        StockWheel(),
+        FetchStockWheel(),
         *binary_steps(job),
         Assemble(),
         Audit(),

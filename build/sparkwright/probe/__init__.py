@@ -7,17 +7,17 @@ child, `environment` is the Python that it runs in, `facility` is what else a pr
 """
 
 from sparkwright.probe.environment import prepare_environment
-from sparkwright.probe.facility import Facility
 from sparkwright.probe.judge import Prover, judge
-from sparkwright.probe.proof import Proof, Run, Verdict, read_proof, write_proof
+from sparkwright.probe.proof import ProbeRun, ProbeVerdict, Proof, read_proof, write_proof
+from sparkwright.probe.resource import ProbeResource
 from sparkwright.probe.trees import tree_folder
 
 __all__ = [
-    "Facility",
+    "ProbeResource",
+    "ProbeRun",
+    "ProbeVerdict",
     "Proof",
     "Prover",
-    "Run",
-    "Verdict",
     "judge",
     "prepare_environment",
     "read_proof",

@@ -14,18 +14,18 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import BusyError, ConfigError, SparkwrightError, StorageError
 from sparkwright.base.events import emit, task
-from sparkwright.probe.bench import PACKAGE, Trees, facilities_of
 from sparkwright.probe.proof import (
     PROOF_FORMAT,
+    ProbeRun,
+    ProbeVerdict,
     Proof,
-    Run,
     Touched,
-    Verdict,
     named_modules,
     proof_key,
     read_proof,
 )
-from sparkwright.probe.runner import Report, harness_sources, run_probe
+from sparkwright.probe.runner import ProbeReport, harness_sources, run_probe
+from sparkwright.probe.setup import PACKAGE, Trees, facilities_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from sparkwright.carries import Carry, ProbeSpec
     from sparkwright.git import Repository
     from sparkwright.merge import MergedSource
-    from sparkwright.probe.bench import Bench
-    from sparkwright.probe.facility import Facility
+    from sparkwright.probe.resource import ProbeResource
+    from sparkwright.probe.setup import ProbeSetup
     from sparkwright.store import Store
 
 _KIND = "proof"
 
 
-def judge(pristine: Run, merged: Run, *, absorbed: bool = False) -> Verdict:
+def judge(pristine: ProbeRun, merged: ProbeRun, *, absorbed: bool = False) -> ProbeVerdict:
     """Return what a pair of runs means, of a carry in the merged tree or of one that upstream *absorbed*."""
     if "error" in {pristine.verdict, merged.verdict}:
-        return Verdict.BROKEN
+        return ProbeVerdict.BROKEN
     if absorbed and pristine.verdict == "fails":
-        return Verdict.NOT_ABSORBED
+        return ProbeVerdict.NOT_ABSORBED
     if merged.verdict == "fails":
-        return Verdict.REFUTED
-    return Verdict.PROVED if pristine.verdict == "fails" else Verdict.NOT_NEEDED
+        return ProbeVerdict.REFUTED
+    return ProbeVerdict.PROVED if pristine.verdict == "fails" else ProbeVerdict.NOT_NEEDED
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Prover:
     version: str
     offline: bool = False
     sources: Sequence[MergedSource] = ()
-    facilities: Mapping[str, Facility] = field(default_factory=dict)
+    facilities: Mapping[str, ProbeResource] = field(default_factory=dict)
 
     def key(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> str:
         """Return the key of the proof of *carry*, which changes *paths* in the merged tree.
@@ -121,7 +121,7 @@ class Prover:
             )
         bench = self._bench(carry, spec)
         if isinstance(bench, str):
-            pristine = merged = Report(Run(verdict="error", message=bench), frozenset(), 0.0)
+            pristine = merged = ProbeReport(ProbeRun(verdict="error", message=bench), frozenset(), 0.0)
         else:
             pristine, merged = self._run_both(carry.name, spec, probe, bench)
         if not spec.needs:
@@ -145,11 +145,11 @@ class Prover:
             verdict=str(proof.verdict),
             seconds=[pristine.seconds, merged.seconds],
         )
-        if proof.verdict is not Verdict.BROKEN:  # what could not run says nothing about an earlier proof
+        if proof.verdict is not ProbeVerdict.BROKEN:  # what could not run says nothing about an earlier proof
             self.store.put_record(_KIND, proof.key, to_builtins(proof))
         return proof
 
-    def _bench(self, carry: Carry, spec: ProbeSpec) -> Bench | str:
+    def _bench(self, carry: Carry, spec: ProbeSpec) -> ProbeSetup | str:
         """What the runs are made with, or why what the probe needs from the outside cannot be had."""
         trees = Trees(self.store, self.repository, self.pristine, self.merged)
         if not spec.needs:
@@ -165,7 +165,9 @@ class Prover:
         """The dependency's source that *carry* changes, where it is at hand."""
         return next((source for source in self.sources if source.name == carry.spec.source), None)
 
-    def _run_both(self, name: str, spec: ProbeSpec, probe: Path, bench: Bench) -> tuple[Report, Report]:
+    def _run_both(
+        self, name: str, spec: ProbeSpec, probe: Path, bench: ProbeSetup
+    ) -> tuple[ProbeReport, ProbeReport]:
         """Both runs at the same time; an interrupt ends them instead of waiting."""
         stop = threading.Event()
         run = partial(run_probe, self.store, bench.python, probe, spec, version=self.version, stop=stop)
@@ -225,11 +227,11 @@ class Prover:
         )
 
 
-def _insist_on_loading(report: Report, paths: Sequence[str]) -> Report:
+def _insist_on_loading(report: ProbeReport, paths: Sequence[str]) -> ProbeReport:
     """Turn a pass into an error when a changed module was never imported: it proves nothing about it."""
     modules = {path for path in paths if path.startswith(f"{PACKAGE}/") and path.endswith(".py")}
     missing = sorted(modules - report.loaded)
     if report.run.verdict == "passes" and missing:
         message = f"the probe never imported {missing[0]}, which the carry changes"
-        return Report(Run(verdict="error", message=message), report.loaded, report.seconds)
+        return ProbeReport(ProbeRun(verdict="error", message=message), report.loaded, report.seconds)
     return report

@@ -28,7 +28,7 @@ PROOF_FORMAT = 1
 _FILE = "proof.json"
 
 
-class Verdict(StrEnum):
+class ProbeVerdict(StrEnum):
     """What a probe's two runs mean together."""
 
     PROVED = "proved"
@@ -55,7 +55,7 @@ class Touched(Model, frozen=True):
     merged: str | None
 
 
-class Run(Model, frozen=True):
+class ProbeRun(Model, frozen=True):
     """One run of a probe; `message` is what it found, or why it could not run."""
 
     verdict: Literal["passes", "fails", "error"]
@@ -79,9 +79,9 @@ class Proof(Model, frozen=True):
     format: int
     carry: str
     key: str
-    verdict: Verdict
-    pristine: Run
-    merged: Run
+    verdict: ProbeVerdict
+    pristine: ProbeRun
+    merged: ProbeRun
     touched: tuple[Touched, ...]
     environment: dict[str, str]
 
@@ -91,9 +91,9 @@ class Proof(Model, frozen=True):
 
         Of a proved carry it is the defect, as the run without it found it; of a needless one, nothing.
         """
-        if self.verdict is Verdict.NOT_ABSORBED:
+        if self.verdict is ProbeVerdict.NOT_ABSORBED:
             return self.pristine.message
-        if self.verdict is Verdict.REFUTED or self.merged.verdict == "error":
+        if self.verdict is ProbeVerdict.REFUTED or self.merged.verdict == "error":
             return self.merged.message
         return self.pristine.message
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from sparkwright.base.config import Model
-from sparkwright.base.process import Limits, LimitsExceeded, run_limited
-from sparkwright.probe.facility import ENVIRONMENT_NAME
-from sparkwright.probe.proof import Run
+from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.probe.proof import ProbeRun
+from sparkwright.probe.resource import ENVIRONMENT_NAME
 from sparkwright.probe.trees import bytecode_folder, fingerprint
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.carries import ProbeSpec
-    from sparkwright.probe.facility import Subject
+    from sparkwright.probe.resource import ProbeInput
     from sparkwright.store import Store
 
 _CHILD = ("harness.py", "probekit.py")
@@ -30,10 +30,10 @@ _BUILDKIT = "buildkit.py"
 
 
 @dataclass(frozen=True)
-class Report:
+class ProbeReport:
     """A run and the files of the tree that it imported."""
 
-    run: Run
+    run: ProbeRun
     loaded: frozenset[str]
     seconds: float
 
@@ -67,8 +67,8 @@ def run_probe(
     *,
     version: str,
     stop: threading.Event | None = None,
-    subject: Subject | None = None,
-) -> Report:
+    subject: ProbeInput | None = None,
+) -> ProbeReport:
     """Run *probe* on *tree*; whatever the probe does becomes a run, never an exception.
 
     Args:
@@ -107,7 +107,7 @@ def run_probe(
             "--triton",
             spec.triton,
         ]
-        limits = Limits(spec.seconds, spec.memory_mib)
+        limits = ProcessLimits(spec.seconds, spec.memory_mib)
         log = scratch / "log"
         env = _environment(scratch)
         if subject is not None:
@@ -126,8 +126,8 @@ def run_probe(
             return _error(f"its report is damaged: {error}")
     if fingerprint(tree) != before:
         return _error("it wrote to the tree under test")
-    run = Run(verdict=found.verdict, message=_short(found.message, tree))
-    return Report(run, frozenset(found.loaded), found.seconds)
+    run = ProbeRun(verdict=found.verdict, message=_short(found.message, tree))
+    return ProbeReport(run, frozenset(found.loaded), found.seconds)
 
 
 def _importable(scratch: Path, version: str, helpers: Sequence[Path]) -> Path:
@@ -147,8 +147,8 @@ def _short(message: str, tree: Path) -> str:
     return message.replace(str(tree.resolve()), "<tree>").replace(str(tree), "<tree>").strip()
 
 
-def _error(message: str) -> Report:
-    return Report(Run(verdict="error", message=message), frozenset(), 0.0)
+def _error(message: str) -> ProbeReport:
+    return ProbeReport(ProbeRun(verdict="error", message=message), frozenset(), 0.0)
 
 
 def _environment(scratch: Path) -> dict[str, str]:

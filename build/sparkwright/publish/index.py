@@ -20,7 +20,7 @@ from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit
 from sparkwright.publish.pages import (
-    IndexFile,
+    PublishedFile,
     has_our_form,
     project_html,
     project_json,
@@ -55,7 +55,7 @@ class PublishedIndex:
     """
 
     folder: Path
-    files: tuple[IndexFile, ...]
+    files: tuple[PublishedFile, ...]
     written: tuple[str, ...]
     removed: tuple[str, ...]
 
@@ -166,7 +166,7 @@ def _placed(wheel: Path, folder: Path) -> Path:
     return target
 
 
-def _describe(wheel: Path, digests: Mapping[str, str]) -> tuple[IndexFile, bytes]:
+def _describe(wheel: Path, digests: Mapping[str, str]) -> tuple[PublishedFile, bytes]:
     """How the index lists *wheel*, and its METADATA."""
     name = parse_name(wheel.name)
     with open_archive(wheel) as archive:
@@ -182,14 +182,14 @@ def _describe(wheel: Path, digests: Mapping[str, str]) -> tuple[IndexFile, bytes
             because=f"its name says {project} {version}, its METADATA {' '.join(stated) or 'nothing'}",
             next_step="build it again",
         )
-    file = IndexFile(
+    file = PublishedFile(
         project, version, wheel.name, digests.get(wheel.name) or sha256_file(wheel), wheel.stat().st_size,
         ",".join(header(metadata, "Requires-Python")), sha256_bytes(metadata),
     )  # fmt: skip
     return file, metadata
 
 
-def _pages(files: Sequence[IndexFile]) -> dict[str, bytes]:
+def _pages(files: Sequence[PublishedFile]) -> dict[str, bytes]:
     """Every page by its path below the index's folder, in the order in which they may appear."""
     pages: dict[str, bytes] = {}
     for project, group in groupby(files, key=lambda file: file.project):

@@ -31,7 +31,7 @@ _HEAD = (
 
 
 @dataclass(frozen=True)
-class IndexFile:
+class PublishedFile:
     """One wheel as the index lists it.
 
     Attributes:
@@ -68,12 +68,12 @@ def root_json(projects: Sequence[str]) -> bytes:
     return _json({"projects": [{"name": name} for name in projects]})
 
 
-def project_html(project: str, files: Sequence[IndexFile]) -> bytes:
+def project_html(project: str, files: Sequence[PublishedFile]) -> bytes:
     """The page of *project*, two folders below its *files*."""
     return _page(f"Links for {project}", [_anchor(file) for file in files])
 
 
-def project_json(project: str, files: Sequence[IndexFile]) -> bytes:
+def project_json(project: str, files: Sequence[PublishedFile]) -> bytes:
     """The same as JSON."""
     versions = list(dict.fromkeys(file.version for file in files))
     return _json({"name": project, "versions": versions, "files": [_entry(file) for file in files]})
@@ -84,7 +84,7 @@ def _url(filename: str) -> str:
     return _UP + quote(filename, safe="")
 
 
-def _anchor(file: IndexFile) -> str:
+def _anchor(file: PublishedFile) -> str:
     attributes = {"href": f"{_url(file.filename)}#sha256={file.sha256}"}
     if file.requires_python:
         attributes["data-requires-python"] = file.requires_python
@@ -95,7 +95,7 @@ def _anchor(file: IndexFile) -> str:
     return f"<a {listed}>{html.escape(file.filename)}</a>"
 
 
-def _entry(file: IndexFile) -> dict[str, Any]:
+def _entry(file: PublishedFile) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "filename": file.filename,
         "url": _url(file.filename),

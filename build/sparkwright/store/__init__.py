@@ -15,10 +15,10 @@ from sparkwright.store.paths import (
     write_atomically,
 )
 from sparkwright.store.removal import remove_tree
-from sparkwright.store.usage import Run, note_use
+from sparkwright.store.usage import ActiveRun, note_use
 
 __all__ = [
-    "Run",
+    "ActiveRun",
     "Store",
     "default_home",
     "hold",

@@ -24,7 +24,7 @@ from sparkwright.store.usage import note_use, running
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkwright.store.usage import Run
+    from sparkwright.store.usage import ActiveRun
 
 T = TypeVar("T")
 
@@ -151,7 +151,7 @@ class Store:
         """Where the bytecode of the tree in *folder* is."""
         return self.bytecode / folder.resolve().relative_to("/")
 
-    def running(self) -> contextlib.AbstractContextManager[Run]:
+    def running(self) -> contextlib.AbstractContextManager[ActiveRun]:
         """Be seen as a run for the length of the block: what it finds in the store is not pruned."""
         return running(self.runs)
 

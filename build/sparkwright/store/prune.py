@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.store.paths import Store
-    from sparkwright.store.survey import Entry
-    from sparkwright.store.usage import Run
+    from sparkwright.store.survey import StoreEntry
+    from sparkwright.store.usage import ActiveRun
 
 _DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class PruneLimits:
     """What may stay.
 
     Attributes:
@@ -52,19 +52,24 @@ class Pruned:
         kept: bytes that are left, of things that can and that cannot be removed.
     """
 
-    removed: tuple[Entry, ...]
-    in_use: tuple[Entry, ...]
+    removed: tuple[StoreEntry, ...]
+    in_use: tuple[StoreEntry, ...]
     kept: int
 
 
 def prune(
-    store: Store, entries: Sequence[Entry], limits: Limits, *, run: Run | None = None, dry: bool = False
+    store: Store,
+    entries: Sequence[StoreEntry],
+    limits: PruneLimits,
+    *,
+    run: ActiveRun | None = None,
+    dry: bool = False,
 ) -> Pruned:
     """Remove those of *entries* that are beyond *limits*, the least recently used first.
 
     Args:
         store: what to make room in.
-        entries: what it holds, from `survey`; logs among them count for `Limits.days` only.
+        entries: what it holds, from `survey`; logs among them count for `PruneLimits.days` only.
         limits: what may stay.
         run: the run that does this, which is in nobody's way.
         dry: only say what would be removed.
@@ -93,7 +98,7 @@ def prune_logs(places: Iterable[Path], days: float) -> None:
                     path.unlink()
 
 
-def _choose(entries: Iterable[Entry], limits: Limits) -> list[Entry]:
+def _choose(entries: Iterable[StoreEntry], limits: PruneLimits) -> list[StoreEntry]:
     """What is beyond *limits*, the least recently used first."""
     oldest_first = sorted((entry for entry in entries if entry.removable), key=lambda entry: entry.used)
     too_much = 0 if limits.size is None else _size(entries) - limits.size
@@ -107,11 +112,11 @@ def _choose(entries: Iterable[Entry], limits: Limits) -> list[Entry]:
     return chosen
 
 
-def _size(entries: Iterable[Entry]) -> int:
+def _size(entries: Iterable[StoreEntry]) -> int:
     return sum(entry.size for entry in entries if entry.kind != LOGS)
 
 
-def _bound(store: Store, run: Run | None) -> Callable[[Entry], float]:
+def _bound(store: Store, run: ActiveRun | None) -> Callable[[StoreEntry], float]:
     """From when on an entry counts as in use."""
     others = oldest_run(store.runs, but=run)
     # A use is noted once an hour, so one that was noted before a run began may be that run's.
@@ -121,7 +126,7 @@ def _bound(store: Store, run: Run | None) -> Callable[[Entry], float]:
     return lambda entry: logs if entry.kind == LOGS else bound
 
 
-def _remove(entry: Entry, trash: Path) -> bool:
+def _remove(entry: StoreEntry, trash: Path) -> bool:
     """Remove *entry* unless it was used or went since it was listed; whether it was removed."""
     with contextlib.suppress(FileNotFoundError):
         if last_used(entry.path.stat()) != entry.used:

@@ -39,7 +39,7 @@ _FOLDERS = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoreEntry:
     """A file or folder of the store, or a log of the checkout.
 
     Attributes:
@@ -69,7 +69,7 @@ class KindTotal:
     used: float
 
 
-def survey(store: Store, logs: Iterable[Path] = ()) -> list[Entry]:
+def survey(store: Store, logs: Iterable[Path] = ()) -> list[StoreEntry]:
     """Everything in *store*, and the event logs in the folders *logs*."""
     left = list(_left_by_git(store))
     return [
@@ -83,9 +83,9 @@ def survey(store: Store, logs: Iterable[Path] = ()) -> list[Entry]:
     ]
 
 
-def totals(entries: Iterable[Entry]) -> list[KindTotal]:
+def totals(entries: Iterable[StoreEntry]) -> list[KindTotal]:
     """*entries* by kind, the largest first."""
-    kinds: dict[str, list[Entry]] = {}
+    kinds: dict[str, list[StoreEntry]] = {}
     for entry in entries:
         kinds.setdefault(entry.kind, []).append(entry)
     found = [
@@ -95,13 +95,13 @@ def totals(entries: Iterable[Entry]) -> list[KindTotal]:
     return sorted(found, key=lambda total: (-total.size, total.kind))
 
 
-def _files(store: Store) -> Iterator[Entry]:
+def _files(store: Store) -> Iterator[StoreEntry]:
     kinds = _kinds_of_files(store)
     for path, state in _walk(store.files):
         named = store.named / path.name[:16]
         companions = (named,) if named.is_dir() else ()
         kind = kinds.get(path.name, "downloads")
-        yield Entry(kind, path, state.st_size, last_used(state), companions=companions)
+        yield StoreEntry(kind, path, state.st_size, last_used(state), companions=companions)
 
 
 def _kinds_of_files(store: Store) -> dict[str, str]:
@@ -113,15 +113,15 @@ def _kinds_of_files(store: Store) -> dict[str, str]:
     return kinds
 
 
-def _records(store: Store) -> Iterator[Entry]:
+def _records(store: Store) -> Iterator[StoreEntry]:
     for path, state in _walk(store.records):
         kind = path.relative_to(store.records).parts[0]
         if kind == _OF_TREES:
             continue
-        yield Entry("records", path, state.st_size, last_used(state), kind not in _KEPT_RECORDS)
+        yield StoreEntry("records", path, state.st_size, last_used(state), kind not in _KEPT_RECORDS)
 
 
-def _folders(store: Store) -> Iterator[Entry]:
+def _folders(store: Store) -> Iterator[StoreEntry]:
     counted: set[tuple[int, int]] = set()
     for place, kind in _FOLDERS.items():
         for path in _children(store.home / place):
@@ -130,7 +130,7 @@ def _folders(store: Store) -> Iterator[Entry]:
             companions = _companions(store, kind, path)
             with contextlib.suppress(FileNotFoundError):
                 size = sum(_new_bytes(each, counted) for each in (path, *companions))
-                yield Entry(kind, path, size, last_used(path.stat()), companions=companions)
+                yield StoreEntry(kind, path, size, last_used(path.stat()), companions=companions)
 
 
 def _companions(store: Store, kind: str, path: Path) -> tuple[Path, ...]:
@@ -152,21 +152,21 @@ def _new_bytes(place: Path, counted: set[tuple[int, int]]) -> int:
     return size
 
 
-def _files_below(folder: Path, kind: str) -> Iterator[Entry]:
+def _files_below(folder: Path, kind: str) -> Iterator[StoreEntry]:
     for path, state in _walk(folder):
-        yield Entry(kind, path, state.st_size, last_used(state))
+        yield StoreEntry(kind, path, state.st_size, last_used(state))
 
 
-def _left_by_git(store: Store) -> Iterator[Entry]:
+def _left_by_git(store: Store) -> Iterator[StoreEntry]:
     """List what git leaves of writes that were killed: packs, indexes and objects under temporary names."""
     for pattern in ("pack/tmp_*", "pack/.tmp-*", "??/tmp_obj_*", "obj*", "tmp_objdir-*"):
         for path in sorted((store.git / "objects").glob(pattern)):
             with contextlib.suppress(FileNotFoundError):
                 size = sum(state.st_size for _, state in _walk(path))
-                yield Entry("git-left-overs", path, size, last_used(path.stat()))
+                yield StoreEntry("git-left-overs", path, size, last_used(path.stat()))
 
 
-def _rest(store: Store, counted: Collection[Path]) -> Iterator[Entry]:
+def _rest(store: Store, counted: Collection[Path]) -> Iterator[StoreEntry]:
     """What cannot be removed one by one: the repository, scratch in use, whatever else there is."""
     known = {*_UNLISTED, *(place.partition("/")[0] for place in _FOLDERS), store.partial.name}
     for path in _children(store.home):
@@ -176,7 +176,7 @@ def _rest(store: Store, counted: Collection[Path]) -> Iterator[Entry]:
         if states:
             kind = path.name if path.is_dir() else "other"
             used = max(last_used(state) for state in states)
-            yield Entry(kind, path, sum(state.st_size for state in states), used, removable=False)
+            yield StoreEntry(kind, path, sum(state.st_size for state in states), used, removable=False)
 
 
 def _children(folder: Path) -> list[Path]:

@@ -43,7 +43,7 @@ def note_use(path: Path, state: os.stat_result | None = None) -> None:
 
 
 @dataclass(frozen=True)
-class Run:
+class ActiveRun:
     """A run of ours, for others to see.
 
     Attributes:
@@ -56,12 +56,12 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Run]:
+def running(folder: Path) -> Iterator[ActiveRun]:
     """Be seen in *folder* as a run for the length of the block."""
     with contextlib.ExitStack() as stack:
         with _locked(folder, fcntl.LOCK_SH):
             _, path = stack.enter_context(owned_file(folder, f"{os.getpid()}-"))
-        yield Run(path, path.stat().st_mtime)
+        yield ActiveRun(path, path.stat().st_mtime)
 
 
 def no_new_runs(folder: Path) -> contextlib.AbstractContextManager[None]:
@@ -85,7 +85,7 @@ def _locked(folder: Path, kind: int) -> Iterator[None]:
         os.close(handle)
 
 
-def oldest_run(folder: Path, *, but: Run | None = None) -> float | None:
+def oldest_run(folder: Path, *, but: ActiveRun | None = None) -> float | None:
     """When the oldest run seen in *folder*, other than *but*, began; `None` where there is none."""
     started = []
     for path in folder.iterdir() if folder.is_dir() else ():

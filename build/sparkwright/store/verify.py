@@ -27,7 +27,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Fault:
+class StoreFault:
     """Something in the store that is not as it should be.
 
     Attributes:
@@ -41,7 +41,7 @@ class Fault:
     companions: tuple[Path, ...] = ()
 
 
-def verify(store: Store) -> list[Fault]:
+def verify(store: Store) -> list[StoreFault]:
     """Everything in *store* that is damaged.
 
     That is: files whose bytes are not those of their digest, records that cannot be read, and names that
@@ -60,7 +60,7 @@ def verify(store: Store) -> list[Fault]:
     return [*found, *_record_faults(store), *_name_faults(store)]
 
 
-def remove_faults(faults: Sequence[Fault]) -> None:
+def remove_faults(faults: Sequence[StoreFault]) -> None:
     """Remove what is damaged; whoever needs it fetches or makes it again.
 
     Raises:
@@ -73,7 +73,7 @@ def remove_faults(faults: Sequence[Fault]) -> None:
                 remove_tree(path)
 
 
-def require_sound(faults: Sequence[Fault]) -> None:
+def require_sound(faults: Sequence[StoreFault]) -> None:
     """Do nothing where there are no faults.
 
     Raises:
@@ -87,11 +87,11 @@ def require_sound(faults: Sequence[Fault]) -> None:
         )
 
 
-def _file_fault(store: Store, path: Path) -> tuple[int, Fault | None]:
+def _file_fault(store: Store, path: Path) -> tuple[int, StoreFault | None]:
     """How many bytes were read, and what is wrong."""
     named = (store.named / path.name[:16],)
     if not _DIGEST.fullmatch(path.name) or path != store.file_path(path.name):
-        return 0, Fault(path, "its name is no digest, or not the one that its folder is for")
+        return 0, StoreFault(path, "its name is no digest, or not the one that its folder is for")
     try:
         with _opened_unnoticed(path) as stream:
             actual = sha256_stream(stream)
@@ -99,8 +99,8 @@ def _file_fault(store: Store, path: Path) -> tuple[int, Fault | None]:
     except FileNotFoundError:
         return 0, None  # pruned meanwhile
     except OSError as error:
-        return 0, Fault(path, f"it cannot be read: {error.strerror}", named)
-    return size, None if actual == path.name else Fault(path, f"its SHA-256 is {actual}", named)
+        return 0, StoreFault(path, f"it cannot be read: {error.strerror}", named)
+    return size, None if actual == path.name else StoreFault(path, f"its SHA-256 is {actual}", named)
 
 
 @contextlib.contextmanager
@@ -114,7 +114,7 @@ def _opened_unnoticed(path: Path) -> Iterator[BinaryIO]:
         yield stream
 
 
-def _record_faults(store: Store) -> Iterator[Fault]:
+def _record_faults(store: Store) -> Iterator[StoreFault]:
     for path in sorted(store.records.glob("*/*/*.json")):
         try:
             with _opened_unnoticed(path) as stream:
@@ -122,23 +122,23 @@ def _record_faults(store: Store) -> Iterator[Fault]:
         except FileNotFoundError:
             continue
         except ValueError as error:
-            yield Fault(path, f"it is no JSON: {error}")
+            yield StoreFault(path, f"it is no JSON: {error}")
         except OSError as error:
-            yield Fault(path, f"it cannot be read: {error.strerror}")
+            yield StoreFault(path, f"it cannot be read: {error.strerror}")
         else:
             if not isinstance(found, dict):
-                yield Fault(path, "it is no JSON object")
+                yield StoreFault(path, "it is no JSON object")
 
 
-def _name_faults(store: Store) -> Iterator[Fault]:
+def _name_faults(store: Store) -> Iterator[StoreFault]:
     """Names in ``named/`` that lead to another file than the one whose digest they stand under."""
     for path in sorted(store.named.glob("*/*")):
         prefix = path.parent.name
         owners = list((store.files / prefix[:2]).glob(f"{prefix}*"))
         if not owners:
-            yield Fault(path, "the file that it names is gone")
+            yield StoreFault(path, "the file that it names is gone")
         elif not any(_same(path, owner) for owner in owners):
-            yield Fault(path, "it is not the file that it names")
+            yield StoreFault(path, "it is not the file that it names")
 
 
 def _same(path: Path, owner: Path) -> bool:

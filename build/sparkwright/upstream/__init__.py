@@ -10,7 +10,7 @@ from sparkwright.upstream.evidence import gather, gather_cuda, propose
 from sparkwright.upstream.members import fetch_members
 from sparkwright.upstream.releases import Access, Pristine, other_release
 from sparkwright.upstream.settings import IndexSettings, read_settings
-from sparkwright.upstream.source import GitSource, IndexSource, Source, open_source
+from sparkwright.upstream.source import GitSource, IndexSource, UpstreamSource, open_source
 
 __all__ = [
     "Access",
@@ -18,7 +18,7 @@ __all__ = [
     "IndexSettings",
     "IndexSource",
     "Pristine",
-    "Source",
+    "UpstreamSource",
     "fetch_artifact",
     "fetch_members",
     "gather",

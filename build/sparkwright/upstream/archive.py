@@ -43,7 +43,7 @@ _IN_HEADERS = (ValueError, LookupError)
 _END_MARK_BYTES = 1024  # two blocks of zeros end a tar archive (POSIX pax, "ustar Interchange Format")
 
 
-class Entry(NamedTuple):
+class ArchiveEntry(NamedTuple):
     """One file of a tree: its path, its git mode and its bytes (of a symlink: its target)."""
 
     path: str
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
     data: bytes
 
 
-def read_sdist(path: Path) -> Iterator[Entry]:
+def read_sdist(path: Path) -> Iterator[ArchiveEntry]:
     """Every file of the sdist at *path*, in its order, with the top folder taken off.
 
     Faults are raised when they are reached: use nothing before the iteration has ended.
@@ -191,22 +191,22 @@ class _Tree:
             folder = posixpath.dirname(folder)
 
 
-def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree) -> Entry:
+def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree) -> ArchiveEntry:
     if member.issym():
         path = tree.place_file(member.name, SYMLINK)
         tree.links[path] = member.linkname
-        return Entry(path, SYMLINK, inward_target(path, member.linkname, tree.name).encode())
+        return ArchiveEntry(path, SYMLINK, inward_target(path, member.linkname, tree.name).encode())
     if member.islnk():
         original = tree.inside(member.linkname)
         mode = tree.files.get(original)
         if mode is None or mode == SYMLINK:
             raise _refused(tree.name, f"the hard link {member.name!r} leads to no earlier file of it")
         path = tree.place_file(member.name, mode, tree.sizes[original])
-        return Entry(path, mode, _data(tar, member))
+        return ArchiveEntry(path, mode, _data(tar, member))
     if member.type not in {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE} or member.issparse():
         raise _refused(tree.name, f"{member.name!r} is no file, folder or link (type {member.type!r})")
     mode = EXECUTABLE if member.mode & 0o100 else REGULAR
-    return Entry(tree.place_file(member.name, mode, member.size), mode, _data(tar, member))
+    return ArchiveEntry(tree.place_file(member.name, mode, member.size), mode, _data(tar, member))
 
 
 def inward_target(path: str, target: str, name: str) -> str:

@@ -15,7 +15,7 @@ from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, Sp
 from sparkwright.base.events import emit, task
 from sparkwright.store import storing
 from sparkwright.upstream.index import local_path, locate
-from sparkwright.upstream.network import InterruptedFetch, fetch_failed, open_session, patiently
+from sparkwright.upstream.network import InterruptedFetch, fetch_failed, open_session, retrying
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,7 +138,7 @@ def _fill(file: IndexFile, artifact: Artifact, partial: Path, settings: IndexSet
     ):
         transfer = _Transfer(session, file.url, artifact, partial, progress, settings.timeout_s)
         try:
-            patiently(settings, what, progress=lambda: _size(partial))(transfer.go_on)
+            retrying(settings, what, progress=lambda: _size(partial))(transfer.go_on)
         except SparkwrightError:
             raise
         except Exception as error:

@@ -15,7 +15,7 @@ from sparkwright.git import list_remote
 from sparkwright.lock import LOCK_FORMAT, Artifact, Lock
 from sparkwright.lock.bump import Bumped, rewrite, successor
 from sparkwright.lock.coherence import CudaEvidence
-from sparkwright.lock.statements import VERSION_FILE, Evidence, WheelEvidence, is_evidence, machine_of
+from sparkwright.lock.statements import VERSION_FILE, ReleaseEvidence, WheelEvidence, is_evidence, machine_of
 from sparkwright.upstream.archive import read_sdist
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.index import find, project_of
@@ -33,7 +33,7 @@ _MAX_TEXT_BYTES = 16 << 20
 _PATIENCE_S = 20.0
 
 
-def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> Evidence:
+def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> ReleaseEvidence:
     """The evidence about the release that *lock* pins.
 
     The index is asked how it names the files with the lock's digests, and the git remote what the
@@ -53,7 +53,7 @@ def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> E
         path = fetch_artifact(access.store, artifact, access.settings)
         wheels.append(read_wheel(path, _as_found(artifact, path, names)))
     path = fetch_artifact(access.store, lock.sdist, access.settings)
-    return Evidence(
+    return ReleaseEvidence(
         sdist=_as_found(lock.sdist, path, names),
         texts=_texts(path),
         wheels=tuple(wheels),
@@ -109,7 +109,7 @@ def propose(access: Access, text: str, version: str) -> Bumped:
     wheels = {
         machine: as_artifact(_only(listed, version, machine), access.settings) for machine in old.wheels
     }
-    evidence = Evidence(
+    evidence = ReleaseEvidence(
         sdist=sdist,
         texts=_texts(fetch_artifact(access.store, sdist, access.settings)),
         tag_commit=_tag_commit(access, old.release.git, version),

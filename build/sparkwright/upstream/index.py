@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from sparkwright.base.errors import DigestError, FetchError
 from sparkwright.base.events import emit
-from sparkwright.upstream.network import fetch_failed, open_session, patiently, reason_of, shown
+from sparkwright.upstream.network import fetch_failed, open_session, reason_of, retrying, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,7 +120,7 @@ def _listings(project: str, settings: IndexSettings) -> Iterator[list[tuple[Any,
     with open_session(settings) as session:
         for number, address in enumerate((settings.index_url, *settings.extra_index_urls)):
             try:
-                page = patiently(settings, f"the index page of {project}")(
+                page = retrying(settings, f"the index page of {project}")(
                     _page, session, address, project, settings
                 )
             except Exception as error:
@@ -211,7 +211,7 @@ def remote_size(file: IndexFile, settings: IndexSettings) -> int:
         return path.stat().st_size
     with open_session(settings) as session:
         try:
-            length = patiently(settings, f"the size of {file.filename}")(
+            length = retrying(settings, f"the size of {file.filename}")(
                 _stated_length, session, file.url, settings
             )
         except Exception as error:

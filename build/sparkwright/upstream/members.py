@@ -19,7 +19,7 @@ from sparkwright.base.events import emit, task
 from sparkwright.store import storing
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.index import local_path, locate
-from sparkwright.upstream.network import InterruptedFetch, fetch_failed, open_session, patiently
+from sparkwright.upstream.network import InterruptedFetch, fetch_failed, open_session, retrying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,7 +119,7 @@ class _Source:
         what = f"parts of {self.artifact.filename}"
         with storing(f"writing {what}"):
             try:
-                patiently(self.settings, what, progress=lambda: position)(go_on)
+                retrying(self.settings, what, progress=lambda: position)(go_on)
             except (SparkwrightError, _NoRangesError):
                 raise
             except Exception as error:

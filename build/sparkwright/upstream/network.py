@@ -27,7 +27,7 @@ _LEAST_BYTES_PER_S = 1000
 _MOST_PAGE_BYTES = 64 << 20  # the largest project's page on the package index has a few
 
 
-class InterruptedFetch(Exception):  # noqa: N818 - never reaches a user; `patiently` tries again
+class InterruptedFetch(Exception):  # noqa: N818 - never reaches a user; `retrying` tries again
     """A transfer ended early; another try may get further."""
 
 
@@ -109,7 +109,7 @@ def _is_this_machine(host: str) -> bool:
         return False
 
 
-def patiently(settings: IndexSettings, what: str, progress: Callable[[], int] = lambda: 0) -> Retrying:
+def retrying(settings: IndexSettings, what: str, progress: Callable[[], int] = lambda: 0) -> Retrying:
     """A retry loop for *what*: it gives up after some tries in a row that made no *progress*.
 
     The last error is raised as it came.
@@ -118,7 +118,7 @@ def patiently(settings: IndexSettings, what: str, progress: Callable[[], int] = 
 
     best, idle = progress(), 0
 
-    def out_of_patience(_: RetryCallState) -> bool:
+    def give_up(_: RetryCallState) -> bool:
         nonlocal best, idle
         reached = progress()
         idle = 0 if reached > best else idle + 1
@@ -132,7 +132,7 @@ def patiently(settings: IndexSettings, what: str, progress: Callable[[], int] = 
 
     return Retrying(
         retry=retry_if_exception(_is_passing),
-        stop=out_of_patience,
+        stop=give_up,
         wait=wait_random_exponential(multiplier=settings.backoff_s, max=_LONGEST_WAIT_S),
         before_sleep=tell,
         reraise=True,

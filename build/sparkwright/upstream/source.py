@@ -27,7 +27,7 @@ _FULL_ID = 40
 _BY_FOLDER = ", or give a folder that holds that file with --source"
 
 
-class Source(Protocol):
+class UpstreamSource(Protocol):
     """Somewhere that upstream's files come from."""
 
     def pristine(self, lock: Lock) -> Pristine:
@@ -43,7 +43,7 @@ class Source(Protocol):
         """Upstream's own wheel of the pinned release for *machine*, verified by its digest."""
 
 
-def open_source(spec: str, access: Access) -> Source:
+def open_source(spec: str, access: Access) -> UpstreamSource:
     """The source that *spec* names.
 
     Args:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.verify.client import Endpoint, EndpointFacts
-    from sparkwright.verify.measure import Server
+    from sparkwright.verify.measure import MeasuredServer
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Starters:
         by_arm: given the number of the start, starts that server.
     """
 
-    by_arm: Mapping[str, Callable[[int], contextlib.AbstractAsyncContextManager[Server]]]
+    by_arm: Mapping[str, Callable[[int], contextlib.AbstractAsyncContextManager[MeasuredServer]]]
 
     @property
     def arms(self) -> frozenset[str]:
         """The servers that it knows."""
         return frozenset(self.by_arm)
 
-    def start(self, arm: str, boot: int) -> contextlib.AbstractAsyncContextManager[Server]:
+    def start(self, arm: str, boot: int) -> contextlib.AbstractAsyncContextManager[MeasuredServer]:
         """One start of a server."""
         return self.by_arm[arm](boot)
 

@@ -51,7 +51,7 @@ class Manifest(Model, frozen=True, tag="run", tag_field="kind"):
     format: int = _FORMAT
 
 
-class Boot(Model, frozen=True, tag="boot", tag_field="kind"):
+class BootRecord(Model, frozen=True, tag="boot", tag_field="kind"):
     """One start of a server.
 
     Attributes:
@@ -94,7 +94,7 @@ class Noted(Model, frozen=True, tag="note", tag_field="kind"):
     data: dict[str, Any]
 
 
-Record = Manifest | Boot | Measured | Concluded | Noted
+Record = Manifest | BootRecord | Measured | Concluded | Noted
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Contents:
     """
 
     manifest: Manifest
-    boots: dict[tuple[str, int], Boot] = field(default_factory=dict)
+    boots: dict[tuple[str, int], BootRecord] = field(default_factory=dict)
     measured: dict[str, Observation] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     notes: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -252,7 +252,7 @@ def _require_regular(path: Path) -> None:
 
 
 def _contents(manifest: Manifest, records: list[Record]) -> Contents:
-    boots = [record for record in records if isinstance(record, Boot)]
+    boots = [record for record in records if isinstance(record, BootRecord)]
     concluded = [record.findings for record in records if isinstance(record, Concluded)]
     return Contents(
         manifest,

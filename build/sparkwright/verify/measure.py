@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from sparkwright.verify.client import Endpoint
-    from sparkwright.verify.model import BootFacts, Cell, HostSample, Sample, Snapshot
+    from sparkwright.verify.model import BootFacts, Cell, HostSample, MetricsSnapshot, Sample
     from sparkwright.verify.profile import Profile
 
 # How often counters and the machine are looked at: of the server's clock, and at least so long of ours.
@@ -33,7 +33,7 @@ _LOOKS, _LOOK_S = 40, 0.05
 _UNREADABLE = (SparkwrightError, OSError, TimeoutError, ValueError)
 
 
-class Server(Protocol):
+class MeasuredServer(Protocol):
     """A server that answers, whoever started it."""
 
     @property
@@ -80,12 +80,12 @@ class Server(Protocol):
 class _Watch:
     """What is seen of a server while it works."""
 
-    series: list[Snapshot] = field(default_factory=list)
+    series: list[MetricsSnapshot] = field(default_factory=list)
     host: list[HostSample] = field(default_factory=list)
 
 
 async def measure(
-    server: Server, cell: Cell, profile: Profile, *, on_sample: Callable[[Sample], None] | None = None
+    server: MeasuredServer, cell: Cell, profile: Profile, *, on_sample: Callable[[Sample], None] | None = None
 ) -> Observation:
     """Send *cell*'s requests and note all that is seen; never raises for what the server does.
 
@@ -124,7 +124,7 @@ async def measure(
     )
 
 
-async def _until_reaped(server: Server) -> None:
+async def _until_reaped(server: MeasuredServer) -> None:
     """Wait a moment for a server that may have ended: its connections close before its status is known."""
     for _ in range(_LOOKS):
         if server.died is not None:
@@ -133,8 +133,8 @@ async def _until_reaped(server: Server) -> None:
 
 
 async def _counters(
-    session: aiohttp.ClientSession, server: Server, profile: Profile
-) -> tuple[Snapshot | None, str]:
+    session: aiohttp.ClientSession, server: MeasuredServer, profile: Profile
+) -> tuple[MetricsSnapshot | None, str]:
     """The server's counters when nothing runs any more; without them, why they cannot be had."""
     try:
         return await quiesce(session, server.endpoint, profile.deadlines, profile.speed), ""
@@ -143,7 +143,9 @@ async def _counters(
 
 
 @contextlib.asynccontextmanager
-async def _watching(session: aiohttp.ClientSession, server: Server, speed: float) -> AsyncIterator[_Watch]:
+async def _watching(
+    session: aiohttp.ClientSession, server: MeasuredServer, speed: float
+) -> AsyncIterator[_Watch]:
     """Look at the counters and the machine now and again, for as long as the block takes."""
     watch = _Watch()
 

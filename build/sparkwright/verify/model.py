@@ -124,7 +124,7 @@ class FailureKind(StrEnum):
     CANCELLED = "cancelled"  # we stopped it
 
 
-class Failure(Model, frozen=True):
+class RequestFailure(Model, frozen=True):
     """Why a request does not count, and what was seen."""
 
     kind: FailureKind
@@ -199,7 +199,7 @@ class Sample(Model, frozen=True):
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
-    failure: Failure | None = None
+    failure: RequestFailure | None = None
 
     @property
     def first(self) -> int:
@@ -224,7 +224,7 @@ class Sample(Model, frozen=True):
         return (self.last - self.first) / 1e6 / (self.output_tokens - 1)
 
 
-class Snapshot(Model, frozen=True):
+class MetricsSnapshot(Model, frozen=True):
     """The server's own counters at one moment, summed over engines. Absent values are -1.
 
     Attributes:
@@ -353,9 +353,9 @@ class Observation(Model, frozen=True):
 
     cell: Cell
     samples: tuple[Sample, ...] = ()
-    before: Snapshot | None = None
-    after: Snapshot | None = None
-    series: tuple[Snapshot, ...] = ()
+    before: MetricsSnapshot | None = None
+    after: MetricsSnapshot | None = None
+    series: tuple[MetricsSnapshot, ...] = ()
     host: tuple[HostSample, ...] = ()
     lag_ms: tuple[float, float] = (0.0, 0.0)
     log: tuple[str, ...] = ()

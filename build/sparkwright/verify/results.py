@@ -12,8 +12,8 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import StorageError
 from sparkwright.verify.journal import FILE, read_journal
+from sparkwright.verify.options import VerifyOptions, profile_of
 from sparkwright.verify.run import Run
-from sparkwright.verify.wish import Wish, profile_of
 
 if TYPE_CHECKING:
     from sparkwright.verify.journal import Contents
@@ -114,7 +114,7 @@ def _described(run: Run) -> dict[str, Any]:
 def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
     """What reports say at the top."""
     manifest = contents.manifest
-    wish = Wish.from_options(manifest.options)
+    wish = VerifyOptions.from_options(manifest.options)
     told: dict[str, Any] = {
         "title": manifest.server,
         "profile": wish.profile,

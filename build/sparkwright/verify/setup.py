@@ -24,6 +24,7 @@ from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.fleet import Starters, standing
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.model import BootFacts
+from sparkwright.verify.options import profile_of
 from sparkwright.verify.server import (
     find_installed,
     load_recipe,
@@ -34,22 +35,21 @@ from sparkwright.verify.server import (
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.settings import Settings
 from sparkwright.verify.suite import Suite
-from sparkwright.verify.wish import profile_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
     from sparkwright.verify.client import EndpointFacts
-    from sparkwright.verify.measure import Server
+    from sparkwright.verify.measure import MeasuredServer
+    from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.profile import Profile
     from sparkwright.verify.server import Recipe
-    from sparkwright.verify.wish import Wish
 
-    Start = Callable[[int], AbstractAsyncContextManager[Server]]
+    Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
 
 
-def require_possible(wish: Wish) -> None:
+def require_possible(wish: VerifyOptions) -> None:
     """Do nothing if nothing speaks against *wish* that can be told without asking or starting anything.
 
     Raises:
@@ -87,15 +87,15 @@ def require_possible(wish: Wish) -> None:
 
 
 async def prepare(
-    wish: Wish, folder: Path, api_key: str = "", baseline_key: str = ""
+    wish: VerifyOptions, folder: Path, api_key: str = "", baseline_key: str = ""
 ) -> tuple[Suite, Manifest]:
     """The run that *wish* comes to; servers' files go below *folder*.
 
     Args:
         wish: what is asked for.
         folder: of the run.
-        api_key: of the server at `Wish.url`; it goes nowhere else.
-        baseline_key: of the one at `Wish.baseline_url`.
+        api_key: of the server at `VerifyOptions.url`; it goes nowhere else.
+        baseline_key: of the one at `VerifyOptions.baseline_url`.
 
     Raises:
         ConfigError: options contradict each other.
@@ -136,7 +136,7 @@ def _require_known(profile: Profile) -> None:
 
 
 async def _at_address(
-    wish: Wish, profile: Profile, keys: tuple[str, str]
+    wish: VerifyOptions, profile: Profile, keys: tuple[str, str]
 ) -> tuple[Starters, str, dict[str, str]]:
     log = Path(wish.log) if wish.log else None
     starters: dict[str, Start] = {}
@@ -156,7 +156,7 @@ async def _at_address(
 
 def _stand(
     endpoint: Endpoint, known: EndpointFacts, log: Path | None, boot: int
-) -> AbstractAsyncContextManager[Server]:
+) -> AbstractAsyncContextManager[MeasuredServer]:
     del boot  # whoever started it, it was not us
     return standing(endpoint, known, log)
 
@@ -164,10 +164,10 @@ def _stand(
 # The simulator ------------------------------------------------------------------------------------------
 
 
-def _simulated(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, str, dict[str, str]]:
+def _simulated(wish: VerifyOptions, profile: Profile, folder: Path) -> tuple[Starters, str, dict[str, str]]:
     _ = parse_faults(wish.faults)  # an unknown one is said before anything starts
 
-    def start(arm: str, boot: int) -> AbstractAsyncContextManager[Server]:
+    def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
         k = 0 if arm == "baseline" and not wish.against else wish.speculative_tokens
         argv: list[str | Path] = [
             sys.executable, "-m", "sparkwright.verify.simulator.main",
@@ -200,7 +200,9 @@ def _simulated(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, st
 # A recipe -----------------------------------------------------------------------------------------------
 
 
-def _by_recipe(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, str, dict[str, str], Profile]:
+def _by_recipe(
+    wish: VerifyOptions, profile: Profile, folder: Path
+) -> tuple[Starters, str, dict[str, str], Profile]:
     recipe = variant(load_recipe(wish.recipe), runner=wish.runner, eager=True if wish.eager else None)
     profile = _with_hints(profile, recipe, wish)
     main, identity = _environment(wish.wheel or wish.python, folder, "wheel")
@@ -209,7 +211,7 @@ def _by_recipe(wish: Wish, profile: Profile, folder: Path) -> tuple[Starters, st
         baseline, other = _environment(wish.against, folder, "against")
         baseline_recipe, identity = recipe, {**identity, **other}
 
-    def start(arm: str, boot: int) -> AbstractAsyncContextManager[Server]:
+    def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
         return start_server(
             recipe if arm == "main" else baseline_recipe,
             folder=folder / "servers" / f"{arm}-{boot}",
@@ -230,13 +232,13 @@ def _environment(place: str, folder: Path, name: str) -> tuple[Path, dict[str, s
     return python, {name: sha256_file(path), f"{name}-file": path.name}
 
 
-def _with_hints(profile: Profile, recipe: Recipe, wish: Wish) -> Profile:
+def _with_hints(profile: Profile, recipe: Recipe, wish: VerifyOptions) -> Profile:
     """*profile* with what *recipe* asks for, unless the user said otherwise."""
     hints = {name: value for name, value in recipe.profile.items() if not getattr(wish, name, None)}
     return msgspec.convert({**to_builtins(profile), **hints}, type(profile)) if hints else profile
 
 
-def _band(wish: Wish) -> str:
+def _band(wish: VerifyOptions) -> str:
     return load_recipe(wish.recipe).band if wish.recipe else ""
 
 
@@ -247,7 +249,7 @@ def _digest(model: Any) -> str:
     return digest_of(to_builtins(model))[:16]
 
 
-def _manifest(wish: Wish, folder: Path, server: str, identity: dict[str, str]) -> Manifest:
+def _manifest(wish: VerifyOptions, folder: Path, server: str, identity: dict[str, str]) -> Manifest:
     return Manifest(
         run=folder.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

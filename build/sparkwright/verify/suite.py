@@ -20,7 +20,7 @@ from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import unanswered
 from sparkwright.verify.client import canary, count_tokens, open_session
 from sparkwright.verify.client.calibrate import Floor, calibrate
-from sparkwright.verify.journal import Boot, Concluded, Journal, Measured, Noted, cell_id, read_journal
+from sparkwright.verify.journal import BootRecord, Concluded, Journal, Measured, Noted, cell_id, read_journal
 from sparkwright.verify.measure import measure
 from sparkwright.verify.model import BootFacts, Finding, Observation, Verdict
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.check import Check
     from sparkwright.verify.corpus import Corpus
     from sparkwright.verify.journal import Manifest
-    from sparkwright.verify.measure import Server
+    from sparkwright.verify.measure import MeasuredServer
     from sparkwright.verify.model import Cell
     from sparkwright.verify.profile import Profile
 
@@ -60,7 +60,7 @@ class Fleet(Protocol):
         """The servers that it knows."""
         ...
 
-    def start(self, arm: str, boot: int) -> contextlib.AbstractAsyncContextManager[Server]:
+    def start(self, arm: str, boot: int) -> contextlib.AbstractAsyncContextManager[MeasuredServer]:
         """One start of a server, ended with the block.
 
         Raises:
@@ -115,7 +115,7 @@ class _Run:
         self.suite = suite
         self.journal = journal
         self.identity = contents.manifest.identity
-        self.boots: dict[tuple[str, int], Boot] = dict(contents.boots)
+        self.boots: dict[tuple[str, int], BootRecord] = dict(contents.boots)
         self.measured: dict[str, Observation] = dict(contents.measured)
         self.silent: set[str] = set()  # servers that answer no more and cannot be started again
         self.floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
@@ -197,7 +197,7 @@ class _Run:
         how = "no longer answers" if silences else f"ended by itself {_MOST_RESTARTS + 1} times"
         warn(f"{arm} {how}: {left} cells are left out")
 
-    async def _measure_cells(self, server: Server, cells: list[Cell]) -> bool:
+    async def _measure_cells(self, server: MeasuredServer, cells: list[Cell]) -> bool:
         """Measure *cells* for as long as *server* lives and answers; whether it did not fall silent.
 
         A plain request may be lost by a server that is well, so it is put twice.
@@ -216,14 +216,14 @@ class _Run:
                     return False
         return True
 
-    async def _is_silent(self, server: Server) -> bool:
+    async def _is_silent(self, server: MeasuredServer) -> bool:
         """Whether another plain request stays without an answer too."""
         profile = self.suite.profile
         async with open_session(server.endpoint) as session:
             why = await canary(session, server.endpoint, profile.deadlines, profile.speed)
         return unanswered(why) and server.died is None
 
-    async def _words_per_token(self, arm: str, boot: int, server: Server) -> float:
+    async def _words_per_token(self, arm: str, boot: int, server: MeasuredServer) -> float:
         """How many words of a document the server's tokenizer makes a token of; -1 where it does not say.
 
         It is asked at the main server's first start alone, and only for a check that sends documents: once
@@ -248,16 +248,16 @@ class _Run:
         warn(f"documents are sized by an estimate: the server counts {count} tokens in {total} words")
         return -1
 
-    def _note_boot(self, arm: str, boot: int, server: Server, restart: int, words: float) -> None:
+    def _note_boot(self, arm: str, boot: int, server: MeasuredServer, restart: int, words: float) -> None:
         facts = msgspec.structs.replace(server.facts, words_per_token=words)
-        record = Boot(arm=arm, boot=boot, facts=facts, restart=restart, log_seen=server.log_seen)
+        record = BootRecord(arm=arm, boot=boot, facts=facts, restart=restart, log_seen=server.log_seen)
         self.journal.write(record)
         self.boots[arm, boot] = record
 
     def _note_failure(self, arm: str, boot: int, error: ServerError) -> None:
         warn(f"{arm} could not be started: {error}")
         self.journal.write(Noted(name=f"{arm}-{boot} did not start", data={"because": str(error)}))
-        self.boots.setdefault((arm, boot), Boot(arm=arm, boot=boot, facts=BootFacts()))
+        self.boots.setdefault((arm, boot), BootRecord(arm=arm, boot=boot, facts=BootFacts()))
 
     def judge(self) -> list[Finding]:
         """What each check makes of its own observations."""

@@ -2,9 +2,9 @@
 
 from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, BuiltWheel, Provider, assemble
 from sparkwright.wheel.audit import AuditReport, Expectation, audit
-from sparkwright.wheel.checks import Check
+from sparkwright.wheel.binaries import NativeExpectation
+from sparkwright.wheel.checks import AuditCheck
 from sparkwright.wheel.deflate import deflate
-from sparkwright.wheel.insides import NativeExpectation
 from sparkwright.wheel.kernels import KERNELS, LeftOut, kernels_record
 from sparkwright.wheel.names import WheelName, local_version, parse_name
 from sparkwright.wheel.slim import SlimPlan, plan_slim, python_members
@@ -12,10 +12,10 @@ from sparkwright.wheel.slim import SlimPlan, plan_slim, python_members
 __all__ = [
     "KERNELS",
     "AssemblyPlan",
+    "AuditCheck",
     "AuditReport",
     "BinarySource",
     "BuiltWheel",
-    "Check",
     "Expectation",
     "LeftOut",
     "NativeExpectation",

@@ -48,7 +48,7 @@ _SNIFF = 1024
 
 
 @dataclass(frozen=True)
-class Member:
+class WheelMember:
     """One file in an archive, and where its bytes are.
 
     Attributes:
@@ -101,7 +101,7 @@ class Archive:
     """
 
     path: Path
-    members: Mapping[str, Member]
+    members: Mapping[str, WheelMember]
     _descriptor: int
     folders: tuple[str, ...] = field(default=(), kw_only=True)
 
@@ -151,13 +151,13 @@ class Archive:
             raise _fault(self.path, f"{name} has {size} bytes, more than the {most} that it may have")
         return b"".join(self.chunks(name))
 
-    def compressed(self, member: Member) -> Iterator[bytes]:
+    def compressed(self, member: WheelMember) -> Iterator[bytes]:
         """The data of *member* as it lies in the archive, in pieces of a MiB."""
         end = member.data + member.compressed_size
         for start in range(member.data, end, CHUNK):
             yield self.raw(start, min(start + CHUNK, end))
 
-    def _inflated(self, member: Member) -> Iterator[bytes]:
+    def _inflated(self, member: WheelMember) -> Iterator[bytes]:
         if member.method == zipfile.ZIP_STORED:
             yield from self.compressed(member)
             return
@@ -220,7 +220,7 @@ def _fault(path: Path, because: str) -> ArchiveError:
     )  # fmt: skip
 
 
-def _directory(path: Path, descriptor: int) -> tuple[list[Member], int]:
+def _directory(path: Path, descriptor: int) -> tuple[list[WheelMember], int]:
     """The entries of the central directory, with the places of their local headers only, and its offset."""
     size = os.fstat(descriptor).st_size
     end = size - END.size
@@ -246,7 +246,7 @@ def _directory(path: Path, descriptor: int) -> tuple[list[Member], int]:
     return entries, offset
 
 
-def _entry(path: Path, listing: bytes, at: int) -> tuple[Member, int]:
+def _entry(path: Path, listing: bytes, at: int) -> tuple[WheelMember, int]:
     """The entry at offset *at* of the central directory *listing*, and its size."""
     (
         signature, _, _, extract, _, flags, method, time, date, crc, packed, size,
@@ -256,7 +256,7 @@ def _entry(path: Path, listing: bytes, at: int) -> tuple[Member, int]:
     name = raw_name.decode("utf-8" if flags & UTF8 else "cp437")
     if signature != CENTRAL_SIGNATURE or len(raw_name) < name_length or disk:
         raise _fault(path, "its central directory is malformed")
-    member = Member(name, flags, method, time, date, crc, packed, size, attributes >> 16, start, 0, 0)
+    member = WheelMember(name, flags, method, time, date, crc, packed, size, attributes >> 16, start, 0, 0)
     faults = {
         f"{name} is encrypted or a patch": flags & (ENCRYPTED | STRONG | PATCHED),
         f"{name} has flags that no wheel needs: {flags:#x}": flags & ~_KNOWN_FLAGS,
@@ -271,7 +271,7 @@ def _entry(path: Path, listing: bytes, at: int) -> tuple[Member, int]:
     return member, CENTRAL.size + name_length
 
 
-def _is_plain(member: Member, dos_attributes: int) -> bool:
+def _is_plain(member: WheelMember, dos_attributes: int) -> bool:
     """Tell if *member* is a file, or a folder where its name says so, by each field that says it."""
     kind = stat.S_IFMT(member.mode)
     if member.name.endswith("/"):
@@ -279,9 +279,11 @@ def _is_plain(member: Member, dos_attributes: int) -> bool:
     return kind in {0, stat.S_IFREG} and not dos_attributes & _FOLDER_OR_LABEL
 
 
-def _located(path: Path, descriptor: int, entries: list[Member], directory: int) -> dict[str, Member]:
+def _located(
+    path: Path, descriptor: int, entries: list[WheelMember], directory: int
+) -> dict[str, WheelMember]:
     """The *entries* by name, in the order of their bytes, with the places of their data."""
-    members: dict[str, Member] = {}
+    members: dict[str, WheelMember] = {}
     position = 0
     for entry in sorted(entries, key=lambda entry: entry.start):
         if entry.name in members:
@@ -309,7 +311,7 @@ def name_fault(name: str) -> str:
     return ""
 
 
-def _locate(path: Path, descriptor: int, entry: Member, directory: int) -> Member:
+def _locate(path: Path, descriptor: int, entry: WheelMember, directory: int) -> WheelMember:
     """*entry* with the place of its data, once its local header agrees with the central directory."""
     expected = entry.raw_name
     header = os.pread(descriptor, LOCAL.size + len(expected), entry.start)
@@ -341,7 +343,7 @@ def _locate(path: Path, descriptor: int, entry: Member, directory: int) -> Membe
     return member
 
 
-def _with_descriptor(path: Path, descriptor: int, member: Member) -> Member:
+def _with_descriptor(path: Path, descriptor: int, member: WheelMember) -> WheelMember:
     """*member* with the end of its data descriptor, whose signature is optional, as its end."""
     true = DESCRIPTOR.pack(member.crc, member.compressed_size, member.size)
     for expected in (DESCRIPTOR_SIGNATURE + true, true):

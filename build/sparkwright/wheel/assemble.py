@@ -22,11 +22,11 @@ from sparkwright.base.events import emit
 from sparkwright.store import storing
 from sparkwright.wheel.classify import compiled_from, of_kind
 from sparkwright.wheel.deflate import holds
-from sparkwright.wheel.delta import Delta, delta
+from sparkwright.wheel.delta import WheelDelta, delta
 from sparkwright.wheel.names import WheelName, parse_name
 from sparkwright.wheel.record import RecordEntry, entry_from_digest, entry_of, format_record
 from sparkwright.wheel.rewrite import Kept, Packed, Stored, layout, write_parts
-from sparkwright.wheel.source import Source, open_source
+from sparkwright.wheel.source import StockWheel, open_source
 from sparkwright.wheel.stamp import VERSION_FILE, stamp_metadata, stamp_version_file, stamp_wheel
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _verify(plan: AssemblyPlan, actual: str) -> None:
         )
 
 
-def _providers(upstream: Source, plan: AssemblyPlan) -> tuple[Provider, ...]:
+def _providers(upstream: StockWheel, plan: AssemblyPlan) -> tuple[Provider, ...]:
     """Where each binary comes from, once upstream's may be used for all that nobody else provides."""
     binaries = upstream.binaries()
     for named in (plan.providers, plan.upstream_binaries, plan.left_out):
@@ -271,7 +271,7 @@ def native_faults(native: Sequence[str], theirs: Mapping[str, str]) -> tuple[str
 
 
 def _entries(
-    upstream: Source, plan: AssemblyPlan, changed: Delta, providers: Sequence[Provider]
+    upstream: StockWheel, plan: AssemblyPlan, changed: WheelDelta, providers: Sequence[Provider]
 ) -> list[Kept | Packed | Stored]:
     """All members of our wheel: upstream's in their order, then what is new, then metadata, RECORD last."""
     new_info = plan.name.dist_info + "/"
@@ -327,7 +327,7 @@ def _line(
     return replace(listed[entry.member.name], path=entry.name)
 
 
-def _stamped(upstream: Source, name: WheelName) -> dict[str, bytes]:
+def _stamped(upstream: StockWheel, name: WheelName) -> dict[str, bytes]:
     """The three stamped files, by their old names, for a wheel called *name*."""
     archive, version = upstream.archive, name.version
     metadata, wheel = upstream.info + "METADATA", upstream.info + "WHEEL"

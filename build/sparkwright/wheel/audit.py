@@ -21,8 +21,8 @@ from sparkwright.native.inspection import Tally
 from sparkwright.wheel import checks
 from sparkwright.wheel.archive import Archive, open_archive
 from sparkwright.wheel.assemble import RECORD_FOLDER
-from sparkwright.wheel.checks import Check, Subject
-from sparkwright.wheel.insides import BinaryReport, look_inside
+from sparkwright.wheel.binaries import BinaryReport, inspect_binaries
+from sparkwright.wheel.checks import AuditCheck, AuditSubject
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.native_checks import NATIVE_CHECKS, run_native_checks
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from sparkwright.lock import Artifact, Lock
     from sparkwright.native.model import Extension
     from sparkwright.store import Store
-    from sparkwright.wheel.insides import Insides, NativeExpectation
-    from sparkwright.wheel.source import Source
+    from sparkwright.wheel.binaries import InspectedBinaries, NativeExpectation
+    from sparkwright.wheel.source import StockWheel
 
-CHECKS: tuple[tuple[str, Callable[[Subject], Check]], ...] = (
+CHECKS: tuple[tuple[str, Callable[[AuditSubject], AuditCheck]], ...] = (
     ("record-complete", checks.record_complete),
     ("tags", checks.tags),
     ("versions-agree", checks.versions_agree),
@@ -105,7 +105,7 @@ class AuditReport:
     sha256: str
     size: int
     kind: str
-    checks: tuple[Check, ...]
+    checks: tuple[AuditCheck, ...]
     seconds: float
     compiled: bool = False
     arch: str = ""
@@ -130,12 +130,12 @@ class AuditReport:
         )
 
     @property
-    def failures(self) -> tuple[Check, ...]:
+    def failures(self) -> tuple[AuditCheck, ...]:
         """The checks that failed."""
         return tuple(check for check in self.checks if check.verdict == "fail")
 
     @property
-    def unverified(self) -> tuple[Check, ...]:
+    def unverified(self) -> tuple[AuditCheck, ...]:
         """The checks that were left open, because something is missing here to hold the wheel against."""
         return tuple(check for check in self.checks if check.verdict == "unverified")
 
@@ -194,7 +194,7 @@ def audit(wheel: Path, expectation: Expectation) -> AuditReport:
                 found, kernels = _all(archive, expectation, ours=kind == "sparkwright")
         except ArchiveError as error:
             kind, kernels = "unreadable", _Kernels()
-            found = (Check("archive-safe", "fail", str(error)), *_skipped("the archive cannot be read"))
+            found = (AuditCheck("archive-safe", "fail", str(error)), *_skipped("the archive cannot be read"))
         origin = _origin(expectation, digest.result() if kind == "upstream" else upstream.result(), kind)
     report = AuditReport(
         wheel.name, digest.result(), wheel.stat().st_size, kind, (origin, *found),
@@ -206,19 +206,23 @@ def audit(wheel: Path, expectation: Expectation) -> AuditReport:
     return report
 
 
-def _origin(expectation: Expectation, actual: str, kind: str) -> Check:
+def _origin(expectation: Expectation, actual: str, kind: str) -> AuditCheck:
     """Whether the wheel that everything is held against, or the audited one itself, is the lock's."""
     expected = expectation.artifact.sha256
     if actual != expected:
         whose = "this wheel has no record of ours, and" if kind == "upstream" else "upstream's wheel:"
-        return Check("upstream-digest", "fail", f"{whose} its SHA-256 is {actual}, the lock's {expected}")
+        return AuditCheck(
+            "upstream-digest", "fail", f"{whose} its SHA-256 is {actual}, the lock's {expected}"
+        )
     what = (
         "this is upstream's own wheel, as locked" if kind == "upstream" else "upstream's wheel is the lock's"
     )
-    return Check("upstream-digest", "pass", what)
+    return AuditCheck("upstream-digest", "pass", what)
 
 
-def _all(archive: Archive, expectation: Expectation, *, ours: bool) -> tuple[tuple[Check, ...], _Kernels]:
+def _all(
+    archive: Archive, expectation: Expectation, *, ours: bool
+) -> tuple[tuple[AuditCheck, ...], _Kernels]:
     """Every check but the one of upstream's digest, which other threads compute meanwhile."""
     floor = expectation.floor or floor_of(expectation.lock.release.requires_python)
     with contextlib.ExitStack() as stack:
@@ -227,7 +231,7 @@ def _all(archive: Archive, expectation: Expectation, *, ours: bool) -> tuple[tup
             upstream = stack.enter_context(open_source(expectation.upstream_wheel))
         except SparkwrightError as error:
             reason = f"upstream's wheel cannot be read: {error}"
-            return (Check("archive-safe", "skipped", reason), *_skipped(reason)), _Kernels()
+            return (AuditCheck("archive-safe", "skipped", reason), *_skipped(reason)), _Kernels()
         syntax = Syntax(floor, expectation.store)
         members = _known(archive, expectation, upstream) if ours else frozenset(archive.members)
         check_sizes(archive, members)
@@ -237,7 +241,7 @@ def _all(archive: Archive, expectation: Expectation, *, ours: bool) -> tuple[tup
         syntax.remember(
             facts[name].sha256 for name in numbers.values() if name not in refused and not facts[name].damage
         )
-        subject = Subject(
+        subject = AuditSubject(
             archive, parse_name(archive.path.name), facts, tuple(sorted(set(archive.members) - members)),
             upstream, expectation.changes, expectation.lock, expectation.version, floor, errors, ours=ours,
             insides=_insides(archive, facts, expectation.native),
@@ -247,7 +251,7 @@ def _all(archive: Archive, expectation: Expectation, *, ours: bool) -> tuple[tup
         return (*found, *run_native_checks(subject)), _about_kernels(subject)
 
 
-def _known(archive: Archive, expectation: Expectation, upstream: Source) -> frozenset[str]:
+def _known(archive: Archive, expectation: Expectation, upstream: StockWheel) -> frozenset[str]:
     """The members whose names the wheel may have: others are refused unread. All, where there is no merge."""
     if expectation.changes is None:
         return frozenset(archive.members)
@@ -259,14 +263,14 @@ def _known(archive: Archive, expectation: Expectation, upstream: Source) -> froz
 
 def _insides(
     archive: Archive, facts: Mapping[str, Facts], native: NativeExpectation | None
-) -> Insides | None:
+) -> InspectedBinaries | None:
     if native is None:
         return None
     digests = {name: one.sha256 for name, one in facts.items() if one.binary and not one.damage}
-    return look_inside(archive, digests, sorted(digests), native)
+    return inspect_binaries(archive, digests, sorted(digests), native)
 
 
-def _about_kernels(subject: Subject) -> _Kernels:
+def _about_kernels(subject: AuditSubject) -> _Kernels:
     members = subject.archive.members
     compiled = subject.ours and f"{subject.info}{RECORD_FOLDER}/{KERNELS}" in members
     if (insides := subject.insides) is None:
@@ -282,14 +286,14 @@ def _about_kernels(subject: Subject) -> _Kernels:
     return _Kernels(compiled, insides.expectation.arch, tuple(reports))
 
 
-def _run(name: str, check: Callable[[Subject], Check], subject: Subject) -> Check:
+def _run(name: str, check: Callable[[AuditSubject], AuditCheck], subject: AuditSubject) -> AuditCheck:
     try:
         return check(subject)
     except SparkwrightError as error:
-        return Check(name, "fail", str(error))
+        return AuditCheck(name, "fail", str(error))
     except RecursionError as error:
-        return Check(name, "fail", f"a file is nested too deeply to be read: {error}")
+        return AuditCheck(name, "fail", f"a file is nested too deeply to be read: {error}")
 
 
-def _skipped(reason: str) -> tuple[Check, ...]:
-    return tuple(Check(name, "skipped", reason) for name, _ in (*CHECKS, *NATIVE_CHECKS))
+def _skipped(reason: str) -> tuple[AuditCheck, ...]:
+    return tuple(AuditCheck(name, "skipped", reason) for name, _ in (*CHECKS, *NATIVE_CHECKS))

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from sparkwright.lock import Lock
     from sparkwright.native.model import Extension
     from sparkwright.wheel.archive import Archive
-    from sparkwright.wheel.insides import Insides
+    from sparkwright.wheel.binaries import InspectedBinaries
     from sparkwright.wheel.names import WheelName
-    from sparkwright.wheel.source import Source
+    from sparkwright.wheel.source import StockWheel
     from sparkwright.wheel.survey import Facts
 
 POINT = "point.json"
@@ -46,7 +46,7 @@ _MODES = (0o100644, 0o100755)
 
 
 @dataclass(frozen=True)
-class Check:
+class AuditCheck:
     """One check and what it found.
 
     Attributes:
@@ -62,7 +62,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Subject:
+class AuditSubject:
     """The wheel under audit and what it is held against.
 
     Attributes:
@@ -86,14 +86,14 @@ class Subject:
     name: WheelName
     facts: Mapping[str, Facts]
     unknown: tuple[str, ...]
-    upstream: Source
+    upstream: StockWheel
     changes: Mapping[str, bytes | None] | None
     lock: Lock
     version: str | None
     floor: str
     errors: Sequence[tuple[str, str]]
     ours: bool
-    insides: Insides | None = None
+    insides: InspectedBinaries | None = None
     record: Mapping[str, Any] | None = None
     compiled: Mapping[str, Extension] = field(default_factory=dict)
 
@@ -127,26 +127,26 @@ def is_ours(archive: Archive, name: WheelName) -> bool:
     return any(member.startswith(f"{name.dist_info}/{RECORD_FOLDER}/") for member in archive.members)
 
 
-def judge(name: str, faults: Sequence[str], passed: str, unverified: Sequence[str] = ()) -> Check:
+def judge(name: str, faults: Sequence[str], passed: str, unverified: Sequence[str] = ()) -> AuditCheck:
     """The check *name*, failed by *faults* or left open by what is *unverified*, else *passed*.
 
     Of either the first few are told.
     """
     told = faults or unverified
     if not told:
-        return Check(name, "pass", passed)
+        return AuditCheck(name, "pass", passed)
     more = f", and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-    return Check(name, "fail" if faults else "unverified", "; ".join(told[:_SHOWN]) + more)
+    return AuditCheck(name, "fail" if faults else "unverified", "; ".join(told[:_SHOWN]) + more)
 
 
-def _skipped(subject: Subject, name: str) -> Check:
+def _skipped(subject: AuditSubject, name: str) -> AuditCheck:
     """The check *name*, which cannot be made of such a wheel, or without a merge."""
     if not subject.ours:
-        return Check(name, "skipped", "this is upstream's own wheel")
-    return Check(name, "skipped", "no merge was given to hold it against")
+        return AuditCheck(name, "skipped", "this is upstream's own wheel")
+    return AuditCheck(name, "skipped", "no merge was given to hold it against")
 
 
-def archive_safe(subject: Subject) -> Check:
+def archive_safe(subject: AuditSubject) -> AuditCheck:
     """Every member's data is whole; names and structure were checked when the archive was opened."""
     faults = [f"{name}: {one.damage}" for name, one in subject.facts.items() if one.damage]
     if subject.ours:
@@ -154,7 +154,7 @@ def archive_safe(subject: Subject) -> Check:
     return judge("archive-safe", faults, f"{len(subject.facts)} members, every CRC-32 right")
 
 
-def record_complete(subject: Subject) -> Check:
+def record_complete(subject: AuditSubject) -> AuditCheck:
     """RECORD lists every member, and only those, with their true digests and sizes (PEP 427)."""
     record = subject.info + "RECORD"
     listed = parse_record(subject.archive.read(record))
@@ -173,7 +173,7 @@ def record_complete(subject: Subject) -> Check:
     return judge("record-complete", faults, f"{len(listed)} lines, every digest and size right")
 
 
-def tags(subject: Subject) -> Check:
+def tags(subject: AuditSubject) -> AuditCheck:
     """File name, WHEEL and the binaries agree about what the wheel runs on (PEP 425)."""
     wheel = subject.archive.read(subject.info + "WHEEL")
     stated, machine = sorted(header(wheel, "Tag")), subject.name.machine
@@ -196,7 +196,7 @@ def tags(subject: Subject) -> Check:
     return judge("tags", faults, detail)
 
 
-def versions_agree(subject: Subject) -> Check:
+def versions_agree(subject: AuditSubject) -> AuditCheck:
     """File name, metadata folder, METADATA, ``_version.py`` and our record state one version."""
     version = subject.name.version
     text, numbers = stated_version(subject.archive.read(VERSION_FILE))
@@ -224,7 +224,7 @@ def versions_agree(subject: Subject) -> Check:
     return judge("versions-agree", faults, version)
 
 
-def members_differ_exactly(subject: Subject) -> Check:
+def members_differ_exactly(subject: AuditSubject) -> AuditCheck:
     """The members that differ from upstream's are those that the merge changed, with its very bytes."""
     name = "members-differ-exactly"
     if subject.changes is None or not subject.ours:
@@ -256,7 +256,7 @@ def members_differ_exactly(subject: Subject) -> Check:
     return judge(name, faults, f"{shipped} changed by the merge, 3 stamped, all others are upstream's")
 
 
-def _expected(subject: Subject) -> dict[str, str]:
+def _expected(subject: AuditSubject) -> dict[str, str]:
     """Member to SHA-256 of all that the wheel should hold, but for RECORD and our record."""
     upstream, version = subject.upstream, subject.name.version
     changed = delta(upstream, subject.changes or {})
@@ -281,7 +281,7 @@ def _expected(subject: Subject) -> dict[str, str]:
     return {renamed(upstream, subject.info, member): digest for member, digest in digests.items()}
 
 
-def _expected_tags(subject: Subject) -> tuple[str, ...]:
+def _expected_tags(subject: AuditSubject) -> tuple[str, ...]:
     """Upstream's tags; with binaries of our own, for the platform that these need."""
     upstream, platform = subject.upstream.name, subject.name.platform
     if subject.kernels() is None or upstream.machine != subject.name.machine:
@@ -289,32 +289,32 @@ def _expected_tags(subject: Subject) -> tuple[str, ...]:
     return upstream.with_platform(platform).tags
 
 
-def renamed(upstream: Source, info: str, member: str) -> str:
+def renamed(upstream: StockWheel, info: str, member: str) -> str:
     """The name that *upstream*'s *member* has in a wheel with the metadata folder *info*."""
     old = upstream.info
     return info + member.removeprefix(old) if member.startswith(old) else member
 
 
-def record_members(subject: Subject) -> frozenset[str]:
+def record_members(subject: AuditSubject) -> frozenset[str]:
     """The members that our record may consist of."""
     files = RECORD_FILES if subject.record is None else {*subject.record, PROVIDERS}
     return frozenset(f"{subject.info}{RECORD_FOLDER}/{file}" for file in files)
 
 
-def python_compiles(subject: Subject) -> Check:
+def python_compiles(subject: AuditSubject) -> AuditCheck:
     """The oldest Python that the release supports could compile every Python file."""
     faults = [f"{member}, {reason}" for member, reason in sorted(subject.errors)]
     count = sum(name.endswith(".py") for name in subject.facts)
     return judge("python-compiles", faults, f"{count} files, as Python {subject.floor} reads them")
 
 
-def no_conflict_markers(subject: Subject) -> Check:
+def no_conflict_markers(subject: AuditSubject) -> AuditCheck:
     """No file holds a conflict that a merge left behind."""
     faults = [f"{name} holds a conflict" for name, one in sorted(subject.facts.items()) if one.conflict]
     return judge("no-conflict-markers", faults, "none in any file that is not a binary")
 
 
-def binaries_identical(subject: Subject) -> Check:
+def binaries_identical(subject: AuditSubject) -> AuditCheck:
     """Each binary is the one that its provider gave, and each names its provider.
 
     That of a compiled one is the store; what this has nothing of is not verified.
@@ -339,7 +339,7 @@ def binaries_identical(subject: Subject) -> Check:
     return judge(name, faults, f"{detail}; {len(ours)} are what was compiled" if ours else detail, unverified)
 
 
-def _binary_faults(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
+def _binary_faults(subject: AuditSubject, entry: Mapping[str, Any]) -> list[str]:
     member, facts = entry["member"], subject.facts.get(entry["member"])
     if facts is None:
         return [f"{member} is listed and absent"]
@@ -355,7 +355,7 @@ def _binary_faults(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _compiled_faults(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
+def _compiled_faults(subject: AuditSubject, entry: Mapping[str, Any]) -> list[str]:
     if entry["provider"] != COMPILED:
         return [f"{entry['member']} comes from an unknown provider, {entry['provider']}"]
     extension = subject.compiled.get(entry["member"])
@@ -364,7 +364,7 @@ def _compiled_faults(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
     return [f"{entry['member']} is not what was compiled under the key {extension.key[:16]}"]
 
 
-def _record_faults(subject: Subject, provided: Sequence[Mapping[str, Any]]) -> list[str]:
+def _record_faults(subject: AuditSubject, provided: Sequence[Mapping[str, Any]]) -> list[str]:
     """Where the record of providers and that of kernels tell different stories."""
     record = subject.kernels()
     compiled = {one.member: one.key for one in record.binaries if one.kernels == "compiled"} if record else {}
@@ -387,7 +387,7 @@ def _record_faults(subject: Subject, provided: Sequence[Mapping[str, Any]]) -> l
     return faults
 
 
-def _provided(subject: Subject) -> list[dict[str, Any]]:
+def _provided(subject: AuditSubject) -> list[dict[str, Any]]:
     """The entries of our record of binaries, once each has what an entry needs."""
     shape = {"member": str, "sha256": str, "size": int, "provider": str, "from": str}
     entries = subject.stated(PROVIDERS)
@@ -398,7 +398,7 @@ def _provided(subject: Subject) -> list[dict[str, Any]]:
     return entries
 
 
-def native_inputs_unchanged(subject: Subject) -> Check:
+def native_inputs_unchanged(subject: AuditSubject) -> AuditCheck:
     """Upstream's binaries are used only while the merge left alone what they are compiled from."""
     name = "native-inputs-unchanged"
     if subject.changes is None or not subject.ours:
@@ -415,14 +415,14 @@ def native_inputs_unchanged(subject: Subject) -> Check:
     return judge(name, faults, detail)
 
 
-def torch_pinned(subject: Subject) -> Check:
+def torch_pinned(subject: AuditSubject) -> AuditCheck:
     """METADATA asks for exactly the torch that the binaries were built against."""
     expected = f"torch=={subject.lock.release.torch}"
     metadata = subject.archive.read(subject.info + "METADATA")
     try:
         requirements = [Requirement(value) for value in header(metadata, "Requires-Dist")]
     except InvalidRequirement as error:
-        return Check("torch-pinned", "fail", f"METADATA is malformed: {error}")
+        return AuditCheck("torch-pinned", "fail", f"METADATA is malformed: {error}")
     torch = [
         str(one)
         for one in requirements

@@ -15,11 +15,11 @@ from sparkwright.wheel.stamp import VERSION_FILE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkwright.wheel.source import Source
+    from sparkwright.wheel.source import StockWheel
 
 
 @dataclass(frozen=True)
-class Delta:
+class WheelDelta:
     """Changes of members; see `delta`.
 
     Attributes:
@@ -35,7 +35,7 @@ class Delta:
     not_shipped: tuple[str, ...]
 
 
-def delta(upstream: Source, changes: Mapping[str, bytes | None]) -> Delta:
+def delta(upstream: StockWheel, changes: Mapping[str, bytes | None]) -> WheelDelta:
     """What *changes* mean for the members of *upstream*'s wheel.
 
     A path whose new content is what the wheel holds already changes nothing.
@@ -64,10 +64,10 @@ def delta(upstream: Source, changes: Mapping[str, bytes | None]) -> Delta:
         elif entry_of(path, content).digest != upstream.listed[path].digest:
             replaced[path] = content
     _check_added(upstream, tuple(added))
-    return Delta(replaced, added, frozenset(removed), of_kind(changes, "not-shipped"))
+    return WheelDelta(replaced, added, frozenset(removed), of_kind(changes, "not-shipped"))
 
 
-def _check_added(upstream: Source, added: tuple[str, ...]) -> None:
+def _check_added(upstream: StockWheel, added: tuple[str, ...]) -> None:
     """Refuse new files of which upstream's ``package_data`` gives no sign that it would ship them."""
     if unsafe := [fault for name in added if (fault := name_fault(name))]:
         raise WheelError("new files cannot be shipped", because=unsafe[0])

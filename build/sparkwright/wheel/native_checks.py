@@ -15,8 +15,8 @@ from sparkwright.native.inspection import (
     over_platform,
     unprovided,
 )
-from sparkwright.wheel.checks import Check, Subject, judge
-from sparkwright.wheel.insides import look_into, resolution_of
+from sparkwright.wheel.binaries import inspect_binary, resolution_of
+from sparkwright.wheel.checks import AuditCheck, AuditSubject, judge
 from sparkwright.wheel.slim import needed_because
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from sparkwright.lock.native import Binary
     from sparkwright.native.inspection import Inspection, Python
-    from sparkwright.wheel.insides import Insides
+    from sparkwright.wheel.binaries import InspectedBinaries
     from sparkwright.wheel.kernels import BinaryKernels, LeftOut
 
 _ORIGIN = "$ORIGIN"
 
 
-def binaries_machine(subject: Subject, insides: Insides) -> Check:
+def binaries_machine(subject: AuditSubject, insides: InspectedBinaries) -> AuditCheck:
     """Every binary is a whole ELF file for the machine of the wheel's tag."""
     machine = subject.name.machine
     faults = [f"{member}: {because}" for member, because in sorted(insides.faults.items())]
@@ -42,7 +42,7 @@ def binaries_machine(subject: Subject, insides: Insides) -> Check:
     return judge("binaries-machine", faults, f"{len(insides.found)} binaries for {machine}")
 
 
-def kernels_native(subject: Subject, insides: Insides) -> Check:
+def kernels_native(subject: AuditSubject, insides: InspectedBinaries) -> AuditCheck:
     """Each binary compiled here holds exactly the device code that its units asked for.
 
     Compiled for the lock's architecture, it also holds what the lock's table says, and every kernel
@@ -52,7 +52,7 @@ def kernels_native(subject: Subject, insides: Insides) -> Check:
     record = subject.kernels()
     if record is None:
         shares = _shares(insides.total())
-        return Check(name, "pass", f"none of the binaries was compiled here; kernels: {shares}")
+        return AuditCheck(name, "pass", f"none of the binaries was compiled here; kernels: {shares}")
     faults: list[str] = []
     for member, one in sorted(record.compiled.items()):
         if (inspection := insides.found.get(member)) is None:
@@ -103,12 +103,12 @@ def _shares(tally: Tally) -> str:
     return f"{', '.join(parts)}, of {tally.total}"
 
 
-def symbols_resolve(subject: Subject, insides: Insides) -> Check:
+def symbols_resolve(subject: AuditSubject, insides: InspectedBinaries) -> AuditCheck:
     """Every symbol that a binary leaves open is defined by what will be loaded with it."""
     name = "symbols-resolve"
     surroundings, inspector = insides.expectation.surroundings, insides.expectation.inspector
     if surroundings is None:
-        return Check(name, "skipped", "torch's libraries are not at hand")
+        return AuditCheck(name, "skipped", "torch's libraries are not at hand")
     faults: list[str] = []
     newest = (3, 2)
     count = 0
@@ -133,7 +133,7 @@ def _loaded_by(member: str) -> Python:
     return "one-version" if re.search(r"\.cpython-\d+-[\w-]+\.so$", member) else "none"
 
 
-def needed_libraries(subject: Subject, insides: Insides) -> Check:
+def needed_libraries(subject: AuditSubject, insides: InspectedBinaries) -> AuditCheck:
     """Every library that a binary needs comes with what the wheel depends on, and no path leads elsewhere."""
     del subject
     name = "needed-libraries"
@@ -151,12 +151,12 @@ def needed_libraries(subject: Subject, insides: Insides) -> Check:
             for soname in unprovided(one.elf, surroundings)
         ]
     elif not faults:
-        return Check(name, "skipped", "torch's libraries are not at hand; no path leads elsewhere")
+        return AuditCheck(name, "skipped", "torch's libraries are not at hand; no path leads elsewhere")
     needed = {soname for one in insides.found.values() for soname in one.elf.needed}
     return judge(name, faults, f"{len(needed)} libraries, all brought by torch, the driver or the system")
 
 
-def glibc_floor(subject: Subject, insides: Insides) -> Check:
+def glibc_floor(subject: AuditSubject, insides: InspectedBinaries) -> AuditCheck:
     """The wheel's platform tag promises all that its binaries ask of the system, and no more."""
     platform = subject.name.platform
     faults = [
@@ -172,12 +172,12 @@ def glibc_floor(subject: Subject, insides: Insides) -> Check:
     return judge("glibc-floor", faults, f"all that is asked of the system is in {platform}")
 
 
-def left_out_unused(subject: Subject, insides: Insides) -> Check:
+def left_out_unused(subject: AuditSubject, insides: InspectedBinaries) -> AuditCheck:
     """What was left out of upstream's wheel has no kernel for the card, and the lock lists it as unneeded."""
     name = "left-out-unused"
     record = subject.kernels()
     if record is None or not record.left_out:
-        return Check(name, "pass", "nothing was left out")
+        return AuditCheck(name, "pass", "nothing was left out")
     python = {path: subject.archive.read(path) for path in subject.facts if path.endswith(".py")}
     faults = [
         f"{one.member} {because}"
@@ -194,8 +194,8 @@ def left_out_unused(subject: Subject, insides: Insides) -> Check:
 
 
 def _left_out_faults(
-    subject: Subject,
-    insides: Insides,
+    subject: AuditSubject,
+    insides: InspectedBinaries,
     one: LeftOut,
     arch: str,
     python: Mapping[str, bytes],
@@ -207,7 +207,7 @@ def _left_out_faults(
         yield "is no binary of upstream's wheel"
         return
     sha256 = upstream.listed[one.member].sha256
-    inspection = look_into(upstream.archive, one.member, sha256, inspector)
+    inspection = inspect_binary(upstream.archive, one.member, sha256, inspector)
     if not (tally := classify(inspection.device, arch)).useless:
         yield f"has kernels that run on {arch}: {_shares(tally)}" if tally.total else "has no device code"
     native = subject.lock.native
@@ -215,7 +215,7 @@ def _left_out_faults(
         yield f"may be needed: {because}"
 
 
-NATIVE_CHECKS: tuple[tuple[str, Callable[[Subject, Insides], Check]], ...] = (
+NATIVE_CHECKS: tuple[tuple[str, Callable[[AuditSubject, InspectedBinaries], AuditCheck]], ...] = (
     ("binaries-machine", binaries_machine),
     ("kernels-native", kernels_native),
     ("symbols-resolve", symbols_resolve),
@@ -225,18 +225,18 @@ NATIVE_CHECKS: tuple[tuple[str, Callable[[Subject, Insides], Check]], ...] = (
 )
 
 
-def run_native_checks(subject: Subject) -> tuple[Check, ...]:
+def run_native_checks(subject: AuditSubject) -> tuple[AuditCheck, ...]:
     """All of `NATIVE_CHECKS`; skipped where nobody looked into the binaries."""
     insides = subject.insides
     if insides is None:
         reason = "nothing to look into binaries with was given"
-        return tuple(Check(name, "skipped", reason) for name, _ in NATIVE_CHECKS)
+        return tuple(AuditCheck(name, "skipped", reason) for name, _ in NATIVE_CHECKS)
     found = []
     for name, check in NATIVE_CHECKS:
         try:
             found.append(check(subject, insides))
         except SparkwrightError as error:
-            found.append(Check(name, "fail", str(error)))
+            found.append(AuditCheck(name, "fail", str(error)))
         except RecursionError as error:
-            found.append(Check(name, "fail", f"a file is nested too deeply to be read: {error}"))
+            found.append(AuditCheck(name, "fail", f"a file is nested too deeply to be read: {error}"))
     return tuple(found)

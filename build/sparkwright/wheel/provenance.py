@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.digests import to_json
 from sparkwright.wheel.assemble import PROVIDERS, RECORD_FOLDER
-from sparkwright.wheel.checks import CARRIES, Check, Subject, judge, record_members, renamed
+from sparkwright.wheel.checks import CARRIES, AuditCheck, AuditSubject, judge, record_members, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,11 +21,11 @@ ALLOWED = "allowed by the builder"
 """The value of ``unproved`` for a carry that went in without a proof."""
 
 
-def provenance_agrees(subject: Subject) -> Check:
+def provenance_agrees(subject: AuditSubject) -> AuditCheck:
     """Check that the metadata folder holds no other file and that our record equals this checkout's."""
     name = "provenance-agrees"
     if not subject.ours:
-        return Check(name, "skipped", "this is upstream's own wheel")
+        return AuditCheck(name, "skipped", "this is upstream's own wheel")
     info, upstream = subject.info, subject.upstream
     allowed = {renamed(upstream, info, member) for member in upstream.archive.members}
     allowed |= {info + "RECORD", *record_members(subject)}
@@ -35,7 +35,7 @@ def provenance_agrees(subject: Subject) -> Check:
         if member.startswith(info) and member not in allowed
     ]
     if subject.record is None:
-        skipped = Check(name, "skipped", "no merge was given to hold it against")
+        skipped = AuditCheck(name, "skipped", "no merge was given to hold it against")
         return judge(name, faults, "") if faults else skipped
     unverified: list[str] = []
     for file, expected in sorted({**subject.record, PROVIDERS: None}.items()):
@@ -50,7 +50,7 @@ def provenance_agrees(subject: Subject) -> Check:
     return judge(name, faults, f"{len(subject.record) + 1} files say what this checkout says", unverified)
 
 
-def _told(subject: Subject, file: str, expected: Any) -> tuple[str, list[str]]:
+def _told(subject: AuditSubject, file: str, expected: Any) -> tuple[str, list[str]]:
     """Return the first difference of *file*, empty if there is none, and what nothing here confirms."""
     found, left_open = subject.stated(file), list[str]()
     if file == PROVIDERS:  # what it says of each binary is another check's

@@ -24,7 +24,7 @@ from sparkwright.wheel.archive import (
     LOCAL_SIGNATURE,
     UTF8,
     Archive,
-    Member,
+    WheelMember,
     name_fault,
 )
 
@@ -48,7 +48,7 @@ class Kept:
     """
 
     archive: Archive
-    member: Member
+    member: WheelMember
     name: str
 
 
@@ -143,7 +143,7 @@ def _append(parts: list[Range | bytes], piece: Range | bytes) -> None:
         parts.append(piece)
 
 
-def _place(entry: Kept | Packed | Stored, position: int) -> tuple[Member, tuple[Range | bytes, ...]]:
+def _place(entry: Kept | Packed | Stored, position: int) -> tuple[WheelMember, tuple[Range | bytes, ...]]:
     """*entry* as a member at offset *position*, and the pieces that make it up."""
     if isinstance(entry, Kept) and entry.name == entry.member.name:
         old = entry.member
@@ -160,7 +160,7 @@ def _place(entry: Kept | Packed | Stored, position: int) -> tuple[Member, tuple[
     else:
         content, method = entry.content, zipfile.ZIP_STORED
         crc, size = zlib.crc32(content), len(content)
-    member = Member(
+    member = WheelMember(
         name=entry.name, flags=_utf8_flag(entry.name), method=method, time=0, date=_EPOCH_DATE,
         crc=crc, compressed_size=len(content), size=size,
         mode=0o100755 if entry.executable else 0o100644, start=position, data=0, end=0,
@@ -172,11 +172,11 @@ def _utf8_flag(name: str) -> int:
     return 0 if name.isascii() else UTF8
 
 
-def _moved(old: Member, name: str, position: int, flags: int) -> Member:
+def _moved(old: WheelMember, name: str, position: int, flags: int) -> WheelMember:
     return replace(old, name=name, flags=flags, start=position, data=0, end=0)
 
 
-def _local(member: Member) -> bytes:
+def _local(member: WheelMember) -> bytes:
     name = member.raw_name
     return LOCAL.pack(
         LOCAL_SIGNATURE, _VERSION, member.flags, member.method, member.time, member.date,
@@ -184,7 +184,7 @@ def _local(member: Member) -> bytes:
     ) + name  # fmt: skip
 
 
-def _central(member: Member) -> bytes:
+def _central(member: WheelMember) -> bytes:
     name = member.raw_name
     try:
         return CENTRAL.pack(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sparkwright.lock.native import DroppedBinary
     from sparkwright.native.inspection import Tally
-    from sparkwright.wheel.source import Source
+    from sparkwright.wheel.source import StockWheel
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def needed_because(member: str, python: Mapping[str, bytes], listed: Mapping[str
     return ""
 
 
-def python_members(upstream: Source, changes: Mapping[str, bytes | None]) -> dict[str, bytes]:
+def python_members(upstream: StockWheel, changes: Mapping[str, bytes | None]) -> dict[str, bytes]:
     """Return every Python file of a wheel made from *upstream*'s and the merge's *changes*, by member."""
     names = (name for name in upstream.archive.members if name.endswith(".py"))
     found: dict[str, bytes | None] = {name: upstream.archive.read(name) for name in names}

@@ -21,7 +21,7 @@ _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 
 
 @dataclass(frozen=True)
-class Source:
+class StockWheel:
     """An open wheel whose RECORD lists exactly its members; see `open_source`.
 
     Attributes:
@@ -53,7 +53,7 @@ class Source:
 
 
 @contextlib.contextmanager
-def open_source(path: Path) -> Iterator[Source]:
+def open_source(path: Path) -> Iterator[StockWheel]:
     """Open the wheel at *path* for the length of the block.
 
     Raises:
@@ -70,4 +70,4 @@ def open_source(path: Path) -> Iterator[Source]:
             )
         if signed := [file for file in _SIGNATURES if f"{name.dist_info}/{file}" in listed]:
             raise WheelError(f"{path.name} cannot be changed", because=f"{signed[0]} signs it as it is")
-        yield Source(archive, name, listed)
+        yield StockWheel(archive, name, listed)

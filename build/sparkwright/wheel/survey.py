@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.store import Store
-    from sparkwright.wheel.archive import Archive, Member
-    from sparkwright.wheel.source import Source
+    from sparkwright.wheel.archive import Archive, WheelMember
+    from sparkwright.wheel.source import StockWheel
 
 _MARKER = re.compile(rb"^(?:<{7}|>{7}) ", re.MULTILINE)
 _SEPARATOR = re.compile(rb"^={7}\r?$", re.MULTILINE)
@@ -101,7 +101,7 @@ def survey(
     archive: Archive,
     members: Iterable[str],
     folder: Path,
-    upstream: Source | None,
+    upstream: StockWheel | None,
     compiling: Container[str] = (),
 ) -> tuple[dict[str, Facts], dict[str, str]]:
     """Read *members* of *archive* and write the Python files among them into *folder*, numbered.
@@ -140,7 +140,7 @@ def survey(
     return facts, {number: name for name, number in numbers.items()}
 
 
-def _same_binary(archive: Archive, upstream: Source, name: str) -> bool:
+def _same_binary(archive: Archive, upstream: StockWheel, name: str) -> bool:
     """Whether *name* is a large binary with the compressed bytes that *upstream* has for it."""
     ours, theirs = archive.members[name], upstream.archive.members.get(name)
     if theirs is None or ours.size < CHUNK or not upstream.is_binary(name):
@@ -151,7 +151,7 @@ def _same_binary(archive: Archive, upstream: Source, name: str) -> bool:
     return all(mine == other for mine, other in pieces)
 
 
-def _summary(member: Member) -> tuple[int, int, int, int]:
+def _summary(member: WheelMember) -> tuple[int, int, int, int]:
     return member.method, member.crc, member.compressed_size, member.size
 
 

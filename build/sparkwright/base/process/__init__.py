@@ -3,22 +3,22 @@
 Open `run` first. `session` starts programs that go on in the background, `limited` kills what takes too much.
 """
 
-from sparkwright.base.process.limited import Limits, LimitsExceeded, run_limited
-from sparkwright.base.process.run import Companion, Completed, companion, run, stream, which
+from sparkwright.base.process.limited import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.base.process.run import Completed, UnguardedProcess, run, start_unguarded, stream, which
 from sparkwright.base.process.session import Ended, Running, resident_mib, start
 
 __all__ = [
-    "Companion",
     "Completed",
     "Ended",
-    "Limits",
     "LimitsExceeded",
+    "ProcessLimits",
     "Running",
-    "companion",
+    "UnguardedProcess",
     "resident_mib",
     "run",
     "run_limited",
     "start",
+    "start_unguarded",
     "stream",
     "which",
 ]

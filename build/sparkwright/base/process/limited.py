@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """How much a child may use: wall-clock seconds, resident MiB over its process tree."""
 
     seconds: float
@@ -32,7 +32,7 @@ class LimitsExceeded(Exception):  # noqa: N818 - an outcome for the caller to ju
 def run_limited(
     argv: Sequence[str | Path],
     *,
-    limits: Limits,
+    limits: ProcessLimits,
     cwd: Path,
     env: Mapping[str, str],
     log: Path,
@@ -70,7 +70,7 @@ def run_limited(
 
 
 def _watch(
-    child: subprocess.Popen[bytes], limits: Limits, started: float, stop: threading.Event | None
+    child: subprocess.Popen[bytes], limits: ProcessLimits, started: float, stop: threading.Event | None
 ) -> None:
     while True:
         try:

@@ -181,10 +181,10 @@ def log_end(result: Completed, env: Mapping[str, str] | None) -> None:
     )
 
 
-Companion: TypeAlias = subprocess.Popen[bytes]
+UnguardedProcess: TypeAlias = subprocess.Popen[bytes]
 
 
-def companion(argv: Sequence[str | Path]) -> Companion:
+def start_unguarded(argv: Sequence[str | Path]) -> UnguardedProcess:
     """Start a program in our own process group, and watch over nothing.
 
     It reads from a pipe that ends when we do, and writes nowhere. For a server that has processes of its own;

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.checks.bands import Bands
-from sparkwright.verify.checks.boot import Boot
+from sparkwright.verify.checks.boot import BootCheck
 from sparkwright.verify.checks.coherence import Coherence
 from sparkwright.verify.checks.compare import Compare
 from sparkwright.verify.checks.context import LongContext
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALL",
     "Bands",
-    "Boot",
+    "BootCheck",
     "Coherence",
     "Compare",
     "Crash",
@@ -41,7 +41,7 @@ ALL: Mapping[str, Check] = MappingProxyType(
     {
         check.name: check
         for check in (
-            Boot(),
+            BootCheck(),
             Sweep(),
             Crash(),
             LongContext(),

@@ -16,7 +16,7 @@ from msgspec import field
 
 from sparkwright.base.config import Model, parse_toml
 from sparkwright.verify.checks import sweep
-from sparkwright.verify.checks.common import at, conclude, look, main_facts
+from sparkwright.verify.checks.common import at, conclude, main_facts, triage
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.model import Verdict
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import Seen
+    from sparkwright.verify.checks.common import CheckedCells
     from sparkwright.verify.checks.figures import Figures
     from sparkwright.verify.model import Cell, Finding, Observation
 
@@ -129,14 +129,16 @@ class Bands:
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """What differs from published figures, and what cannot be."""
-        seen = look(self, context, observations)
+        seen = triage(self, context, observations)
         grid = [(o, figures(o, context.profile.speed)) for o in seen.sound]
         return [self._compared(seen, grid, context), *_ceiling(seen, grid, context)]
 
     def _bands(self, context: Context) -> list[Band]:
         return [b for b in load_bands().band if b.key == context.band and b.grade in self.grades]
 
-    def _compared(self, seen: Seen, grid: Sequence[tuple[Observation, Figures]], context: Context) -> Finding:
+    def _compared(
+        self, seen: CheckedCells, grid: Sequence[tuple[Observation, Figures]], context: Context
+    ) -> Finding:
         """Warnings only: whatever is seen, this passes unless it was not seen."""
         k = main_facts(context).speculative_tokens
         warnings, sources, compared = [], [], 0
@@ -193,7 +195,9 @@ def _least_gb(key: str) -> float:
     return next((b.least_gb_a_step for b in load_bands().band if b.key == key and b.least_gb_a_step), 0.0)
 
 
-def _ceiling(seen: Seen, grid: Sequence[tuple[Observation, Figures]], context: Context) -> list[Finding]:
+def _ceiling(
+    seen: CheckedCells, grid: Sequence[tuple[Observation, Figures]], context: Context
+) -> list[Finding]:
     """A step reads the weights; nothing decodes faster than the memory gives them."""
     least, bandwidth = _least_gb(context.band), load_bands().bandwidth_gb_s
     if not least:

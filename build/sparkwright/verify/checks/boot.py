@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.verify.checks.acceptance import drafter
 from sparkwright.verify.checks.bands import capacity_of
-from sparkwright.verify.checks.common import Seen, conclude, look, main_facts
+from sparkwright.verify.checks.common import CheckedCells, conclude, main_facts, triage
 from sparkwright.verify.model import BootFacts, Cell, Finding, Load, Verdict
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _Boots = dict[str, BootFacts]
 
 
 @dataclass(frozen=True)
-class Boot:
+class BootCheck:
     """The start of every server, and one short request of each category to the first."""
 
     name: str = "boot"
@@ -54,7 +54,7 @@ class Boot:
         A server that did not come up is an observation of the first cell with its exit status in `died`, the
         log's tail in `log`, or why it was given up in `canary`.
         """
-        seen = look(self, context, observations)
+        seen = triage(self, context, observations)
         known = context.facts or {("main", 0): BootFacts()}
         boots = {f"{arm} boot {number}": facts for (arm, number), facts in sorted(known.items())}
         rules = (_estimate, _budget, _captures, _runner)
@@ -69,7 +69,7 @@ class Boot:
 # First answers -------------------------------------------------------------------------------------------
 
 
-def _answers(seen: Seen, context: Context, rules: Sequence[str]) -> Finding:
+def _answers(seen: CheckedCells, context: Context, rules: Sequence[str]) -> Finding:
     facts = main_facts(context)
     unread = [] if context.log_seen else [f"not checked, for the log is out of reach: {', '.join(rules)}"]
     return conclude(
@@ -84,7 +84,7 @@ def _answers(seen: Seen, context: Context, rules: Sequence[str]) -> Finding:
     )
 
 
-def _drafts(seen: Seen, context: Context) -> Finding:
+def _drafts(seen: CheckedCells, context: Context) -> Finding:
     facts = main_facts(context)
     return conclude(
         seen,
@@ -116,12 +116,12 @@ def _each(boots: _Boots, rule: Callable[[BootFacts], _Judged | None]) -> tuple[l
     return against, warnings
 
 
-def _facts_only(seen: Seen) -> Seen:
+def _facts_only(seen: CheckedCells) -> CheckedCells:
     """For conclusions that rest on logs alone."""
-    return Seen(seen.check, (), (), ())
+    return CheckedCells(seen.check, (), (), ())
 
 
-def _estimate(seen: Seen, boots: _Boots) -> Finding:
+def _estimate(seen: CheckedCells, boots: _Boots) -> Finding:
     against, warnings = _each(boots, _estimate_of)
     return conclude(
         _facts_only(seen),
@@ -152,7 +152,7 @@ def _estimate_of(facts: BootFacts) -> _Judged | None:
     return Verdict.FAIL, shown + took
 
 
-def _budget(seen: Seen, boots: _Boots) -> Finding:
+def _budget(seen: CheckedCells, boots: _Boots) -> Finding:
     against, warnings = _each(boots, _budget_of)
     return conclude(
         _facts_only(seen),
@@ -193,7 +193,7 @@ def _budget_of(facts: BootFacts) -> _Judged | None:
     return Verdict.FAIL, f"{parts} are {taken - budget:.1f} GiB more than {share} = {budget:.1f} GiB"
 
 
-def _captures(seen: Seen, boots: _Boots) -> Finding:
+def _captures(seen: CheckedCells, boots: _Boots) -> Finding:
     against, warnings = _each(boots, _captures_of)
     return conclude(
         _facts_only(seen),
@@ -246,7 +246,7 @@ def _first(sizes: Sequence[int], most: int = 6) -> str:
     return ", ".join(map(str, sizes[:most])) + "…" * (len(sizes) > most)
 
 
-def _runner(seen: Seen, boots: _Boots) -> Finding:
+def _runner(seen: CheckedCells, boots: _Boots) -> Finding:
     against, warnings = _each(boots, _runner_of)
     runners = {name: facts.runner for name, facts in boots.items() if facts.runner}
     for arm in {name.partition(" ")[0] for name in runners}:
@@ -274,7 +274,7 @@ def _runner_of(facts: BootFacts) -> _Judged | None:
 # Capacity ------------------------------------------------------------------------------------------------
 
 
-def _capacity(seen: Seen, boots: _Boots, context: Context) -> list[Finding]:
+def _capacity(seen: CheckedCells, boots: _Boots, context: Context) -> list[Finding]:
     """For starts with an NVFP4 KV cache, against FP8 of another start or of the reference band."""
     packed = {name: facts for name, facts in boots.items() if facts.kv_dtype.startswith("nvfp4")}
     if not packed:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.checks.acceptance import acceptance
-from sparkwright.verify.checks.common import at, conclude, look
+from sparkwright.verify.checks.common import at, conclude, triage
 from sparkwright.verify.checks.text import flaw
 from sparkwright.verify.model import Cell, Load, Verdict
 
@@ -36,7 +36,7 @@ class Coherence:
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """That answers are text, and that they do not loop."""
-        seen = look(self, context, observations)
+        seen = triage(self, context, observations)
         flaws = [(o, sample, _flaw(sample)) for o in seen.sound for sample in o.counted]
         bad = [(o, sample, found) for o, sample, found in flaws if found and found.kind != "repetition"]
         loops = [(o, sample, found) for o, sample, found in flaws if found and found.kind == "repetition"]

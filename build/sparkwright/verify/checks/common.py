@@ -1,6 +1,6 @@
 """What makes an observation unfit, whatever the check: the server ended, requests failed, counts are wrong.
 
-`look` sorts a check's observations into those that figures may be taken from (`Seen.sound`) and the
+`triage` sorts a check's observations into those that figures may be taken from (`CheckedCells.sound`) and the
 `Trouble` of the others. Every conclusion goes through `conclude`, so that none passes on a cell that is
 missing or in trouble.
 """
@@ -97,7 +97,7 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Seen:
+class CheckedCells:
     """A check's cells, and what became of them.
 
     Attributes:
@@ -114,15 +114,15 @@ class Seen:
     troubles: tuple[Trouble, ...]
     notes: tuple[str, ...] = ()
 
-    def tagged(self, **tags: str) -> Seen:
+    def tagged(self, **tags: str) -> CheckedCells:
         """What concerns the cells with these tags."""
         return self.where(lambda cell: tags.items() <= cell.tags.items())
 
-    def where(self, chosen: Callable[[Cell], bool]) -> Seen:
+    def where(self, chosen: Callable[[Cell], bool]) -> CheckedCells:
         """What concerns the cells that *chosen* takes."""
         planned = tuple(cell for cell in self.planned if chosen(cell))
         keys = {cell.key for cell in planned}
-        return Seen(
+        return CheckedCells(
             self.check,
             planned,
             tuple(observation for observation in self.sound if observation.cell.key in keys),
@@ -144,7 +144,7 @@ def worst(found: Iterable[Verdict]) -> Verdict:
 # Looking -------------------------------------------------------------------------------------------------
 
 
-def look(check: Check, context: Context, observations: Sequence[Observation]) -> Seen:
+def triage(check: Check, context: Context, observations: Sequence[Observation]) -> CheckedCells:
     """Sort what *check* asked for into sound observations and trouble."""
     planned = tuple(check.plan(context))
     by_key = {observation.cell.key: observation for observation in observations}
@@ -164,7 +164,7 @@ def look(check: Check, context: Context, observations: Sequence[Observation]) ->
         notes.extend(_notes(observation))
         if not of_this:
             sound.append(observation)
-    return Seen(check.name, planned, tuple(sound), tuple(found), tuple(notes))
+    return CheckedCells(check.name, planned, tuple(sound), tuple(found), tuple(notes))
 
 
 def _unreachable(observation: Observation) -> bool:
@@ -341,7 +341,7 @@ def _short(line: str) -> str:
 
 
 def conclude(
-    seen: Seen,
+    seen: CheckedCells,
     name: str,
     definition: str,
     *,
@@ -386,7 +386,7 @@ def conclude(
     )
 
 
-def _left_out(seen: Seen, most: int = 4) -> str:
+def _left_out(seen: CheckedCells, most: int = 4) -> str:
     """Which cells do not count; why, another finding says."""
     keys = {trouble.cell for trouble in seen.troubles}
     names = [at(cell) for cell in seen.planned if cell.key in keys]

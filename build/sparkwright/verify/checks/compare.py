@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.checks.acceptance import acceptance
-from sparkwright.verify.checks.arms import lay_at_the_right_door
-from sparkwright.verify.checks.common import conclude, look
+from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
+from sparkwright.verify.checks.common import conclude, triage
 from sparkwright.verify.model import Cell, Load, Verdict
 from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import Seen
+    from sparkwright.verify.checks.common import CheckedCells
     from sparkwright.verify.model import BootFacts, Finding, Observation, Prompt, Sample
     from sparkwright.verify.statistics import Effect
 
@@ -56,7 +56,7 @@ class Compare:
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """Better, worse, equal or undecided, at each level."""
-        seen = lay_at_the_right_door(look(self, context, observations))
+        seen = baseline_failures_as_invalid(triage(self, context, observations))
         return [_speed(seen.tagged(level=str(level)), level, context) for level in LEVELS]
 
 
@@ -99,7 +99,7 @@ def _decode_rate(sample: Sample) -> float:
     return 1000 / sample.tpot_ms if sample.tpot_ms > 0 else math.nan
 
 
-def _speed(seen: Seen, level: int, context: Context) -> Finding:
+def _speed(seen: CheckedCells, level: int, context: Context) -> Finding:
     effect = _effect(seen, _decode_rate, context.profile.seed)
     against: list[tuple[Verdict, str]] = []
     passed, measured, warnings = "", dict[str, float | str](), list(seen.notes)
@@ -154,7 +154,7 @@ def _percent(share: float) -> float | str:
     return round(100 * share, 1) if math.isfinite(share) else "unknown"
 
 
-def _effect(seen: Seen, value: Callable[[Sample], float], seed: int) -> Effect | None:
+def _effect(seen: CheckedCells, value: Callable[[Sample], float], seed: int) -> Effect | None:
     """Values of main over those of the baseline; `None` if an arm has none."""
     values = _values(seen, value)
     if not all(values[arm] for arm in ARMS):
@@ -163,7 +163,7 @@ def _effect(seen: Seen, value: Callable[[Sample], float], seed: int) -> Effect |
     return hierarchical_bootstrap_log_ratio(baseline, main, seed, level=1 - ERROR / len(LEVELS))
 
 
-def _values(seen: Seen, value: Callable[[Sample], float]) -> _Values:
+def _values(seen: CheckedCells, value: Callable[[Sample], float]) -> _Values:
     values: _Values = {arm: [] for arm in ARMS}
     for arm in ARMS:
         of_arm = [o for o in seen.sound if o.cell.arm == arm]
@@ -194,7 +194,7 @@ def _without_prompts(values: _Values, arm: str) -> list[list[list[float]]]:
 # What else is to be known --------------------------------------------------------------------------------
 
 
-def _why(seen: Seen, effect: Effect) -> tuple[dict[str, float | str], str]:
+def _why(seen: CheckedCells, effect: Effect) -> tuple[dict[str, float | str], str]:
     """Whether steps take longer or bring less: a decode rate is one over the other."""
     main, baseline = (_acceptance_length(seen, arm) for arm in ARMS)
     length = main / baseline
@@ -203,7 +203,7 @@ def _why(seen: Seen, effect: Effect) -> tuple[dict[str, float | str], str]:
     return {"step time over the baseline's": round(step, 4), "MAL over the baseline's": round(length, 4)}, why
 
 
-def _acceptance_length(seen: Seen, arm: str) -> float:
+def _acceptance_length(seen: CheckedCells, arm: str) -> float:
     """Mean acceptance length of an arm; 1 without speculation."""
     found = [acceptance(o) for o in seen.sound if o.cell.arm == arm]
     known = [one for one in found if one is not None]
@@ -211,7 +211,7 @@ def _acceptance_length(seen: Seen, arm: str) -> float:
     return math.fsum(one.mal * one.drafts for one in known) / drafts if drafts else 1.0
 
 
-def _first_token(seen: Seen, context: Context) -> list[str]:
+def _first_token(seen: CheckedCells, context: Context) -> list[str]:
     """Times to the first token, where surely longer; not on an accelerated clock, which blurs them."""
     if context.profile.speed != 1:
         return []

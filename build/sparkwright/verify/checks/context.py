@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.verify.checks.acceptance import acceptance, drafter, drafts_expected, ratio, surely
-from sparkwright.verify.checks.common import conclude, look, main_facts
+from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
 from sparkwright.verify.metrics import hit_rate
 from sparkwright.verify.metrics.counters import SeriesAbsentError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import Seen
+    from sparkwright.verify.checks.common import CheckedCells
     from sparkwright.verify.model import Finding, Observation, Prompt
 
 SHORT_TOKENS = 400
@@ -66,7 +66,7 @@ class LongContext:
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """That every length is served; then for each its acceptance, its cache and its needles."""
-        seen = look(self, context, observations)
+        seen = triage(self, context, observations)
         findings = [_served(seen, context), _drafter(seen, context)]
         for tokens in context.profile.contexts:
             if not _fits(context, tokens):
@@ -102,7 +102,7 @@ def _cell(name: str, tokens: int, cache: str, prompts: tuple[Prompt, ...]) -> Ce
 # Findings ------------------------------------------------------------------------------------------------
 
 
-def _served(seen: Seen, context: Context) -> Finding:
+def _served(seen: CheckedCells, context: Context) -> Finding:
     short = [tokens for tokens in context.profile.contexts if not _fits(context, tokens)]
     longest = main_facts(context).max_model_len
     against = [
@@ -123,7 +123,7 @@ def _served(seen: Seen, context: Context) -> Finding:
     )
 
 
-def _sizes(seen: Seen, context: Context) -> list[str]:
+def _sizes(seen: CheckedCells, context: Context) -> list[str]:
     """That lengths are a guess where they are, and which came out otherwise."""
     warnings = []
     if main_facts(context).words_per_token <= 0:
@@ -135,7 +135,7 @@ def _sizes(seen: Seen, context: Context) -> list[str]:
     return warnings
 
 
-def _missized(seen: Seen, tokens: int) -> list[_Judged]:
+def _missized(seen: CheckedCells, tokens: int) -> list[_Judged]:
     """That documents of *tokens* were not of that length, or that the server does not say of which."""
     found = []
     for observation in seen.tagged(tokens=str(tokens)).sound:
@@ -149,7 +149,7 @@ def _missized(seen: Seen, tokens: int) -> list[_Judged]:
     return found
 
 
-def _drafter(seen: Seen, context: Context) -> Finding:
+def _drafter(seen: CheckedCells, context: Context) -> Finding:
     short = seen.tagged(cache="control")
     return conclude(
         short,
@@ -162,7 +162,7 @@ def _drafter(seen: Seen, context: Context) -> Finding:
     )
 
 
-def _hold(seen: Seen, context: Context, tokens: int) -> Finding:
+def _hold(seen: CheckedCells, context: Context, tokens: int) -> Finding:
     """Acceptance at length, without the cache."""
     pair = _only(seen, (str(SHORT_TOKENS), "control"), (str(tokens), "cold"))
     against: list[_Judged] = []
@@ -205,7 +205,7 @@ def _hold(seen: Seen, context: Context, tokens: int) -> Finding:
     )
 
 
-def _cached(seen: Seen, context: Context, tokens: int) -> Finding:
+def _cached(seen: CheckedCells, context: Context, tokens: int) -> Finding:
     """Acceptance with the prompt from the cache: its tokens must be known to the drafter too."""
     pair = _only(seen, (str(tokens), "cold"), (str(tokens), "cached"))
     cold_seen, cached_seen = _both(pair)
@@ -248,7 +248,7 @@ def _cached(seen: Seen, context: Context, tokens: int) -> Finding:
     )
 
 
-def _needle(seen: Seen, tokens: int) -> Finding:
+def _needle(seen: CheckedCells, tokens: int) -> Finding:
     """A document is read when what stands in it can be told."""
     long = str(tokens)
     three = _only(seen, (str(SHORT_TOKENS), "control"), (long, "cold"), (long, "cached"))
@@ -284,19 +284,19 @@ def _needle(seen: Seen, tokens: int) -> Finding:
 # Parts ---------------------------------------------------------------------------------------------------
 
 
-def _only(seen: Seen, *tags: tuple[str, str]) -> Seen:
+def _only(seen: CheckedCells, *tags: tuple[str, str]) -> CheckedCells:
     """What concerns the cells of these lengths and states of the cache."""
     return seen.where(lambda cell: (cell.tags["tokens"], cell.tags["cache"]) in tags)
 
 
-def _both(pair: Seen) -> tuple[Observation | None, Observation | None]:
+def _both(pair: CheckedCells) -> tuple[Observation | None, Observation | None]:
     """The sound observations of two cells, in order of the plan."""
     by_key = {observation.cell.key: observation for observation in pair.sound}
     first, second = (by_key.get(cell.key) for cell in pair.planned)
     return first, second
 
 
-def _undrafted(pair: Seen, context: Context, *of: object) -> list[_Judged]:
+def _undrafted(pair: CheckedCells, context: Context, *of: object) -> list[_Judged]:
     """Why there is nothing to compare, unless trouble of a cell says it."""
     if not drafts_expected(main_facts(context)):
         return [(Verdict.INCONCLUSIVE, "this server does not speculate: there is no acceptance to judge")]

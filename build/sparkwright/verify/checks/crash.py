@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.checks.common import SIGNATURES, conclude, look, main_facts
+from sparkwright.verify.checks.common import SIGNATURES, conclude, main_facts, triage
 from sparkwright.verify.model import Cell, Load
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Crash:
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """One finding for each of the three ways; a crash names the requests that were in flight."""
-        seen = look(self, context, observations)
+        seen = triage(self, context, observations)
         bursts, drain, waves = (seen.tagged(kind=kind) for kind in ("burst", "drain", "wave"))
         levels = ", ".join(str(cell.load.concurrency) for cell in bursts.planned)
         return [

@@ -13,7 +13,7 @@ from sparkwright.verify.statistics import change_point, theil_sen
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sparkwright.verify.model import Observation, Snapshot
+    from sparkwright.verify.model import MetricsSnapshot, Observation
 
 _FEW_DRAFTS = 20
 _LEAST_WINDOWS = 6
@@ -23,7 +23,7 @@ _SLACK_S = 0.5  # scrapes are not on the second
 
 
 @dataclass(frozen=True)
-class Point:
+class TimedValue:
     """One window.
 
     Attributes:
@@ -74,7 +74,7 @@ class Onset:
     """When acceptance began to fall.
 
     Attributes:
-        at_s: see `Point.begin_s`.
+        at_s: see `TimedValue.begin_s`.
         over_s: how long the fall took; 0 where it was a step.
         before: accepted tokens a draft before it.
         after: after it.
@@ -125,13 +125,13 @@ def elapsed(observations: Iterable[Observation], speed: float) -> dict[str, floa
 
 def windows(
     observations: Sequence[Observation], begun: Mapping[str, float], length_s: float, speed: float
-) -> list[Point]:
+) -> list[TimedValue]:
     """Windows of about *length_s* from the counters of these observations, in order of time.
 
     A window ends with the first snapshot that is long enough after its beginning, and never reaches beyond
     its cell. Those without speculation or with next to no drafts are left out.
     """
-    points: list[Point] = []
+    points: list[TimedValue] = []
     for observation in observations:
         if observation.before is None or observation.after is None:
             continue
@@ -148,14 +148,14 @@ def windows(
     return points
 
 
-def _point(start: Snapshot, end: Snapshot, base: float, speed: float) -> Point | None:
+def _point(start: MetricsSnapshot, end: MetricsSnapshot, base: float, speed: float) -> TimedValue | None:
     try:
         seen = speculation(start, end)
     except SpeculationAbsentError:
         return None
     if not seen.drafts >= _FEW_DRAFTS:
         return None
-    return Point(
+    return TimedValue(
         base + start.at * speed / 1e9,
         base + end.at * speed / 1e9,
         seen.drafts,
@@ -164,7 +164,7 @@ def _point(start: Snapshot, end: Snapshot, base: float, speed: float) -> Point |
     )
 
 
-def find_fall(points: Sequence[Point], seed: int) -> Fall | None:
+def find_fall(points: Sequence[TimedValue], seed: int) -> Fall | None:
     """The clearest change and the trend of acceptance; `None` with fewer than six windows."""
     import numpy as np
 
@@ -180,7 +180,7 @@ def find_fall(points: Sequence[Point], seed: int) -> Fall | None:
     return Fall(remains, change.p, math.exp(slope.slope * span), math.exp(min(slope.high * span, 700.0)))
 
 
-def find_onset(points: Sequence[Point]) -> Onset | None:
+def find_onset(points: Sequence[TimedValue]) -> Onset | None:
     """When acceptance began to fall: of all steps and ramps from one level to a lower one the best fit.
 
     Least squares over all pairs of windows that the fall may lie between; `None` with fewer than six windows,

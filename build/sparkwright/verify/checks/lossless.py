@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.checks.arms import lay_at_the_right_door
-from sparkwright.verify.checks.common import at, conclude, look, main_facts
+from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
+from sparkwright.verify.checks.common import at, conclude, main_facts, triage
 from sparkwright.verify.checks.divergence import NoLogprobsError, find_cluster, own_gaps, pair
 from sparkwright.verify.corpus import holds
 from sparkwright.verify.model import Cell, Load, Verdict
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import Seen
+    from sparkwright.verify.checks.common import CheckedCells
     from sparkwright.verify.checks.divergence import Pairing
     from sparkwright.verify.model import Finding, Observation, Prompt
 
@@ -66,7 +66,7 @@ class Lossless:
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """Whether differences are near ties, have no fixed place, and cost no right answers."""
-        seen = lay_at_the_right_door(look(self, context, observations))
+        seen = baseline_failures_as_invalid(triage(self, context, observations))
         answers = seen.tagged(kind="answers")
         compared = _Compared.of(answers)
         differences = _differences(answers, compared, main_facts(context).speculative_tokens)
@@ -153,7 +153,7 @@ class _Compared:
     against: tuple[tuple[Verdict, str], ...] = ()
 
     @classmethod
-    def of(cls, answers: Seen) -> _Compared:
+    def of(cls, answers: CheckedCells) -> _Compared:
         reference = next(
             (o for o in answers.sound if (o.cell.arm, o.cell.boot, o.cell.load.concurrency) == _REFERENCE),
             None,
@@ -203,7 +203,7 @@ class _Compared:
 _REFERENCE = ("baseline", 0, 1)
 
 
-def _differences(answers: Seen, compared: _Compared, drafted: int) -> Finding:
+def _differences(answers: CheckedCells, compared: _Compared, drafted: int) -> Finding:
     against = compared.too_little()
     limit, tie = max(LIMIT_NAT, MARGIN * compared.null_tail), max(TIE_NAT, compared.null_tail)
     measured: dict[str, float | str] = {}
@@ -267,7 +267,7 @@ def _too_many(compared: _Compared, tie: float) -> _Reasons:
     return [(Verdict.FAIL, f"speculation is lossy: {shown}, more than plain ones (p = {p:.4f})")]
 
 
-def _places(answers: Seen, compared: _Compared) -> Finding:
+def _places(answers: CheckedCells, compared: _Compared) -> Finding:
     against = compared.too_little()
     if not against:
         cluster = find_cluster([pairing for _, pairing in compared.observed], compared.null)
@@ -287,7 +287,7 @@ def _places(answers: Seen, compared: _Compared) -> Finding:
     )
 
 
-def _own_choice(answers: Seen, differences: Verdict) -> Finding:
+def _own_choice(answers: CheckedCells, differences: Verdict) -> Finding:
     """Needs no other server: greedy decoding takes the most likely token, whoever drafted it."""
     main = answers.where(lambda cell: cell.arm == "main")
     plain = answers.where(lambda cell: cell.arm == "baseline")
@@ -303,7 +303,7 @@ def _own_choice(answers: Seen, differences: Verdict) -> Finding:
     if odd:
         against = [_not_its_own(odd, len(gaps), differences)]
     elif not gaps and not against:
-        against = [(Verdict.INCONCLUSIVE, "there are no answers to look at")]
+        against = [(Verdict.INCONCLUSIVE, "there are no answers to judge")]
     return conclude(
         main,
         "greedy answers are the model's own choice",
@@ -334,7 +334,7 @@ def _not_its_own(
 # Tasks ---------------------------------------------------------------------------------------------------
 
 
-def _accuracy(seen: Seen) -> Finding:
+def _accuracy(seen: CheckedCells) -> Finding:
     tasks = seen.tagged(kind="tasks")
     right = {arm: _right([o for o in tasks.sound if o.cell.arm == arm]) for arm in ("baseline", "main")}
     common = right["baseline"].keys() & right["main"].keys()

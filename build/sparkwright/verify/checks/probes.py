@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkwright.verify.checks.acceptance import Interval
-    from sparkwright.verify.checks.common import Seen
+    from sparkwright.verify.checks.common import CheckedCells
     from sparkwright.verify.model import Observation
 
 HOLD = 0.8
@@ -43,7 +43,7 @@ class Probes:
     cached: tuple[Probe, ...]
 
     @classmethod
-    def of(cls, seen: Seen, begun: Mapping[str, float]) -> Probes:
+    def of(cls, seen: CheckedCells, begun: Mapping[str, float]) -> Probes:
         """The probes among the sound observations of a soak whose cells began at the moments *begun*."""
 
         def kind(name: str) -> tuple[Probe, ...]:

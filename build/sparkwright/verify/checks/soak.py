@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.checks.acceptance import drafter, drafts_expected
-from sparkwright.verify.checks.common import conclude, look, main_facts
+from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.checks.drift import clock, elapsed, find_fall, find_onset, windows
 from sparkwright.verify.checks.memory import lives, longest_life, memory_figures, memory_warnings
 from sparkwright.verify.checks.paired import paired_ratio
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import Seen
-    from sparkwright.verify.checks.drift import Point
+    from sparkwright.verify.checks.common import CheckedCells
+    from sparkwright.verify.checks.drift import TimedValue
     from sparkwright.verify.model import Cell, Finding, Observation
 
 LEAST_HITS = 0.20
@@ -49,7 +49,7 @@ class Soak:
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """Whether the cache was used, acceptance held, and cached prompts are drafted for like cold ones."""
-        seen = look(self, context, observations)
+        seen = triage(self, context, observations)
         speed = context.profile.speed
         by_name = {observation.cell.name: observation for observation in observations}
         made = [by_name[cell.name] for cell in seen.planned if cell.name in by_name]
@@ -75,7 +75,7 @@ def _not_speculating(context: Context) -> _Reasons:
     return [(Verdict.INCONCLUSIVE, "this server does not speculate: there is no acceptance to judge")]
 
 
-def _served(seen: Seen, made: Sequence[Observation], context: Context) -> Finding:
+def _served(seen: CheckedCells, made: Sequence[Observation], context: Context) -> Finding:
     """That it was one server which answered everything; what memory did meanwhile."""
     speed = context.profile.speed
     longest = longest_life(made, speed)
@@ -99,7 +99,7 @@ def _served(seen: Seen, made: Sequence[Observation], context: Context) -> Findin
     )
 
 
-def _preemptions(seen: Seen) -> list[str]:
+def _preemptions(seen: CheckedCells) -> list[str]:
     total = 0.0
     for observation in seen.sound:
         if observation.before is not None and observation.after is not None:
@@ -124,7 +124,7 @@ def _hit_share(observation: Observation) -> tuple[float, float]:
     )
 
 
-def _exercised(traffic: Seen) -> Finding:
+def _exercised(traffic: CheckedCells) -> Finding:
     against: _Reasons = []
     measured: dict[str, float | str] = {}
     shown = ""
@@ -152,7 +152,7 @@ def _exercised(traffic: Seen) -> Finding:
     )
 
 
-def _unused(traffic: Seen, share: float) -> tuple[Verdict, str]:
+def _unused(traffic: CheckedCells, share: float) -> tuple[Verdict, str]:
     setting = next((o.after.cache.get("enable_prefix_caching", "") for o in traffic.sound if o.after), "")
     if setting.lower() == "false":
         return Verdict.INVALID, "cache not exercised: prefix caching is off on this server"
@@ -164,7 +164,9 @@ def _unused(traffic: Seen, share: float) -> tuple[Verdict, str]:
 # Acceptance ----------------------------------------------------------------------------------------------
 
 
-def _holds(seen: Seen, points: Sequence[Point], probes: Probes, context: Context, unfit: _Reasons) -> Finding:
+def _holds(
+    seen: CheckedCells, points: Sequence[TimedValue], probes: Probes, context: Context, unfit: _Reasons
+) -> Finding:
     """Whether acceptance decays, and since when."""
     against, warnings = list(unfit), list[str]()
     measured: dict[str, float | str] = {}
@@ -212,7 +214,7 @@ def _fallen_probes(probes: Probes) -> tuple[str, dict[str, float | str]]:
     return min(fallen, default=(0.0, ""))[1], measured
 
 
-def _traffic_decays(points: Sequence[Point], probes: Probes, seed: int) -> tuple[str, list[str]]:
+def _traffic_decays(points: Sequence[TimedValue], probes: Probes, seed: int) -> tuple[str, list[str]]:
     """What speaks for a decay in the traffic, in words, and what is odd but no proof of one."""
     fall = find_fall(points, seed)
     if fall is None:
@@ -229,7 +231,7 @@ def _traffic_decays(points: Sequence[Point], probes: Probes, seed: int) -> tuple
     return "", []
 
 
-def _figures(points: Sequence[Point]) -> dict[str, float | str]:
+def _figures(points: Sequence[TimedValue]) -> dict[str, float | str]:
     if not points:
         return {}
     rates = sorted(point.rate for point in points)
@@ -244,7 +246,7 @@ def _last_figures(probes: Probes) -> str:
     return ", ".join(f"{kind} {value:.2f}" for kind, value in probes.last_over_first().items())
 
 
-def _cached(seen: Seen, probes: Probes, unfit: _Reasons) -> Finding:
+def _cached(seen: CheckedCells, probes: Probes, unfit: _Reasons) -> Finding:
     """Whether tokens from the cache are drafted for like those that were just worked through."""
     against = list(unfit)
     measured: dict[str, float | str] = {}
@@ -271,7 +273,7 @@ def _cached(seen: Seen, probes: Probes, unfit: _Reasons) -> Finding:
 class _Pair:
     """Cached and cold probes, side by side."""
 
-    seen: Seen
+    seen: CheckedCells
     probes: Probes
 
     def impure(self) -> _Reasons:

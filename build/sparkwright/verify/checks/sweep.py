@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter, drafts_expected, ratio, surely
-from sparkwright.verify.checks.common import Seen, at, conclude, look, main_facts
+from sparkwright.verify.checks.common import CheckedCells, at, conclude, main_facts, triage
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.metrics import identities
 from sparkwright.verify.model import Cell, Load, Verdict
@@ -56,7 +56,7 @@ class Sweep:
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """Speed by category, and what holds over levels, categories and positions."""
-        seen = look(self, context, observations)
+        seen = triage(self, context, observations)
         speed = context.profile.speed
         grid: _Grid = {
             (o.cell.tags["category"], o.cell.load.concurrency): figures(o, speed) for o in seen.sound
@@ -100,7 +100,7 @@ def cell(context: Context, category: str, level: int) -> Cell:
 # Speed ---------------------------------------------------------------------------------------------------
 
 
-def _category(seen: Seen, category: str, grid: _Grid) -> Finding:
+def _category(seen: CheckedCells, category: str, grid: _Grid) -> Finding:
     levels = {level: found for (of, level), found in sorted(grid.items()) if of == category}
     return conclude(
         seen,
@@ -133,7 +133,7 @@ def _collapses(category: str, levels: Mapping[int, Figures]) -> list[str]:
 # Acceptance ----------------------------------------------------------------------------------------------
 
 
-def _drafter(seen: Seen, context: Context) -> Finding:
+def _drafter(seen: CheckedCells, context: Context) -> Finding:
     facts = main_facts(context)
     return conclude(
         seen,
@@ -146,7 +146,7 @@ def _drafter(seen: Seen, context: Context) -> Finding:
     )
 
 
-def _invariance(seen: Seen, grid: _Grid, context: Context) -> Finding:
+def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
     known = {key: found.acceptance for key, found in grid.items() if found.acceptance is not None}
     lowest = min(context.profile.levels, default=1)
     against, measured = _compare_levels(known, lowest)
@@ -223,7 +223,7 @@ def _beyond(low: float, high: float) -> bool:
 _POSITIONS = "acceptance falls from position to position"
 
 
-def _positions(seen: Seen) -> Finding:
+def _positions(seen: CheckedCells) -> Finding:
     """A token is accepted only after the one before it, so later positions cannot have more."""
     against = []
     for observation in seen.sound:
@@ -249,7 +249,7 @@ def _positions(seen: Seen) -> Finding:
     )
 
 
-def _tokens(seen: Seen) -> Finding:
+def _tokens(seen: CheckedCells) -> Finding:
     """Counters and clients must agree."""
     against, largest = [], 0.0
     for observation in seen.sound:
@@ -274,7 +274,7 @@ def _tokens(seen: Seen) -> Finding:
     )
 
 
-def _step_time(seen: Seen, grid: _Grid, profile: Profile) -> Finding:
+def _step_time(seen: CheckedCells, grid: _Grid, profile: Profile) -> Finding:
     """Content changes how much is accepted, not how long a step takes."""
     level = min(profile.levels, default=1)
     times = {
@@ -330,7 +330,7 @@ def _timed(profile: Profile) -> bool:
 # The client ----------------------------------------------------------------------------------------------
 
 
-def _client(seen: Seen, grid: _Grid, context: Context) -> Finding:
+def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
     """Whether it was the server that was measured."""
     against: list[tuple[Verdict, str]] = []
     flags: list[str] = []

@@ -71,7 +71,7 @@ class Floor(Model, frozen=True):
     read_p99_ms: float = 0.0
 
 
-class Truth(msgspec.Struct, frozen=True):
+class CalibrationTruth(msgspec.Struct, frozen=True):
     """The simulator's line about one request; moments as of `time.perf_counter_ns`."""
 
     id: str
@@ -130,7 +130,9 @@ async def _floor_at(level: int, endpoint: Endpoint, folder: Path, tokens: int) -
     return result
 
 
-def floor(level: int, samples: Sequence[Sample], truths: dict[str, Truth], *, lag_p99_ms: float) -> Floor:
+def floor(
+    level: int, samples: Sequence[Sample], truths: dict[str, CalibrationTruth], *, lag_p99_ms: float
+) -> Floor:
     """Compare *samples* with what really happened.
 
     Args:
@@ -214,7 +216,7 @@ def _read(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-async def _truths(path: Path, wanted: Sequence[str]) -> dict[str, Truth]:
+async def _truths(path: Path, wanted: Sequence[str]) -> dict[str, CalibrationTruth]:
     """What is known of each of *wanted*; a line may come a moment after its request's end."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _LAST_LINES_S
@@ -225,8 +227,8 @@ async def _truths(path: Path, wanted: Sequence[str]) -> dict[str, Truth]:
         await asyncio.sleep(0.1)
 
 
-def read_truth(path: Path) -> dict[str, Truth]:
+def read_truth(path: Path) -> dict[str, CalibrationTruth]:
     """The simulator's lines by request; a line that is still being written is left out."""
-    decoder = msgspec.json.Decoder(Truth)
+    decoder = msgspec.json.Decoder(CalibrationTruth)
     truths = [decoder.decode(line) for line in _read(path).split(b"\n")[:-1]]
     return {truth.id: truth for truth in truths}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.verify.model import Chunk, Failure, FailureKind, TokenLogprobs
+from sparkwright.verify.model import Chunk, FailureKind, RequestFailure, TokenLogprobs
 
 _EXCERPT = 200
 
@@ -22,7 +22,7 @@ class ReplyError(Exception):
 
     def __init__(self, kind: FailureKind, detail: str, status: int = 0) -> None:
         super().__init__(detail)
-        self.failure = Failure(kind=kind, detail=detail, status=status)
+        self.failure = RequestFailure(kind=kind, detail=detail, status=status)
 
 
 class _Function(msgspec.Struct):
@@ -212,10 +212,10 @@ class Reply:
                 self._kind, spoke = kind, True
         return spoke
 
-    def problem(self, *, max_tokens: int, natural_stop: bool) -> Failure | None:
+    def problem(self, *, max_tokens: int, natural_stop: bool) -> RequestFailure | None:
         """Why a stream that has ended by itself does not count, if so."""
         found = self._end_problem() or self._count_problem() or self._length_problem(max_tokens, natural_stop)
-        return None if found is None else Failure(kind=found[0], detail=found[1])
+        return None if found is None else RequestFailure(kind=found[0], detail=found[1])
 
     def _end_problem(self) -> _Problem | None:
         if not self.done:

@@ -16,7 +16,7 @@ import msgspec
 
 from sparkwright.verify.client.reply import Reply, ReplyError
 from sparkwright.verify.client.sse import EventParser
-from sparkwright.verify.model import Failure, FailureKind, Load, Prompt, Sample
+from sparkwright.verify.model import FailureKind, Load, Prompt, RequestFailure, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ class Exchange:
         self._started = self._headers = self._ended = 0
         self._sent = False
         self._reply = Reply()
-        self._failure: Failure | None = None
+        self._failure: RequestFailure | None = None
 
     async def run(self, session: aiohttp.ClientSession) -> Sample:
         """Send it once and read what comes; never raises for what the server does.
@@ -132,7 +132,7 @@ class Exchange:
         except (aiohttp.ClientError, OSError) as error:
             self._failure = self._broken(error)
         except asyncio.CancelledError:
-            self._failure = Failure(kind=FailureKind.CANCELLED, detail="we stopped it")
+            self._failure = RequestFailure(kind=FailureKind.CANCELLED, detail="we stopped it")
             raise
         finally:
             self._ended = self._ended or perf_counter_ns()
@@ -211,7 +211,7 @@ class Exchange:
                 FailureKind.RUNAWAY, f"{shown} came without an end, asked were {self.max_tokens}"
             )
 
-    def _broken(self, error: Exception) -> Failure:
+    def _broken(self, error: Exception) -> RequestFailure:
         """What *error* means for this request at its present stage."""
         import aiohttp
 
@@ -228,7 +228,7 @@ class Exchange:
                 kind = FailureKind.RESET
             case _:
                 kind = FailureKind.NOT_JSON
-        return Failure(kind=kind, detail=detail)
+        return RequestFailure(kind=kind, detail=detail)
 
     def _late(self) -> tuple[FailureKind, str]:
         if not self._reply.chunks:

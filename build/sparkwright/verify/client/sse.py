@@ -7,7 +7,7 @@ from typing import NamedTuple
 _MARK = b"\xef\xbb\xbf"
 
 
-class Event(NamedTuple):
+class ServerSentEvent(NamedTuple):
     """One event: the value of its ``data`` lines, and its name, which is nearly always empty."""
 
     data: bytes
@@ -33,7 +33,7 @@ class EventParser:
         """Whether an event has begun and not ended."""
         return bool(self._rest or self._data or self._name)
 
-    def feed(self, data: bytes) -> list[Event]:
+    def feed(self, data: bytes) -> list[ServerSentEvent]:
         """The events that *data* completes, in order."""
         if not data:
             return []
@@ -43,7 +43,7 @@ class EventParser:
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, self._rest = (self._rest + data).split(b"\n")
-        events: list[Event] = []
+        events: list[ServerSentEvent] = []
         for line in lines:
             if line:
                 self._take(line)
@@ -63,8 +63,8 @@ class EventParser:
         elif field == b"event":
             self._name = value
 
-    def _dispatch(self, events: list[Event]) -> None:
+    def _dispatch(self, events: list[ServerSentEvent]) -> None:
         if self._data:
             data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-            events.append(Event(data, self._name))
+            events.append(ServerSentEvent(data, self._name))
         self._data, self._name = [], b""

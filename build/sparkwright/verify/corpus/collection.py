@@ -22,7 +22,7 @@ CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
 _FORMAT = 1
 
 
-class Entry(Model, frozen=True):
+class CorpusEntry(Model, frozen=True):
     """A prompt as it ships.
 
     Attributes:
@@ -43,7 +43,7 @@ class _File(Model, frozen=True):
 
     format: Literal[1]
     category: str
-    prompt: tuple[Entry, ...]
+    prompt: tuple[CorpusEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Corpus:
         entries: what ships, by category.
     """
 
-    entries: Mapping[str, tuple[Entry, ...]]
+    entries: Mapping[str, tuple[CorpusEntry, ...]]
 
     def prompts(self, category: str, count: int, seed: int, salt: str) -> tuple[Prompt, ...]:
         """*count* prompts of *category*, each beginning with a nonce of its own.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sparkwright.verify.metrics.snapshot import COUNTERS
 
 if TYPE_CHECKING:
-    from sparkwright.verify.model import Snapshot
+    from sparkwright.verify.model import MetricsSnapshot
 
 
 class CountersResetError(ValueError):
@@ -79,7 +79,7 @@ class Speculation:
         return _ratio(self.draft_tokens, self.drafts)
 
 
-def speculation(before: Snapshot, after: Snapshot) -> Speculation:
+def speculation(before: MetricsSnapshot, after: MetricsSnapshot) -> Speculation:
     """What drafting brought between two snapshots.
 
     Raises:
@@ -99,7 +99,7 @@ def speculation(before: Snapshot, after: Snapshot) -> Speculation:
     )
 
 
-def hit_rate(before: Snapshot, after: Snapshot) -> float:
+def hit_rate(before: MetricsSnapshot, after: MetricsSnapshot) -> float:
     """Share of looked-up prompt tokens that the prefix cache held, 0 to 1; 0 if none was looked up.
 
     Raises:
@@ -129,7 +129,7 @@ def step_time_ms(mal: float, decode_rate: float) -> float:
     return 1000 * mal / decode_rate
 
 
-def counter_delta(before: Snapshot, after: Snapshot, name: str) -> float:
+def counter_delta(before: MetricsSnapshot, after: MetricsSnapshot, name: str) -> float:
     """By how much the counter in the field *name* grew.
 
     A counter that is absent before and present after has begun meanwhile, and so at 0.
@@ -147,7 +147,7 @@ def counter_delta(before: Snapshot, after: Snapshot, name: str) -> float:
     return float(end - max(start, 0))
 
 
-def ensure_same_process(before: Snapshot, after: Snapshot) -> None:
+def ensure_same_process(before: MetricsSnapshot, after: MetricsSnapshot) -> None:
     """Make sure that one process counted from the first snapshot to the second.
 
     Raises:
@@ -165,14 +165,14 @@ def ensure_same_process(before: Snapshot, after: Snapshot) -> None:
     _position_deltas(before, after)
 
 
-def _optional_delta(before: Snapshot, after: Snapshot, name: str) -> float:
+def _optional_delta(before: MetricsSnapshot, after: MetricsSnapshot, name: str) -> float:
     try:
         return counter_delta(before, after, name)
     except SeriesAbsentError:
         return -1.0
 
 
-def _position_deltas(before: Snapshot, after: Snapshot) -> tuple[float, ...]:
+def _position_deltas(before: MetricsSnapshot, after: MetricsSnapshot) -> tuple[float, ...]:
     earlier, later = before.accepted_per_position, after.accepted_per_position
     earlier = earlier or (0.0,) * len(later)
     if len(earlier) != len(later) or any(end < start for start, end in zip(earlier, later, strict=True)):

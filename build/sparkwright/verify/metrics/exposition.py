@@ -34,7 +34,7 @@ _LONGEST_QUOTE = 80
 
 
 @dataclass(frozen=True)
-class Point:
+class MetricSample:
     """One sample.
 
     Attributes:
@@ -50,7 +50,7 @@ class Point:
     value: float
 
 
-def parse_exposition(text: str, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[Point]:
+def parse_exposition(text: str, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[MetricSample]:
     """The samples of a Prometheus exposition whose names are *wanted*; every line is checked all the same.
 
     Raises:
@@ -71,7 +71,7 @@ def parse_exposition(text: str, wanted: Callable[[str], bool] = lambda _: True) 
             raise ValueError(f"line {number} of the metrics {why}: {content[:_LONGEST_QUOTE]!r}")
         name, labels, value, _ = match.groups()
         if wanted(name):
-            yield Point(number, name, _labels(labels or "", number), float(value))
+            yield MetricSample(number, name, _labels(labels or "", number), float(value))
 
 
 def _labels(text: str, line: int) -> dict[str, str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkwright.verify.metrics.counters import Speculation
-    from sparkwright.verify.model import Sample, Snapshot
+    from sparkwright.verify.model import MetricsSnapshot, Sample
 
 TOKENS_LIMIT = 0.03  # steps without drafts, near the longest length, and structured output
 CLIENTS_LIMIT = 0.01  # a canary beside the load
@@ -49,7 +49,9 @@ class Identity:
         return not self.deviation <= self.limit
 
 
-def identities(before: Snapshot, after: Snapshot, samples: Sequence[Sample]) -> tuple[Identity, ...]:
+def identities(
+    before: MetricsSnapshot, after: MetricsSnapshot, samples: Sequence[Sample]
+) -> tuple[Identity, ...]:
     """All identities that the exposed counters allow to check.
 
     Args:
@@ -113,7 +115,9 @@ def _of_drafts(spec: Speculation) -> Iterator[Identity]:
     yield _identity("acceptance falls from position to position", rise, max(spec.per_position), EXACT_LIMIT)
 
 
-def _of_clients(before: Snapshot, after: Snapshot, samples: Sequence[Sample]) -> Iterator[Identity]:
+def _of_clients(
+    before: MetricsSnapshot, after: MetricsSnapshot, samples: Sequence[Sample]
+) -> Iterator[Identity]:
     """The server's counts against the clients'; a failed request may have brought more than was seen."""
     good = [sample for sample in samples if sample.failure is None]
     failed = len(samples) - len(good)
@@ -131,7 +135,7 @@ def _of_clients(before: Snapshot, after: Snapshot, samples: Sequence[Sample]) ->
         yield _identity(name, off, max(grown, counted), CLIENTS_LIMIT)
 
 
-def _of_cache(before: Snapshot, after: Snapshot) -> Iterator[Identity]:
+def _of_cache(before: MetricsSnapshot, after: MetricsSnapshot) -> Iterator[Identity]:
     """What was found had been looked up."""
     try:
         hits = counter_delta(before, after, "prefix_hits")

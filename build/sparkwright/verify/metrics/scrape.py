@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from sparkwright.verify.client.endpoint import Endpoint
-    from sparkwright.verify.model import Snapshot
+    from sparkwright.verify.model import MetricsSnapshot
     from sparkwright.verify.profile import Deadlines
 
 _DEADLINE_S = 10.0
@@ -34,7 +34,7 @@ class NotQuietError(UndecidedError):
         because: requests that run or wait; without any, what does not stay as it is.
     """
 
-    def __init__(self, last: Snapshot, seconds: float, moving: str = "") -> None:
+    def __init__(self, last: MetricsSnapshot, seconds: float, moving: str = "") -> None:
         self.last = last
         busy = f"{last.running:.0f} requests ran and {last.waiting:.0f} waited after {seconds:g} s"
         super().__init__(
@@ -46,7 +46,7 @@ class NotQuietError(UndecidedError):
         )
 
 
-async def fetch_snapshot(session: aiohttp.ClientSession, endpoint: Endpoint) -> Snapshot:
+async def fetch_snapshot(session: aiohttp.ClientSession, endpoint: Endpoint) -> MetricsSnapshot:
     """The server's counters now.
 
     Plain text is asked for: Python's front end would write OpenMetrics with ``_`` for the ``:`` in its names.
@@ -75,7 +75,7 @@ async def fetch_snapshot(session: aiohttp.ClientSession, endpoint: Endpoint) -> 
 
 async def quiesce(
     session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines, speed: float
-) -> Snapshot:
+) -> MetricsSnapshot:
     """Wait until nothing runs and nothing waits, and give the counters of then.
 
     vLLM answers a client before it counts what it answered, and its gauges are those of the last step: idle
@@ -113,7 +113,7 @@ async def quiesce(
         await asyncio.sleep(max(_POLL_S / speed, _LEAST_POLL_S))
 
 
-def _moving(earlier: Snapshot | None, later: Snapshot) -> str:
+def _moving(earlier: MetricsSnapshot | None, later: MetricsSnapshot) -> str:
     """What keeps two looks from being the same."""
     if earlier is None:
         return "one look at its counters took as long"
@@ -123,6 +123,6 @@ def _moving(earlier: Snapshot | None, later: Snapshot) -> str:
     return f"its counters still change: {names}" if moved else "its counters were the same just once"
 
 
-def _same(one: Snapshot, other: Snapshot) -> bool:
+def _same(one: MetricsSnapshot, other: MetricsSnapshot) -> bool:
     """Whether two snapshots say the same, but for their time."""
     return msgspec.structs.replace(one, at=0) == msgspec.structs.replace(other, at=0)

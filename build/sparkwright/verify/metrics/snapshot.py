@@ -1,4 +1,4 @@
-"""vLLM's series in an exposition, as a `Snapshot`.
+"""vLLM's series in an exposition, as a `MetricsSnapshot`.
 
 Names and meanings are those of ``vllm/v1/metrics/loggers.py`` and ``vllm/v1/spec_decode/metrics.py``, which
 are the same in 0.24 and 0.33. Python's front end sends text 0.0.4, the Rust one OpenMetrics; a counter is
@@ -12,8 +12,8 @@ from collections import defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.metrics.exposition import Point, parse_exposition
-from sparkwright.verify.model import Snapshot
+from sparkwright.verify.metrics.exposition import MetricSample, parse_exposition
+from sparkwright.verify.model import MetricsSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
         "preemptions": "vllm:num_preemptions",
     }
 )
-"""Fields of `Snapshot` that only ever grow, and the names under which vLLM registers them."""
+"""Fields of `MetricsSnapshot` that only ever grow, and the names under which vLLM registers them."""
 
 _PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 _RUNNING = "vllm:num_requests_running"
@@ -46,7 +46,7 @@ _EXPOSED = {
 }
 
 
-def parse_snapshot(text: str, at: int) -> Snapshot:
+def parse_snapshot(text: str, at: int) -> MetricsSnapshot:
     """What an exposition says of the server, summed over its engines.
 
     The share of the KV cache in use is the mean over engines, whose caches are of one size; ``start_s`` is
@@ -61,7 +61,7 @@ def parse_snapshot(text: str, at: int) -> Snapshot:
             negative, infinite or not a number. The message names the line.
     """
     series = _series(parse_exposition(text, _EXPOSED.__contains__))
-    return Snapshot(
+    return MetricsSnapshot(
         at=at,
         **{field: _sum(series[name]) for field, name in COUNTERS.items()},
         accepted_per_position=_by_position(series[_PER_POSITION]),
@@ -73,9 +73,9 @@ def parse_snapshot(text: str, at: int) -> Snapshot:
     )
 
 
-def _series(points: Iterable[Point]) -> defaultdict[str, list[Point]]:
+def _series(points: Iterable[MetricSample]) -> defaultdict[str, list[MetricSample]]:
     """Points by registered name, ``_total`` being preferred where both are exposed."""
-    exposed: defaultdict[str, list[Point]] = defaultdict(list)
+    exposed: defaultdict[str, list[MetricSample]] = defaultdict(list)
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for point in points:
         key = (point.name, frozenset(point.labels.items()))
@@ -90,15 +90,15 @@ def _series(points: Iterable[Point]) -> defaultdict[str, list[Point]]:
     return registered
 
 
-def _sum(points: Sequence[Point]) -> float:
+def _sum(points: Sequence[MetricSample]) -> float:
     return math.fsum(point.value for point in points) if points else -1.0
 
 
-def _mean(points: Sequence[Point]) -> float:
+def _mean(points: Sequence[MetricSample]) -> float:
     return _sum(points) / len(points) if points else -1.0
 
 
-def _by_position(points: Sequence[Point]) -> tuple[float, ...]:
+def _by_position(points: Sequence[MetricSample]) -> tuple[float, ...]:
     """Sums over engines, from position 0 up.
 
     Raises:
@@ -115,7 +115,7 @@ def _by_position(points: Sequence[Point]) -> tuple[float, ...]:
     return tuple(sums[position] for position in range(len(sums)))
 
 
-def _cache(points: Sequence[Point]) -> dict[str, str]:
+def _cache(points: Sequence[MetricSample]) -> dict[str, str]:
     """Labels of the engine with the lowest number."""
     if not points:
         return {}

@@ -15,7 +15,7 @@ from sparkwright.verify.metrics import Speculation, hit_rate, speculation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sparkwright.verify.model import Observation, Snapshot
+    from sparkwright.verify.model import MetricsSnapshot, Observation
     from sparkwright.verify.run import Run
     from sparkwright.verify.statistics import Summary
 
@@ -113,7 +113,7 @@ def _cell(observation: Observation, speed: float) -> CellFigures:
     )
 
 
-def _speculation(before: Snapshot | None, after: Snapshot | None) -> Speculation | None:
+def _speculation(before: MetricsSnapshot | None, after: MetricsSnapshot | None) -> Speculation | None:
     """What drafting brought, if the counters are there and went on without a restart."""
     if before is None or after is None:
         return None
@@ -123,7 +123,7 @@ def _speculation(before: Snapshot | None, after: Snapshot | None) -> Speculation
         return None
 
 
-def _hits(before: Snapshot | None, after: Snapshot | None) -> float:
+def _hits(before: MetricsSnapshot | None, after: MetricsSnapshot | None) -> float:
     if before is None or after is None:
         return math.nan
     try:
@@ -190,12 +190,14 @@ def moments(
     return tuple(_windows(snapshots, origin, speed, window_s))
 
 
-def _snapshots(observation: Observation) -> list[Snapshot]:
+def _snapshots(observation: Observation) -> list[MetricsSnapshot]:
     ends = (observation.before, *observation.series, observation.after)
     return [snapshot for snapshot in ends if snapshot is not None]
 
 
-def _windows(snapshots: Sequence[Snapshot], origin: int, speed: float, window_s: float) -> Iterable[Moment]:
+def _windows(
+    snapshots: Sequence[MetricsSnapshot], origin: int, speed: float, window_s: float
+) -> Iterable[Moment]:
     """Windows that end with the first snapshot that is late enough; a short rest is left out."""
     first = snapshots[0]
     for later in snapshots[1:]:
@@ -205,7 +207,7 @@ def _windows(snapshots: Sequence[Snapshot], origin: int, speed: float, window_s:
             first = later
 
 
-def _moment(first: Snapshot, later: Snapshot, origin: int, speed: float) -> Moment:
+def _moment(first: MetricsSnapshot, later: MetricsSnapshot, origin: int, speed: float) -> Moment:
     begin, end = ((snapshot.at - origin) * speed / 1e9 for snapshot in (first, later))
     spec = _speculation(first, later)
     drafted = spec is not None and spec.draft_tokens > 0

@@ -17,7 +17,7 @@ from sparkwright.verify.model import BootFacts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkwright.verify.model import Snapshot
+    from sparkwright.verify.model import MetricsSnapshot
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
@@ -118,7 +118,7 @@ def read_boot_log(text: str) -> BootFacts:
     )
 
 
-def facts_from_metrics(snapshot: Snapshot, facts: BootFacts) -> BootFacts:
+def facts_from_metrics(snapshot: MetricsSnapshot, facts: BootFacts) -> BootFacts:
     """*facts* with what ``/metrics`` knows better: capacity, type and share of the KV cache.
 
     The labels of ``vllm:cache_config_info`` are the fields of upstream's ``CacheConfig`` (config/cache.py).

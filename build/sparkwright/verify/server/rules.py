@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Options:
+class ServerOptions:
     """A recipe as rules look at it.
 
     Attributes:
@@ -42,7 +42,9 @@ class Options:
     carries: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, recipe: Recipe, capability: str = "", carries: Collection[str] = frozenset()) -> Options:
+    def of(
+        cls, recipe: Recipe, capability: str = "", carries: Collection[str] = frozenset()
+    ) -> ServerOptions:
         """The options of *recipe* on a card of *capability*; by default on the one that it is made for."""
         card = capability or recipe.capability
         major, _, minor = card.partition(".")
@@ -138,7 +140,7 @@ class Rule:
     reason: str
     instead: str
     source: str
-    broken: Callable[[Options], bool]
+    broken: Callable[[ServerOptions], bool]
     before: str = ""
     carry: str = ""
 
@@ -164,7 +166,7 @@ _KV_024 = {
 _GONE = ("VLLM_NVFP4_GEMM_BACKEND", "VLLM_USE_FLASHINFER_MOE_")
 
 
-def _rates_wrong(options: Options) -> bool:
+def _rates_wrong(options: ServerOptions) -> bool:
     """Whether synthetic acceptance is given in a way that is refused."""
     rates = options.speculative.get("synthetic_acceptance_rates")
     length = options.speculative.get("synthetic_acceptance_length")
@@ -178,7 +180,7 @@ def _rates_wrong(options: Options) -> bool:
     return len(rates) != options.k or not falling or not all(0 <= rate <= 1 for rate in rates)
 
 
-def _slots_missing(options: Options) -> bool:
+def _slots_missing(options: ServerOptions) -> bool:
     """Whether a full batch's draft slots leave no token to schedule: k - 1 of them for each request."""
     tokens, requests = options.number("max-num-batched-tokens"), options.number("max-num-seqs")
     return (
@@ -188,7 +190,7 @@ def _slots_missing(options: Options) -> bool:
     )
 
 
-def _no_size_left(options: Options) -> bool:
+def _no_size_left(options: ServerOptions) -> bool:
     """Whether no capture size is left when they are rounded to whole requests of 1 + k tokens."""
     sizes = options.flags.get("cudagraph-capture-sizes")
     most = options.number("max-cudagraph-capture-size")
@@ -465,7 +467,7 @@ def incompatibilities(
         capability: of the card, such as ``9.0``; by default the recipe's.
         carries: names of those that the wheel holds.
     """
-    options = Options.of(recipe, capability, carries)
+    options = ServerOptions.of(recipe, capability, carries)
     return tuple(
         rule
         for rule in RULES

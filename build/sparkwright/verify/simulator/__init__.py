@@ -7,6 +7,6 @@
 from __future__ import annotations
 
 from sparkwright.verify.simulator.faults import FAULTS, Fault, Faults, parse_faults
-from sparkwright.verify.simulator.settings import Costs, Settings
+from sparkwright.verify.simulator.settings import Settings, StepCosts
 
-__all__ = ["FAULTS", "Costs", "Fault", "Faults", "Settings", "parse_faults"]
+__all__ = ["FAULTS", "Fault", "Faults", "Settings", "StepCosts", "parse_faults"]

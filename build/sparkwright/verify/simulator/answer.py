@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.simulator.ask import Ask
     from sparkwright.verify.simulator.language import Choice
-    from sparkwright.verify.simulator.request import Delta, Request
+    from sparkwright.verify.simulator.request import Request, StreamDelta
     from sparkwright.verify.simulator.settings import Settings
 
 _THOUGHTS = 24  # tokens of reasoning where there is a parser for it
@@ -92,7 +92,7 @@ class Answer:
             event["prompt_token_ids"] = list(self.ask.tokens)
         return [event]
 
-    def delta(self, delta: Delta) -> dict[str, Any]:
+    def delta(self, delta: StreamDelta) -> dict[str, Any]:
         """The event of one step's tokens."""
         tokens = [choice.token for choice in delta.choices]
         text = text_of(tokens)
@@ -121,7 +121,7 @@ class Answer:
             event["metrics"] = metrics
         return event
 
-    def whole(self, deltas: Sequence[Delta], *, more: int = 0) -> dict[str, Any]:
+    def whole(self, deltas: Sequence[StreamDelta], *, more: int = 0) -> dict[str, Any]:
         """The answer in one piece, for a client that asked for no stream."""
         choices = [choice for delta in deltas for choice in delta.choices]
         tokens = [choice.token for choice in choices]

@@ -14,7 +14,7 @@ from sparkwright.verify.simulator.harm import EngineDeadError, OutOfMemoryError
 if TYPE_CHECKING:
     from sparkwright.verify.simulator.clock import Clock
     from sparkwright.verify.simulator.log import Log
-    from sparkwright.verify.simulator.request import Delta, Request
+    from sparkwright.verify.simulator.request import Request, StreamDelta
     from sparkwright.verify.simulator.settings import Settings
 
 DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
@@ -39,13 +39,13 @@ class Driver:
         self.dead = ""
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.started_s = clock.wall()
-        self._queues: dict[Request, asyncio.Queue[Delta | None]] = {}
+        self._queues: dict[Request, asyncio.Queue[StreamDelta | None]] = {}
         self._work = asyncio.Event()
         self._finished = 0
 
-    def submit(self, request: Request) -> asyncio.Queue[Delta | None]:
+    def submit(self, request: Request) -> asyncio.Queue[StreamDelta | None]:
         """Let *request* run; the queue gives what it gets, and `None` when the engine is dead."""
-        queue: asyncio.Queue[Delta | None] = asyncio.Queue()
+        queue: asyncio.Queue[StreamDelta | None] = asyncio.Queue()
         self._queues[request] = queue
         self.engine.add(request)
         self._work.set()
@@ -81,7 +81,7 @@ class Driver:
                 if not index % _AT_ONCE:
                     await asyncio.sleep(0)
 
-    def _deliver(self, request: Request, delta: Delta) -> None:
+    def _deliver(self, request: Request, delta: StreamDelta) -> None:
         queue = self._queues.get(request)
         if queue is not None:
             queue.put_nowait(delta)

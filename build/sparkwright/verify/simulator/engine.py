@@ -23,12 +23,12 @@ from sparkwright.verify.simulator.memory import share_out
 from sparkwright.verify.simulator.settings import BLOCK
 
 if TYPE_CHECKING:
-    from sparkwright.verify.simulator.request import Delta, Request
+    from sparkwright.verify.simulator.request import Request, StreamDelta
     from sparkwright.verify.simulator.settings import Settings
 
 
 @dataclass(frozen=True)
-class Step:
+class EngineStep:
     """What one step came to.
 
     Attributes:
@@ -37,7 +37,7 @@ class Step:
     """
 
     seconds: float
-    deltas: tuple[tuple[Request, Delta], ...]
+    deltas: tuple[tuple[Request, StreamDelta], ...]
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Engine:
             self.running.remove(request)
             self.pool.release(request.holding)
 
-    def step(self, now: float) -> Step:
+    def step(self, now: float) -> EngineStep:
         """Schedule and run one step that begins at the simulated moment *now*.
 
         Raises:
@@ -101,7 +101,7 @@ class Engine:
                 deltas.append((request, self._say(request, 1, batch)))
             self._fill(request)
         self._settle(plan, deltas, now + seconds)
-        return Step(seconds, tuple(deltas))
+        return EngineStep(seconds, tuple(deltas))
 
     # Scheduling -----------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Engine:
         drawn = math.exp(costs.jitter * bell(mix(mix(self.settings.seed, 4), self._steps)))
         return healthy / 1000 * drawn * self._lottery * self._harm.duration()
 
-    def _decode(self, request: Request, batch: int, now: float) -> Delta:
+    def _decode(self, request: Request, batch: int, now: float) -> StreamDelta:
         """Draft, verify and say what was accepted, and the token after it."""
         if not self.settings.k:
             delta = self._say(request, 1, batch)
@@ -202,7 +202,7 @@ class Engine:
         self._fill(request)
         return delta
 
-    def _say(self, request: Request, count: int, batch: int) -> Delta:
+    def _say(self, request: Request, count: int, batch: int) -> StreamDelta:
         noise = 2 if batch > 1 else 1  # kernels for one request round otherwise than those for many
         return request.accept(tuple(request.speaker.next(noise) for _ in range(count)), EOS)
 
@@ -212,7 +212,7 @@ class Engine:
             for name in request.hashes[len(request.holding.shared) : request.computed // BLOCK]:
                 self.pool.fill(request.holding, name)
 
-    def _settle(self, plan: _Plan, deltas: list[tuple[Request, Delta]], end: float) -> None:
+    def _settle(self, plan: _Plan, deltas: list[tuple[Request, StreamDelta]], end: float) -> None:
         """Count what the step brought, and let go of requests that are done."""
         counters = self.counters
         prefilled = sum(count for _, count in plan.prefills)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.simulator.ask import Ask
     from sparkwright.verify.simulator.driver import Driver
-    from sparkwright.verify.simulator.request import Delta
+    from sparkwright.verify.simulator.request import StreamDelta
     from sparkwright.verify.simulator.settings import Settings
 
 _HEAD: Final = 80
@@ -145,10 +145,10 @@ class Generation:
 
     # In one piece ---------------------------------------------------------------------------------------
 
-    async def _whole(self, queue: asyncio.Queue[Delta | None]) -> web.Response:
+    async def _whole(self, queue: asyncio.Queue[StreamDelta | None]) -> web.Response:
         from aiohttp import web
 
-        deltas: list[Delta] = []
+        deltas: list[StreamDelta] = []
         while not deltas or not deltas[-1].finish:
             delta = await queue.get()
             if delta is None:
@@ -162,7 +162,9 @@ class Generation:
 
     # In events ------------------------------------------------------------------------------------------
 
-    async def _stream(self, http: web.Request, queue: asyncio.Queue[Delta | None]) -> web.StreamResponse:
+    async def _stream(
+        self, http: web.Request, queue: asyncio.Queue[StreamDelta | None]
+    ) -> web.StreamResponse:
         from aiohttp import web
 
         response = web.StreamResponse(headers=_STREAM)
@@ -179,7 +181,7 @@ class Generation:
         await response.write_eof()
         return response
 
-    async def _events(self, wire: Wire, queue: asyncio.Queue[Delta | None]) -> None:
+    async def _events(self, wire: Wire, queue: asyncio.Queue[StreamDelta | None]) -> None:
         faults, opened, finish = self._settings.faults, False, ""
         while not finish:
             delta = await queue.get()

@@ -11,19 +11,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.base.process import companion
+from sparkwright.base.process import start_unguarded
 from sparkwright.verify.arrival import listen
 from sparkwright.verify.simulator.bootlog import boot_lines, failing_lines
 from sparkwright.verify.simulator.clock import Clock
 from sparkwright.verify.simulator.driver import Driver
 from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.server import Server
-from sparkwright.verify.simulator.truth import Truth
+from sparkwright.verify.simulator.server import SimulatedServer
+from sparkwright.verify.simulator.truth import RequestTruth
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from sparkwright.base.process import Companion
+    from sparkwright.base.process import UnguardedProcess
     from sparkwright.verify.simulator.settings import Settings
 
 _BACKLOG = 1024
@@ -34,7 +34,7 @@ async def serve(settings: Settings) -> int:
     clock = Clock(settings.speed)
     child = _start_engine(settings)
     log = Log(settings.log, clock, settings.dialect, (os.getpid(), child.pid if child else os.getpid()))
-    truth = Truth(settings.truth)
+    truth = RequestTruth(settings.truth)
     try:
         if not await _boot(settings, clock, log):
             return 1
@@ -47,11 +47,11 @@ async def serve(settings: Settings) -> int:
             child.wait()
 
 
-def _start_engine(settings: Settings) -> Companion | None:
+def _start_engine(settings: Settings) -> UnguardedProcess | None:
     if not settings.engine:
         return None
     orphan = "1" if "orphan" in settings.faults else "0"
-    return companion([sys.executable, "-I", "-S", Path(__file__).with_name("child.py"), orphan])
+    return start_unguarded([sys.executable, "-I", "-S", Path(__file__).with_name("child.py"), orphan])
 
 
 async def _boot(settings: Settings, clock: Clock, log: Log) -> bool:
@@ -70,7 +70,9 @@ async def _boot(settings: Settings, clock: Clock, log: Log) -> bool:
     return not failing
 
 
-async def _listen(settings: Settings, clock: Clock, log: Log, truth: Truth, child: Companion | None) -> int:
+async def _listen(
+    settings: Settings, clock: Clock, log: Log, truth: RequestTruth, child: UnguardedProcess | None
+) -> int:
     """Serve until it is over; returns the exit status."""
     async with listening(settings, clock, log, truth) as (driver, url):
         log.write(f"Starting vLLM server on {url}", where="api_server.py:581")
@@ -86,14 +88,17 @@ async def _listen(settings: Settings, clock: Clock, log: Log, truth: Truth, chil
 
 @asynccontextmanager
 async def listening(
-    settings: Settings, clock: Clock, log: Log, truth: Truth
+    settings: Settings, clock: Clock, log: Log, truth: RequestTruth
 ) -> AsyncIterator[tuple[Driver, str]]:
     """A server that listens, in this process: its driver and its URL."""
     from aiohttp import web
 
     driver = Driver(settings, clock, log)
     runner = web.AppRunner(
-        Server(driver, truth).application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2
+        SimulatedServer(driver, truth).application(),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=0.2,
     )
     await runner.setup()
     tasks: list[asyncio.Task[None]] = []
@@ -118,7 +123,7 @@ def _write_ready(settings: Settings, url: str) -> None:
     part.replace(settings.ready)
 
 
-def _watch(driver: Driver, child: Companion | None) -> Callable[[], None]:
+def _watch(driver: Driver, child: UnguardedProcess | None) -> Callable[[], None]:
     """End on signals, and notice the death of the engine's process until what is returned is called."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -13,7 +13,7 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.verify.simulator.faults import FAULTS, parse_faults
 from sparkwright.verify.simulator.life import serve
 from sparkwright.verify.simulator.memory import fitted
-from sparkwright.verify.simulator.settings import VERSIONS, Costs, Settings
+from sparkwright.verify.simulator.settings import VERSIONS, Settings, StepCosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,11 +90,11 @@ def _command(
     return asyncio.run(serve(fitted(settings)))
 
 
-def _costs(text: str) -> Costs:
+def _costs(text: str) -> StepCosts:
     if not text:
-        return Costs()
+        return StepCosts()
     try:
-        return Costs(*(float(part) for part in text.split(",")))
+        return StepCosts(*(float(part) for part in text.split(",")))
     except (TypeError, ValueError) as error:
         raise click.BadParameter(f"{text!r} is not BASE,REQUEST,CONTEXT,PREFILL") from error
 

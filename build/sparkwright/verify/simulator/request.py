@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Delta:
+class StreamDelta:
     """What one step brought one request.
 
     Attributes:
@@ -106,7 +106,7 @@ class Request:
             parent = self.hashes[-1] if self.hashes else b""
             self.hashes.append(block_hash(parent, self.tokens[begin : begin + BLOCK]))
 
-    def accept(self, choices: tuple[Choice, ...], end: int) -> Delta:
+    def accept(self, choices: tuple[Choice, ...], end: int) -> StreamDelta:
         """Take the tokens of a step, up to *end* of sequence or the longest output; returns what is sent."""
         kept: list[Choice] = []
         for choice in choices:
@@ -121,4 +121,4 @@ class Request:
             if self.finish:
                 break
         self.hash_blocks()
-        return Delta(tuple(kept), self.finish)
+        return StreamDelta(tuple(kept), self.finish)

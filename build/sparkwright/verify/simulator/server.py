@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from sparkwright.verify.simulator.driver import Driver
-    from sparkwright.verify.simulator.truth import Truth
+    from sparkwright.verify.simulator.truth import RequestTruth
 
     _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -31,10 +31,10 @@ _OLD: Final = "0.8.5"
 _MOST_BYTES: Final = 64 << 20
 
 
-class Server:
+class SimulatedServer:
     """Answers for one engine."""
 
-    def __init__(self, driver: Driver, truth: Truth) -> None:
+    def __init__(self, driver: Driver, truth: RequestTruth) -> None:
         self._driver, self._truth = driver, truth
         self._settings = driver.settings
         self._requests = 0

@@ -16,7 +16,7 @@ VERSIONS: dict[Dialect, str] = {"0.24": "0.24.0", "0.33": "0.33.0"}
 
 
 @dataclass(frozen=True)
-class Costs:
+class StepCosts:
     """What a step costs, in simulated milliseconds.
 
     The defaults are close to a dense model of 27 billion parameters in four bits with a DFlash drafter on
@@ -98,7 +98,7 @@ class Settings:
     total_gib: float = 119.68
     weights_gib: float = 17.94
     boot_s: float = 3.0
-    costs: Costs = field(default_factory=Costs)
+    costs: StepCosts = field(default_factory=StepCosts)
     faults: Faults = field(default_factory=Faults)
     log: Path | None = None
     ready: Path | None = None

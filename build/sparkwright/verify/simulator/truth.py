@@ -51,7 +51,7 @@ class Witness:
     fault: str = ""
 
 
-class Truth:
+class RequestTruth:
     """Writes witnesses to a file; to none if there is no *path*."""
 
     def __init__(self, path: Path | None) -> None:

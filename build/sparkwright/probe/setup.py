@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ToolError
 from sparkwright.probe.environment import describe_environment, prepare_environment
-from sparkwright.probe.facility import Subject
+from sparkwright.probe.resource import ProbeInput
 from sparkwright.probe.trees import part_of, tree_folder
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparkwright.carries import Carry, ProbeSpec
     from sparkwright.git import Repository
     from sparkwright.merge import MergedSource
-    from sparkwright.probe.facility import Facility
+    from sparkwright.probe.resource import ProbeResource
     from sparkwright.store import Store
 
 PACKAGE = "vllm"
@@ -27,7 +27,7 @@ _OWN = "source"  # where vLLM's tree lies in a build's folder
 
 
 @dataclass(frozen=True)
-class Stand:
+class ProbeTree:
     """One run's place.
 
     Attributes:
@@ -36,11 +36,11 @@ class Stand:
     """
 
     tree: Path
-    subject: Subject | None = None
+    subject: ProbeInput | None = None
 
 
 @dataclass(frozen=True)
-class Bench:
+class ProbeSetup:
     """What both runs are made with.
 
     Attributes:
@@ -50,7 +50,7 @@ class Bench:
     """
 
     python: Path
-    stands: tuple[Stand, Stand]
+    stands: tuple[ProbeTree, ProbeTree]
     versions: Mapping[str, str]
 
 
@@ -70,7 +70,7 @@ class Trees:
     pristine: str
     merged: str
 
-    def importing(self, *, offline: bool) -> Bench:
+    def importing(self, *, offline: bool) -> ProbeSetup:
         """For a probe that imports vLLM.
 
         Raises:
@@ -82,11 +82,13 @@ class Trees:
             tree_folder(self.store, self.repository, tree, under=PACKAGE, like=like)
             for tree, like in ((self.pristine, None), (self.merged, self.pristine))
         ]
-        return Bench(python, (Stand(folders[0]), Stand(folders[1])), describe_environment(python))
+        return ProbeSetup(
+            python, (ProbeTree(folders[0]), ProbeTree(folders[1])), describe_environment(python)
+        )
 
     def configuring(
-        self, carry: Carry, source: MergedSource | None, facilities: Mapping[str, Facility]
-    ) -> Bench:
+        self, carry: Carry, source: MergedSource | None, facilities: Mapping[str, ProbeResource]
+    ) -> ProbeSetup:
         """For a probe that runs tools on the tree, which needs no torch: our own interpreter does.
 
         A change to a dependency's source is tried where it will be used: in the merged tree of vLLM,
@@ -112,16 +114,16 @@ class Trees:
         for entry in facilities.values():
             versions |= entry.versions()
         without, with_it = (
-            Stand(here, Subject(described, {place: {"here": here, "pristine": own[0]}, **others}))
+            ProbeTree(here, ProbeInput(described, {place: {"here": here, "pristine": own[0]}, **others}))
             for here in own
         )
-        return Bench(Path(sys.executable), (without, with_it), versions)
+        return ProbeSetup(Path(sys.executable), (without, with_it), versions)
 
     def _part(self, tree: str, inputs: Sequence[str]) -> Path:
         return tree_folder(self.store, self.repository, part_of(self.repository, tree, inputs), under="")
 
 
-def facilities_of(spec: ProbeSpec, known: Mapping[str, Facility]) -> dict[str, Facility]:
+def facilities_of(spec: ProbeSpec, known: Mapping[str, ProbeResource]) -> dict[str, ProbeResource]:
     """What a probe needs, by name.
 
     Raises:

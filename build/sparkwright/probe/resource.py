@@ -2,7 +2,7 @@
 
 Probes of Python import the tree under test and want nothing else. A probe of how kernels are
 compiled needs a toolchain, and finding or making one is another room's work: so the plan hands
-the providers in, and this room asks no more of them than `Facility`.
+the providers in, and this room asks no more of them than `ProbeResource`.
 
 The child gets one JSON file, named by an environment variable; ``child/buildkit.py`` reads it.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ENVIRONMENT_NAME = "SPARKWRIGHT_FACILITIES"
 
 
-class Facility(Protocol):
+class ProbeResource(Protocol):
     """Something that probes may need; made by the plan."""
 
     @property
@@ -47,7 +47,7 @@ class Facility(Protocol):
 
 
 @dataclass(frozen=True)
-class Subject:
+class ProbeInput:
     """What a run is about, for the child.
 
     Attributes:

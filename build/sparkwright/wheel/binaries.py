@@ -42,7 +42,7 @@ class NativeExpectation:
 
 
 @dataclass(frozen=True)
-class Insides:
+class InspectedBinaries:
     """What the binaries of one wheel are.
 
     Attributes:
@@ -85,16 +85,16 @@ class BinaryReport:
     ptx: Mapping[str, int]
 
 
-def look_inside(
+def inspect_binaries(
     archive: Archive, digests: Mapping[str, str], members: Iterable[str], expectation: NativeExpectation
-) -> Insides:
+) -> InspectedBinaries:
     """Look into *members* of *archive*, whose SHA-256 are in *digests*; damaged ones are faults."""
     found: dict[str, Inspection] = {}
     faults: dict[str, str] = {}
 
     def look(member: str) -> Inspection | BinaryError | ArchiveError:
         try:
-            return look_into(archive, member, digests[member], expectation.inspector)
+            return inspect_binary(archive, member, digests[member], expectation.inspector)
         except (BinaryError, ArchiveError) as error:
             return error
 
@@ -108,10 +108,10 @@ def look_inside(
                 faults[member] = seen.because or seen.what
             else:
                 found[member] = seen
-    return Insides(expectation, found, faults)
+    return InspectedBinaries(expectation, found, faults)
 
 
-def look_into(archive: Archive, member: str, sha256: str, inspector: Inspector) -> Inspection:
+def inspect_binary(archive: Archive, member: str, sha256: str, inspector: Inspector) -> Inspection:
     """Look into one *member* of *archive*, unpacking it only if that was never done before.
 
     Raises:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
-    from sparkwright.verify.checks.common import Seen
+    from sparkwright.verify.checks.common import CheckedCells
 
 
-def lay_at_the_right_door(seen: Seen) -> Seen:
+def baseline_failures_as_invalid(seen: CheckedCells) -> CheckedCells:
     """*seen* with failures of the baseline as what they are for a comparison: nothing to compare with."""
     baseline = {cell.key for cell in seen.planned if cell.arm == "baseline"}
     return dataclasses.replace(

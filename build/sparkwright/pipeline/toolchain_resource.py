@@ -22,7 +22,7 @@ _RULES = 1
 
 @dataclass(frozen=True)
 class ToolchainFacility:
-    """The toolchain that kernels are compiled with, ready for CMake; see `sparkwright.probe.facility`.
+    """The toolchain that kernels are compiled with, ready for CMake; see `sparkwright.probe.resource`.
 
     Attributes:
         lock: the pin with its ``[native]`` tables.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
 
 
-class Wish(Model, frozen=True):
+class VerifyOptions(Model, frozen=True):
     """What is to be verified. One of `url`, `recipe` and `simulator` says where the server comes from.
 
     Attributes:
@@ -79,11 +79,11 @@ class Wish(Model, frozen=True):
     @property
     def options(self) -> dict[str, Any]:
         """What differs from the defaults, as a manifest keeps it."""
-        asked, usual = (msgspec.json.decode(msgspec.json.encode(wish)) for wish in (self, Wish()))
+        asked, usual = (msgspec.json.decode(msgspec.json.encode(wish)) for wish in (self, VerifyOptions()))
         return {name: value for name, value in asked.items() if value != usual[name]}
 
     @classmethod
-    def from_options(cls, options: dict[str, Any]) -> Wish:
+    def from_options(cls, options: dict[str, Any]) -> VerifyOptions:
         """The wish that a manifest keeps.
 
         Raises:
@@ -95,7 +95,7 @@ class Wish(Model, frozen=True):
             raise ConfigError("the run's options cannot be read", because=str(error)) from error
 
 
-def profile_of(wish: Wish) -> Profile:
+def profile_of(wish: VerifyOptions) -> Profile:
     """The sizes that *wish* comes to.
 
     Raises:
