@@ -21,7 +21,6 @@ from sparkwright.git import (
     list_remote,
     open_repository,
 )
-from sparkwright.git import repository as repository_module
 from sparkwright.upstream import open_source
 
 if TYPE_CHECKING:
@@ -333,22 +332,3 @@ def test_a_fetch_is_a_task(
     fetch(repository, upstream.address, ["refs/heads/main"])
     assert [data["name"] for data in heard.of("task.finished")] == ["fetch refs/heads/main"]
     assert heard.of("task.failed") == []
-
-
-def test_a_repository_of_another_user_has_a_way_out(
-    repository: Repository,
-    upstream: UpstreamRepository,
-    history: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Git advises a setting of the user's, and none of those is read here."""
-    real = repository_module.git_environment
-    other = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}
-    monkeypatch.setattr(repository_module, "git_environment", lambda: real() | other)
-    with pytest.raises(FetchError) as fetched:
-        fetch(repository, upstream.address, [history[1]])
-    with pytest.raises(FetchError) as listed:
-        list_remote(repository, upstream.address, ["refs/heads/main"])
-    for caught in (fetched, listed):
-        assert "dubious ownership" in caught.value.because
-        assert f"clone {upstream.address}" in caught.value.next_step

@@ -56,7 +56,8 @@ def merge(scene: Scene, carries: list[Carry], target: dict[str, str]) -> MergeRe
 
 
 places = st.sampled_from(PLACES)
-edit = st.integers(100, 999).map(lambda number: f"edited = {number}")
+# Each has a name of its own: two values of one name are a broken merge.
+edit = st.integers(100, 999).map(lambda number: f"edited_{number} = {number}")
 disjoint = st.dictionaries(places, edit, min_size=2, max_size=5)
 
 

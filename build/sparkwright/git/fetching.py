@@ -59,7 +59,7 @@ def list_remote(
         raise FetchError(
             f"{address} could not be asked",
             because=error.because,
-            next_step=_next_step(error.because, address),
+            next_step=_next_step(error.because),
         ) from error
     found: dict[str, RemoteRef] = {}
     for line in filter(None, done.text.split("\n")):
@@ -77,10 +77,8 @@ def _sender(address: str) -> list[str]:
     return [_OWN_OR_NOT] if address.startswith("file://") else []
 
 
-def _next_step(because: str, address: str) -> str:
-    """Return what to do about git's complaint *because* about *address*."""
-    if "dubious ownership" in because:  # git's own advice changes settings that are not read here
-        return f"the repository belongs to another user: clone {address} as yourself, and give the clone"
+def _next_step(because: str) -> str:
+    """Return what to do about git's complaint *because*."""
     if "not our ref" in because:
         return "give a repository that has that commit; 'sparkwright lock check' verifies the lock's"
     return _NEXT_STEP
@@ -139,5 +137,5 @@ def fetch(
         raise FetchError(
             f"{_shown(names)} could not be fetched from {address}",
             because=error.because,
-            next_step=_next_step(error.because, address),
+            next_step=_next_step(error.because),
         ) from error

@@ -69,7 +69,8 @@ def read_pins(files: Mapping[str, str]) -> tuple[list[Pin], list[Problem]]:
     """
     if _ROOT not in files:
         return [], [Problem(_ROOT, 0, "the file is missing")]
-    found = [one for path, text in sorted(files.items()) for one in _read_file(path, text)]
+    texts = sorted((path, text) for path, text in files.items() if is_cmake_file(path))
+    found = [one for path, text in texts for one in _read_file(path, text)]
     problems = [one for one in found if isinstance(one, Problem)]
     pins: dict[str, Pin] = {}
     for pin in sorted(one for one in found if isinstance(one, Pin)):

@@ -246,7 +246,7 @@ def _require_regular(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise ConfigError(
             f"{path} is not the journal of a run",
-            because="it is no regular file",
+            because=f"{path.name} is no regular file",
             next_step="name another folder",
         )
 

@@ -206,7 +206,7 @@ class TestDoctor:
         assert "disk: " in ran.err
 
     def test_an_old_python(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sys.version_info", (3, 11, 3, "final", 0))
+        monkeypatch.setattr("sys.version_info", (3, 10, 14, "final", 0))
         assert self.verdicts(world)["python"] == "fail"
 
     @pytest.mark.parametrize("text", ["git version 2.37.9", "no idea"])
@@ -368,7 +368,7 @@ class TestPatchset:
 
     def test_a_working_state_is_built_and_not_released(self, world: World) -> None:
         ran = world.call("wheel", "--released", "--json")
-        assert (ran.status, ran.json["error"]["kind"]) == (42, "UnreleasedError"), ran.said
+        assert (ran.status, ran.json["error"]["kind"]) == (43, "UnreleasedError"), ran.said
         assert world.wheels == []
         assert "sparkwright patchset bump spark" in ran.said
         working = world.good("wheel", "--json").json
