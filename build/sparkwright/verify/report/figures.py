@@ -92,9 +92,10 @@ class CellFigures:
         return self.figures.acceptance.error if self.figures and self.figures.acceptance else math.nan
 
 
-def cells(run: Run) -> tuple[CellFigures, ...]:
-    """Figures of every cell, in order."""
-    return tuple(_cell(observation, run.speed) for observation in run.observations)
+def cells(run: Run, check: str = "") -> tuple[CellFigures, ...]:
+    """Return the figures of every cell, or of every cell of one *check*, in order."""
+    chosen = (seen for seen in run.observations if check in {"", seen.cell.check})
+    return tuple(_cell(observation, run.speed) for observation in chosen)
 
 
 def _cell(observation: Observation, speed: float) -> CellFigures:

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+from xml.etree import ElementTree as ET
 
 from sparkwright.base.config import to_builtins
 from sparkwright.verify.report.charts import all_charts
-from sparkwright.verify.report.drawing.svg import to_text
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import flat, headline, highlights
 from sparkwright.verify.report.text import (
@@ -23,6 +23,7 @@ from sparkwright.verify.report.text import (
     plural,
     share,
 )
+from sparkwright.verify.report.vega import Naming, inline_svg
 from sparkwright.verify.run import worst
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _LOG_LINES_SHOWN = 20
 def render_html(run: Run) -> str:
     """*run* as one HTML page, the same for the same run."""
     found = cells(run)
-    charts = all_charts(run, found)
+    charts = all_charts(run)
     page = (
         _environment()
         .get_template("page.html")
@@ -119,8 +120,13 @@ def _drawings(chart: Chart) -> Any:
     """The chart for each width; the style sheet shows one of them."""
     from markupsafe import Markup
 
-    drawn = "\n".join(to_text(chart.draw(f"{chart.key}-{width}", width)) for width in chart.widths)
-    return Markup(drawn)  # noqa: S704 - built as a tree of elements, which escapes
+    drawn = (
+        inline_svg(
+            chart.draw(width), Naming(f"{chart.key}-{width}", chart.title, chart.description), f"w{width}"
+        )
+        for width in chart.widths
+    )
+    return Markup("\n".join(ET.tostring(one, encoding="unicode") for one in drawn))  # noqa: S704 - ET escapes
 
 
 def _troubles(observation: Observation) -> list[str]:
