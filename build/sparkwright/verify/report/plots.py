@@ -1,4 +1,4 @@
-"""Vega-Lite specifications of lines and timelines, and what charts of several checks share."""
+"""Vega-Lite specifications of lines and timelines, and parts that charts of several checks share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEFT = 48  # the width of a y axis
 
 @dataclass(frozen=True)
 class Axis:
-    """A quantitative axis from *low* to *high*, logarithmic if it has a *base*, labelled in *unit*s."""
+    """A quantitative axis from *low* to *high*, logarithmic if it has a *base*, labelled in *unit*."""
 
     title: str
     low: float
@@ -190,7 +190,7 @@ def _panel(
             run += point.apart
             row = {
                 "x": min(point.x, x.high) / x.unit,
-                "y": point.y,
+                "y": max(point.y, panel.y.low),
                 "index": index,
                 "run": run,
                 **look(one.style),
@@ -267,7 +267,7 @@ def _missing(series: Sequence[Series], across: Spec, height: float) -> list[Spec
     words: dict[float, list[str]] = {}
     for point in (point for one in series for point in one.missing):
         words.setdefault(point.x, []).append(clean(point.words))
-    rows = [{"x": place, "words": "\n".join(told)} for place, told in sorted(words.items())]
+    rows = [{"x": place, "words": "\n".join(figures)} for place, figures in sorted(words.items())]
     mark = {"type": "text", "text": "✗", "color": "var(--fail)", "fontWeight": 700}
     crosses = layer(mark, rows, "missing", x=across, y={"value": height - 7}, description=WORDS)
     return [crosses] if rows else []

@@ -95,7 +95,7 @@ def _compiled(spec: str) -> str:
 
 
 def _simplify(element: ET.Element) -> None:
-    """Turn labels of marks into titles, which show under a pointer, and drop what a page does without."""
+    """Turn labels of marks into titles, which show under a pointer, and drop needless attributes."""
     element.tag = element.tag.rpartition("}")[2]
     label = element.get("aria-label") if element.get("role") == "graphics-symbol" else None
     element.attrib = {

@@ -59,7 +59,8 @@ def _bars(width: float, rows: Sequence[tuple[str, BootFacts]]) -> Spec:
     """Return a bar for each boot, made of its parts, within the card's memory and the limit."""
     used = [sum(gib for _, gib, _ in _parts(facts)) for _, facts in rows]
     x = linear("GiB", [*used, *(max(facts.total_gib, _limit(facts)) for _, facts in rows)])
-    boots, shares = [], []
+    boots: list[Spec] = []
+    shares: list[Spec] = []
     for index, (label, facts) in enumerate(rows):
         place = {"boot": index, "label": clean(label)}
         boots.append({**place, "begin": 0, "end": max(0.0, facts.total_gib), "limit": _limit(facts)})
@@ -71,11 +72,11 @@ def _bars(width: float, rows: Sequence[tuple[str, BootFacts]]) -> Spec:
             shares.append({**place, **part, "name": name if fits else ""})
             begin += gib
     across = x.encoding("begin", width, grid=True)
-    over = {"x": across, "x2": {"field": "end"}, "y": field("boot", "ordinal", axis=None)}
+    over: Spec = {"x": across, "x2": {"field": "end"}, "y": field("boot", "ordinal", axis=None)}
     text = {"type": "text", "align": "left"}
     inside = {**text, "dx": 7, "color": "var(--card)", "fontWeight": 600}
     limits = [row for row in boots if row["limit"] > 0]
-    at = {"x": {**across, "field": "limit"}, "y": over["y"]}
+    at: Spec = {"x": {**across, "field": "limit"}, "y": over["y"]}
     layers = [
         layer({"type": "bar", "height": 22, "fill": "none", "stroke": "var(--soft)"}, boots, **over),
         layer({"type": "bar", "height": 22}, shares, **over, color=COLOUR, description=WORDS),

@@ -42,7 +42,7 @@ def charts(run: Run) -> Iterator[Chart]:
         meaning=meaning,
         widths=WHOLE,
         draw=lambda width: _tiles(width, hunted),
-        columns=("load", "shape", "c", "requests", "failed", "what went wrong"),
+        columns=("load", "shape", "c", "requests", "failed", "trouble"),
         rows=tuple(_row(cell) for cell in hunted),
     )
 
@@ -55,7 +55,7 @@ def _tiles(width: float, hunted: Sequence[CellFigures]) -> Spec:
         for index, cell in enumerate(hunted)
     ]
     gaps = {"paddingOuter": 0, "paddingInner": 0.13}
-    place = {
+    place: Spec = {
         "x": field("column", "ordinal", axis=None, scale={**gaps, "domain": list(range(columns))}),
         "y": field("line", "ordinal", axis=None, scale=gaps),
     }

@@ -84,7 +84,7 @@ def _course(soaked: Sequence[CellFigures], speed: float) -> _Course:
 
 
 def _memory(cell: CellFigures, begin_s: float, speed: float) -> Iterator[Point]:
-    """The machine's free memory in GiB."""
+    """Yield the machine's free memory in GiB."""
     before = cell.observation.before
     for sample in cell.observation.host if before else ():
         if before and sample.memory_available_mib >= 0:
@@ -144,17 +144,17 @@ def _unit(seconds: float) -> tuple[str, int]:
 
 
 def _points(
-    windows: Sequence[Moment], value: Callable[[Moment], float], say: Callable[[float], str]
+    windows: Sequence[Moment], value: Callable[[Moment], float], words: Callable[[float], str]
 ) -> tuple[Point, ...]:
-    """One point for each window with a figure; rounds of traffic are not joined over what lies between."""
+    """Return one point for each window with a figure; no line joins rounds of traffic."""
     points: list[Point] = []
     apart, end_s = False, 0.0
     for moment in windows:
         apart = apart or moment.begin_s > end_s
         end_s = moment.end_s
         if math.isfinite(value(moment)):
-            words = f"{duration(moment.middle_s)}: {say(value(moment))}"
-            points.append(Point(moment.middle_s, value(moment), words, moment.reset, apart))
+            label = f"{duration(moment.middle_s)}: {words(value(moment))}"
+            points.append(Point(moment.middle_s, value(moment), label, moment.reset, apart))
             apart = False
     return tuple(points)
 

@@ -36,7 +36,7 @@ ORDER = 10  # among the charts of the page
 CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
 CONCURRENCY = "requests at a time (c)"
 
-# A time below this many times the client's own error says as much of the client as of the server.
+# A time below this many times the client's own error is partly the client's.
 FLOOR_FACTOR = 10
 
 
@@ -258,7 +258,7 @@ def _tradeoff(swept: Sequence[CellFigures]) -> Chart | None:
             name,
             style,
             tuple(
-                Point(cell.decode_tok_s, cell.steady_tok_s, _said(cell), suspect=bool(cell.trouble))
+                Point(cell.decode_tok_s, cell.steady_tok_s, _speeds(cell), suspect=bool(cell.trouble))
                 for cell in reversed(_levels(shown, name))
             ),
         )
@@ -288,13 +288,13 @@ def _tradeoff(swept: Sequence[CellFigures]) -> Chart | None:
     )
 
 
-def _said(cell: CellFigures) -> str:
+def _speeds(cell: CellFigures) -> str:
     speeds = f"{number(cell.decode_tok_s)} tokens/s each, {number(cell.steady_tok_s)} together"
     return f"{_place(cell)}: {speeds}"
 
 
 def _place(cell: CellFigures) -> str:
-    """Category and concurrency; the latter in one piece."""
+    """Return category and concurrency, the latter without a line break."""
     return f"{cell.category}, {at_c(cell.concurrency)}"
 
 
