@@ -90,7 +90,7 @@ def _compiled(spec: str) -> str:
     """Return the SVG of a specification in JSON."""
     from vl_convert import vegalite_to_svg
 
-    made: str = vegalite_to_svg(spec, vl_version=_VEGA_LITE, show_warnings=False)
+    made: str = vegalite_to_svg(spec, vl_version=_VEGA_LITE, show_warnings=False, allowed_base_urls=[])
     return made
 
 
