@@ -180,13 +180,7 @@ svg { background: #ffffff; font-family: system-ui, sans-serif;
 @media (prefers-color-scheme: dark) {
   svg { background: #14171c; --card: #14171c; --ink: #e9ecf1; --soft: #a7b0be; --line: #2b313b;
     --s0: #4ba3f7; --s1: #b57adb; --s2: #5fb447; --s3: #f3669a; } }
-text { font-size: 12.5px; fill: var(--ink); } .tick, .axis, .note { fill: var(--soft); }
-.start { text-anchor: start; } .middle { text-anchor: middle; } .end { text-anchor: end; }
-.grid { stroke: var(--line); } .base { stroke: var(--soft); }
-.s0 { --hue: var(--s0); } .s1 { --hue: var(--s1); } .s2 { --hue: var(--s2); } .s3 { --hue: var(--s3); }
-.line { fill: none; stroke: var(--hue); stroke-width: 2; stroke-linejoin: round; }
-.leader { fill: none; stroke: var(--hue); stroke-dasharray: 1 3; }
-.mark { fill: var(--hue); stroke: var(--card); } .dot, .bar { fill: var(--hue); }
+text { font-size: 12.5px; font-variant-numeric: tabular-nums; }
 """
 
 
@@ -203,9 +197,9 @@ def charts(lines: list[Line]) -> dict[str, str]:
 
 def decode_chart(batch: int, lines: list[Line]) -> str:
     """Time of a decode step by context, one line a cache, and NVFP4's floor."""
-    from sparkwright.verify.report.drawing.kinds import line_chart
-    from sparkwright.verify.report.drawing.plot import Naming, Point, Series
-    from sparkwright.verify.report.drawing.scale import log2, log10
+    from sparkwright.verify.report import plots
+    from sparkwright.verify.report.plots import Point, Series, logarithmic
+    from sparkwright.verify.report.vega import Naming, inline_svg
 
     series = [
         Series(NAMES[cache], style, points(lines, cache, lambda line: line["us"][0]))
@@ -214,18 +208,18 @@ def decode_chart(batch: int, lines: list[Line]) -> str:
     least = points(lines, "nvfp4", lambda line: max(line["floor"].values()))
     series.append(Series("NVFP4's floor", len(series), least))
     every: list[Point] = [point for one in series for point in one.points]
-    x = log2("tokens of context, in thousands", [point.x for point in every])
-    y = log10("time of one layer's attention (µs)", [point.y for point in every])
+    x = logarithmic("tokens of context, in thousands", [point.x for point in every], 2)
+    y = logarithmic("time of one layer's attention (µs)", [point.y for point in every])
     title = f"Attention in decode, {batch} requests" if batch > 1 else "Attention in decode, one request"
     words = "; ".join(
         f"{one.name}: " + ", ".join(f"{p.x:g}k {p.y:.0f} µs" for p in one.points) for one in series
     )
-    return standalone(line_chart(Naming(f"decode-{batch}", title, words), WIDTH, (x, y), series))
+    return standalone(inline_svg(plots.lines(WIDTH, x, y, series), Naming(f"decode-{batch}", title, words)))
 
 
 def points(lines: list[Line], cache: str, value: Any) -> Any:
     """One line's points: thousands of tokens, microseconds."""
-    from sparkwright.verify.report.drawing.plot import Point
+    from sparkwright.verify.report.plots import Point
 
     return tuple(Point(line["context"] / 1024, value(line)) for line in lines if line["cache"] == cache)
 

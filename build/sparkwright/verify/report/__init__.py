@@ -1,8 +1,9 @@
-"""A run for readers: one HTML page, JUnit XML for machines that build, and a few lines for a terminal.
+"""Reports of a run: one HTML page, JUnit XML for CI systems, and a few lines for a terminal.
 
-`html` is the file to open first. `figures` draws figures from observations (by the definitions of `metrics`
-and `statistics`), `charts` says which charts are made of them, and `drawing` draws. All three outputs are the
-same for the same run, and whatever a server or a prompt said goes through `text.clean` and is escaped.
+`html` is the file to open first. `figures` computes figures from observations (by the definitions of
+`metrics` and `statistics`), `charts` holds the charts of each check as Vega-Lite specifications, and `vega`
+compiles them to SVG. All three outputs are the same for the same run. Text from a server or a prompt goes
+through `text.clean` and is escaped.
 """
 
 from sparkwright.verify.report.html import render_html

@@ -26,16 +26,16 @@ _FULL = 0.5  # of it: less is the end of a cell, when little runs
 
 @dataclass(frozen=True)
 class CellFigures:
-    """What one cell came to. Times and rates are in the server's clock; what cannot be said is NaN or `None`.
+    """The figures of one cell. Times and rates are in the server's clock; unknown ones are NaN or `None`.
 
     Attributes:
-        observation: where it comes from.
+        observation: the source of the figures.
         key: the cell's.
         category: of its prompts, or empty if they are mixed.
         figures: as checks see them; `None` if no request counted.
-        speculation: what drafting brought, or `None` where counters do not say.
+        speculation: the result of drafting, or `None` where counters do not hold it.
         hit_rate: share of prompt tokens that came from the prefix cache.
-        trouble: why its figures are not to be trusted; empty if they are.
+        trouble: the reasons not to trust its figures; empty if there are none.
     """
 
     observation: Observation
@@ -92,15 +92,16 @@ class CellFigures:
         return self.figures.acceptance.error if self.figures and self.figures.acceptance else math.nan
 
 
-def cells(run: Run) -> tuple[CellFigures, ...]:
-    """Figures of every cell, in order."""
-    return tuple(_cell(observation, run.speed) for observation in run.observations)
+def cells(run: Run, check: str = "") -> tuple[CellFigures, ...]:
+    """Return the figures of every cell, or of every cell of one *check*, in order."""
+    chosen = (seen for seen in run.observations if check in {"", seen.cell.check})
+    return tuple(_cell(observation, run.speed) for observation in chosen)
 
 
 def _cell(observation: Observation, speed: float) -> CellFigures:
     categories = {sample.category for sample in observation.counted}
     spec = _speculation(observation.before, observation.after)
-    # counters that began anew say nothing; clients' times still do
+    # counters that restarted are of no use; the client's times still are
     judged = observation if spec else msgspec.structs.replace(observation, before=None, after=None)
     return CellFigures(
         observation=observation,
@@ -114,7 +115,7 @@ def _cell(observation: Observation, speed: float) -> CellFigures:
 
 
 def _speculation(before: MetricsSnapshot | None, after: MetricsSnapshot | None) -> Speculation | None:
-    """What drafting brought, if the counters are there and went on without a restart."""
+    """Return the result of drafting, if there are counters and they did not restart."""
     if before is None or after is None:
         return None
     try:
@@ -133,7 +134,7 @@ def _hits(before: MetricsSnapshot | None, after: MetricsSnapshot | None) -> floa
 
 
 def pooled(found: Sequence[Speculation]) -> Speculation | None:
-    """Several spans of drafting as one; `None` if there are none, or their drafts differ in length."""
+    """Return several spans of drafting as one; `None` if there are none, or their drafts differ in length."""
     if not found or len({len(one.per_position) for one in found}) > 1:
         return None
     return Speculation(
@@ -154,14 +155,14 @@ class Moment:
     """One window of a long cell, in the server's seconds since the soak's first cell began.
 
     Attributes:
-        begin_s: when it begins.
-        end_s: when it ends.
+        begin_s: its beginning.
+        end_s: its end.
         acceptance: share of drafted tokens that were accepted; NaN where nothing was drafted.
         hit_rate: share of prompt tokens from the prefix cache; NaN where none was looked up.
         tokens_per_s: generated, all requests together.
         kv_usage: share of the KV cache in use at its end.
         preemptions: in it.
-        reset: whether the counters began anew in it.
+        reset: the counters restarted in it.
     """
 
     begin_s: float
@@ -182,7 +183,7 @@ class Moment:
 def moments(
     observation: Observation, begin_s: float, speed: float, window_s: float = WINDOW_S
 ) -> tuple[Moment, ...]:
-    """Windows of about *window_s* over the counters of a cell that began at *begin_s*."""
+    """Return windows of about *window_s* over the counters of a cell that began at *begin_s*."""
     snapshots = _snapshots(observation)
     if not snapshots:
         return ()
@@ -198,7 +199,7 @@ def _snapshots(observation: Observation) -> list[MetricsSnapshot]:
 def _windows(
     snapshots: Sequence[MetricsSnapshot], origin: int, speed: float, window_s: float
 ) -> Iterable[Moment]:
-    """Windows that end with the first snapshot that is late enough; a short rest is left out."""
+    """Yield windows that end with the first snapshot that is late enough; a short rest is left out."""
     first = snapshots[0]
     for later in snapshots[1:]:
         seconds = (later.at - first.at) * speed / 1e9

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+from xml.etree import ElementTree as ET
 
 from sparkwright.base.config import to_builtins
 from sparkwright.verify.report.charts import all_charts
-from sparkwright.verify.report.drawing.svg import to_text
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import flat, headline, highlights
 from sparkwright.verify.report.text import (
@@ -23,6 +23,7 @@ from sparkwright.verify.report.text import (
     plural,
     share,
 )
+from sparkwright.verify.report.vega import Naming, inline_svg
 from sparkwright.verify.run import worst
 
 if TYPE_CHECKING:
@@ -41,15 +42,15 @@ _LOG_LINES_SHOWN = 20
 
 
 def render_html(run: Run) -> str:
-    """*run* as one HTML page, the same for the same run."""
+    """Return *run* as one HTML page, the same for the same run."""
     found = cells(run)
-    charts = all_charts(run, found)
+    charts = all_charts(run)
     page = (
         _environment()
         .get_template("page.html")
         .render(
             run=run,
-            said=_said(run),
+            head=_head(run),
             headline=headline(run),
             highlights=highlights(run, found),
             charts=charts,
@@ -67,23 +68,23 @@ def render_html(run: Run) -> str:
     return page.strip() + "\n"
 
 
-def _said(run: Run) -> dict[str, Any]:
-    """What the manifest says of the run as a whole, for the head of the page."""
-    said = run.manifest
-    subject = said.get("title") or said.get("model") or said.get("url") or ""
-    small = [clean(str(said["profile"]))] if said.get("profile") else []
-    small += [_moment(str(said["started"]))] if said.get("started") else []
-    if said.get("seconds"):
-        small.append(f"took {duration(float(said['seconds']))}")
+def _head(run: Run) -> dict[str, Any]:
+    """Return the manifest's entries for the head of the page."""
+    manifest = run.manifest
+    subject = manifest.get("title") or manifest.get("model") or manifest.get("url") or ""
+    small = [clean(str(manifest["profile"]))] if manifest.get("profile") else []
+    small += [_moment(str(manifest["started"]))] if manifest.get("started") else []
+    if manifest.get("seconds"):
+        small.append(f"took {duration(float(manifest['seconds']))}")
     return {
         "subject": clean(str(subject)),
         "small": small,
-        "interrupted": clean(str(said.get("interrupted", ""))),
+        "interrupted": clean(str(manifest.get("interrupted", ""))),
     }
 
 
 def _moment(stamp: str) -> str:
-    """A moment in ISO 8601 as people read it, or the words as they are."""
+    """Return a moment in ISO 8601 in a short form, or the words as they are."""
     try:
         moment = datetime.fromisoformat(stamp)
     except ValueError:
@@ -116,24 +117,31 @@ def _environment() -> Environment:
 
 
 def _drawings(chart: Chart) -> Any:
-    """The chart for each width; the style sheet shows one of them."""
+    """Return the chart for each width; the style sheet shows one of them."""
     from markupsafe import Markup
 
-    drawn = "\n".join(to_text(chart.draw(f"{chart.key}-{width}", width)) for width in chart.widths)
-    return Markup(drawn)  # noqa: S704 - built as a tree of elements, which escapes
+    drawn = (
+        inline_svg(
+            chart.draw(width), Naming(f"{chart.key}-{width}", chart.title, chart.description), f"w{width}"
+        )
+        for width in chart.widths
+    )
+    return Markup("\n".join(ET.tostring(one, encoding="unicode") for one in drawn))  # noqa: S704 - ET escapes
 
 
 def _troubles(observation: Observation) -> list[str]:
-    """What went wrong in a cell, in the words of those who said it; what is repeated is counted."""
-    said: dict[str, int] = {}
+    """Return the failures of a cell in their own words, repeated ones counted, and its log."""
+    failures: dict[str, int] = {}
     for sample in observation.failed:
         if sample.failure is not None:
             status = f" (status {sample.failure.status})" if sample.failure.status else ""
             words = f"{sample.failure.kind}{status}: {sample.failure.detail}"
-            said[words] = said.get(words, 0) + 1
-    shown = [f"{plural(count, 'request')}: {words}" for words, count in list(said.items())[:_FAILURES_SHOWN]]
-    if len(said) > _FAILURES_SHOWN:
-        shown.append(f"and {len(said) - _FAILURES_SHOWN} other failures")
+            failures[words] = failures.get(words, 0) + 1
+    shown = [
+        f"{plural(count, 'request')}: {words}" for words, count in list(failures.items())[:_FAILURES_SHOWN]
+    ]
+    if len(failures) > _FAILURES_SHOWN:
+        shown.append(f"and {len(failures) - _FAILURES_SHOWN} other failures")
     if observation.died is not None:
         shown.append(f"the server ended with status {observation.died}")
     if observation.canary:
@@ -143,7 +151,7 @@ def _troubles(observation: Observation) -> list[str]:
 
 
 def _boots(run: Run) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Boot facts as a table: heads, and one row for each fact that any boot told."""
+    """Return boot facts as a table: heads, and one row for each fact that any boot log holds."""
     heads = [f"{arm}, boot {boot}" for arm, boot in run.facts]
     columns = [to_builtins(facts) for facts in run.facts.values()]
     rows = []
@@ -163,14 +171,14 @@ def _fact(value: Any) -> str:
 
 
 def _files(run: Run) -> Iterator[tuple[str, str, str]]:
-    """Raw files by what they are: label, path, and a link that stays within the report's own folder."""
+    """Yield raw files: label, path, and a link that stays within the report's own folder."""
     files = run.manifest.get("files", {})
     for label, path in files.items():
         yield clean(str(label)), clean(str(path)), f"./{quote(str(path).lstrip('/'))}"
 
 
 def _floor_table(run: Run) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """The client's own error by concurrency."""
+    """Return the client's own error by concurrency."""
     columns = ("c", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, %", "TPOT p99, %")
     rows = tuple(
         (

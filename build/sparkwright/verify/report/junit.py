@@ -1,6 +1,6 @@
-"""Findings as JUnit XML, for machines that build.
+"""Findings as JUnit XML, for CI systems.
 
-There is no standard; what is written here is valid against the schemas of Jenkins' xUnit plug-in
+There is no standard; the output is valid against the schemas of Jenkins' xUnit plug-in
 (junit-10.xsd) and of Ant's task (JUnit.xsd by Windy Road), which most readers accept.
 """
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from sparkwright.verify.run import Run
 
 _OUTCOMES = {Verdict.FAIL: "failure", Verdict.INVALID: "error", Verdict.INCONCLUSIVE: "skipped"}
-_TIMESTAMP = "1970-01-01T00:00:00"  # the schemas want one, also where none is known
+_TIMESTAMP = "1970-01-01T00:00:00"  # the schemas require one, also where none is known
 _TIMESTAMP_LENGTH = len(_TIMESTAMP)
 
 
 def render_junit(run: Run) -> str:
-    """A test suite for each check and a test case for each finding.
+    """Return a test suite for each check and a test case for each finding.
 
     A failed finding is a failure, an invalid one an error, and an inconclusive one is skipped; each with its
-    cause; what it rests on stands in the text below. Warnings are the suite's output. Times are those of the
+    cause, and with its evidence as text. Warnings are the suite's output. Times are those of the
     cells that a finding rests on; findings may share theirs.
     """
     root = ET.Element("testsuites")
@@ -69,15 +69,15 @@ def _suite(
 
 
 def _time(cells: Iterable[str], seconds: Mapping[str, float]) -> str:
-    """How long the measuring of *cells* took, in our seconds."""
+    """Return the seconds that measuring *cells* took, by the client's clock."""
     return f"{sum(seconds.get(key, 0.0) for key in cells):.3f}"
 
 
 def _timestamp(run: Run) -> str:
-    """ISO 8601 without a zone, as the schema asks."""
-    said = str(run.manifest.get("started", ""))[:_TIMESTAMP_LENGTH]
-    shape = "".join("0" if character in "123456789" else character for character in said)
-    return said if shape == "0000-00-00T00:00:00" else _TIMESTAMP
+    """Return the start in ISO 8601 without a zone, as the schemas require."""
+    stamp = str(run.manifest.get("started", ""))[:_TIMESTAMP_LENGTH]
+    shape = "".join("0" if character in "123456789" else character for character in stamp)
+    return stamp if shape == "0000-00-00T00:00:00" else _TIMESTAMP
 
 
 def _case(finding: Finding, seconds: Mapping[str, float]) -> ET.Element:
@@ -90,15 +90,15 @@ def _case(finding: Finding, seconds: Mapping[str, float]) -> ET.Element:
         },
     )
     if outcome := _OUTCOMES.get(finding.verdict):
-        told = ET.SubElement(case, outcome, {"message": clean(finding.cause)})
+        element = ET.SubElement(case, outcome, {"message": clean(finding.cause)})
         if outcome != "skipped":
-            told.set("type", finding.verdict.value)
-        told.text = _told(finding)
+            element.set("type", finding.verdict.value)
+        element.text = _details(finding)
     return case
 
 
-def _told(finding: Finding) -> str:
-    """All that a finding rests on, one thing a line."""
+def _details(finding: Finding) -> str:
+    """Return the definition, threshold, measurements and evidence of a finding, one a line."""
     parts = [finding.definition]
     if finding.threshold:
         parts.append(f"threshold: {finding.threshold}")

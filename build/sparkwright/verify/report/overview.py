@@ -1,4 +1,4 @@
-"""What a reader wants to know first: the verdict in one sentence, and the figures that people compare."""
+"""The head of a report: the verdict in one sentence, and the figures that people compare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # The manifest's entries that have places of their own on the page.
 _SHOWN_ELSEWHERE = {"files", "report"}
 
-_SAID = {
+_OUTCOMES = {
     Verdict.FAIL: "failed",
     Verdict.INVALID: "cannot be trusted",
     Verdict.INCONCLUSIVE: "undecided",
@@ -28,7 +28,7 @@ _SAID = {
 
 
 class Highlight(NamedTuple):
-    """One figure in large type: what it is, the figure, its unit, and where it was seen."""
+    """One figure in large type: its name, the figure, its unit, and the cell it comes from."""
 
     label: str
     value: str
@@ -37,7 +37,7 @@ class Highlight(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Speed at one concurrency, over all categories of the sweep; what cannot be said is NaN.
+    """Speed at one concurrency, over all categories of the sweep; unknown figures are NaN.
 
     Attributes:
         concurrency: requests at a time.
@@ -56,7 +56,7 @@ class Level(NamedTuple):
 
 
 def levels(found: Sequence[CellFigures], speed: float) -> list[Level]:
-    """Speed by concurrency, of the sweep's cells that count."""
+    """Return the speed by concurrency, of the sweep's cells that count."""
     counting = (cell for cell in found if cell.figures and not cell.trouble)
     swept = [cell for cell in counting if cell.observation.cell.check == "sweep"]
     made = []
@@ -72,8 +72,8 @@ def levels(found: Sequence[CellFigures], speed: float) -> list[Level]:
 
 
 def headline(run: Run) -> str:
-    """How many conclusions came out how, worst first, and how many warnings there are, in one sentence."""
-    counts = {verdict: sum(f.verdict is verdict for f in run.findings) for verdict in _SAID}
+    """Return the number of conclusions by verdict, worst first, and of warnings, in one sentence."""
+    counts = {verdict: sum(f.verdict is verdict for f in run.findings) for verdict in _OUTCOMES}
     if not run.findings:
         return "Nothing was concluded."
     total = plural(len(run.findings), "conclusion")
@@ -81,12 +81,12 @@ def headline(run: Run) -> str:
     also = f", with {plural(warnings, 'warning')}" if warnings else ""
     if counts[Verdict.PASS] == len(run.findings):
         return f"{total}, all passed{also}."
-    said = [f"{count} {_SAID[verdict]}" for verdict, count in counts.items() if count]
-    return f"{total}: {', '.join(said)}{also}."
+    parts = [f"{count} {_OUTCOMES[verdict]}" for verdict, count in counts.items() if count]
+    return f"{total}: {', '.join(parts)}{also}."
 
 
 def highlights(run: Run, found: Sequence[CellFigures]) -> list[Highlight]:
-    """Figures of the sweep, of memory and of failures, as far as they are known."""
+    """Return figures of the sweep, of memory and of failures, as far as they are known."""
     swept = [cell for cell in found if cell.observation.cell.check == "sweep"]
     alone = [cell for cell in swept if cell.concurrency == min(c.concurrency for c in swept)]
     return [*_speeds(swept, alone, run.speed), *_memory(run), *_requests(found)]
@@ -132,7 +132,7 @@ def _requests(found: Sequence[CellFigures]) -> Iterator[Highlight]:
 
 
 def flat(manifest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Entries of a manifest with nested names joined, in their order; files have a place of their own."""
+    """Yield entries of a manifest with nested names joined, in their order, without its files."""
     for name, value in manifest.items():
         if not prefix and name in _SHOWN_ELSEWHERE:
             continue

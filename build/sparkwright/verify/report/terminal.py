@@ -26,7 +26,7 @@ _STYLES = {
 
 
 def render_terminal(run: Run, console: Console) -> None:
-    """Write the verdict of each check, the causes of what did not pass, speed, and where the report is."""
+    """Write the verdict of each check, the causes of what did not pass, speed, and the path of the report."""
     found = levels(cells(run), run.speed)
     if console.is_terminal:
         console.print(_table(run))
@@ -44,7 +44,7 @@ def render_terminal(run: Run, console: Console) -> None:
 
 
 def _plain(console: Console, line: str, style: str = "") -> None:
-    """One line as it is: nothing in it is markup, and a narrow terminal does not break it."""
+    """Print one line as it is: nothing in it is markup, and a narrow terminal does not break it."""
     shown = style if console.is_terminal else ""
     console.print(line, style=shown, markup=False, highlight=False, soft_wrap=True)
 
@@ -55,18 +55,18 @@ def _lines(run: Run) -> list[str]:
         verdict = worst(findings)
         seen = f" ({_first(findings)})" if verdict is Verdict.PASS else ""
         lines.append(f"{SYMBOLS[verdict]} {clean(check)}: {verdict}{seen}")
-        lines.extend(f"  {how}: {said}" for how, said in _causes(findings))
+        lines.extend(f"  {kind}: {words}" for kind, words in _causes(findings))
     return lines
 
 
 def _causes(findings: list[Finding]) -> list[tuple[str, str]]:
-    """What did not pass, and warnings, in one line each: what it is, and the words."""
-    said: list[tuple[str, str]] = []
+    """Return findings that did not pass, and warnings: the verdict, and the cause in one line."""
+    causes: list[tuple[str, str]] = []
     for finding in findings:
         if finding.verdict is not Verdict.PASS:
-            said.append((finding.verdict.value, _one_line(f"{finding.name}: {finding.cause}")))
-        said.extend(("warning", _one_line(warning)) for warning in finding.warnings)
-    return said
+            causes.append((finding.verdict.value, _one_line(f"{finding.name}: {finding.cause}")))
+        causes.extend(("warning", _one_line(warning)) for warning in finding.warnings)
+    return causes
 
 
 _COLUMNS = ("c", "tok/s", "TTFT p50 ms", "TTFT p95 ms", "TPOT p50 ms")
@@ -78,7 +78,7 @@ def _cells(level: Level) -> list[str]:
 
 
 def _speed_lines(found: list[Level]) -> list[str]:
-    """The same figures as `_speeds`, in columns of plain text."""
+    """Return the same figures as `_speeds`, in columns of plain text."""
     rows = [_COLUMNS, *map(_cells, found)] if found else []
     return [
         "  ".join(text.rjust(len(head)) for text, head in zip(row, _COLUMNS, strict=True)) for row in rows
@@ -97,7 +97,7 @@ def _speeds(found: list[Level]) -> Table:
 
 
 def _first(findings: list[Finding]) -> str:
-    """What a check that passed has seen: its first conclusion, which is about all of its requests."""
+    """Return the first conclusion of a check that passed, which is about all of its requests."""
     more = f"; {plural(len(findings) - 1, 'more conclusion')}" if len(findings) > 1 else ""
     return _one_line(f"{findings[0].cause}{more}")
 
@@ -117,12 +117,12 @@ def _table(run: Run) -> Table:
     for check, findings in run.by_check.items():
         verdict = worst(findings)
         lines = [
-            Text(words if how != "warning" else f"warning: {words}", "dim" if how == "warning" else "")
-            for how, words in _causes(findings)
+            Text(words if kind != "warning" else f"warning: {words}", "dim" if kind == "warning" else "")
+            for kind, words in _causes(findings)
         ]
-        said = Text("\n").join(
+        details = Text("\n").join(
             [*([Text(_first(findings), "dim")] if verdict is Verdict.PASS else []), *lines]
         )
         sign = Text(f"{SYMBOLS[verdict]} {WORDS[verdict]}", _STYLES[verdict])
-        table.add_row(sign, Text(_one_line(check)), said)
+        table.add_row(sign, Text(_one_line(check)), details)
     return table

@@ -1,4 +1,4 @@
-"""Words and figures as a report shows them; what others wrote is made harmless here, once for all formats."""
+"""Words and figures as a report shows them; text from outside is made harmless here, for all formats."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SIGNIFICANT = 3
 
 
 def clean(text: str, most: int = 4000) -> str:
-    """*text* without anything that a terminal, an XML parser or a reader's eye could be misled by.
+    """Return *text* without characters that could steer a terminal, break XML or mislead a reader.
 
     Control characters other than line feeds and tabs, lone surrogates, code points that Unicode calls no
-    characters and marks that turn the direction of text are written as escapes. What is longer than *most*
-    characters is cut, and says so.
+    characters and marks that turn the direction of text are written as escapes. Text longer than *most*
+    characters is cut, and ends with the number of those left out.
     """
     shown = text[:most]
     if not shown.isprintable():
@@ -40,7 +40,7 @@ def clean(text: str, most: int = 4000) -> str:
 
 
 def _harmless(character: str) -> str:
-    """The character itself, or an escape for it."""
+    """Return the character itself, or an escape for it."""
     shown = character in "\n\t" or character.isprintable() or unicodedata.category(character) == "Zs"
     return character if shown else _escaped(character)
 
@@ -51,7 +51,7 @@ def _escaped(character: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """*value* with three significant digits, or a dash where there is none."""
+    """Return *value* with three significant digits, or a dash where there is none."""
     if value is None or math.isnan(value):
         return NOTHING
     if math.isinf(value):
@@ -67,12 +67,12 @@ def number(value: float | None) -> str:
 
 
 def figure(value: float | str) -> str:
-    """One entry of a finding's ``measured``."""
+    """Return one entry of a finding's ``measured``."""
     return clean(value) if isinstance(value, str) else number(value)
 
 
 def duration(seconds: float) -> str:
-    """*seconds* as a moment on a time axis: ``45 s``, ``12:30 min``, ``1:05 h``."""
+    """Return *seconds* as a moment on a time axis: ``45 s``, ``12:30 min``, ``1:05 h``."""
     if seconds < 60:  # noqa: PLR2004
         return f"{number(round(seconds, 1))} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -83,21 +83,21 @@ def duration(seconds: float) -> str:
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """``1 cell``, ``2 cells``."""
+    """Return a count with its noun: ``1 cell``, ``2 cells``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def share(value: float) -> str:
-    """0.25 as ``25 %``, to a tenth."""
+    """Return 0.25 as ``25 %``, to a tenth."""
     return f"{value * 100 + 0.0:.1f}".removesuffix(".0") + " %" if math.isfinite(value) else NOTHING
 
 
 def span(values: Sequence[float]) -> str:
-    """``12.1 to 24.5``, or one figure if all are the same."""
+    """Return a range, such as ``12.1 to 24.5``, or one figure if all are the same."""
     low, high = number(min(values)), number(max(values))
     return low if low == high else f"{low} to {high}"
 
 
 def at_c(concurrency: int) -> str:
-    """``c = 8``, in one piece."""
+    """Return ``c = 8`` without a line break."""
     return f"c{_UNBROKEN}={_UNBROKEN}{concurrency}"

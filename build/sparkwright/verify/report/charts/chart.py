@@ -1,13 +1,12 @@
-"""One chart as a report holds it: drawn for several widths, with its figures as a table."""
+"""One chart of a report: a drawing for several widths, with its figures as a table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from xml.etree.ElementTree import Element
 
 CACHE_STYLES = {"cold": 3, "cached": 2}  # numbers of colour and shape, the same in all charts
 
@@ -22,15 +21,16 @@ class Chart:
     """A chart.
 
     Attributes:
-        key: names it within the page.
-        title: what is shown.
-        lead: what can be seen, in one sentence with figures.
-        meaning: how it is defined, and how it should look.
-        widths: what it is drawn for, in pixels: `HALF` of a page or the `WHOLE`.
-        draw: makes the drawing, from a key for its ids and a width.
+        key: its name within the page.
+        title: the quantity shown.
+        lead: the result, in one sentence with figures.
+        meaning: the definition, and how a good result looks.
+        widths: the widths to draw for, in pixels: `HALF` of a page or the `WHOLE`.
+        draw: the Vega-Lite specification for a width.
         columns: heads of its table.
         rows: its figures.
-        legend: names of what is not named within the drawing, by their classes.
+        also: a further sentence for the text alternative.
+        legend: names of parts that have no name within the drawing, by their classes.
     """
 
     key: str
@@ -38,12 +38,18 @@ class Chart:
     lead: str
     meaning: str
     widths: tuple[int, ...]
-    draw: Callable[[str, float], Element]
+    draw: Callable[[float], dict[str, Any]]
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    also: str = ""
     legend: tuple[tuple[str, str], ...] = ()
 
     @property
     def whole(self) -> bool:
-        """Whether it takes the whole width of the page."""
+        """Tell if it takes the whole width of the page."""
         return self.widths == WHOLE
+
+    @property
+    def description(self) -> str:
+        """The text alternative of the drawing."""
+        return f"{self.meaning} {self.lead} {self.also}".strip()

@@ -8,9 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.report.charts.chart import CACHE_STYLES, HALF, Chart
-from sparkwright.verify.report.drawing import scale
-from sparkwright.verify.report.drawing.kinds import line_chart
-from sparkwright.verify.report.drawing.plot import Naming, Point, Series
+from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.plots import Point, Series, linear, lines
 from sparkwright.verify.report.text import number, share
 
 if TYPE_CHECKING:
@@ -19,11 +18,12 @@ if TYPE_CHECKING:
     from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 
+ORDER = 30  # among the charts of the page
 
-def context_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
-    """Acceptance and time to the first token by length, if long prompts were sent."""
-    del run
-    sent = [cell for cell in found if cell.observation.cell.check == "context" and cell.observation.counted]
+
+def charts(run: Run) -> Iterator[Chart]:
+    """Return acceptance and time to the first token by length, if long prompts were sent."""
+    sent = [cell for cell in cells(run, "context") if cell.observation.counted]
     for measure in (_ACCEPTANCE, _FIRST_TOKEN):
         if chart := _chart(measure, sent):
             yield chart
@@ -35,7 +35,7 @@ def _tokens(cell: CellFigures) -> float:
 
 @dataclass(frozen=True)
 class _Measure:
-    """What is drawn over the length of the prompt."""
+    """A quantity over the length of the prompt."""
 
     key: str
     title: str
@@ -71,20 +71,17 @@ def _chart(measure: _Measure, sent: Sequence[CellFigures]) -> Chart | None:
         Series(kind, CACHE_STYLES.get(kind, 0), tuple(_point(cell, measure) for cell in _of(found, kind)))
         for kind in kinds
     )
-    x = scale.linear("tokens of the prompt", [_tokens(cell) for cell in found])
-    y = scale.linear(measure.unit, [value(cell) for cell in found])
+    x = linear("tokens of the prompt", [_tokens(cell) for cell in found])
+    y = linear(measure.unit, [value(cell) for cell in found])
     ends = [_of(found, kind)[-1] for kind in kinds]
     lead = f"Longest prompts: {', '.join(f'{number(value(cell))} {_kind(cell)}' for cell in ends)}."
-    words = f"{measure.meaning} {lead}"
     return Chart(
         key=measure.key,
         title=measure.title,
         lead=lead,
         meaning=measure.meaning,
         widths=HALF,
-        draw=lambda key, width: line_chart(
-            Naming(key, measure.title, words), width, (x, y), series, listed=True
-        ),
+        draw=lambda width: lines(width, x, y, series, listed=True),
         columns=(
             "cell",
             "cache",

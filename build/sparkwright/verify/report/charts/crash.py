@@ -1,13 +1,14 @@
-"""The crash hunt as a strip: each level in the order of its coming, and whether all went well."""
+"""The crash check: one tile for each load, in order, passed or failed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
-from sparkwright.verify.report.drawing.kinds import Outcome, outcomes
-from sparkwright.verify.report.drawing.plot import Naming
-from sparkwright.verify.report.text import plural
+from sparkwright.verify.report.figures import cells
+from sparkwright.verify.report.plots import COLOUR, WORDS, Spec, field, layer
+from sparkwright.verify.report.text import clean, plural
+from sparkwright.verify.report.vega import CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
     from sparkwright.verify.report.figures import CellFigures
     from sparkwright.verify.run import Run
 
+ORDER = 40  # among the charts of the page
+_TILE = 46  # pixels, with the gap
 
-def crash_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
-    """The crash hunt's levels, if it ran."""
-    del run
-    hunted = [cell for cell in found if cell.observation.cell.check == "crash"]
+
+def charts(run: Run) -> Iterator[Chart]:
+    """Return the outcome of each load, if any was measured."""
+    hunted = cells(run, "crash")
     if not hunted:
         return
     bad = [cell for cell in hunted if cell.trouble]
@@ -32,26 +35,51 @@ def crash_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
         "Requests at a time, on and between the sizes that graphs are captured for: bursts, batches that "
         "drain to one request (↓), and waves of mixed lengths (~). After each the server must still answer."
     )
-    tiles = tuple(_tile(cell) for cell in hunted)
     yield Chart(
         key="crash",
         title="Crash hunt",
         lead=lead,
         meaning=meaning,
         widths=WHOLE,
-        draw=lambda key, width: outcomes(Naming(key, "Crash hunt", f"{meaning} {lead}"), width, tiles),
-        columns=("load", "shape", "c", "requests", "failed", "what went wrong"),
+        draw=lambda width: _tiles(width, hunted),
+        columns=("load", "shape", "c", "requests", "failed", "trouble"),
         rows=tuple(_row(cell) for cell in hunted),
     )
 
 
-def _tile(cell: CellFigures) -> Outcome:
-    load = cell.observation.cell.load
-    label = f"{load.concurrency}{'↓' if load.shape == 'drain' else ''}"
-    if cell.observation.cell.tags.get("kind") == "wave":
-        label = f"~{load.concurrency}"
-    words = f"{cell.observation.cell.name}: {'; '.join(cell.trouble) or 'all went well'}"
-    return Outcome(label, bool(cell.trouble), words)
+def _tiles(width: float, hunted: Sequence[CellFigures]) -> Spec:
+    """Return a square for each load, in order: a tick where it passed, a cross where not."""
+    columns = max(1, int(width // _TILE))
+    rows = [
+        {"column": index % columns, "line": index // columns, **_tile(cell)}
+        for index, cell in enumerate(hunted)
+    ]
+    gaps = {"paddingOuter": 0, "paddingInner": 0.13}
+    place: Spec = {
+        "x": field("column", "ordinal", axis=None, scale={**gaps, "domain": list(range(columns))}),
+        "y": field("line", "ordinal", axis=None, scale=gaps),
+    }
+    square = {"type": "rect", "cornerRadius": 6, "stroke": "var(--pass)", "strokeOpacity": 0.35}
+    ground = field("ground", scale=None, legend=None)
+    layers = [layer(square, rows, **place, color=ground, description=WORDS)]
+    for name, dy in (("label", -7), ("sign", 9)):
+        text = {"type": "text", "fontWeight": 600, "dy": dy}
+        layers.append(layer(text, rows, f"inside_{name}", **place, text=field(name), color=COLOUR))
+    size = {"width": {"step": _TILE}, "height": {"step": _TILE}, "padding": 1}
+    return {**size, "layer": layers, "config": CONFIG}
+
+
+def _tile(cell: CellFigures) -> Spec:
+    load, bad = cell.observation.cell.load, bool(cell.trouble)
+    wave = cell.observation.cell.tags.get("kind") == "wave"
+    drain = load.shape == "drain" and not wave
+    return {
+        "label": f"{'~' if wave else ''}{load.concurrency}{'↓' if drain else ''}",
+        "sign": "✗" if bad else "✓",
+        "words": clean(f"{cell.observation.cell.name}: {'; '.join(cell.trouble) or 'passed'}"),
+        "ground": "var(--fail)" if bad else "var(--pass-pale)",
+        "colour": "var(--card)" if bad else "var(--pass)",
+    }
 
 
 def _row(cell: CellFigures) -> tuple[str, ...]:

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 from sparkwright.verify.checks.drift import elapsed
 from sparkwright.verify.checks.soak import LEAST_HITS
 from sparkwright.verify.report.charts.chart import CACHE_STYLES, WHOLE, Chart
-from sparkwright.verify.report.drawing import scale
-from sparkwright.verify.report.drawing.kinds import Panel, timeline
-from sparkwright.verify.report.drawing.plot import Mark, Naming, Point, Rule, Series
-from sparkwright.verify.report.figures import moments
+from sparkwright.verify.report.figures import cells, moments
+from sparkwright.verify.report.plots import Axis, Note, Panel, Point, Series, linear, percent, timeline
 from sparkwright.verify.report.text import duration, number, share
 
 if TYPE_CHECKING:
@@ -21,7 +19,9 @@ if TYPE_CHECKING:
     from sparkwright.verify.report.figures import CellFigures, Moment
     from sparkwright.verify.run import Run
 
-ONSET = "onset s"  # how the soak's finding calls the moment when acceptance began to fall
+ORDER = 20  # among the charts of the page
+
+ONSET = "onset s"  # a measurement of the soak's finding: the moment when acceptance began to fall
 TITLE = "Prefix-cache soak over time"
 MEANING = (
     "Windows of traffic from the server's own counters, and the same questions put again and again (probes), "
@@ -39,17 +39,18 @@ class _Course:
 
     @property
     def end_s(self) -> float:
-        """When the last of them ends."""
+        """The end of the last of them."""
         return max([0.0, *(m.end_s for m in self.windows), *(p.x for ps in self.probes.values() for p in ps)])
 
 
-def soak_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
-    """The soak's timeline, if there was one that lasted for two windows."""
-    course = _course([cell for cell in found if cell.observation.cell.check == "soak"], run.speed)
+def charts(run: Run) -> Iterator[Chart]:
+    """Return the soak's timeline, if it lasted for two windows."""
+    course = _course(cells(run, "soak"), run.speed)
     if len(course.windows) < 2:  # noqa: PLR2004 - one window is no course
         return
     named = (*_onsets(run), *_resets(course.windows))
-    panels, x = _panels(course), scale.minutes("time since the soak began", course.end_s)
+    panels, (name, seconds) = _panels(course), _unit(course.end_s)
+    x = Axis(f"time since the soak began ({name})", 0.0, course.end_s, unit=seconds)
     lead = _lead(course.windows, named)
     yield Chart(
         key="soak",
@@ -57,7 +58,7 @@ def soak_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
         lead=lead,
         meaning=MEANING,
         widths=WHOLE,
-        draw=lambda key, width: timeline(Naming(key, TITLE, f"{MEANING} {lead}"), width, x, panels, named),
+        draw=lambda width: timeline(width, x, panels, named),
         columns=("from", "to", "acceptance", "cache hits", "tokens/s", "KV in use", "preemptions"),
         rows=tuple(_row(moment) for moment in course.windows),
     )
@@ -83,7 +84,7 @@ def _course(soaked: Sequence[CellFigures], speed: float) -> _Course:
 
 
 def _memory(cell: CellFigures, begin_s: float, speed: float) -> Iterator[Point]:
-    """The machine's free memory in GiB."""
+    """Yield the machine's free memory in GiB."""
     before = cell.observation.before
     for sample in cell.observation.host if before else ():
         if before and sample.memory_available_mib >= 0:
@@ -91,19 +92,19 @@ def _memory(cell: CellFigures, begin_s: float, speed: float) -> Iterator[Point]:
             yield Point(at_s, sample.memory_available_mib / 1024)
 
 
-def _onsets(run: Run) -> Iterator[Mark]:
-    """When a finding says that decay set in."""
+def _onsets(run: Run) -> Iterator[Note]:
+    """Return the moments when acceptance began to fall, by the findings."""
     for finding in run.findings:
         value = finding.measured.get(ONSET)
         if finding.check == "soak" and isinstance(value, float | int) and value >= 0:
-            yield Mark(value, f"onset {duration(value)}")
+            yield Note(value, f"onset {duration(value)}")
 
 
-def _resets(windows: Sequence[Moment]) -> Iterator[Mark]:
-    return (Mark(moment.begin_s, "counters began anew") for moment in windows if moment.reset)
+def _resets(windows: Sequence[Moment]) -> Iterator[Note]:
+    return (Note(moment.begin_s, "counters restarted") for moment in windows if moment.reset)
 
 
-def _lead(windows: Sequence[Moment], named: Sequence[Mark]) -> str:
+def _lead(windows: Sequence[Moment], named: Sequence[Note]) -> str:
     rates = [moment.acceptance for moment in windows if math.isfinite(moment.acceptance)]
     if not rates:
         return "Nothing was drafted."
@@ -119,39 +120,41 @@ def _panels(course: _Course) -> tuple[Panel, ...]:
     hits = _points(windows, lambda moment: moment.hit_rate, share)
     used = _points(windows, lambda moment: moment.kv_usage, share)
     panels = (
-        Panel(_percent("acceptance", 4), tuple(one for one in rates if one.points), height=150),
+        Panel(percent("acceptance"), tuple(one for one in rates if one.points), height=150),
         Panel(
-            _percent("prefix-cache hits", 2),
+            percent("prefix-cache hits"),
             (Series("hits", 0, hits),),
-            (Rule(LEAST_HITS, f"at least {share(LEAST_HITS)}"),),
+            (Note(LEAST_HITS, f"at least {share(LEAST_HITS)}"),),
         ),
         Panel(_amount("tokens/s, all requests", speed), (Series("tokens/s", 0, speed),)),
-        Panel(_percent("KV cache in use", 2), (Series("KV", 0, used),)),
+        Panel(percent("KV cache in use"), (Series("KV", 0, used),)),
         Panel(_amount("free memory, GiB", course.memory), (Series("memory", 0, course.memory),)),
     )
     return tuple(panel for panel in panels if any(one.points for one in panel.series))
 
 
-def _percent(title: str, ticks: int) -> scale.Axis:
-    return scale.linear(title, [1.0], most=1.0, ticks=ticks, percent=True)
+def _amount(title: str, points: Sequence[Point]) -> Axis:
+    return linear(title, [point.y for point in points])
 
 
-def _amount(title: str, points: Sequence[Point]) -> scale.Axis:
-    return scale.linear(title, [point.y for point in points], ticks=2)
+def _unit(seconds: float) -> tuple[str, int]:
+    """Return the unit to label a time axis of this length with, and its length in seconds."""
+    units = {"h": 3600, "min": 60, "s": 1}
+    return next((name, unit) for name, unit in units.items() if seconds >= 3 * unit or unit == 1)
 
 
 def _points(
-    windows: Sequence[Moment], value: Callable[[Moment], float], say: Callable[[float], str]
+    windows: Sequence[Moment], value: Callable[[Moment], float], words: Callable[[float], str]
 ) -> tuple[Point, ...]:
-    """One point for each window with a figure; rounds of traffic are not joined over what lies between."""
+    """Return one point for each window with a figure; no line joins rounds of traffic."""
     points: list[Point] = []
     apart, end_s = False, 0.0
     for moment in windows:
         apart = apart or moment.begin_s > end_s
         end_s = moment.end_s
         if math.isfinite(value(moment)):
-            words = f"{duration(moment.middle_s)}: {say(value(moment))}"
-            points.append(Point(moment.middle_s, value(moment), words, moment.reset, apart))
+            label = f"{duration(moment.middle_s)}: {words(value(moment))}"
+            points.append(Point(moment.middle_s, value(moment), label, moment.reset, apart))
             apart = False
     return tuple(points)
 

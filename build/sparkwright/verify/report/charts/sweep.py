@@ -7,29 +7,42 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.report.charts.chart import HALF, WHOLE, Chart
-from sparkwright.verify.report.drawing import scale
-from sparkwright.verify.report.drawing.kinds import BarPanel, bar_panels, line_chart
-from sparkwright.verify.report.drawing.plot import Naming, Point, Rule, Series
-from sparkwright.verify.report.figures import pooled
-from sparkwright.verify.report.text import TIMES, at_c, number, share, span
+from sparkwright.verify.report.figures import cells, pooled
+from sparkwright.verify.report.plots import (
+    COLOUR,
+    WORDS,
+    Note,
+    Point,
+    Series,
+    field,
+    linear,
+    lines,
+    logarithmic,
+    look,
+    percent,
+)
+from sparkwright.verify.report.text import TIMES, at_c, clean, number, share, span
+from sparkwright.verify.report.vega import CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkwright.verify.report.drawing.scale import Axis
     from sparkwright.verify.report.figures import CellFigures
+    from sparkwright.verify.report.plots import Axis, Spec
     from sparkwright.verify.run import Run
+
+ORDER = 10  # among the charts of the page
 
 CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
 CONCURRENCY = "requests at a time (c)"
 
-# A time below this many times the client's own error says as much of the client as of the server.
+# A time below this many times the client's own error is partly the client's.
 FLOOR_FACTOR = 10
 
 
 @dataclass(frozen=True)
 class _Measure:
-    """One chart over concurrency: what is drawn, and how it is told in words."""
+    """One chart over concurrency: a quantity, its axis and its words."""
 
     key: str
     title: str
@@ -41,13 +54,13 @@ class _Measure:
 
     @property
     def short_unit(self) -> str:
-        """The unit without what is said of the axis."""
+        """The unit without the remark on the axis."""
         return self.unit.partition(",")[0]
 
 
-def sweep_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
-    """All charts of the sweep; none where nothing was swept."""
-    swept = [cell for cell in found if cell.observation.cell.check == "sweep" and cell.category]
+def charts(run: Run) -> Iterator[Chart]:
+    """Return all charts of the sweep; none where nothing was swept."""
+    swept = [cell for cell in cells(run, "sweep") if cell.category]
     for measure in _MEASURES:
         shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
         if shown:
@@ -60,7 +73,7 @@ def sweep_charts(run: Run, found: Sequence[CellFigures]) -> Iterator[Chart]:
 
 
 def categories(found: Sequence[CellFigures]) -> dict[str, int]:
-    """Categories with the number of their colour and shape, the same in every chart."""
+    """Return categories with the number of their colour and shape, the same in every chart."""
     seen = dict.fromkeys(cell.category for cell in found if cell.category)
     known = [name for name in CATEGORIES if name in seen]
     others = [name for name in seen if name not in CATEGORIES]
@@ -82,7 +95,7 @@ def _highest(measure: _Measure, found: list[CellFigures]) -> str:
 
 
 def _edges(measure: _Measure, found: list[CellFigures]) -> str:
-    """What is seen at the lowest and at the highest concurrency."""
+    """Return the figures at the lowest and at the highest concurrency, in words."""
     least, most = (edge(cell.concurrency for cell in found) for edge in (min, max))
     parts = []
     for level in dict.fromkeys((least, most)):
@@ -92,7 +105,7 @@ def _edges(measure: _Measure, found: list[CellFigures]) -> str:
 
 
 def _spread(measure: _Measure, found: list[CellFigures]) -> str:
-    """Which category varies the most over concurrency."""
+    """Return the category that varies the most over concurrency, in words."""
     widest, of = 0.0, ""
     for name in categories(found):
         values = [measure.value(cell) for cell in found if cell.category == name]
@@ -102,7 +115,7 @@ def _spread(measure: _Measure, found: list[CellFigures]) -> str:
 
 
 def _from_one(title: str, values: list[float]) -> Axis:
-    return scale.linear(title, [*values, 1.0])
+    return linear(title, [*values, 1.0])
 
 
 _MEASURES = (
@@ -111,7 +124,7 @@ _MEASURES = (
         "Throughput",
         "tokens/s",
         lambda cell: cell.steady_tok_s,
-        scale.linear,
+        linear,
         "All requests together, while at least 95 % of them ran.",
         _highest,
     ),
@@ -120,7 +133,7 @@ _MEASURES = (
         "Time to first token",
         "ms, median, logarithmic",
         _ttft,
-        scale.log10,
+        logarithmic,
         "From the request to the first chunk with a generated token.",
         _edges,
     ),
@@ -129,7 +142,7 @@ _MEASURES = (
         "Time per output token",
         "ms, median",
         _tpot,
-        scale.linear,
+        linear,
         "Of one request, after its first token.",
         _edges,
     ),
@@ -138,7 +151,7 @@ _MEASURES = (
         "Verify-step time",
         "ms",
         lambda cell: cell.step_ms,
-        scale.linear,
+        linear,
         "Mean acceptance length over decode rate: the engine's speed, apart from the drafter's quality. "
         f"At {at_c(1)} all categories should meet.",
         _edges,
@@ -155,31 +168,29 @@ _MEASURES = (
 )
 
 
-def _floor_rules(run: Run) -> tuple[Rule, ...]:
+def _floor_rules(run: Run) -> tuple[Note, ...]:
     floors = [floor.ttft_p99_ms for floor in run.floors if math.isfinite(floor.ttft_p99_ms)]
     if not floors or max(floors) <= 0:
         return ()
-    return (Rule(max(floors) * run.speed * FLOOR_FACTOR, f"{FLOOR_FACTOR} {TIMES} the client's own error"),)
+    return (Note(max(floors) * run.speed * FLOOR_FACTOR, f"{FLOOR_FACTOR} {TIMES} the client's own error"),)
 
 
-def _over_concurrency(measure: _Measure, swept: Sequence[CellFigures], rules: tuple[Rule, ...]) -> Chart:
+def _over_concurrency(measure: _Measure, swept: Sequence[CellFigures], rules: tuple[Note, ...]) -> Chart:
     shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
     styles = categories(swept)
     series = tuple(_series(measure, name, style, _levels(swept, name)) for name, style in styles.items())
-    x = scale.log2(CONCURRENCY, [cell.concurrency for cell in swept])
-    values = [measure.value(cell) for cell in shown] + [rule.y for rule in rules]
+    x = logarithmic(CONCURRENCY, [cell.concurrency for cell in swept], 2)
+    values = [measure.value(cell) for cell in shown] + [rule.at for rule in rules]
     y = measure.axis(measure.unit, values)
     spoken = measure.spoken(measure, shown)
-    description = f"{measure.meaning} {spoken} One line for each of {', '.join(styles)}."
     return Chart(
         key=measure.key,
         title=measure.title,
         lead=spoken,
         meaning=measure.meaning,
         widths=HALF,
-        draw=lambda key, width: line_chart(
-            Naming(key, measure.title, description), width, (x, y), series, rules
-        ),
+        draw=lambda width: lines(width, x, y, series, rules),
+        also=f"One line for each of {', '.join(styles)}.",
         columns=("category", "c", *_COLUMNS),
         rows=tuple(_row(cell) for name in styles for cell in _levels(swept, name)),
     )
@@ -237,7 +248,7 @@ def _row(cell: CellFigures) -> tuple[str, ...]:
 
 
 def _tradeoff(swept: Sequence[CellFigures]) -> Chart | None:
-    """What one user gets against what all get together, from level to level."""
+    """Return the speed of one request against that of all together, from level to level."""
     shown = [c for c in swept if math.isfinite(c.steady_tok_s) and math.isfinite(c.decode_tok_s)]
     if not shown:
         return None
@@ -247,14 +258,14 @@ def _tradeoff(swept: Sequence[CellFigures]) -> Chart | None:
             name,
             style,
             tuple(
-                Point(cell.decode_tok_s, cell.steady_tok_s, _said(cell), suspect=bool(cell.trouble))
+                Point(cell.decode_tok_s, cell.steady_tok_s, _speeds(cell), suspect=bool(cell.trouble))
                 for cell in reversed(_levels(shown, name))
             ),
         )
         for name, style in styles.items()
     )
-    x = scale.linear("tokens/s of one request", [cell.decode_tok_s for cell in shown])
-    y = scale.linear("tokens/s of all requests", [cell.steady_tok_s for cell in shown])
+    x = linear("tokens/s of one request", [cell.decode_tok_s for cell in shown])
+    y = linear("tokens/s of all requests", [cell.steady_tok_s for cell in shown])
     fastest = max(shown, key=lambda cell: cell.decode_tok_s)
     lead = f"One request gets at most {number(fastest.decode_tok_s)} tokens/s ({_place(fastest)})."
     meaning = (
@@ -267,9 +278,7 @@ def _tradeoff(swept: Sequence[CellFigures]) -> Chart | None:
         lead=lead,
         meaning=meaning,
         widths=HALF,
-        draw=lambda key, width: line_chart(
-            Naming(key, title, f"{meaning} {lead}"), width, (x, y), series, listed=True
-        ),
+        draw=lambda width: lines(width, x, y, series, listed=True),
         columns=("category", "c", "tokens/s of one request", "tokens/s of all"),
         rows=tuple(
             (name, str(cell.concurrency), number(cell.decode_tok_s), number(cell.steady_tok_s))
@@ -279,18 +288,18 @@ def _tradeoff(swept: Sequence[CellFigures]) -> Chart | None:
     )
 
 
-def _said(cell: CellFigures) -> str:
+def _speeds(cell: CellFigures) -> str:
     speeds = f"{number(cell.decode_tok_s)} tokens/s each, {number(cell.steady_tok_s)} together"
     return f"{_place(cell)}: {speeds}"
 
 
 def _place(cell: CellFigures) -> str:
-    """Category and concurrency; the latter in one piece."""
+    """Return category and concurrency, the latter without a line break."""
     return f"{cell.category}, {at_c(cell.concurrency)}"
 
 
 def _positions(swept: Sequence[CellFigures]) -> Chart | None:
-    """Acceptance at each position of the draft, each category's levels together."""
+    """Return acceptance at each position of the draft, each category's levels together."""
     rates: dict[str, tuple[float, ...]] = {}
     for name in categories(swept):
         found = [cell.speculation for cell in swept if cell.category == name and cell.speculation]
@@ -299,8 +308,7 @@ def _positions(swept: Sequence[CellFigures]) -> Chart | None:
     if not rates:
         return None
     styles = categories(swept)
-    panels = tuple(_panel(name, styles[name], values) for name, values in rates.items())
-    y = scale.linear("", [1.0], most=1.0, ticks=4, percent=True)
+    shown = [bar for name, values in rates.items() for bar in _bars(name, styles[name], values)]
     longest = max(len(values) for values in rates.values())
     firsts = [values[0] for values in rates.values()]
     lead = f"First position: {share(min(firsts))} to {share(max(firsts))} accepted."
@@ -313,13 +321,7 @@ def _positions(swept: Sequence[CellFigures]) -> Chart | None:
         lead=lead,
         meaning=meaning,
         widths=WHOLE,
-        draw=lambda key, width: bar_panels(
-            Naming(key, "Acceptance by position in the draft", f"{meaning} {lead}"),
-            width,
-            y,
-            "position",
-            panels,
-        ),
+        draw=lambda width: _panels(width, [clean(name) for name in rates], shown),
         columns=("category", *(str(index + 1) for index in range(longest))),
         rows=tuple(
             (name, *(share(rate) for rate in values), *[""] * (longest - len(values)))
@@ -328,16 +330,33 @@ def _positions(swept: Sequence[CellFigures]) -> Chart | None:
     )
 
 
-def _panel(name: str, style: int, rates: tuple[float, ...]) -> BarPanel:
-    rising = tuple(index > 0 and rate > rates[index - 1] + 1e-9 for index, rate in enumerate(rates))
-    return BarPanel(
-        title=name,
-        style=style,
-        labels=tuple(str(index + 1) for index in range(len(rates))),
-        values=rates,
-        words=tuple(
-            f"{name}, position {index + 1}: {rate:.1%}" + (" (above the one before it)" if rises else "")
-            for index, (rate, rises) in enumerate(zip(rates, rising, strict=True))
-        ),
-        suspect=rising,
-    )
+def _bars(name: str, style: int, rates: tuple[float, ...]) -> Iterator[Spec]:
+    """Yield the bars of one category; a rate above the one before it is outlined as wrong."""
+    for index, rate in enumerate(rates):
+        rises = index > 0 and rate > rates[index - 1] + 1e-9
+        words = f"{name}, position {index + 1}: {rate:.1%}" + (" (above the one before it)" if rises else "")
+        place = {"category": clean(name), "position": index + 1, "rate": rate, "words": clean(words)}
+        wrong = {"colour": "var(--fail-pale)", "edge": "var(--fail)"} if rises else {"edge": "none"}
+        yield {**place, **look(style), **wrong}
+
+
+def _panels(width: float, names: Sequence[str], bars: Sequence[Spec]) -> Spec:
+    """Return small charts of bars side by side, one for each category."""
+    lines_of_panels = -(-len(names) // max(1, int(width // 172)))
+    columns = -(-len(names) // lines_of_panels)  # as many in each line
+    encoding = {
+        "x": field("position", "ordinal", axis={"labelAngle": 0, "ticks": False}),
+        "y": percent("").encoding("rate", 140),
+        "color": COLOUR,
+        "stroke": field("edge", scale=None, legend=None),
+        "description": WORDS,
+    }
+    return {
+        "data": {"values": list(bars)},
+        "facet": field("category", title=None, sort=list(names)),
+        "columns": columns,
+        "spacing": 24,
+        "spec": {"width": width / columns - 72, "height": 106, "mark": "bar", "encoding": encoding},
+        "resolve": {"axis": {"x": "independent", "y": "independent"}},
+        "config": CONFIG,
+    }

@@ -1,0 +1,138 @@
+"""Inline SVG from Vega-Lite: specifications are compiled here, and their elements made fit for an HTML page.
+
+Colours in a specification are the page's own custom properties (``var(--s0)``), so that its light, dark and
+print styles apply; the font is the page's too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from sparkwright.verify.report.text import clean
+
+_VEGA_LITE = "6.4"
+# Text is measured larger than the page's 12.5 px and in a font that the library holds: a reader's font may be
+# wider, and the drawing must not depend on the fonts of this machine.
+_MEASURED = {"fontSize": 14.5, "font": "Liberation Sans"}
+_LABELS = {"labelFontSize": 14.5, "labelFont": "Liberation Sans"}
+_TITLES = {"titleFontSize": 14.5, "titleFont": "Liberation Sans", "titleFontWeight": "normal"}
+CONFIG: dict[str, Any] = {
+    "axis": {
+        **_LABELS,
+        **_TITLES,
+        "aria": False,
+        "domainColor": "var(--soft)",
+        "gridColor": "var(--line)",
+        "labelColor": "var(--soft)",
+        "labelFlush": False,
+        "labelOverlap": True,
+        "labelSeparation": 6,
+        "tickColor": "var(--soft)",
+        "titleColor": "var(--soft)",
+    },
+    "axisX": {"grid": False, "titlePadding": 8},
+    "axisY": {
+        "domain": False,
+        "labelPadding": 8,
+        "ticks": False,
+        "titleAlign": "left",
+        "titleAnchor": "start",
+        "titleAngle": 0,
+        "titleX": 0,
+        "titleY": -14,
+    },
+    "header": {**_LABELS, "labelColor": "var(--ink)", "labelFontWeight": 600},
+    "text": {**_MEASURED, "color": "var(--ink)"},
+    "view": {"stroke": None},
+}
+_INHERITED = {"fill", "stroke", "stroke-width", "stroke-dasharray", "font-weight", "text-anchor"}
+_KEPT = {"class", "transform", "d", "x", "x2", "y", "y2", "width", "height", "opacity", "stroke-opacity"}
+_DEFAULT = {
+    ("opacity", "1"),
+    ("font-weight", "normal"),
+    ("x2", "0"),
+    ("y2", "0"),
+    ("transform", "translate(0,0)"),
+}
+_LONG = re.compile(r"(\.\d\d)\d+")
+
+
+@dataclass(frozen=True)
+class Naming:
+    """The title and the description of a drawing, and the key of their ids."""
+
+    key: str
+    title: str
+    description: str
+
+
+def inline_svg(spec: dict[str, Any], naming: Naming, class_: str = "") -> ET.Element:
+    """Return the drawing of *spec* as an element for HTML, with a title and a description."""
+    drawing = ET.fromstring(_compiled(json.dumps(spec)))  # noqa: S314 - made by the library
+    size = {"viewBox": drawing.get("viewBox", "")}
+    drawing.remove(drawing[0])  # the background
+    _simplify(drawing)
+    name, words = (ET.Element(tag, {"id": f"{naming.key}-{tag}"}) for tag in ("title", "desc"))
+    name.text, words.text = clean(naming.title), clean(naming.description)
+    drawing[:0] = [name, words]
+    named = {"role": "img", "aria-labelledby": f"{naming.key}-title {naming.key}-desc"}
+    drawing.attrib = size | named | ({"class": class_} if class_ else {})
+    return drawing
+
+
+@lru_cache(maxsize=256)
+def _compiled(spec: str) -> str:
+    """Return the SVG of a specification in JSON."""
+    from vl_convert import vegalite_to_svg
+
+    made: str = vegalite_to_svg(spec, vl_version=_VEGA_LITE, show_warnings=False, allowed_base_urls=[])
+    return made
+
+
+def _simplify(element: ET.Element) -> None:
+    """Turn labels of marks into titles, which show under a pointer, and drop needless attributes."""
+    element.tag = element.tag.rpartition("}")[2]
+    label = element.get("aria-label") if element.get("role") == "graphics-symbol" else None
+    element.attrib = {
+        name: _LONG.sub(r"\1", value)
+        for name, value in element.attrib.items()
+        if name in _KEPT | _INHERITED and (name, value) not in _DEFAULT
+    }
+    if element.tag == "g" and "role-mark" not in element.get("class", ""):
+        element.attrib.pop("class", None)
+    for child in list(element):
+        if _invisible(child):
+            element.remove(child)
+            continue
+        _simplify(child)
+        if child.tag == "g" and (not child.attrib or not len(child)):
+            index = list(element).index(child)
+            element[index : index + 1] = list(child)
+    _share(element)
+    if label:
+        title = ET.Element("title")
+        title.text = label
+        element.insert(0, title)
+
+
+def _invisible(element: ET.Element) -> bool:
+    """Tell if an element is a ground without colour, a label that found no space, or an empty text."""
+    empty = element.tag.endswith("}text") and not element.text
+    return empty or element.get("opacity") == "0" or element.get("class") in {"background", "foreground"}
+
+
+def _share(group: ET.Element) -> None:
+    """Move attributes that all children of a group have in common to the group, which keeps pages small."""
+    if group.tag != "g" or not len(group):
+        return
+    common = set.intersection(*(set(child.attrib.items()) for child in group))
+    for name, value in sorted(common):
+        if name in _INHERITED:
+            group.set(name, value)
+            for child in group:
+                del child.attrib[name]

@@ -1,0 +1,288 @@
+"""Drawings of charts, words and figures, the soak's windows, and colours that stand out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import report_kit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright.verify.report.charts import all_charts
+from sparkwright.verify.report.figures import moments
+from sparkwright.verify.report.html import TEMPLATES
+from sparkwright.verify.report.plots import Note, Point, Series, linear, lines, logarithmic, spread
+from sparkwright.verify.report.text import at_c, duration, number, share, span
+from sparkwright.verify.report.vega import Naming, inline_svg
+from sparkwright.verify.run import Run
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+NAMING = Naming("key", "Title", "All of it, in words.")
+CARD = "var(--card)"
+
+
+# Words ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.0, "0"),
+        (-0.0, "0"),
+        (3.0, "3"),
+        (1234567.0, "1,234,567"),
+        (1872.4, "1,872"),
+        (41.04, "41.0"),
+        (0.6104, "0.610"),
+        (-35.69, "\N{MINUS SIGN}35.7"),
+        (0.0000123, "1.23e\N{MINUS SIGN}05"),
+        (math.nan, "\N{EN DASH}"),
+        (None, "\N{EN DASH}"),
+        (math.inf, "∞"),
+        (-math.inf, "\N{MINUS SIGN}∞"),
+        (99.99, "100"),
+    ],
+)
+def test_numbers(value: float | None, words: str) -> None:
+    assert number(value).removesuffix(".0") == words.removesuffix(".0")
+
+
+def test_other_words() -> None:
+    assert [duration(s) for s in (0, 45, 59.96, 60, 1080, 9360)] == [
+        *("0 s", "45 s", "60 s", "1:00 min", "18:00 min", "2:36 h"),
+    ]
+    assert [share(value) for value in (0.457, 0.25, 0.003, 1.0, math.nan)] == [
+        *("45.7 %", "25 %", "0.3 %", "100 %", "\N{EN DASH}"),
+    ]
+    assert span([2.0, 2.0]) == "2"
+    assert span([3.5, 1.25]) == "1.25 to 3.50"
+    assert at_c(8).replace("\xa0", " ") == "c = 8"
+
+
+# Drawings -----------------------------------------------------------------------------------------------
+
+
+def drawn(*series: Series, rules: tuple[Note, ...] = (), listed: bool = False) -> Element:
+    """Lines over 1 to 8, from 0 to 10."""
+    axes = logarithmic("c", [1, 8], 2), linear("unit", [10])
+    return inline_svg(lines(560, *axes, series, rules, listed=listed), NAMING, "w560")
+
+
+def rising(name: str = "code", style: int = 0, **changes: bool) -> Series:
+    """Four points; *changes* are those of the third."""
+    points = [Point(2.0**i, 2.0 + i, f"{name} {i}") for i in range(4)]
+    points[2] = Point(4.0, 4.0, f"{name} 2", **changes)
+    return Series(name, style, tuple(points))
+
+
+def paths(drawing: Element) -> int:
+    """How many separate lines there are."""
+    groups = [one for one in drawing.iter("g") if "mark-line" in one.get("class", "")]
+    return sum(len(list(group.iter("path"))) for group in groups)
+
+
+def words(drawing: Element) -> list[str]:
+    return [one.text or "" for one in drawing.iter("text")]
+
+
+def test_a_drawing_has_a_name_and_a_description() -> None:
+    drawing = drawn(rising())
+    assert (drawing[0].tag, drawing[0].text) == ("title", NAMING.title)
+    assert (drawing[1].tag, drawing[1].text) == ("desc", NAMING.description)
+    ids = [drawing[0].get("id"), drawing[1].get("id")]
+    assert drawing.get("aria-labelledby", "").split() == ids
+    assert drawing.get("role") == "img"
+
+
+def test_lines_are_named_at_their_ends_and_axes_by_their_titles() -> None:
+    found = words(drawn(rising("code"), rising("prose", 1), rules=(Note(5, "at least 5"),)))
+    assert {"code", "prose", "c", "unit", "at least 5", "1", "2", "4", "8"} <= set(found)
+
+
+def test_every_point_tells_its_figure_once() -> None:
+    titles = [one.text for one in drawn(rising()).iter("title")]
+    assert titles == [NAMING.title, "code 0", "code 1", "code 2", "code 3"]
+
+
+def test_colours_are_the_pages_own() -> None:
+    for chart in all_charts(report_kit.unhealthy()):
+        for element in inline_svg(chart.draw(chart.widths[0]), NAMING).iter():
+            for name in ("fill", "stroke"):
+                assert re.fullmatch(r"var\(--[\w-]+\)|none|transparent", element.get(name, "none")), chart.key
+            assert not {"font-family", "style", "href", "id"} & set(element.attrib) or element.tag in {
+                "title",
+                "desc",
+            }
+
+
+def test_series_differ_in_shape_and_not_in_colour_alone() -> None:
+    drawing = drawn(*(rising(str(style), style) for style in range(6)))
+    marks = [
+        path.get("d")
+        for group in drawing.iter("g")
+        if "mark-symbol" in group.get("class", "")
+        for path in group.iter("path")
+    ]
+    assert len(set(marks)) == 6
+
+
+def test_a_figure_not_to_be_trusted_is_hollow() -> None:
+    def hollow(drawing: Element) -> list[str | None]:
+        return [one[0].text for one in drawing.iter("path") if one.get("fill") == CARD and len(one)] + [
+            path[0].text
+            for group in drawing.iter("g")
+            if group.get("fill") == CARD
+            for path in group.iter("path")
+            if len(path)
+        ]
+
+    assert hollow(drawn(rising(suspect=True))) == ["code 2"]
+    assert hollow(drawn(rising())) == []
+
+
+def test_no_line_joins_what_lies_apart() -> None:
+    assert paths(drawn(rising(apart=True))) == 2
+    assert paths(drawn(rising())) == 1
+
+
+def test_a_place_without_a_figure_is_marked() -> None:
+    missing = Series("code", 0, rising().points[:3], (Point(8.0, math.nan, "code 3: none"),))
+    assert "✗" in words(drawn(missing))
+    assert "code 3: none" in [one.text for one in drawn(missing).iter("title")]
+    assert "✗" not in words(drawn(rising()))
+
+
+@pytest.mark.parametrize("value", [0.0, 5.0])
+def test_one_figure_is_enough(value: float) -> None:
+    one = (Series("code", 0, (Point(1, value),)),)
+    spec = lines(360, logarithmic("c", [1], 2), linear("u", [value]), one)
+    assert "code" in words(inline_svg(spec, NAMING))
+
+
+def test_a_drawing_keeps_its_width() -> None:
+    for chart in all_charts(report_kit.healthy()):
+        for width in chart.widths:
+            viewed = inline_svg(chart.draw(width), NAMING).get("viewBox", "").split()
+            assert viewed[:2] == ["0", "0"]
+            assert float(viewed[2]) == pytest.approx(width, rel=0.15), (chart.key, width)
+
+
+PROGRAM = """
+import hashlib, report_kit
+from sparkwright.verify.report import render_html
+from sparkwright.verify.run import Run
+run = Run(observations=report_kit.sweep(report_kit.Server(), (1, 2)))
+print(hashlib.sha256(render_html(run).encode()).hexdigest())
+"""
+
+
+def test_two_processes_draw_the_same() -> None:
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+@given(st.lists(st.floats(0, 250), min_size=1, max_size=12))
+def test_labels_keep_apart_and_inside(wanted: list[float]) -> None:
+    places = spread(sorted(wanted), 16, 0, 250)
+    assert all(b - a >= 16 - 1e-6 for a, b in itertools.pairwise(places))
+    assert places[0] >= -1e-6
+    assert places[-1] <= 250 + 1e-6
+
+
+def test_a_label_with_space_stays_where_it_belongs() -> None:
+    assert spread([10, 100, 200], 16, 0, 250) == [10, 100, 200]
+
+
+def test_charts_come_in_the_order_of_the_page() -> None:
+    assert [chart.key for chart in all_charts(Run(facts=report_kit.healthy().facts))] == ["memory"]
+    assert all_charts(Run()) == ()
+
+
+# The soak's windows --------------------------------------------------------------------------------------
+
+
+def test_windows_tile_a_cell() -> None:
+    seen = report_kit.Soak().cell(0, "traffic", 300)
+    windows = moments(seen, 0.0, 1.0)
+    assert len(windows) == 10
+    assert windows[0].begin_s == 0
+    assert windows[-1].end_s == 300
+    assert all(a.end_s == b.begin_s for a, b in itertools.pairwise(windows))
+    assert all(0.4 < window.acceptance < 0.5 for window in windows)
+
+
+def test_a_restart_is_seen_in_its_window() -> None:
+    soak = report_kit.Soak()
+    seen = soak.cell(0, "traffic", 120)
+    half = len(seen.series) // 2
+    series = [
+        msgspec.structs.replace(one, start_s=9.0) if i >= half else one for i, one in enumerate(seen.series)
+    ]
+    assert seen.after is not None
+    broken = msgspec.structs.replace(
+        seen, series=tuple(series), after=msgspec.structs.replace(seen.after, start_s=9.0)
+    )
+    assert [window.reset for window in moments(broken, 0.0, 1.0)].count(True) == 1
+    assert not any(window.reset for window in moments(seen, 0.0, 1.0))
+
+
+# Colours -------------------------------------------------------------------------------------------------
+
+VERDICTS = ("pass", "fail", "invalid", "inconclusive")
+
+
+def themes() -> dict[str, dict[str, str]]:
+    """The style sheets' colours by theme; dark ones are laid over light ones."""
+    blocks = re.findall(r":root \{(.*?)\}", (TEMPLATES / "style.css").read_text(), re.DOTALL)
+    paper = re.findall(r":root \{(.*?)\}", (TEMPLATES / "print.css").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    assert len(paper) == 1
+    light, dark, printed = (dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in (*blocks, *paper))
+    return {"light": light, "dark": light | dark, "print": printed}
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    light = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * one for weight, one in zip((0.2126, 0.7152, 0.0722), light, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.2's contrast ratio, from 1 to 21."""
+    low, high = sorted(luminance(colour) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_words_and_marks_stand_out(theme: str) -> None:
+    colours = themes()[theme]
+    for ground in ("page", "card"):
+        for ink in ("ink", "soft", "link"):
+            assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+    for verdict in VERDICTS:
+        for ground in (colours[f"{verdict}-pale"], colours["card"]):
+            assert contrast(colours[verdict], ground) >= 4.5, verdict
+    for style in range(6):
+        assert contrast(colours[f"s{style}"], colours["card"]) >= 3, style
+
+
+def test_a_faint_colour_is_seen() -> None:
+    assert contrast("#e69f00", "#ffffff") < 3
