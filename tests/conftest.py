@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Who starts the tests in the background of a script has SIGINT ignored, and every program that they start
-# inherits that. With a handler of our own, those programs get the default back and can be interrupted.
+# A script that runs the tests in the background leaves SIGINT ignored, and every program that they start
+# inherits that. With a handler here, those programs get the default back and can be interrupted.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Asserts rewritten by pytest and modules that children import are compiled once, not by every process.
