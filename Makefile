@@ -47,7 +47,7 @@ verify: $(VENV)/.ready-verify ## Serve the newest wheel in dist/ for this machin
 verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in less than two minutes; FAULT=NAME breaks it
 	@$(BIN)/sparkwright verify --demo $(FAULT:%=--fault %) $(ARGS)
 
-prove: $(VENV)/.ready ## Run every carry's probe anew and record the proofs
+prove: $(VENV)/.ready ## Run every carry's probe again and record the proofs
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)
 
 publish: $(VENV)/.ready ## Write the package index over dist/
@@ -85,7 +85,7 @@ test-slow: $(VENV)/.ready-test ## Run the slow tests, unit and integration: real
 test: lint docs ## Lint, build the documents, then every test: units, slow ones, real sdists and wheels, every probe
 	$(BIN)/pytest $(PARALLEL) $(ARGS)
 
-test-prefixes: $(VENV)/.ready-test ## Every carry proved alone and on each prefix of the patchset, and those with native kernels anew
+test-prefixes: $(VENV)/.ready-test ## Prove every carry alone and on each prefix of the patchset, with native kernels compiled again
 	$(BIN)/pytest $(PARALLEL) -m walk tests/integration/test_spark_patchset.py $(ARGS)
 
 test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the wheel, and see what changes cost (hours on two cores, minutes once compiled)
