@@ -12,7 +12,7 @@ ARGS     ?=
 JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan verify verify-demo test test-unit test-prefixes test-native test-verify lint format prove publish status doctor releases bench bench-native docs clean distclean
+.PHONY: help wheel plan verify verify-demo test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -47,7 +47,7 @@ verify: $(VENV)/.ready-verify ## Serve the newest wheel in dist/ for this machin
 verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in less than two minutes; FAULT=NAME breaks it
 	@$(BIN)/sparkwright verify --demo $(FAULT:%=--fault %) $(ARGS)
 
-prove: $(VENV)/.ready ## Run every carry's probe anew and record the proofs
+prove: $(VENV)/.ready ## Run every carry's probe again and record the proofs
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)
 
 publish: $(VENV)/.ready ## Write the package index over dist/
@@ -63,8 +63,6 @@ lint: $(VENV)/.ready-test ## Format check, lint, types, import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy scripts/bench/*.py
-	MYPYPATH=build:tests/support $(BIN)/mypy scripts/upstream_releases.py scripts/verify_faults.py
 	$(BIN)/lint-imports
 
 format: $(VENV)/.ready-test ## Format and fix what can be fixed
@@ -72,16 +70,23 @@ format: $(VENV)/.ready-test ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 
 FILE     ?= tests/unit
-
-test-unit: $(VENV)/.ready-test ## Run FILE's tests (a file, folder or file::test), or all unit tests
-	$(BIN)/pytest --quiet $(if $(filter tests/unit,$(FILE)),--numprocesses 2 --dist worksteal) $(FILE) $(ARGS)
-
 # Two at a time: what takes long are processes that wait for each other, and probes of some gigabytes each.
-test: lint ## Lint, then every test: units, real sdists and wheels, every probe anew
-	$(BIN)/pytest --numprocesses 2 --dist worksteal $(ARGS)
+PARALLEL := --numprocesses 2 --dist worksteal
 
-test-prefixes: $(VENV)/.ready-test ## Every carry proved alone and on each prefix of the patchset, and those with native kernels anew
-	$(BIN)/pytest --numprocesses 2 --dist worksteal -m walk tests/integration/test_spark_patchset.py $(ARGS)
+test-unit: $(VENV)/.ready-test ## Run FILE's tests (a file, folder or file::test), or all unit tests that are not slow
+	$(BIN)/pytest --quiet $(if $(filter tests/unit,$(FILE)),$(PARALLEL) -m 'not slow and not walk') $(FILE) $(ARGS)
+
+test-integration: $(VENV)/.ready-test ## Run the integration tests that are not slow
+	$(BIN)/pytest --quiet $(PARALLEL) -m 'not slow and not walk' tests/integration $(ARGS)
+
+test-slow: $(VENV)/.ready-test ## Run the slow tests, unit and integration: real wheels, every probe, the fault matrix, more seeds
+	$(BIN)/pytest --quiet $(PARALLEL) -m 'slow and not walk' $(ARGS)
+
+test: lint docs ## Lint, build the documents, then every test: units, slow ones, real sdists and wheels, every probe
+	$(BIN)/pytest $(PARALLEL) $(ARGS)
+
+test-prefixes: $(VENV)/.ready-test ## Prove every carry alone and on each prefix of the patchset, with native kernels compiled again
+	$(BIN)/pytest $(PARALLEL) -m walk tests/integration/test_spark_patchset.py $(ARGS)
 
 test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the wheel, and see what changes cost (hours on two cores, minutes once compiled)
 	$(BIN)/pytest tests/native $(ARGS)

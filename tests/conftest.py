@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,9 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Who starts the tests in the background of a script has SIGINT ignored, and every program that they start
-# inherits that. With a handler of our own, those programs get the default back and can be interrupted.
+# A script that runs the tests in the background leaves SIGINT ignored, and every program that they start
+# inherits that. With a handler here, those programs get the default back and can be interrupted.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Asserts rewritten by pytest and modules that children import are compiled once, not by every process.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 settings.register_profile(
     "sparkwright",
@@ -29,6 +35,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("sparkwright")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the fault matrix: it takes longest, and waits while other tests compute."""
+    items.sort(key=lambda item: "outcomes" not in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture

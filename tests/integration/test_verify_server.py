@@ -228,6 +228,7 @@ def test_a_simulated_orphan_is_counted_and_killed(tmp_path: Path) -> None:
     assert engines(this) == []
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_dead_while_health_is_good_is_not_ready(tmp_path: Path) -> None:
     this = start_server(
         [*SIMULATOR, "--speed", str(SPEED), "--fault", "dead-engine=0"],

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -257,4 +261,21 @@ def seed_environment(store: Store, requirements: str) -> Path:
     python = folder / "bin" / "python"
     python.symlink_to(Path(sys.executable).resolve())
     (folder / "ready.json").write_text(json.dumps({"python": "3", "torch": "none"}))
+    share_library(store)
     return python
+
+
+def share_library(store: Store) -> None:
+    """Compile the standard library that probes import once for all tests of a process, not in each store."""
+    library = Path(sysconfig.get_path("stdlib")).resolve()
+    compiled = store.bytecode / library.relative_to("/")
+    compiled.parent.mkdir(parents=True, exist_ok=True)
+    compiled.symlink_to(_compiled_library(), target_is_directory=True)
+
+
+@functools.cache
+def _compiled_library() -> Path:
+    """Make an empty folder for bytecode that goes when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="sparkwright-bytecode-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

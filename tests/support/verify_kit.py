@@ -14,6 +14,7 @@ from zlib import crc32
 
 import msgspec
 import numpy as np
+import pytest
 
 from sparkwright.verify.check import Check, Context
 from sparkwright.verify.model import (
@@ -42,6 +43,12 @@ _TEXT = (
     "value name key time step then if so not but when where which more less first last small large"
 )
 WORDS = _TEXT.split()
+
+
+def costly(values: Sequence[Any], quick: int = 5) -> list[Any]:
+    """Return *values* for ``parametrize``, those after the first *quick* marked as slow."""
+    slow = (pytest.param(value, marks=pytest.mark.slow) for value in values[quick:])
+    return [*values[:quick], *slow]
 
 
 class KitCorpus:
@@ -390,6 +397,7 @@ __all__ = [
     "by_name",
     "changed",
     "context",
+    "costly",
     "crash_from",
     "dead",
     "failing",

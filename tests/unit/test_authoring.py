@@ -174,6 +174,7 @@ LINES = st.lists(
 TEXT = st.builds(lambda lines, end: "\n".join(lines) + end, LINES, st.sampled_from(["", "\n"]))
 
 
+@pytest.mark.slow
 @given(
     before=st.lists(TEXT, min_size=3, max_size=4), after=st.lists(st.none() | TEXT, min_size=3, max_size=4)
 )

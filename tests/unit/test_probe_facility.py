@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kit import VERSION, Content, make_tree, write_carry, write_diff
+from kit import VERSION, Content, make_tree, share_library, write_carry, write_diff
 
 from sparkwright.base.errors import BusyError, NotInStoreError
 from sparkwright.carries import load_carry
@@ -147,13 +147,14 @@ def bench(store: Store, repository: Repository, tmp_path: Path) -> Bench:
 
 
 @pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment with torch is none of this one's business."""
 
     def refuse() -> str:
         raise AssertionError("the environment for probes was asked for")
 
     monkeypatch.setattr(environment_module, "requirements", refuse)
+    share_library(store)
 
 
 def test_proved(bench: Bench) -> None:

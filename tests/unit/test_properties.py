@@ -14,6 +14,8 @@ from sparkwright.carries import Carry, load_carry
 from sparkwright.git import Repository, merge_trees, open_repository
 from sparkwright.merge import History, MergeReport, MergeRequest, OutcomeKind, merge_patchset
 
+pytestmark = pytest.mark.slow  # each example is several merges in a real repository
+
 PATHS = ("vllm/a.py", "vllm/b.py", "csrc/c.cu")
 BLOCK = 6  # lines between two places that a carry may change: far enough apart for any diff
 PLACES = [(path, place) for path in PATHS for place in range(3)]
@@ -26,7 +28,13 @@ def text(edits: dict[int, str]) -> str:
 
 def files(edits: dict[tuple[str, int], str]) -> dict[str, str]:
     return {
-        path: text({place * BLOCK + 2: edit for (found, place), edit in edits.items() if found == path})
+        path: text(
+            {
+                place * BLOCK + 2: f"at_{place}_{edit}"
+                for (found, place), edit in edits.items()
+                if found == path
+            }
+        )  # names of their own: one name that is given two values is refused
         for path in PATHS
     }
 

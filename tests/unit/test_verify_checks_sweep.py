@@ -14,6 +14,7 @@ from verify_kit import (
     by_name,
     changed,
     context,
+    costly,
     crash_from,
     failing,
     judge,
@@ -42,7 +43,7 @@ BENCH = Bench(SWEEP)
 healthy, judged, at = BENCH.healthy, BENCH.judged, BENCH.at
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", costly(SEEDS))
 def test_a_healthy_server_passes(seed: int) -> None:
     found = by_name(SWEEP.judge(context(), healthy(seed)))
     assert verdicts(found) == {}
@@ -121,7 +122,7 @@ def falling(level: int, to: float) -> Callable[[Cell, float, bool], float]:
     return lambda cell, at_s, cached: to if cell.load.concurrency >= level else 1.0
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", costly(SEEDS))
 def test_acceptance_that_falls_with_concurrency_fails_and_names_the_level(seed: int) -> None:
     server = Server(seed=seed, factor=falling(24, 0.8))
     finding = judge(SWEEP, context(), server)[INVARIANCE]
@@ -158,7 +159,7 @@ def test_an_interval_that_is_too_wide_decides_nothing() -> None:
     assert "it may be" in finding.cause
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", costly(SEEDS))
 def test_an_inert_drafter_fails(seed: int) -> None:
     found = judge(SWEEP, context(), Server(seed=seed, factor=lambda cell, at_s, cached: 0.001))
     assert found[DRAFTER].verdict == "fail"
@@ -225,7 +226,7 @@ def test_a_second_client_is_seen() -> None:
     assert judged(observations)[TOKENS].verdict == "invalid"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", costly(SEEDS))
 def test_a_step_time_that_depends_on_content_fails_and_names_the_category(seed: int) -> None:
     observations = list(healthy(seed))
     slow = Server(seed=seed, step_ms=70.0).measure(observations[at("prose c=1")].cell)

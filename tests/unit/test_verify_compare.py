@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from verify_kit import SEEDS, Server, boot_facts, by_name, changed, context, dead, profile
+from verify_kit import SEEDS, Server, boot_facts, by_name, changed, context, costly, dead, profile
 
 from sparkwright.verify.checks.compare import Compare
 from sparkwright.verify.model import Cell, Observation, Verdict
 
+PARTS = pytest.mark.parametrize("seeds", costly([SEEDS[:5], SEEDS], quick=1), ids=len)
 ONE, EIGHT = (f"as fast as the baseline at c={level}" for level in (1, 8))
 
 
@@ -74,23 +75,26 @@ def test_starts_alternate_and_get_the_same_prompts():
     assert len(set(prompts)) == len(prompts) == 48
 
 
-def test_equal_servers_pass_and_are_never_called_worse():
-    found = [finding for seed in SEEDS for finding in compare(Pair(seed)).values()]
+@PARTS
+def test_equal_servers_pass_and_are_never_called_worse(seeds):
+    found = [finding for seed in seeds for finding in compare(Pair(seed)).values()]
     assert Verdict.FAIL not in {finding.verdict for finding in found}
     assert {finding.measured["verdict"] for finding in found} <= {"equal", "not worse", "inconclusive"}
     assert sum(finding.verdict is Verdict.PASS for finding in found) >= 0.9 * len(found)
 
 
-def test_a_server_that_is_ten_percent_slower_fails():
-    runs = [list(compare(Pair(seed, slower=1.11)).values()) for seed in SEEDS]
+@PARTS
+def test_a_server_that_is_ten_percent_slower_fails(seeds):
+    runs = [list(compare(Pair(seed, slower=1.11)).values()) for seed in seeds]
     found = [finding for run in runs for finding in run]
     assert all(Verdict.FAIL in {finding.verdict for finding in run} for run in runs)
     assert sum(finding.verdict is Verdict.FAIL for finding in found) >= 0.85 * len(found)
     assert {finding.cause.split()[0] for finding in found} <= {"worse:", "inconclusive:"}
 
 
-def test_the_luck_of_starts_is_not_taken_for_a_difference():
-    found = [finding for seed in SEEDS for finding in compare(Pair(seed, lottery=0.08)).values()]
+@PARTS
+def test_the_luck_of_starts_is_not_taken_for_a_difference(seeds):
+    found = [finding for seed in seeds for finding in compare(Pair(seed, lottery=0.08)).values()]
     assert sum(finding.verdict is Verdict.FAIL for finding in found) <= 0.05 * len(found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from verify_kit import SEEDS, Server, by_name, context, failing, profile, verdicts
+from verify_kit import SEEDS, Server, by_name, context, costly, failing, profile, verdicts
 
 from sparkwright.verify.checks.divergence import Difference, Pairing, find_cluster, own_gaps, pair
 from sparkwright.verify.checks.lossless import Lossless
@@ -20,7 +20,7 @@ NEAR = "differences from plain decoding are near ties"
 PLACES = "differences have no fixed place"
 OWN = "greedy answers are the model's own choice"
 TASKS = "tasks are solved as well as without speculation"
-FEW = SEEDS[::5]
+FEW = costly(SEEDS[::5], quick=1)
 TIES, TIE_NAT = 0.012, 0.04
 
 
@@ -142,12 +142,12 @@ def test_every_start_is_asked_the_same():
 # Healthy -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", costly(SEEDS, quick=2))
 def test_healthy_speculation_passes(seed):
     assert verdicts(lossless(Talker(seed))) == {}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", costly(SEEDS, quick=2))
 def test_near_ties_may_fall_the_other_way(seed):
     found = lossless(Talker(seed, ties=0.6))
     assert verdicts(found) == {}

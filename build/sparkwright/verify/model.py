@@ -7,6 +7,7 @@ All times are nanoseconds of `time.perf_counter_ns` (monotonic, origin arbitrary
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from typing import Literal
 
 from msgspec import field
@@ -74,7 +75,7 @@ class Load(Model, frozen=True):
     seed: int = 0
 
 
-class Cell(Model, frozen=True):
+class Cell(Model, frozen=True, dict=True):
     """One measurement: prompts under a load, on one boot of one server. The unit of resuming.
 
     Attributes:
@@ -95,7 +96,7 @@ class Cell(Model, frozen=True):
     boot: int = 0
     tags: dict[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property  # checks look cells up by it hundreds of times, and prompts are long
     def key(self) -> str:
         """Digest of all that decides what is sent, 16 hex digits."""
         return digest_of(to_builtins(self))[:16]

@@ -109,6 +109,7 @@ def digest(world: World) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_killed_after_each_thing_that_it_puts_into_place(world: World, digest: str) -> None:
     placed: list[str] = []
     more = 1
@@ -131,6 +132,7 @@ def test_killed_after_each_thing_that_it_puts_into_place(world: World, digest: s
     nothing_is_left_over(world)
 
 
+@pytest.mark.slow
 def test_killed_within_and_right_after_each_step(world: World, digest: str) -> None:
     for kind, text in EVENTS:
         ran = world.run(kind, text, "wheel", script=KILLED_AT_EVENT)
@@ -269,6 +271,7 @@ def starve(
     return [tuple(one) for one in json.loads(done.stdout)]
 
 
+@pytest.mark.slow
 class TestFullDisk:
     def test_the_store(self, world: World) -> None:
         world.good("carry", "prove")

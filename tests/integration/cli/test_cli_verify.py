@@ -121,6 +121,7 @@ def test_a_fault_fails_and_is_named(tmp_path: Path) -> None:
     assert ET.parse(tmp_path / "run" / "junit.xml").getroot().find(".//failure") is not None  # noqa: S314
 
 
+@pytest.mark.slow
 def test_what_could_not_be_decided_is_no_pass(tmp_path: Path) -> None:
     with simulator(tmp_path) as url:  # and nobody that answers without speculation
         asked = ("--url", url, "--profile", "demo", "--speed", "40", "--checks", "lossless", "--out", "run")
@@ -129,6 +130,7 @@ def test_what_could_not_be_decided_is_no_pass(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "verdict.json").read_text())["verdict"] == "inconclusive"
 
 
+@pytest.mark.slow
 def test_a_server_of_others_is_verified_with_its_key_and_left_running(tmp_path: Path) -> None:
     with simulator(tmp_path, "--api-key", KEY) as url:
         quick = ("--url", url, "--profile", "demo", "--checks", "coherence", "--speed", "40", "--out", "run")
@@ -150,6 +152,7 @@ def test_a_server_of_others_is_verified_with_its_key_and_left_running(tmp_path: 
     assert KEY not in everything
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(tmp_path: Path) -> None:
     run = tmp_path / "run"
     asked = ("--demo", "--checks", "boot,coherence,crash", "--out", run)
@@ -180,6 +183,7 @@ def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(tmp_path: Path
     assert cells(run) == after
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     argv = [*COMMAND, "--demo", "--checks", "boot,crash", "--out", str(run)]
