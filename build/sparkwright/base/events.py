@@ -85,7 +85,8 @@ class Task:
         Args:
             amount: number of units.
             details: further facts, JSON-ready: ``left`` is a better estimate of the seconds left than the
-                finished share gives; ``running`` are its running parts, each with ``name``, ``elapsed``, ``expected`` (seconds) and ``mib``.
+                finished share gives; ``running`` are its running parts, each with ``name``, ``elapsed``,
+                ``expected`` (seconds) and ``mib``.
         """
         self.done += amount
         now = time.monotonic()

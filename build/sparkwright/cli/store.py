@@ -40,9 +40,7 @@ def list_command(session: Session) -> None:
 
 
 @command.command("verify")
-@click.option(
-    "--remove", is_flag=True, help="Remove damaged entries; they are remade when needed."
-)
+@click.option("--remove", is_flag=True, help="Remove damaged entries; they are remade when needed.")
 @common_options
 @run_read_only
 def verify_command(session: Session, *, remove: bool) -> None:
