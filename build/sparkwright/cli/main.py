@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import importlib
 import os
@@ -50,6 +49,8 @@ class _LateGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            import difflib  # not for --help, which is as fast as its imports
+
             close = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise click.UsageError(f"There is no command {cmd_name!r}.{hint}", ctx)

@@ -30,6 +30,7 @@ HEAVY = [
     "psutil",
     "pypi_simple",
     "hashlib",
+    "difflib",
 ]
 
 EVERY = [
