@@ -16,7 +16,7 @@ from sparkwright.base.errors import (
     ProofError,
     UnprovedError,
 )
-from sparkwright.cli.options import TargetOptions, job_options, tree_options
+from sparkwright.cli.options import job_options, tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sparkwright.merge import Outcome
     from sparkwright.merge.absorb import CarryChange
     from sparkwright.merge.refresh import Workshop
-    from sparkwright.pipeline import Job
+    from sparkwright.pipeline import Job, TargetOptions
     from sparkwright.probe import Proof
 
 

@@ -9,7 +9,7 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import CarryConflictError
-from sparkwright.cli.options import TargetOptions, job_options
+from sparkwright.cli.options import job_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.merge import MergeReport
+    from sparkwright.pipeline.options import TargetOptions
 
 _HAZARDS = {
     "both-sides": "both sides changed {}",
