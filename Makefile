@@ -9,6 +9,9 @@ PYTHON   ?= python3
 VENV     := .venv
 BIN      := $(VENV)/bin
 ARGS     ?=
+# Where wheels and their index go; empty: the default of sparkwright/publish/folder.py, dist/.
+DIST     ?= $(SPARKWRIGHT_DIST)
+export SPARKWRIGHT_DIST := $(DIST)
 JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
@@ -17,7 +20,7 @@ JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) \
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
 
-# The environments, remade when what they are made of changes.
+# The environments, remade when pyproject.toml changes.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
@@ -31,29 +34,29 @@ $(VENV)/.ready-test: $(VENV)/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $@
 
-wheel: $(VENV)/.ready ## Build the wheel for PLATFORM (aarch64 or x86_64) into dist/
+wheel: $(VENV)/.ready ## Build the wheel for PLATFORM (aarch64 or x86_64) into DIST
 	@$(BIN)/sparkwright wheel $(JOB) $(ARGS)
 
 plan: $(VENV)/.ready ## Show what `make wheel` would do
 	@$(BIN)/sparkwright plan $(JOB) $(ARGS)
 
-# What `make verify` serves, and what is wrong with the simulator that `make verify-demo` looks at.
+# The recipe of `make verify`, and the simulator's fault in `make verify-demo`.
 RECIPE   ?= qwen3.6-27b-dflash
 FAULT    ?=
 
-verify: $(VENV)/.ready-verify ## Serve the newest wheel in dist/ for this machine by RECIPE, verify it and report
+verify: $(VENV)/.ready-verify ## Serve the newest wheel in DIST for this machine by RECIPE, verify it and report
 	@$(BIN)/sparkwright verify --recipe $(RECIPE) $(ARGS)
 
 verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in less than two minutes; FAULT=NAME breaks it
 	@$(BIN)/sparkwright verify --demo $(FAULT:%=--fault %) $(ARGS)
 
-prove: $(VENV)/.ready ## Run every carry's probe again and record the proofs
+prove: $(VENV)/.ready ## Run every carry's probe and record the proofs
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)
 
-publish: $(VENV)/.ready ## Write the package index over dist/
+publish: $(VENV)/.ready ## Write the package index over the wheels in DIST
 	@$(BIN)/sparkwright publish $(ARGS)
 
-status: $(VENV)/.ready ## Show the pin, the carries and what is in dist/
+status: $(VENV)/.ready ## Show the pin, the carries and the wheels in DIST
 	@$(BIN)/sparkwright status $(JOB) $(ARGS)
 
 doctor: $(VENV)/.ready ## Check that this machine has what is needed
@@ -112,7 +115,8 @@ $(VENV)/.ready-docs: $(VENV)/.ready
 docs: $(VENV)/.ready-docs ## Build the documents as a site in dist/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-clean: ## Remove what was built here; the store stays
+# Another DIST may hold published wheels, so only the default folder is removed.
+clean: ## Remove dist/ and logs in this clone; the store and another DIST stay
 	rm -rf dist .sparkwright
 
 distclean: clean ## Remove the environment too

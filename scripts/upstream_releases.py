@@ -10,12 +10,9 @@ import re
 import sys
 from pathlib import Path
 
-from sparkwright.git import open_repository
 from sparkwright.merge import merge_patchset
 from sparkwright.native.sources import gather_sources
-from sparkwright.pipeline import BuildOptions, Job, open_checkout
-from sparkwright.store import open_store
-from sparkwright.upstream import Access, open_source, read_settings
+from sparkwright.pipeline import BuildOptions, open_job
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "upstream-releases.md"
@@ -25,7 +22,7 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 def main() -> int:
-    """Merge, and write the table; returns 1 if the page has no words on one of the carries."""
+    """Merge, and write the table; return 1 if the page describes one of the carries nowhere."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--releases", nargs="+", metavar="VERSION", help="by default those of the table")
     text = PAGE.read_text(encoding="utf-8")
@@ -38,33 +35,24 @@ def main() -> int:
     carries = next(iter(outcomes.values()))
     silent = [name for name in carries if f"* **`{name}`**" not in text]
     for name in silent:
-        sys.stderr.write(f"{PAGE.relative_to(ROOT)} says nothing of {name}: add '* **`{name}`**: …'\n")
+        sys.stderr.write(f"{PAGE.relative_to(ROOT)} does not describe {name}: add '* **`{name}`**: …'\n")
     return 1 if silent else 0
 
 
 def merged(releases: list[str]) -> list[dict[str, str]]:
-    """For each of *releases*, every carry's name and the kind of its outcome, kernels compiled here."""
-    checkout = open_checkout(ROOT)
-    lock, store = checkout.lock, open_store()
-    repository = open_repository(store.git)
-    access = Access(store, repository, read_settings())
-    point = checkout.point(PATCHSET, arch=lock.native.arch if lock.native else None)
-    wanted = sorted({carry.spec.source for carry in point.carries if carry.spec.source is not None})
-    gather_sources(lock, access, wanted=wanted)
-    options = BuildOptions(platform="aarch64", source="index", out=ROOT / "dist")
-    job = Job(checkout, point, options, store, repository, open_source("index", access))
-    try:
+    """Return, for each of *releases*, the outcome of every carry by name, with native kernels."""
+    with open_job(ROOT, BuildOptions(patchset=PATCHSET, kernels="native")) as job:
+        sources = {carry.spec.source for carry in job.spec.carries if carry.spec.source is not None}
+        gather_sources(job.spec.lock, job.access, wanted=sorted(sources))
         reports = [
-            merge_patchset(repository, job.merge_request(job.source.release(release), release))
+            merge_patchset(job.repository, job.merge_request(job.source.release(release), release))
             for release in releases
         ]
-    finally:
-        repository.close()
     return [{outcome.carry: str(outcome.kind) for outcome in report.outcomes} for report in reports]
 
 
 def table(outcomes: dict[str, dict[str, str]]) -> str:
-    """The table, in Markdown: a row for each carry, a column for each release."""
+    """Return the table, in Markdown: a row for each carry, a column for each release."""
     names = next(iter(outcomes.values()))
     rows = [
         ["carry", *outcomes],

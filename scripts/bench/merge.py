@@ -1,8 +1,8 @@
 """Merging the whole patchset: sparkwright's engine against ``git am -3`` in a work tree.
 
 Both sides get the same carries on the same pristine tree, in one run and in turn. ``git am`` is
-timed with and without making its work tree (``git worktree add`` from a clone at hand): scripts make one
-anew whenever the base moves, and the engine needs none. The engine also does what ``git am``
+timed with and without making its work tree (``git worktree add`` from an existing clone): scripts make a
+new one whenever the base moves, and the engine needs none. The engine also does what ``git am``
 does not: it looks for absorbed carries, and compiles and examines every merged file.
 
     python scripts/bench/merge.py [--runs 7] [--source index]
@@ -21,37 +21,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from sparkwright.git import check_out, open_repository
+from sparkwright.git import check_out
 from sparkwright.git.repository import git_environment
 from sparkwright.merge import MergeRequest, landing, merge_patchset
 from sparkwright.merge.prepare import prepare
-from sparkwright.pipeline import BuildOptions, Job, open_checkout
-from sparkwright.store import open_store
-from sparkwright.upstream import Access, open_source, read_settings
+from sparkwright.pipeline import BuildOptions, open_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-
-def make_job(source: str) -> Job:
-    """The job of the checkout that this script is in."""
-    checkout = open_checkout(Path(__file__).parent)
-    store = open_store()
-    repository = open_repository(store.git)
-    opened = open_source(source, Access(store, repository, read_settings()))
-    options = BuildOptions(platform="aarch64", source=source, out=checkout.root / "dist")
-    return Job(checkout, checkout.point("spark"), options, store, repository, opened)
+    from sparkwright.pipeline import Job
 
 
 def timed(action: Callable[..., object], *arguments: object, **named: object) -> float:
-    """Seconds that *action* takes."""
+    """Return the seconds that *action* takes."""
     started = time.perf_counter()
     action(*arguments, **named)
     return time.perf_counter() - started
 
 
 def report(what: str, seconds: list[float], engine: list[float]) -> None:
-    """One line: the median, its range, and how it compares with the engine."""
+    """Print one line: the median, its range, and its ratio to the engine."""
     median = statistics.median(seconds)
     ratio = median / statistics.median(engine)
     print(f"{what:36} {median:.3f} s  ({min(seconds):.3f} to {max(seconds):.3f})  {ratio:5.1f} x the engine")
@@ -75,7 +65,7 @@ def git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
 
 
 def mailbox(job: Job, request: MergeRequest) -> bytes:
-    """The carries as ``git format-patch`` would write them, with context."""
+    """Return the carries as ``git format-patch`` would write them, with context."""
     ready = prepare(
         job.repository, request.carries, version=request.version, find_base=request.find_base, offline=True
     )
@@ -93,15 +83,20 @@ def mailbox(job: Job, request: MergeRequest) -> bytes:
 
 
 def main() -> None:
-    """Time both sides in turn and print the medians and their ratio."""
+    """Open the job of the checkout that this script is in, and compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--source", default="index")
     args = parser.parse_args()
-    job = make_job(args.source)
-    lock = job.point.lock
+    with open_job(Path(__file__).parent, BuildOptions(source=args.source)) as job:
+        compare(job, args.runs)
+
+
+def compare(job: Job, runs: int) -> None:
+    """Time both sides *runs* times, in turn, and print the medians and their ratio."""
+    lock = job.spec.lock
     whole = job.merge_request(job.source.pristine(lock), lock.release.version)
     # Those left out with upstream's kernels may change another source, for which `git am` has no word.
     request = replace(whole, carries=tuple(one for one in whole.carries if one.name not in whole.left_out))
@@ -114,19 +109,18 @@ def main() -> None:
         git(clone, "init", "--quiet")
         git(clone, "add", "--all", "--force")
         git(clone, "commit", "--quiet", "--message", "pristine")
-        for number in range(args.runs):
+        for number in range(runs):
             tree = Path(scratch, f"tree-{number}")
             engine.append(timed(merge_patchset, job.repository, request))
             with unexamined():
                 bare.append(timed(merge_patchset, job.repository, request))
             work_tree.append(timed(git, clone, "worktree", "add", "--quiet", "--detach", str(tree)))
             am.append(timed(git, tree, "am", "--3way", "--quiet", stdin=box))
-    job.repository.close()
     both = [one + other for one, other in zip(am, work_tree, strict=True)]
     print(f"carries                              {len(request.carries)}")
     report("engine", engine, engine)
     report("engine, merged files not examined", bare, engine)
-    report("git am -3, in a work tree at hand", am, engine)
+    report("git am -3, in a present work tree", am, engine)
     report("git am -3, and making its work tree", both, engine)
 
 

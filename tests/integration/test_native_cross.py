@@ -13,7 +13,7 @@ import pytest
 from sparkwright.base.errors import CompileError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.base.process import run
-from sparkwright.git import FileEntry, open_repository, patch_tree
+from sparkwright.git import FileEntry, patch_tree
 from sparkwright.merge import merge_patchset
 from sparkwright.native.build import Builder, build_extension, compile_units, configured, forecast
 from sparkwright.native.host import find_compiler
@@ -26,11 +26,9 @@ from sparkwright.native.inspection import (
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import prepare_toolchain
-from sparkwright.pipeline import BuildOptions, Job, open_checkout
-from sparkwright.pipeline.job import BuildState
+from sparkwright.pipeline import BuildOptions, BuildState, open_job
 from sparkwright.pipeline.kernels import inputs_of
 from sparkwright.store import open_store
-from sparkwright.upstream import Access, open_source, read_settings
 from sparkwright.wheel.elf import HEADER_SIZE, machine_of
 
 ROOT = Path(__file__).parents[2]
@@ -56,30 +54,26 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def job():
-    checkout, store = open_checkout(ROOT), open_store()
-    repository = open_repository(store.git)
-    access = Access(store, repository, read_settings())
-    options = BuildOptions(platform=TARGET.machine, source="index", out=ROOT / "dist")
-    point = checkout.point("spark", arch=TARGET.arch)
-    yield Job(checkout, point, options, store, repository, open_source("index", access))
-    repository.close()
+    options = BuildOptions(platform=TARGET.machine, kernels="native", arch=TARGET.arch)
+    with open_job(ROOT, options) as job:
+        yield job
 
 
 @pytest.fixture(scope="module")
 def inputs(job):
     """What a build of the patchset compiles: the merged tree, sources as far as they can be had."""
-    lock = job.point.lock
-    known = BuildState(sources=gather_sources(lock, job.access))
-    known.report = merge_patchset(job.repository, job.merge_request(job.pristine, lock.release.version))
-    known.toolchain = prepare_toolchain(lock, job.target, job.access)
-    return inputs_of(job, known)
+    lock = job.spec.lock
+    state = BuildState(sources=gather_sources(lock, job.access))
+    state.report = merge_patchset(job.repository, job.merge_request(job.pristine, lock.release.version))
+    state.toolchain = prepare_toolchain(lock, job.target, job.access)
+    return inputs_of(job, state)
 
 
 @pytest.fixture(scope="module")
 def builder(job, tmp_path_factory):
     """Builds into a store of its own, so that compilers run here whatever the machine has built before."""
     home = tmp_path_factory.mktemp("native")
-    lock = job.point.lock
+    lock = job.spec.lock
     return Builder(open_store(home / "store"), job.repository, lock, lock.native, home / "logs")
 
 
@@ -177,7 +171,7 @@ def test_a_kernel_that_does_not_compile_says_where(job, builder, inputs):
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for the other machine")
 def test_the_other_machine_gets_other_keys(job, builder, inputs):
-    lock = job.point.lock
+    lock = job.spec.lock
     target = Target("x86_64", "9.0a")
     chain = prepare_toolchain(lock, target, job.access)
     other = replace(inputs, toolchain=chain, target=target)

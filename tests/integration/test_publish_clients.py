@@ -70,11 +70,11 @@ def address(dist: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def pip_download(index: str, wanted: str, target: Path) -> list[str]:
+def pip_download(index: str, wanted: str, target: Path, *options: str) -> list[str]:
     subprocess.run(
         [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "download", "--no-deps",
          "--no-cache-dir", "--only-binary=:all:", "--platform", PLATFORM, "--index-url", index, "-d", target,
-         wanted],
+         *options, wanted],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     return [path.name for path in target.iterdir()]
@@ -197,3 +197,21 @@ def test_without_a_pin_pip_and_uv_take_the_highest_revision(
         "--python", sys.executable, "vllm",
     )  # fmt: skip
     assert (target / f"vllm-{newest}.dist-info").is_dir()
+
+
+def test_beside_upstreams_index_a_pinned_release_gives_the_highest_revision(tmp_path: Path) -> None:
+    versions = [local_version("0.24.0", "spark", "f" * 8, revision=number) for number in (2, 10)]
+    ours = (published(tmp_path / "ours", [("aarch64", version) for version in versions]) / "simple").as_uri()
+    theirs = (
+        published(tmp_path / "theirs", [("aarch64", "0.24.0"), ("aarch64", "0.25.0")]) / "simple"
+    ).as_uri()
+    newest = f"vllm-{versions[1]}-cp38-abi3-{PLATFORM}.whl"
+    assert pip_download(theirs, "vllm==0.24.0", tmp_path / "pip", "--extra-index-url", ours) == [newest]
+    assert pip_download(theirs, "vllm", tmp_path / "any", "--extra-index-url", ours) == [
+        f"vllm-0.25.0-cp38-abi3-{PLATFORM}.whl"
+    ]
+    out = uv(
+        "pip", "compile", "-", "--no-deps", "--index", ours, "--default-index", theirs,
+        "--python-platform", "aarch64-manylinux_2_28", stdin="vllm==0.24.0",
+    )  # fmt: skip
+    assert f"vllm=={versions[1]}\n" in out

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from sparkwright.base.errors import ToolError
-from sparkwright.git import open_repository
 from sparkwright.merge import (
     OutcomeKind,
     closure,
@@ -20,16 +19,13 @@ from sparkwright.merge import (
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
-from sparkwright.pipeline import BuildOptions, Job, open_checkout
-from sparkwright.pipeline.toolchain_resource import ToolchainFacility
+from sparkwright.pipeline import BuildOptions, open_checkout, open_job
 from sparkwright.probe import ProbeVerdict, read_proof
-from sparkwright.store import open_store
-from sparkwright.upstream import Access, open_source, read_settings
 
 pytestmark = pytest.mark.upstream
 
 ROOT = Path(__file__).parents[2]
-CARRIES = open_checkout(ROOT).point("spark").carries
+CARRIES = open_checkout(ROOT).build_spec("spark").carries
 PREFIXES = list(prefixes(CARRIES))
 SOURCES = sorted({carry.spec.source for carry in CARRIES if carry.spec.source is not None})
 TABLE = (ROOT / "docs" / "upstream-releases.md").read_text(encoding="utf-8")
@@ -60,28 +56,15 @@ def last_of(part):
 @pytest.fixture(scope="module")
 def job():
     """Of native kernels, so that no carry is left out; with those sources that can be had."""
-    checkout = open_checkout(ROOT)
-    store = open_store()
-    repository = open_repository(store.git)
-    access = Access(store, repository, read_settings())
-    lock = checkout.lock
-    gather_sources(lock, access, wanted=SOURCES)
-    yield Job(
-        checkout,
-        checkout.point("spark", arch=lock.native.arch),
-        BuildOptions(platform="aarch64", source="index", out=ROOT / "dist"),
-        store,
-        repository,
-        open_source("index", access),
-        {"toolchain": ToolchainFacility(lock, "aarch64", access)},
-    )
-    repository.close()
+    with open_job(ROOT, BuildOptions(kernels="native")) as job:
+        gather_sources(job.spec.lock, job.access, wanted=SOURCES)
+        yield job
 
 
 def expected(job, carry, otherwise):
     """*otherwise*, but for a change to a source that nobody could bring here."""
-    source = next(entry.spec.source for entry in job.point.carries if entry.name == carry)
-    lost = source is not None and source not in job.sources_at_hand
+    source = next(entry.spec.source for entry in job.spec.carries if entry.name == carry)
+    lost = source is not None and source not in job.available_sources
     return str(OutcomeKind.LEFT_OUT) if lost else otherwise
 
 
@@ -96,7 +79,7 @@ def lacking():
 
 @pytest.fixture(scope="module")
 def merged(job):
-    lock = job.point.lock
+    lock = job.spec.lock
     return merge_patchset(job.repository, job.merge_request(job.source.pristine(lock), lock.release.version))
 
 
@@ -110,10 +93,10 @@ def documented(release):
 
 
 def test_the_point_with_upstreams_kernels_has_no_build_carries(job):
-    upstream = job.checkout.point("spark")
+    upstream = job.checkout.build_spec("spark")
     built = [carry.name for carry in CARRIES if carry.spec.scope == "build"]
     assert list(upstream.left_out) == built == ["native-sm121a", "flash-attn-sm121a"]
-    request = replace(job, point=upstream).merge_request(job.pristine, job.point.lock.release.version)
+    request = replace(job, spec=upstream).merge_request(job.pristine, job.spec.lock.release.version)
     report = merge_patchset(job.repository, request)
     assert not any(path.startswith(("CMake", "cmake/", "csrc/")) for path in job.changes(report))
     assert {str(report.outcome(name).kind) for name in built} == {"left-out"}
@@ -121,7 +104,7 @@ def test_the_point_with_upstreams_kernels_has_no_build_carries(job):
 
 def test_the_table_names_every_carry_and_the_pin(job):
     names = [carry.name for carry in CARRIES]
-    assert list(documented(job.point.lock.release.version)) == names
+    assert list(documented(job.spec.lock.release.version)) == names
 
 
 @pytest.mark.slow
@@ -135,7 +118,7 @@ def test_the_documented_outcomes_are_what_the_merge_finds(job, release):
 
 def merge_part(job, part):
     """The report on *part* of the patchset alone, merged onto the pin."""
-    request = job.merge_request(job.pristine, job.point.lock.release.version)
+    request = job.merge_request(job.pristine, job.spec.lock.release.version)
     return merge_patchset(job.repository, replace(request, carries=part))
 
 
@@ -148,7 +131,7 @@ def require_merged(job, report):
 def skip_what_cannot_be_proved(job, carry):
     if needs(carry) and (why := lacking()):
         pytest.skip(why)
-    if carry.spec.source is not None and carry.spec.source not in job.sources_at_hand:
+    if carry.spec.source is not None and carry.spec.source not in job.available_sources:
         pytest.skip(f"the source of {carry.spec.source} cannot be had here")
 
 

@@ -46,6 +46,21 @@ def test_packages_import_downwards_only(copied: Path) -> None:
     assert "sparkwright.git.refs -> sparkwright.merge" in done.stdout
 
 
+def test_a_cycle_in_the_pipeline_fires(copied: Path) -> None:
+    with (copied / "build" / "sparkwright" / "pipeline" / "state.py").open("a") as stream:
+        stream.write("\n\ndef late():\n    from sparkwright.pipeline import steps\n    return steps\n")
+    done = lint_imports(copied)
+    assert done.returncode == 1
+    assert "sparkwright.pipeline.state -> sparkwright.pipeline.steps" in done.stdout
+
+
+def test_a_pipeline_module_without_a_layer_fires(copied: Path) -> None:
+    (copied / "build" / "sparkwright" / "pipeline" / "attic.py").write_text('"""Belongs to no layer."""\n')
+    done = lint_imports(copied)
+    assert done.returncode == 1
+    assert "attic" in done.stdout
+
+
 def test_a_package_without_a_layer_fires(copied: Path) -> None:
     (copied / "build" / "sparkwright" / "attic.py").write_text('"""Belongs to no layer."""\n')
     done = lint_imports(copied)

@@ -284,7 +284,7 @@ def test_a_source_that_the_lock_does_not_have(tmp_path: Path) -> None:
 def test_the_carried_patchset_is_the_same_without_its_build_carries() -> None:
     """Its digest stays, whatever is added for those who compile."""
     checkout = open_checkout(Path(__file__).parents[2])
-    found = checkout.point("spark")
+    found = checkout.build_spec("spark")
     built = [carry.name for carry in found.carries if carry.spec.scope == "build"]
     assert built == list(found.left_out)
     assert [carry.name for carry in found.carries][-len(built) :] == built, "prefixes of the rest stay stable"
@@ -293,7 +293,7 @@ def test_the_carried_patchset_is_the_same_without_its_build_carries() -> None:
 
 
 def test_the_carried_patchset_has_a_revision_of_its_own() -> None:
-    found = open_checkout(Path(__file__).parents[2]).point("spark")
+    found = open_checkout(Path(__file__).parents[2]).build_spec("spark")
     assert found.revision, "the pin or a carry changed: sparkwright patchset bump"
 
 

@@ -69,7 +69,7 @@ def test_the_reason_is_what_it_said_wherever_it_said_it() -> None:
     assert caught.value.because == "on stdout"
     with pytest.raises(ProcessError) as caught:
         run(["false"])
-    assert caught.value.because == "it said nothing"
+    assert caught.value.because == "it printed nothing"
 
 
 def test_a_title_names_the_command_and_not_its_settings() -> None:

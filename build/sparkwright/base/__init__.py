@@ -1,1 +1,1 @@
-"""What every package stands on: errors, events, configuration, digests, and starting programs."""
+"""The lowest layer: errors, events, configuration, digests, and processes."""

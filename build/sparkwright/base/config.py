@@ -1,4 +1,4 @@
-"""Reading our own TOML and JSON into typed models, with errors that name the place.
+"""Reading this project's TOML and JSON into typed models, with errors that name the key.
 
 The models are frozen `msgspec.Struct` classes with kebab-case keys: unknown keys, missing
 keys and wrong types are refused, and the message carries the path inside the file.
@@ -24,7 +24,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
 
 
 def load_toml(path: Path, model: type[T], *, newest_format: int) -> T:
-    """The TOML file at *path* as a *model*; see `parse_toml`."""
+    """Read the TOML file at *path* into a *model*; see `parse_toml`."""
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
@@ -33,17 +33,17 @@ def load_toml(path: Path, model: type[T], *, newest_format: int) -> T:
 
 
 def parse_toml(data: bytes, model: type[T], *, newest_format: int, name: str) -> T:
-    """TOML text as a *model*.
+    """Read TOML text into a *model*.
 
     Args:
         data: the text, UTF-8.
         model: the class to make.
-        newest_format: the newest ``format`` number that we know.
-        name: what to call the text in errors.
+        newest_format: the newest supported ``format`` number.
+        name: name of the text in errors.
 
     Raises:
         NewerFormatError: its ``format`` is newer than that.
-        ConfigError: it is not TOML, or not what the model asks for.
+        ConfigError: it is not TOML, or does not match the model.
     """
     try:
         tables = tomllib.loads(data.decode())
@@ -53,19 +53,19 @@ def parse_toml(data: bytes, model: type[T], *, newest_format: int, name: str) ->
     if isinstance(number, int) and number > newest_format:
         raise NewerFormatError(
             f"{name} cannot be read",
-            because=f"it has format {number}, and this sparkwright knows up to {newest_format}",
+            because=f"it has format {number}, and this sparkwright reads up to {newest_format}",
             next_step="update sparkwright",
         )
     try:
         return msgspec.convert(tables, model)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"{name} is not as its format asks",
+            f"{name} does not match its format",
             because=str(error),
             next_step="docs/formats.md lists every key",
         ) from error
 
 
 def to_builtins(value: Any) -> Any:
-    """A model as JSON-ready dictionaries and lists, keys as in the files."""
+    """Return a model as JSON-ready dictionaries and lists, keys as in the files."""
     return msgspec.to_builtins(value)

@@ -1,4 +1,4 @@
-"""Canonical bytes and digests: what makes equal inputs have equal names."""
+"""Canonical bytes and digests: equal inputs get equal names."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ CHUNK = 1 << 20
 
 
 def to_json(value: Any) -> bytes:
-    """*value* as JSON with sorted keys, no spaces and no escapes: one value, one spelling.
+    """Return *value* as JSON with sorted keys, no spaces and no escapes: one value, one spelling.
 
-    Strings that stand for bytes which are not UTF-8, such as some file names, are kept apart too.
+    Strings that stand for bytes which are not UTF-8, such as some file names, stay distinct too.
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode(errors="surrogatepass")
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 of the canonical JSON of *value*, 64 hex digits."""
+    """Return the SHA-256 of the canonical JSON of *value*, 64 hex digits."""
     return sha256_bytes(to_json(value))
 
 
 def sha256_bytes(data: bytes) -> str:
-    """SHA-256 of *data*, 64 hex digits."""
+    """Return the SHA-256 of *data*, 64 hex digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_stream(stream: BinaryIO) -> str:
-    """SHA-256 of what is left in *stream*, 64 hex digits."""
+    """Return the SHA-256 of the rest of *stream*, 64 hex digits."""
     digest = hashlib.sha256()
     while chunk := stream.read(CHUNK):
         digest.update(chunk)
@@ -40,11 +40,11 @@ def sha256_stream(stream: BinaryIO) -> str:
 
 
 def copy_hashed(source: BinaryIO, target: BinaryIO, *, most: int | None = None) -> str:
-    """Copy what is left in *source* to *target*; SHA-256 of exactly the bytes that were written.
+    """Copy the rest of *source* to *target*; return the SHA-256 of exactly the bytes written.
 
     Args:
-        source: what to read.
-        target: where to.
+        source: stream to read.
+        target: stream to write.
         most: bytes after which to stop, with as much as one chunk more written; all by default.
     """
     digest = hashlib.sha256()
@@ -57,6 +57,6 @@ def copy_hashed(source: BinaryIO, target: BinaryIO, *, most: int | None = None) 
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of the file at *path*, 64 hex digits."""
+    """Return the SHA-256 of the file at *path*, 64 hex digits."""
     with path.open("rb") as stream:
         return sha256_stream(stream)

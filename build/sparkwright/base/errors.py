@@ -1,7 +1,7 @@
-"""Every failure that a user can see: what failed, because of what, what to do next.
+"""Every failure that a user can see: what failed, its cause, and the next step.
 
-Each class has an exit code of its own, so that scripts can tell causes apart without
-reading text. ``docs/exit-codes.md`` is checked against this file by a test.
+Each class has its own exit code, so that scripts can tell causes apart without
+reading text. A test compares ``docs/exit-codes.md`` with this file.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ class SparkwrightError(Exception):
     """A failure with a cause and a next step.
 
     Args:
-        what: what failed, as one clause without a full stop.
+        what: the failure, as one clause without a full stop.
         because: the cause, as far as it is known.
-        next_step: what the user can do about it.
+        next_step: the action that the user can take.
     """
 
     exit_code: ClassVar[int] = 1
@@ -31,7 +31,7 @@ class SparkwrightError(Exception):
 
 
 class ConfigError(SparkwrightError):
-    """A TOML file of ours does not say what its format asks for."""
+    """A file of this project does not match its format, or an option cannot be used here."""
 
     exit_code = 10
 
@@ -49,19 +49,19 @@ class UnknownNameError(ConfigError):
 
 
 class DependencyOrderError(ConfigError):
-    """What carries require of each other is a cycle, missing, or out of order."""
+    """Requirements between carries form a cycle, are missing, or are out of order."""
 
     exit_code = 13
 
 
 class ToolError(SparkwrightError):
-    """A program that we need is absent or too old."""
+    """A required program is missing or too old."""
 
     exit_code = 14
 
 
 class ProcessError(SparkwrightError):
-    """A program that we started failed in a way that nothing above it explains."""
+    """A program that was started failed without a more specific error."""
 
     exit_code = 15
 
@@ -79,13 +79,13 @@ class FetchError(SparkwrightError):
 
 
 class DigestError(SparkwrightError):
-    """Bytes are not the bytes that the lock names."""
+    """A file does not have the digest that the lock names."""
 
     exit_code = 21
 
 
 class NotInStoreError(SparkwrightError):
-    """The network is off and the store does not hold what is needed."""
+    """The network is off and the store lacks a needed file."""
 
     exit_code = 22
 
@@ -97,7 +97,7 @@ class ArchiveError(SparkwrightError):
 
 
 class LockMismatchError(SparkwrightError):
-    """The lock and what the release itself says disagree."""
+    """The lock and the release disagree."""
 
     exit_code = 24
 
@@ -109,7 +109,7 @@ class MovedHeadError(SparkwrightError):
 
 
 class RefError(SparkwrightError):
-    """A ref, commit id or repository address is not safe to hand to git."""
+    """A ref, commit id or repository address is not safe to pass to git."""
 
     exit_code = 26
 
@@ -127,7 +127,7 @@ class CarryConflictError(SparkwrightError):
 
 
 class ProofError(SparkwrightError):
-    """A probe could not run, or found the merged tree at fault."""
+    """A probe could not run, or found a defect in the merged tree."""
 
     exit_code = 40
 
@@ -139,25 +139,25 @@ class UnprovedError(SparkwrightError):
 
 
 class AbsorptionError(SparkwrightError):
-    """A carry that upstream seems to have was left out, and its defect is still in upstream's tree."""
+    """Upstream seems to contain a carry, and the carry's defect is still in upstream's tree."""
 
     exit_code = 42
 
 
 class UnreleasedError(SparkwrightError):
-    """A state of the patchset that has no revision yet was to be released."""
+    """A patchset without a revision for its present state was to be released."""
 
     exit_code = 43
 
 
 class NativeInputsError(SparkwrightError):
-    """Upstream's binaries may not be used, because what they are compiled from changed."""
+    """Upstream's binaries may not be used, because a carry changes their sources."""
 
     exit_code = 50
 
 
 class WheelError(SparkwrightError):
-    """A wheel is malformed, or cannot be put together."""
+    """A wheel is malformed, or cannot be assembled."""
 
     exit_code = 51
 
@@ -169,19 +169,19 @@ class NativeBuildError(SparkwrightError):
 
 
 class CompileError(SparkwrightError):
-    """A compiler refused a unit of native code, or gave no object for it."""
+    """A compiler failed on a unit of native code, or wrote no object for it."""
 
     exit_code = 53
 
 
 class MissingSourceError(SparkwrightError):
-    """A source that kernels are compiled from cannot be had, and native kernels were required."""
+    """A source of native kernels cannot be fetched, and native kernels were required."""
 
     exit_code = 54
 
 
 class BinaryError(SparkwrightError):
-    """A compiled file is damaged, or is not of a kind that can be looked into."""
+    """A compiled file is damaged, or of an unknown kind."""
 
     exit_code = 55
 
@@ -205,54 +205,54 @@ class StorageError(SparkwrightError):
 
 
 class BusyError(SparkwrightError):
-    """Another run holds what this one needs."""
+    """Another run holds a lock that this one needs."""
 
     exit_code = 71
 
 
 class DamagedStoreError(StorageError):
-    """Files or records in the store are not what they were."""
+    """Files or records in the store are damaged."""
 
     exit_code = 72
 
 
 class LostFileError(StorageError):
-    """A file went out of the store between being found and being used."""
+    """A cached file was evicted while in use."""
 
     exit_code = 73
 
 
 class NotEnoughMemoryError(SparkwrightError):
-    """This machine has too little memory for what was asked."""
+    """This machine has too little memory for the request."""
 
     exit_code = 74
 
 
 class ServerError(SparkwrightError):
-    """The server under test could not be started, or ended by itself."""
+    """The server under test could not be started, or exited."""
 
     exit_code = 80
 
 
 class IncompatibleOptionsError(SparkwrightError):
-    """A recipe asks for options that are known not to work together."""
+    """A recipe combines options that are known not to work together."""
 
     exit_code = 81
 
 
 class EndpointError(SparkwrightError):
-    """What answers at the URL cannot be verified: wrong address, key, model or kind of server."""
+    """The endpoint cannot be verified: wrong address, key, model or kind of server."""
 
     exit_code = 82
 
 
 class VerdictError(SparkwrightError):
-    """Verification found that the server does not serve as it should."""
+    """Verification failed: the server has a defect."""
 
     exit_code = 83
 
 
 class UndecidedError(SparkwrightError):
-    """Verification could not decide: too little was seen, or what was seen cannot be trusted."""
+    """Verification was inconclusive: too few or unreliable observations."""
 
     exit_code = 84

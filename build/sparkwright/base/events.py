@@ -1,8 +1,8 @@
-"""The event log: rooms say what happens, consumers decide how it looks.
+"""Events: packages emit them, subscribers render or record them.
 
-Nothing below the command line prints. A room calls `emit` or opens a `task`; whoever
-subscribed (the terminal, the JSONL file, a test) gets each `Event` in order. Without a subscriber, as in
-a script or a notebook, warnings go to Python's log, which writes them to standard error by default.
+Nothing below the command line prints. A module calls `emit` or opens a `task`; each subscriber (the
+terminal, the JSONL file, a test) gets every `Event` in order. Without a subscriber, as in a script
+or a notebook, warnings go to Python's log, which writes them to standard error by default.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Event:
     data: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The event as one line of JSON."""
+        """Return the event as one line of JSON."""
         return json.dumps({"at": round(self.at, 6), "kind": self.kind, **self.data}, default=str)
 
 
@@ -46,7 +46,7 @@ _sinks: ContextVar[tuple[Callable[[Event], None], ...]] = ContextVar("sinks", de
 
 
 def emit(kind: str, **data: Any) -> None:
-    """Tell every subscriber that *kind* happened."""
+    """Send an event of *kind* to every subscriber."""
     sinks = _sinks.get()
     if sinks:
         event = Event(kind, time.time(), data)
@@ -55,7 +55,7 @@ def emit(kind: str, **data: Any) -> None:
 
 
 def warn(message: str, **data: Any) -> None:
-    """Tell the user something that does not stop the work but must not be missed."""
+    """Warn the user of something that does not stop the work."""
     if _sinks.get():
         emit("warning", message=message, **data)
     else:
@@ -80,13 +80,13 @@ class Task:
         self._last_emitted = 0.0
 
     def advance(self, amount: int = 1, **details: Any) -> None:
-        """Record *amount* more units as done; subscribers hear of it ten times a second at most.
+        """Record *amount* more units as done; subscribers receive it ten times a second at most.
 
         Args:
-            amount: how many more.
-            details: what else is to be said of the work, JSON-ready: ``left`` is for how many seconds it
-                will yet go on, if that is known better than from the share that is done; ``running`` are
-                its parts under way, each with ``name``, ``elapsed``, ``expected`` (seconds) and ``mib``.
+            amount: number of units.
+            details: further facts, JSON-ready: ``left`` is a better estimate of the seconds left than the
+                finished share gives; ``running`` are its running parts, each with ``name``, ``elapsed``,
+                ``expected`` (seconds) and ``mib``.
         """
         self.done += amount
         now = time.monotonic()

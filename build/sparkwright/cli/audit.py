@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.base.errors import ArchiveError, AuditError, WheelError
-from sparkwright.cli.options import DEFAULT_PATCHSET, TargetOptions
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_seconds, human_size
 from sparkwright.native.inspection import KernelClass
-from sparkwright.pipeline.binaries import native_version
-from sparkwright.pipeline.expected import expected_record, found_compiled, merged_again
-from sparkwright.pipeline.job import require
+from sparkwright.pipeline.expectation import expectation
+from sparkwright.pipeline.expected_record import expected_record, found_compiled, merged_again
+from sparkwright.pipeline.options import DEFAULT_PATCHSET, TargetOptions
+from sparkwright.pipeline.state import require
+from sparkwright.pipeline.version import native_version
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.kernels import kernels_of
@@ -33,12 +34,17 @@ if TYPE_CHECKING:
 @click.argument(
     "wheels", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False)
 )
-@click.option("--patchset", default=DEFAULT_PATCHSET, show_default=True, help="What the wheel was made from.")
-@click.option("--source", default="index", show_default=True, help="Where upstream's tree comes from.")
+@click.option(
+    "--patchset",
+    default=DEFAULT_PATCHSET,
+    show_default=True,
+    help="The patchset that the wheel was built from.",
+)
+@click.option("--source", default="index", show_default=True, help="Origin of upstream's tree.")
 @click.option(
     "--allow-skipped",
     is_flag=True,
-    help="Accept a wheel of another point, or with binaries compiled elsewhere, checked as far as it goes.",
+    help="Accept a wheel of another build spec, or with binaries compiled elsewhere, with checks skipped.",
 )
 @click.option("--arch", default="", help="Judge kernels for this card, such as 12.1a; the lock's by default.")
 @common_options
@@ -52,17 +58,17 @@ def command(
     allow_skipped: bool,
     arch: str,
 ) -> None:
-    """Check WHEELS against upstream's own and against what was merged.
+    """Compare WHEELS with upstream's and with the merge.
 
-    The merge is done again, so nothing that a wheel says of itself is taken on trust. Upstream's own
-    wheel can be audited too.
+    The merge is repeated, so that no record inside a wheel is trusted. Upstream's own wheel can be
+    audited too.
     """
     reports = []
     for wheel in wheels:
-        wanted = TargetOptions(
+        target = TargetOptions(
             patchset=patchset, platform=_platform(session, wheel), source=source, arch=arch
         )
-        report = audit(wheel.absolute(), _expectation(session, wanted, wheel))
+        report = audit(wheel.absolute(), _expectation(session, target, wheel))
         reports.append(report)
         if not session.as_json:
             _show(report)
@@ -75,13 +81,13 @@ def command(
 
 
 def _unchecked(report: AuditReport) -> AuditError:
-    """The error for a wheel in which nothing is wrong as far as could be seen here."""
+    """Return the error for a wheel that failed no check, but skipped some."""
     skipped = [check.name for check in report.checks if check.verdict == "skipped"]
     because = [f"{check.name} is unverified: {check.detail}" for check in report.unverified]
     if names := [name for name in report.unchecked if name in skipped]:
         because.append(
             f"{', '.join(names)} could not run: they need the merge that it was made from, and this checkout "
-            "describes another point, or tools that the lock does not name"
+            "describes another build spec, or tools that the lock does not name"
         )
     return AuditError(
         f"{report.filename} was not checked in full",
@@ -92,7 +98,7 @@ def _unchecked(report: AuditReport) -> AuditError:
 
 
 def _platform(session: Session, wheel: Path) -> str:
-    """The lock's platform that *wheel* is for, by its tags."""
+    """Return the lock's platform that *wheel* is for, by its tags."""
     tags = ".".join(parse_name(wheel.name).tags)
     for platform in session.checkout.lock.wheels:
         if tags.endswith(platform):
@@ -100,39 +106,39 @@ def _platform(session: Session, wheel: Path) -> str:
     raise WheelError(
         f"{wheel.name} cannot be audited",
         because="upstream.lock has no wheel for its platform",
-        next_step=f"the lock knows: {', '.join(session.checkout.lock.wheels)}",
+        next_step=f"the lock has wheels for: {', '.join(session.checkout.lock.wheels)}",
     )
 
 
-def _job(session: Session, wanted: TargetOptions, wheel: Path) -> tuple[Job, str, KernelsRecord | None]:
-    """The job that *wheel* may have come of, the version that it has if it did, and what it says of kernels.
+def _job(session: Session, target: TargetOptions, wheel: Path) -> tuple[Job, str, KernelsRecord | None]:
+    """Return the job that may have built *wheel*, the version to expect, and its own record of kernels.
 
-    What the wheel says of its kernels chooses between jobs of this checkout, and decides no check.
+    That record only selects a job of this checkout; no check relies on it.
     """
     try:
         record = kernels_of(wheel)
     except (ArchiveError, WheelError):
-        record = None  # the audit tells what is wrong with it
+        record = None  # the audit reports the damage
     if record is None:
-        job = session.job(replace(wanted, kernels="upstream", arch=""))
+        job = session.job(replace(target, kernels="upstream", arch=""))
         return job, job.version, None
     full = parse_name(wheel.name).version.endswith(".full")
-    job = session.job(replace(wanted, kernels="native", arch=wanted.arch or record.arch), full=full)
+    job = session.job(replace(target, kernels="native", arch=target.arch or record.arch), full=full)
     extensions = require(job.native).extensions
     stock = {name for name, spec in extensions.items() if spec.member in record.reasons}
     return job, native_version(job, stock), record
 
 
-def _expectation(session: Session, wanted: TargetOptions, wheel: Path) -> Expectation:
-    """What *wheel* is held against: the merge too, if it is of the point that the checkout describes."""
-    job, version, stated = _job(session, wanted, wheel)
+def _expectation(session: Session, target: TargetOptions, wheel: Path) -> Expectation:
+    """Return what *wheel* is compared with: the merge too, if it is of this checkout's build spec."""
+    job, version, stated = _job(session, target, wheel)
     compiled = found_compiled(job, stated)
     if parse_name(wheel.name).version != version:
-        return job.expectation(None, arch=wanted.arch, compiled=compiled)
-    known = merged_again(job)
-    record = expected_record(job, known, version, stated)
-    changes = job.changes(require(known.report))
-    return job.expectation(changes, version, arch=wanted.arch, record=record, compiled=compiled)
+        return expectation(job, None, arch=target.arch, compiled=compiled)
+    state = merged_again(job)
+    record = expected_record(job, state, version, stated)
+    changes = job.changes(require(state.report))
+    return expectation(job, changes, version, arch=target.arch, record=record, compiled=compiled)
 
 
 def _show(report: AuditReport) -> None:
@@ -147,7 +153,7 @@ def _show(report: AuditReport) -> None:
 
 
 def _show_binaries(report: AuditReport) -> None:
-    """How many kernels of each binary can do what on the card."""
+    """Show the kernels of each binary by what the card can run."""
     headings = ("binary", "size", "packed", *KernelClass, "cubins and PTX")
     rows = [
         (

@@ -16,7 +16,7 @@ from sparkwright.base.errors import (
     ProofError,
     UnprovedError,
 )
-from sparkwright.cli.options import TargetOptions, job_options, tree_options
+from sparkwright.cli.options import job_options, tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sparkwright.merge import Outcome
     from sparkwright.merge.absorb import CarryChange
     from sparkwright.merge.refresh import Workshop
-    from sparkwright.pipeline import Job
+    from sparkwright.pipeline import Job, TargetOptions
     from sparkwright.probe import Proof
 
 
@@ -48,14 +48,16 @@ def _find(session: Session, name: str) -> Carry:
 @command.command("new")
 @click.argument("name", required=False)
 @click.option(
-    "--pull", metavar="NUMBER", help="Hold this upstream pull request: 45544, #45544 or its address."
+    "--pull",
+    metavar="NUMBER",
+    help="Take the change from this upstream pull request: 45544, #45544 or its address.",
 )
 @click.option(
-    "--from", "folder", type=click.Path(path_type=Path), help="Hold what was edited in this folder."
+    "--from", "folder", type=click.Path(path_type=Path), help="Take the change from this edited folder."
 )
 @click.option("--repository", help="The pull request's repository; upstream's by default.")
-@click.option("--title", default="", help="One line: what the change does.")
-@click.option("--why", default="", help="What is wrong without it.")
+@click.option("--title", default="", help="One line about the change.")
+@click.option("--why", default="", help="The defect that it repairs.")
 @tree_options
 @common_options
 @run_in_session
@@ -68,7 +70,7 @@ def new(
     repository: str | None,
     title: str,
     why: str,
-    wanted: TargetOptions,
+    target: TargetOptions,
 ) -> None:
     """Make a carry, from an upstream pull request or from a folder with an edited tree.
 
@@ -94,8 +96,8 @@ def new(
         carry = create_pull(session.checkout.carries, draft, found)
     else:
         if name is None or not title or not why or folder is None:
-            raise click.UsageError("a carry of our own needs a NAME, --title and --why")
-        job = session.job(wanted)
+            raise click.UsageError("a carry from a folder needs a NAME, --title and --why")
+        job = session.job(target)
         patch = diff_folder(job.repository, job.pristine.tree, folder)
         if not patch:
             raise PatchError(f"{folder} holds no change", because="every file is as in the pinned tree")
@@ -104,12 +106,12 @@ def new(
         print_json(to_builtins(carry.spec))
         return
     click.echo(f"made     {carry.folder}")
-    click.echo(f"next     say more in {carry.folder / 'carry.toml'}, write {carry.folder / 'probe.py'},")
-    click.echo(f"         and add {carry.name!r} to patchsets/{wanted.patchset}.toml")
+    click.echo(f"next     complete {carry.folder / 'carry.toml'}, write {carry.folder / 'probe.py'},")
+    click.echo(f"         and add {carry.name!r} to patchsets/{target.patchset}.toml")
 
 
 def _repository(session: Session, named: str) -> str:
-    """The address of the repository that *named* means: the lock's own spelling, where it is that one."""
+    """Return the address of the repository *named*, in the lock's spelling if it is the lock's."""
     pinned = session.checkout.lock.release.git
     same = named.removesuffix("/").removesuffix(".git") == pinned.removesuffix("/").removesuffix(".git")
     return pinned if same or not named else named
@@ -121,10 +123,10 @@ def _repository(session: Session, named: str) -> str:
 @tree_options
 @common_options
 @run_in_session
-def show(session: Session, *, name: str, context: int, wanted: TargetOptions) -> None:
-    """Show a carry: why it is there, what is known of it, and its change with context."""
+def show(session: Session, *, name: str, context: int, target: TargetOptions) -> None:
+    """Show a carry: its reason, its evidence, and its change with context."""
     carry = _find(session, name)
-    job = session.job(wanted)
+    job = session.job(target)
     change = _change(job, carry)
     diff = job.repository.diff(change.base, change.theirs, context=context)
     text = diff.decode(errors="replace")
@@ -136,16 +138,16 @@ def show(session: Session, *, name: str, context: int, wanted: TargetOptions) ->
 
 
 def _change(job: Job, carry: Carry) -> CarryChange:
-    """What *carry* changes, on its own base.
+    """Return the change of *carry* on its own base.
 
     Raises:
-        PatchError: its base cannot be had, or the patch does not fit it.
-        NotInStoreError: the dependency's source that it changes is not at hand.
+        PatchError: its base cannot be fetched, or the patch does not fit it.
+        NotInStoreError: the store lacks the dependency's source that it changes.
     """
     from sparkwright.merge.prepare import prepare
     from sparkwright.merge.sources import source_change
 
-    lock = job.point.lock
+    lock = job.spec.lock
     if carry.spec.source is not None:
         pin = None if lock.native is None else lock.native.sources.get(carry.spec.source)
         if pin is None or pin.tree is None or not job.repository.has(pin.tree):
@@ -161,7 +163,7 @@ def _change(job: Job, carry: Carry) -> CarryChange:
         version=lock.release.version,
         find_base=job.find_base,
         offline=job.options.offline,
-        below=job.point.carries,
+        below=job.spec.carries,
     )
     if ready.change is None:
         raise PatchError(f"the change of {carry.name} cannot be shown", because=ready.refusal)
@@ -171,7 +173,7 @@ def _change(job: Job, carry: Carry) -> CarryChange:
 def _show_spec(carry: Carry) -> None:
     spec = carry.spec
     click.secho(printable(f"{spec.name}: {spec.title}"), bold=True)
-    for heading, text in (("why", spec.why), ("symptom", spec.symptom), ("dies when", spec.dies_when)):
+    for heading, text in (("why", spec.why), ("symptom", spec.symptom), ("drop when", spec.dies_when)):
         click.echo(printable(f"\n{heading}\n{text.strip()}"))
     click.echo(f"\nevidence: {spec.evidence.level}")
     for text in spec.evidence.demonstrated:
@@ -188,11 +190,11 @@ def _show_spec(carry: Carry) -> None:
 @tree_options
 @common_options
 @run_in_session
-def edit(session: Session, *, folder: Path, name: str | None, wanted: TargetOptions) -> None:
+def edit(session: Session, *, folder: Path, name: str | None, target: TargetOptions) -> None:
     """Write the pinned tree into FOLDER, to edit it there."""
     from sparkwright.carries.edited import write_tree
 
-    job = session.job(wanted)
+    job = session.job(target)
     tree = job.pristine.tree
     if name is not None:
         carry = _find(session, name)
@@ -220,8 +222,8 @@ def _workshop(job: Job) -> Workshop:
     return Workshop(
         repository=job.repository,
         pristine=job.pristine.tree,
-        version=job.point.lock.release.version,
-        carries=job.point.carries,
+        version=job.spec.lock.release.version,
+        carries=job.spec.carries,
         find_base=job.find_base,
     )
 
@@ -234,8 +236,8 @@ def _workshop(job: Job) -> Workshop:
 @tree_options
 @common_options
 @run_in_session
-def refresh(session: Session, *, name: str, folder: Path | None, wanted: TargetOptions) -> None:
-    """Bring a carry up to date: a pull request to its present head, one of ours onto the pin."""
+def refresh(session: Session, *, name: str, folder: Path | None, target: TargetOptions) -> None:
+    """Update a carry: a pull request to its present head, another one to the pin."""
     carry = _find(session, name)
     if carry.spec.pull is not None:
         if folder is not None:
@@ -244,7 +246,7 @@ def refresh(session: Session, *, name: str, folder: Path | None, wanted: TargetO
             )
         _refresh_pull(session, carry, carry.spec.pull)
     else:
-        _refresh_own(session, session.job(wanted), carry, folder)
+        _refresh_own(session, session.job(target), carry, folder)
 
 
 def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> None:
@@ -274,7 +276,7 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
     from sparkwright.carries.files import add_revision
     from sparkwright.store import remove_tree
 
-    lock, workshop = job.point.lock, _workshop(job)
+    lock, workshop = job.spec.lock, _workshop(job)
     ground = workshop.ground(carry)
     work = session.checkout.root / ".sparkwright" / "refresh" / carry.name
     if folder is not None:
@@ -285,11 +287,11 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
         raise ConfigError(
             f"nothing is left of {carry.name}",
             because=f"vllm {lock.release.version} has its change",
-            next_step="take it out of the patchset, or say in its carry.toml what supersedes it",
+            next_step="remove it from the patchset, or declare in its carry.toml what supersedes it",
         )
     revision = add_revision(carry, lock, patch, stacked_on=ground.stacked_on)
     if folder is not None and folder.absolute() == work.absolute():
-        remove_tree(work)  # what was resolved there is in the revision now
+        remove_tree(work)  # the revision contains what was resolved there
     written = next(entry for entry in revision.spec.revision if entry.release == lock.release.version)
     if session.as_json:
         print_json(to_builtins(written))
@@ -303,13 +305,13 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
 @job_options
 @common_options
 @run_in_session
-def prove(session: Session, *, names: tuple[str, ...], wanted: TargetOptions) -> None:
+def prove(session: Session, *, names: tuple[str, ...], target: TargetOptions) -> None:
     """Run the probes of all carries, or of NAMES, on the pristine and the merged tree.
 
-    Each proof is recorded beside its carry. A carry that is not proved is an error, but for one that is
-    declared superseded or is left out. Of one that upstream seems to have, the defect must be gone.
+    Each proof is recorded beside its carry. An unproved carry is an error, unless it is declared
+    superseded or left out. For one that upstream seems to contain, the defect must be gone.
     """
-    job = session.job(wanted)
+    job = session.job(target)
     proofs, needless, unproved = _prove(job, names)
     if session.as_json:
         described = [to_builtins(proof) for proof in proofs]
@@ -326,39 +328,39 @@ def prove(session: Session, *, names: tuple[str, ...], wanted: TargetOptions) ->
         raise ProofError(
             f"{', '.join(refuted)} refuted",
             because=f"the probe fails on the merged tree: {told}",
-            next_step="mend the carry, or take it out of the patchset",
+            next_step="correct the carry, or remove it from the patchset",
         )
     if there := [proof.carry for proof in proofs if proof.verdict == "not absorbed"]:
         raise AbsorptionError(
             f"{', '.join(there)} not absorbed",
             because="; ".join(f"{name}: {unproved[name]}" for name in there),
-            next_step="say absorbs = false of that pull request, or write a new revision of the carry",
+            next_step="set absorbs = false for that pull request, or write a new revision of the carry",
         )
     if unproved:
         raise UnprovedError(
             f"{len(unproved)} not proved",
             because="; ".join(f"{name}: {why}" for name, why in unproved.items()),
-            next_step="mend the probe, or drop the carry where upstream no longer needs it",
+            next_step="correct the probe, or drop the carry if upstream no longer needs it",
         )
 
 
 def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str], dict[str, str]]:
-    """Prove and record; returns the proofs and, by name, why others need none, and why they have none."""
+    """Prove and record; return the proofs, and by name why others need none, or have none."""
     from sparkwright.carries.folder import unknown_name
     from sparkwright.merge import OutcomeKind, merge_patchset
     from sparkwright.probe import ProbeVerdict, write_proof
 
-    known = [carry.name for carry in job.point.carries]
+    known = [carry.name for carry in job.spec.carries]
     for name in names:
         if name not in known:
             raise unknown_name("carry in this patchset", name, known)
-    version = job.point.lock.release.version
+    version = job.spec.lock.release.version
     report = merge_patchset(job.repository, job.merge_request(job.pristine, version))
     prover = job.prover(report)
     proofs: list[Proof] = []
     needless: dict[str, str] = {}
     unproved: dict[str, str] = {}
-    for carry in job.point.carries:
+    for carry in job.spec.carries:
         outcome = report.outcome(carry.name)
         if names and carry.name not in names:
             continue

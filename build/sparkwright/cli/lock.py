@@ -25,15 +25,15 @@ def _access(session: Session) -> Access:
 @click.option(
     "--source",
     default="",
-    help="Ask this for the commit too: git, a repository's address, or a clone. By default, the address that "
-    "the lock names is asked for the release's tag, and the store for the commit.",
+    help="Confirm the commit with this too: git, a repository's address, or a clone. By default, with the "
+    "tag at the address that the lock names, and with the store.",
 )
 @common_options
 @run_in_session
 def check_command(session: Session, *, source: str) -> None:
-    """Hold every value of upstream.lock against the sdist, the wheels, the tree, and torch.
+    """Compare every value of upstream.lock with the sdist, the wheels, the tree, and torch.
 
-    A release states nine digits of its commit. The others are confirmed by git, or reported as unconfirmed.
+    A release contains nine digits of its commit. The others are confirmed by git, or reported as unconfirmed.
     """
     from sparkwright.lock.check import check, flatten, require_agreement, unconfirmed
     from sparkwright.lock.coherence import check_native
@@ -54,9 +54,7 @@ def check_command(session: Session, *, source: str) -> None:
         )
     elif not findings:
         native = "; the [native] tables fit it, torch and each other" if lock.native else ""
-        click.echo(
-            f"upstream.lock says what vllm {lock.release.version} says: {checked} values checked{native}"
-        )
+        click.echo(f"upstream.lock agrees with vllm {lock.release.version}: {checked} values checked{native}")
         for item in open_ends:
             click.echo(
                 f"unconfirmed: {item.key} is {item.stated or 'nothing'} by the release's own files; "
@@ -65,7 +63,7 @@ def check_command(session: Session, *, source: str) -> None:
             click.echo("next     sparkwright lock check --source git, or an address, or a clone")
     else:
         rows = [(item.key, item.locked or "-", item.released or "-", item.witness) for item in findings]
-        show_table(("key", "the lock", "the release", "says"), rows)
+        show_table(("key", "the lock", "the release", "found in"), rows)
     require_agreement(findings)
 
 
@@ -75,7 +73,7 @@ def check_command(session: Session, *, source: str) -> None:
 @common_options
 @run_in_session
 def bump(session: Session, *, version: str, dry_run: bool) -> None:
-    """Move upstream.lock to VERSION, from what that release says; comments and order stay."""
+    """Move upstream.lock to VERSION, with the values of that release; comments and order stay."""
     path = session.checkout.root / LOCK_NAME
     bumped = propose(_access(session), path.read_text(encoding="utf-8"), version)
     if not dry_run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import importlib
 import os
@@ -22,27 +21,27 @@ COMMANDS = {
     "plan": "Show the steps to a wheel, and which results the store already holds.",
     "merge": "Merge the patchset onto the pin, or onto another release, and report each carry.",
     "wheel": "Build the wheel: fetch, merge, prove, assemble, audit, publish.",
-    "audit": "Check a wheel against upstream's own and against what was merged.",
+    "audit": "Compare a wheel with upstream's and with the merge.",
     "publish": "Write a static package index over the wheels in a folder.",
     "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",
-    "status": "Show the pin, the carries with their outcomes and proofs, and what is in dist/.",
+    "status": "Show the pin, the carries with their outcomes and proofs, and the wheels in dist/.",
     "carry": "Make, show, edit, refresh and prove carries.",
     "patchset": "Give a patchset its next revision, which orders the wheels of one release.",
     "lock": "Check upstream.lock against the release itself, or move it to another release.",
-    "store": "Show what the store holds, verify it, make room in it.",
+    "store": "List, verify and prune the store.",
     "doctor": "Check that this machine has what is needed.",
 }
 
-# Syntax trees and git's trees are a great many objects without a cycle, and Python looks for cycles every
-# time that 700 are new: that takes longer than making them.
+# Syntax trees and git's trees are many objects without a cycle, and Python looks for cycles after every
+# 700 new ones: that takes longer than making them.
 _COLLECT_EVERY = 100_000
-# What shells make of a program that SIGINT or SIGPIPE ended.
+# Exit statuses that shells report for SIGINT and SIGPIPE.
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
 
 class _LateGroup(click.Group):
-    """Knows its commands by name and imports one only when it is called."""
+    """A group that imports a command only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -50,6 +49,8 @@ class _LateGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            import difflib  # not for --help, which is as fast as its imports
+
             close = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise click.UsageError(f"There is no command {cmd_name!r}.{hint}", ctx)
@@ -69,7 +70,7 @@ def group() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line; return the exit status."""
     gc.set_threshold(_COLLECT_EVERY)
     words = list(sys.argv[1:] if arguments is None else arguments)
     expect_json("--json" in words)
@@ -79,15 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report(error)
     except (click.exceptions.Abort, KeyboardInterrupt):
         stopped = SparkwrightError(
-            "interrupted", next_step="run the same command again: it goes on from here"
+            "interrupted", next_step="run the same command again: it continues from here"
         )
         return report(stopped, kind="Interrupted", code=_INTERRUPTED)
     except click.ClickException as error:
         return _report_usage(error, as_json="--json" in words)
-    except SystemExit:  # click's way to end when whoever read our output has gone
+    except SystemExit:  # click ends so when the reader of standard output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # noqa: TID251
         return _BROKEN_PIPE
-    except Exception as error:  # noqa: BLE001 - whatever it is, it has to end in one clear line
+    except Exception as error:  # noqa: BLE001 - every error has to end in one clear line
         return report(unforeseen(error), kind="UnforeseenError")
     return result if isinstance(result, int) else 0
 

@@ -9,21 +9,22 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import CarryConflictError
-from sparkwright.cli.options import TargetOptions, job_options
+from sparkwright.cli.options import job_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.merge import OutcomeKind, merge_patchset
-from sparkwright.pipeline.steps import find_proof
+from sparkwright.pipeline.proofs import find_proof
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.merge import MergeReport
+    from sparkwright.pipeline.options import TargetOptions
 
 _HAZARDS = {
     "both-sides": "both sides changed {}",
-    "doubled": "{} stands there twice, with one value",
+    "doubled": "{} is defined twice, with one value",
     "signature": "it calls {} as it was before the other side changed what that takes",
     "removed": "it calls {}, which the other side removed",
 }
@@ -37,24 +38,24 @@ _HAZARDS = {
 @job_options
 @common_options
 @run_in_session
-def command(session: Session, *, onto: str | None, check_out: Path | None, wanted: TargetOptions) -> None:
+def command(session: Session, *, onto: str | None, check_out: Path | None, target: TargetOptions) -> None:
     """Merge the patchset onto the pin, or onto another release, and report each carry.
 
-    No probe is run. A carry that upstream seems to have is 'absorbed (unproved)' until its probe, run by
+    No probe is run. A carry that upstream seems to contain is 'absorbed (unproved)' until its probe, run by
     'carry prove' or 'wheel', has shown that the defect is gone.
 
-    Onto the pin, a carry that does not merge is an error. Onto another release the report
-    itself is the answer, and the exit status is 0 whatever the outcomes are.
+    Onto the pin, a carry that does not merge is an error. Onto another release the result
+    is the report, and the exit status is 0 whatever the outcomes are.
     """
-    job = session.job(wanted)
+    job = session.job(target)
     if onto is None:
-        version, pristine = job.point.lock.release.version, job.pristine
+        version, pristine = job.spec.lock.release.version, job.pristine
     else:
         version, pristine = onto, job.source.release(onto)
     report = merge_patchset(job.repository, job.merge_request(pristine, version))
     if any(outcome.kind is OutcomeKind.REFUSED for outcome in report.failed):
-        session.require_sound_repository()  # before a word of it is said
-    known = {carry.name: carry for carry in job.point.carries}
+        session.require_sound_repository()  # before any of it is reported
+    known = {carry.name: carry for carry in job.spec.carries}
     unproved = [
         outcome.carry
         for outcome in report.outcomes

@@ -1,56 +1,33 @@
-"""Options that many commands share, and what they come to."""
+"""Options that several commands share, each group as one argument."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
-from sparkwright.pipeline.job import Compiling
+from sparkwright.pipeline.options import DEFAULT_PATCHSET, DEFAULT_PLATFORM, CompileOptions, TargetOptions
+from sparkwright.publish.folder import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkwright.pipeline.choose import Kernels
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
-DEFAULT_PATCHSET = "spark"
-DEFAULT_PLATFORM = "aarch64"
-
-
-@dataclass(frozen=True)
-class TargetOptions:
-    """Which wheel a command is about.
-
-    Attributes:
-        patchset: name of the patchset.
-        platform: which machine the wheel is for.
-        source: where upstream's tree comes from.
-        kernels: where compiled code comes from.
-        arch: what it is compiled for; the lock says so by default.
-    """
-
-    patchset: str = DEFAULT_PATCHSET
-    platform: str = DEFAULT_PLATFORM
-    source: str = "index"
-    kernels: Kernels = "upstream"
-    arch: str = ""
-
-
 _TREE = (
-    click.option("--patchset", default=DEFAULT_PATCHSET, show_default=True, help="Which patchset."),
-    click.option("--platform", default=DEFAULT_PLATFORM, show_default=True, help="Which machine."),
+    click.option("--patchset", default=DEFAULT_PATCHSET, show_default=True, help="The patchset's name."),
+    click.option(
+        "--platform", default=DEFAULT_PLATFORM, show_default=True, help="The machine that the wheel is for."
+    ),
     click.option(
         "--source",
         default="index",
         show_default=True,
-        help="Where upstream's tree comes from: index, git, a repository's address, or a folder.",
+        help="Origin of upstream's tree: index, git, a repository's address, or a folder.",
     ),
 )
 _KERNELS = (
@@ -60,25 +37,30 @@ _KERNELS = (
         default="auto",
         show_default=True,
         envvar="SPARKWRIGHT_KERNELS",
-        help="Upstream's own kernels, or native ones, compiled for one card; auto: native on that card.",
+        help="Upstream's kernels, or native ones, compiled for one card; auto: native on that card.",
     ),
-    click.option("--arch", default="", help="What native kernels are compiled for; 12.1a and the like."),
+    click.option(
+        "--arch", default="", help="Architecture of native kernels, such as 12.1a; the lock's by default."
+    ),
 )
 _RESULT = (
     click.option(
         "--require-native",
         is_flag=True,
-        help="With native kernels: an extension that cannot be compiled is an error, not upstream's.",
+        help="With native kernels: refuse an extension that cannot be compiled; do not take upstream's.",
     ),
     click.option(
-        "--full", is_flag=True, help="With native kernels: keep binaries that are of no use on the card."
+        "--full", is_flag=True, help="With native kernels: keep binaries without code for the card."
     ),
 )
 _COMPILING = (
     click.option(
-        "--jobs", "-j", type=click.IntRange(min=1), help="Most compilers at once; by cores and memory."
+        "--jobs",
+        "-j",
+        type=click.IntRange(min=1),
+        help="Most compilers at once; by default as many as cores and memory allow.",
     ),
-    click.option("--keep-going", "-k", is_flag=True, help="Go on with other units when one fails."),
+    click.option("--keep-going", "-k", is_flag=True, help="Compile the other units when one fails."),
     click.option(
         "--isolate",
         is_flag=True,
@@ -94,28 +76,40 @@ _COMPILING = (
 )
 
 
-def compile_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add how kernels are compiled, and what is made of them.
+_OUT = click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help=f"Folder for wheels and their index; {VARIABLE}, or dist/ in the checkout, by default.",
+)
 
-    *function* gets the first as `Compiling`, and ``require_native`` and ``full``.
+
+def out_option(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--out``, the folder for wheels; *function* gets it as it was given, or `None`."""
+    return _OUT(function)
+
+
+def compile_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add the options of compiling kernels.
+
+    *function* gets them as `CompileOptions`, and ``require_native`` and ``full`` as they are.
     """
-    return _bundled(function, (*_RESULT, *_COMPILING), Compiling, "compiling")
+    return _bundled(function, (*_RESULT, *_COMPILING), CompileOptions, "compiling")
 
 
 def tree_options(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--patchset``, ``--platform`` and ``--source``; *function* gets them as `TargetOptions`."""
-    return _bundled(function, _TREE, TargetOptions, "wanted")
+    return _bundled(function, _TREE, TargetOptions, "target")
 
 
 def job_options(function: Callable[..., R]) -> Callable[..., R]:
     """Like `tree_options`, with ``--kernels`` and ``--arch``."""
-    return _bundled(function, (*_TREE, *_KERNELS), TargetOptions, "wanted")
+    return _bundled(function, (*_TREE, *_KERNELS), TargetOptions, "target")
 
 
 def _bundled(
     function: Callable[..., R], options: tuple[Callable[[Any], Any], ...], bundle: type[Any], name: str
 ) -> Callable[..., R]:
-    """*function* with *options*, of which it gets those that *bundle* has as one argument called *name*."""
+    """Add *options* to *function*, which gets the fields of *bundle* as one argument called *name*."""
     fields = [field.name for field in dataclasses.fields(bundle)]
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""What a command leaves behind: one JSON document for machines, a message and an exit code for errors."""
+"""The output of a command: one JSON document for machines, or a message and an exit code for errors."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 _DEBUG = "SPARKWRIGHT_DEBUG"
 _owed: ContextVar[bool] = ContextVar("owed", default=False)
-"""Whether a JSON document is still to be printed."""
+"""True while a JSON document is still to be printed."""
 
 
-def expect_json(wanted: bool) -> None:  # noqa: FBT001 - one plain question
-    """Say whether standard output has to hold one JSON document when the command ends."""
-    _owed.set(wanted)
+def expect_json(expected: bool) -> None:  # noqa: FBT001 - the only argument
+    """Set if standard output has to contain one JSON document when the command ends."""
+    _owed.set(expected)
 
 
 def print_json(value: Any) -> None:
-    """Print the result for machines."""
+    """Print *value*, the result, as JSON."""
     _owed.set(False)
     click.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str))
 
 
 def printable(text: str) -> str:
-    """Return *text*, of which others may have written a part, with escapes for all that steers a terminal."""
+    """Return *text*, which may be untrusted, with its terminal control characters escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -45,14 +45,14 @@ def printable(text: str) -> str:
 
 
 def report(error: SparkwrightError, *, kind: str = "", code: int | None = None) -> int:
-    """Report *error*; returns the exit status.
+    """Report *error* and return the exit status.
 
-    Where a JSON document is owed and no result was printed, the error is that document. A result that
-    was printed stays the only one, and the error goes to standard error as it does for people.
+    If a JSON document is expected and no result was printed, the error is that document. After a printed
+    result, the error goes to standard error as text.
 
     Args:
-        error: what to report.
-        kind: what to call it in JSON; its class by default.
+        error: the error to report.
+        kind: its name in JSON; its class by default.
         code: the exit status; its class's by default.
     """
     status = error.exit_code if code is None else code
@@ -74,14 +74,14 @@ def report(error: SparkwrightError, *, kind: str = "", code: int | None = None) 
 
 
 def colour() -> bool | None:
-    """What click should think of colours: never with ``NO_COLOR`` (no-color.org), else as it sees fit."""
+    """Return click's setting for colours: none with ``NO_COLOR`` (no-color.org), else its default."""
     return False if os.environ.get("NO_COLOR") else None
 
 
 def unforeseen(error: Exception, folder: Path | None = None) -> SparkwrightError:
-    """An error that nobody foresaw, as one line; its traceback goes into a file in *folder*.
+    """Return an internal error for *error*, and write its traceback into a file in *folder*.
 
-    With ``SPARKWRIGHT_DEBUG`` set, and where no file can be written, it goes to standard error.
+    With ``SPARKWRIGHT_DEBUG`` set, or if no file can be written, the traceback goes to standard error.
     """
     text = "".join(traceback.format_exception(error))
     because = " ".join(f"{type(error).__name__}: {error}".split())
@@ -98,7 +98,7 @@ def unforeseen(error: Exception, folder: Path | None = None) -> SparkwrightError
     if where == "above":
         click.echo(text, err=True)
     return SparkwrightError(
-        "something went wrong that nobody foresaw",
+        "internal error",
         because=because,
         next_step=f"please report it with the traceback {where}",
     )

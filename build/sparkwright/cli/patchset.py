@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.carries.patchset import with_next_revision
-from sparkwright.cli.options import DEFAULT_PATCHSET
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_read_only
+from sparkwright.pipeline.options import DEFAULT_PATCHSET
 from sparkwright.store import write_atomically
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ def command() -> None:
 @common_options
 @run_read_only
 def bump(session: Session, *, name: str) -> None:
-    """Give NAME its next revision, if the pin or a carry changed since the newest; comments stay."""
+    """Give NAME its next revision, if the pin or a carry changed since the newest one; comments stay."""
     path = session.checkout.root / "patchsets" / f"{name}.toml"
-    old = session.checkout.point(name)
+    old = session.checkout.build_spec(name)
     text = path.read_text(encoding="utf-8")
     written = with_next_revision(text, old)
     if written != text:
         write_atomically(path, written.encode())
-    new = session.checkout.point(name)
+    new = session.checkout.build_spec(name)
     if session.as_json:
         print_json({"patchset": name, "revision": new.revision, "digest": new.content, "was": old.revision})
     elif old.revision:
@@ -45,11 +45,11 @@ def bump(session: Session, *, name: str) -> None:
         click.echo("next     sparkwright wheel")
 
 
-def told_revision(point: BuildSpec) -> str:
-    """The revision for people, with the next step where there is none."""
-    if point.revision:
-        return str(point.revision)
+def told_revision(spec: BuildSpec) -> str:
+    """Return the revision as text, with the next step if there is none."""
+    if spec.revision:
+        return str(spec.revision)
     changed = (
-        f"the pin or a carry changed since {point.released.revision}" if point.released else "never counted"
+        f"the pin or a carry changed since {spec.released.revision}" if spec.released else "there was none"
     )
-    return f"none yet ({changed}): '{BUMP} {point.patchset}' gives it the next, until then wheels have 0"
+    return f"none yet ({changed}): '{BUMP} {spec.patchset}' gives it the next, until then wheels have 0"

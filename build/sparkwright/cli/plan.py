@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparkwright.cli.options import TargetOptions, compile_options, job_options
+from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import told_revision
 from sparkwright.cli.session import Session, common_options, run_read_only
@@ -15,45 +15,53 @@ from sparkwright.cli.tables import show_table
 from sparkwright.pipeline import plan
 
 if TYPE_CHECKING:
-    from sparkwright.pipeline.job import Compiling
+    from pathlib import Path
+
+    from sparkwright.pipeline.options import CompileOptions, TargetOptions
 
 
 @click.command("plan")
+@out_option
 @compile_options
 @job_options
 @common_options
 @run_read_only
 def command(
-    session: Session, *, require_native: bool, full: bool, compiling: Compiling, wanted: TargetOptions
+    session: Session,
+    *,
+    out: Path | None,
+    require_native: bool,
+    full: bool,
+    compiling: CompileOptions,
+    target: TargetOptions,
 ) -> None:
     """Show the steps to a wheel, and which results the store already holds.
 
-    Nothing is fetched, made or written. A step that waits gets its key when the steps
-    before it have run.
+    Nothing is fetched, made or written. A waiting step gets its key when the steps before it have run.
     """
-    job = session.job(wanted, require_native=require_native, full=full, compiling=compiling)
+    job = session.job(target, out=out, require_native=require_native, full=full, compiling=compiling)
     steps = plan(job)
     if session.as_json:
         print_json(
             {
-                "point": job.point.digest,
-                "revision": job.point.revision,
+                "point": job.spec.digest,
+                "revision": job.spec.revision,
                 "version": job.version,
-                "platform": wanted.platform,
+                "platform": target.platform,
                 "kernels": job.kernels,
-                "arch": job.point.arch,
-                "left-out": job.point.left_out,
+                "arch": job.spec.arch,
+                "left-out": job.spec.left_out,
                 "steps": [asdict(step) for step in steps],
             }
         )
         return
-    kernels = "upstream's kernels" if job.point.arch is None else f"kernels for {job.point.arch}"
-    click.echo(f"point {job.point.digest[:16]}  →  vllm {job.version} for {wanted.platform}, {kernels}")
-    click.echo(f"revision {told_revision(job.point)}")
+    kernels = "upstream's kernels" if job.spec.arch is None else f"kernels for {job.spec.arch}"
+    click.echo(f"build spec {job.spec.digest[:16]}  →  vllm {job.version} for {target.platform}, {kernels}")
+    click.echo(f"revision {told_revision(job.spec)}")
     rows = [(step.name, step.state, (step.key or "")[:16]) for step in steps]
     show_table(("step", "state", "key"), rows)
     for step in steps:
         if step.detail:
             click.echo(f"{step.name}: {step.detail}")
-    for name, why in job.point.left_out.items():
+    for name, why in job.spec.left_out.items():
         click.echo(f"left out {name}: {why}")

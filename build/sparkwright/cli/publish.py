@@ -9,7 +9,7 @@ import click
 from sparkwright.base.errors import PublishError
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
-from sparkwright.publish import publish, wheels_in
+from sparkwright.publish import dist_folder, publish, wheels_in
 
 
 @click.command("publish")
@@ -17,11 +17,12 @@ from sparkwright.publish import publish, wheels_in
 @common_options
 @run_in_session
 def command(session: Session, *, folder: Path | None) -> None:
-    """Write a static package index over the wheels in FOLDER (dist/ by default).
+    """Write a static package index over the wheels in FOLDER.
 
+    FOLDER is SPARKWRIGHT_DIST, or dist/ in the checkout, by default.
     The index is plain files in FOLDER/simple: copy FOLDER to any web server, or use it in place.
     """
-    where = (folder or session.checkout.root / "dist").absolute()
+    where = dist_folder(session.checkout.root, folder).absolute()
     wheels = wheels_in(where) if where.is_dir() else ()
     if not wheels:
         raise PublishError(

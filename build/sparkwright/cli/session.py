@@ -1,4 +1,4 @@
-"""What a command works in: the checkout, the store, the event log, and options that many share."""
+"""The session of a command: the checkout, the store, the event log, and the options that all share."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ from sparkwright.base.errors import (
     UnprovedError,
 )
 from sparkwright.base.events import JsonlSink, emit, subscribe, warn
-from sparkwright.carries.folder import unknown_name
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.terminal import showing_events
 from sparkwright.git import Repository, discard, open_repository, unsoundness
 from sparkwright.pipeline.checkout import Checkout, open_checkout
-from sparkwright.pipeline.choose import choose_arch
-from sparkwright.pipeline.job import BuildOptions, Compiling, Job
-from sparkwright.pipeline.toolchain_resource import ToolchainFacility
+from sparkwright.pipeline.job import Job, make_job
+from sparkwright.pipeline.options import BuildOptions, CompileOptions, TargetOptions
 from sparkwright.store import ActiveRun, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
 from sparkwright.upstream import Access, UpstreamSource, open_source, read_settings
@@ -40,18 +38,16 @@ from sparkwright.upstream import Access, UpstreamSource, open_source, read_setti
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkwright.cli.options import TargetOptions
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
 WORK = ".sparkwright"
-# As what damaged objects in the store's repository show themselves.
-_PERHAPS_GIT = (
+# The errors that damaged objects in the store's repository can cause.
+_GIT_ERRORS = (
     CarryConflictError, FetchError, PatchError, ProcessError, ProofError, RefError, UnprovedError,
 )  # fmt: skip
 _LOGS_KEPT_DAYS = 30.0
-_WRITABLE = "work in a clone that can be written: what a run did is noted in it"
+_WRITABLE = "work in a writable clone: each run writes its event log there"
 
 
 @dataclass(frozen=True)
@@ -59,12 +55,12 @@ class Session:
     """One run of a command.
 
     Attributes:
-        checkout: the clone of the project that it works on.
+        checkout: the clone of the project.
         store: the content-addressed store.
         repository: the store's git repository.
-        offline: whether the network is off.
-        as_json: whether results are printed for machines.
-        run: this run, as other runs see it in the store.
+        offline: use no network.
+        as_json: print results as JSON.
+        run: this run's entry in the store, which protects what it uses.
     """
 
     checkout: Checkout
@@ -76,80 +72,61 @@ class Session:
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """Where runs in this checkout left event logs, compilers' output and tracebacks."""
+        """Event logs, compilers' output and tracebacks of runs in this checkout."""
         return _logs(self.checkout.root / WORK)
 
     @property
     def access(self) -> Access:
-        """How things are fetched, and where they are kept."""
+        """The store and the network settings."""
         return Access(self.store, self.repository, read_settings(offline=self.offline))
 
     def source(self, spec: str) -> UpstreamSource:
-        """Where pristine trees come from: ``index``, ``git``, an address or a folder."""
+        """Return the origin of pristine trees: ``index``, ``git``, an address or a folder."""
         return open_source(spec, self.access)
 
     def require_network(self, what: str) -> None:
-        """Do nothing where the network may be used.
+        """Refuse to fetch *what* without a network.
 
         Raises:
-            NotInStoreError: it may not, and *what* is nowhere else.
+            NotInStoreError: the network is off.
         """
         if self.offline:
             raise NotInStoreError(
-                f"{what} cannot be asked for",
+                f"{what} cannot be fetched",
                 because="the network is off",
                 next_step="run once without --offline",
             )
 
     def require_sound_repository(self) -> None:
-        """Do nothing where git finds no damage in the store's repository.
+        """Refuse a damaged repository in the store.
 
         Raises:
-            ProcessError: it does; the command is tried again with another repository.
+            ProcessError: git finds damage; the command is tried again with another repository.
         """
         if why := unsoundness(self.repository):
             raise ProcessError("git's objects in the store are damaged", because=why)
 
     def job(
         self,
-        wanted: TargetOptions,
+        target: TargetOptions,
         *,
         out: Path | None = None,
         allow_unproved: tuple[str, ...] = (),
         require_native: bool = False,
         full: bool = False,
-        compiling: Compiling | None = None,
+        compiling: CompileOptions | None = None,
     ) -> Job:
-        """The job of making the wheel that is *wanted*."""
+        """Return the job of building the *target* with these options."""
         options = BuildOptions(
-            platform=wanted.platform,
-            source=wanted.source,
-            out=(out or self.checkout.root / "dist").absolute(),
+            **vars(target),
+            out=out,
             allow_unproved=frozenset(allow_unproved),
             offline=self.offline,
             require_native=require_native,
             full=full,
-            compiling=compiling or Compiling(),
+            compiling=compiling or CompileOptions(),
         )
-        lock = self.checkout.lock
-        _ = lock.wheel(wanted.platform)  # an unknown platform is said before any work
-        arch = choose_arch(lock, wanted.platform, kernels=wanted.kernels, arch=wanted.arch)
-        system = options.compiling.cuda
-        facility = ToolchainFacility(lock, wanted.platform, self.access, system)
-        job = Job(
-            checkout=self.checkout,
-            point=self.checkout.point(wanted.patchset, arch=arch),
-            options=options,
-            store=self.store,
-            repository=self.repository,
-            source=self.source(wanted.source),
-            facilities={"toolchain": facility} if arch else {},
-        )
-        names = [carry.name for carry in job.point.carries]
-        for name in allow_unproved:
-            if name not in names:
-                raise unknown_name("carry in this patchset", name, names)
-        return job
+        return make_job(self.checkout, self.store, self.repository, options)
 
 
 @contextlib.contextmanager
@@ -159,7 +136,7 @@ def _open_session(
     checkout = open_checkout(root)
     work = checkout.root / WORK
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    # The last net: what a room says of a full or forbidden disk is clearer, and comes first.
+    # The outermost handler: errors of lower layers about a full or read-only disk are clearer and come first.
     with _crashes_kept(work), storing(f"'{click.get_current_context().command_path}'"):
         with storing(f"writing to the checkout {checkout.root}", instead=_WRITABLE):
             log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
@@ -179,7 +156,7 @@ def _logs(work: Path) -> tuple[Path, ...]:
 
 @contextlib.contextmanager
 def _crashes_kept(folder: Path) -> Iterator[None]:
-    """Turn what nobody foresaw into one clear error, with its traceback in *folder*."""
+    """Turn an unexpected exception into one error, with its traceback in *folder*."""
     try:
         yield
     except (SparkwrightError, click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
@@ -212,7 +189,7 @@ def run_in_session(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def run_read_only(function: Callable[..., R]) -> Callable[..., R]:
-    """Like `run_in_session`, for commands that only look: the store's repository is not made for them."""
+    """Like `run_in_session`, for commands that only read: the store's repository is not created for them."""
     return _in_session(function, read_only=True)
 
 
@@ -230,7 +207,7 @@ def _in_session(function: Callable[..., R], *, read_only: bool) -> Callable[...,
             except Exception as error:
                 if not _mended(session, opened, error):
                     raise
-            # Once: what is damaged again after that is not the store's fault alone.
+            # Once: damage that comes back has another cause than the store.
             with contextlib.closing(open_repository(session.store.git)) as repository:
                 return function(replace(session, repository=repository), **arguments)
 
@@ -238,10 +215,10 @@ def _in_session(function: Callable[..., R], *, read_only: bool) -> Callable[...,
 
 
 def _mended(session: Session, opened: int, error: Exception) -> bool:
-    """Tell whether *error* came of damage in the store that is gone now, so that another try is worth it."""
-    if isinstance(error, LostFileError):  # dropped where it was found
+    """Tell if *error* came from damage in the store that is removed now, so that a second try can succeed."""
+    if isinstance(error, LostFileError):  # removed by the code that found it
         why = error.because
-    elif not _perhaps_gits(error):
+    elif not _may_be_gits(error):
         return False
     elif why := unsoundness(session.repository):
         session.repository.close()
@@ -251,14 +228,14 @@ def _mended(session: Session, opened: int, error: Exception) -> bool:
         why = "another run found the repository damaged"
     if not why:
         return False
-    warn(f"the store was damaged, and what is needed is fetched or made again: {why}", because=why)
+    warn(f"the store was damaged; missing files are fetched or made again: {why}", because=why)
     return True
 
 
-def _perhaps_gits(error: Exception) -> bool:
+def _may_be_gits(error: Exception) -> bool:
     if isinstance(error, (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)):
         return False
-    return isinstance(error, _PERHAPS_GIT) or not isinstance(error, SparkwrightError)
+    return isinstance(error, _GIT_ERRORS) or not isinstance(error, SparkwrightError)
 
 
 def _inode(repository: Repository) -> int:

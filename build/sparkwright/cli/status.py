@@ -6,44 +6,49 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.cli.options import TargetOptions, job_options
+from sparkwright.cli.options import job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import told_revision
 from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
 from sparkwright.merge import OutcomeKind
-from sparkwright.pipeline.job import BuildState
-from sparkwright.pipeline.steps import Merge, PristineTree, Prove
+from sparkwright.pipeline.proofs import Prove
+from sparkwright.pipeline.state import BuildState
+from sparkwright.pipeline.trees import Merge, PristineTree
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sparkwright.pipeline import Job
+    from sparkwright.pipeline.options import TargetOptions
 
 
 @click.command("status")
+@out_option
 @job_options
 @common_options
 @run_read_only
-def command(session: Session, *, wanted: TargetOptions) -> None:
-    """Show the pin, the carries with their outcomes and proofs, and what is in dist/.
+def command(session: Session, *, out: Path | None, target: TargetOptions) -> None:
+    """Show the pin, the carries with their outcomes and proofs, and the wheels in dist/.
 
-    Only what is known without work is shown; 'sparkwright merge' finds the rest out.
+    Only results in the store are shown; 'sparkwright merge' makes the others.
     """
-    job = session.job(wanted)
+    job = session.job(target, out=out)
     carries = _carries(job)
-    wheels = sorted(job.options.out.glob("*.whl"))
-    release = job.point.lock.release
+    wheels = sorted(job.out.glob("*.whl"))
+    release = job.spec.lock.release
     if session.as_json:
         print_json(
             {
                 "release": release.version,
                 "commit": release.commit,
                 "torch": release.torch,
-                "patchset": wanted.patchset,
+                "patchset": target.patchset,
                 "kernels": job.kernels,
-                "arch": job.point.arch,
-                "point": job.point.digest,
-                "revision": job.point.revision,
+                "arch": job.spec.arch,
+                "point": job.spec.digest,
+                "revision": job.spec.revision,
                 "version": job.version,
                 "carries": carries,
                 "wheels": [{"path": str(wheel), "size": wheel.stat().st_size} for wheel in wheels],
@@ -52,10 +57,10 @@ def command(session: Session, *, wanted: TargetOptions) -> None:
         )
         return
     click.echo(f"pin      vllm {release.version}, commit {release.commit[:12]}, torch {release.torch}")
-    click.echo(f"point    {job.point.digest[:16]}  →  {job.version}")
-    click.echo(f"revision {told_revision(job.point)}")
-    told = "upstream's own" if job.point.arch is None else f"native, compiled for {job.point.arch}"
-    click.echo(f"kernels  {told}")
+    click.echo(f"spec     {job.spec.digest[:16]}  →  {job.version}")
+    click.echo(f"revision {told_revision(job.spec)}")
+    kernels = "upstream's" if job.spec.arch is None else f"native, compiled for {job.spec.arch}"
+    click.echo(f"kernels  {kernels}")
     rows = [
         (entry["name"], entry["outcome"], entry["proof"], entry["evidence"], entry["title"])
         for entry in carries
@@ -67,16 +72,16 @@ def command(session: Session, *, wanted: TargetOptions) -> None:
 
 
 def _carries(job: Job) -> list[dict[str, Any]]:
-    known = BuildState()
-    merged = PristineTree().find(job, known) and Merge().find(job, known)
+    state = BuildState()
+    merged = PristineTree().find(job, state) and Merge().find(job, state)
     described = []
-    for carry in job.point.carries:
-        outcome = str(known.report.outcome(carry.name).kind) if merged and known.report else "not merged yet"
+    for carry in job.spec.carries:
+        outcome = str(state.report.outcome(carry.name).kind) if merged and state.report else "not merged yet"
         proof = "unknown"
-        if carry.name in job.point.left_out:
+        if carry.name in job.spec.left_out:
             outcome, proof = str(OutcomeKind.LEFT_OUT), "no proof needed"
         elif merged:
-            proof = "holds" if Prove(carry).find(job, known) else "none"
+            proof = "holds" if Prove(carry).find(job, state) else "none"
         described.append(
             {
                 "name": carry.name,

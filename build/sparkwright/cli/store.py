@@ -1,4 +1,4 @@
-"""``sparkwright store``: look at the store, verify it, make room in it."""
+"""``sparkwright store``: list, verify and prune the store."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @click.group("store")
 def command() -> None:
-    """Show what the store holds, verify it, make room in it."""
+    """List, verify and prune the store."""
 
 
 @command.command("list")
 @common_options
 @run_read_only
 def list_command(session: Session) -> None:
-    """Show what takes how much, by kind."""
+    """Show the number and size of entries, by kind."""
     from sparkwright.store.survey import survey, totals
 
     found = totals(survey(session.store, session.logs))
@@ -40,11 +40,11 @@ def list_command(session: Session) -> None:
 
 
 @command.command("verify")
-@click.option("--remove", is_flag=True, help="Drop what is damaged; it is fetched or made again when needed.")
+@click.option("--remove", is_flag=True, help="Remove damaged entries; they are remade when needed.")
 @common_options
 @run_read_only
 def verify_command(session: Session, *, remove: bool) -> None:
-    """Hash every file, read every record and every name, and let git check its objects."""
+    """Hash every file, read every record and name, and check git's objects."""
     from sparkwright.git import discard, unsoundness
     from sparkwright.store.verify import StoreFault, remove_faults, require_sound, verify
 
@@ -57,13 +57,13 @@ def verify_command(session: Session, *, remove: bool) -> None:
                 discard(session.repository, trash)
             remove_faults(faults)
     if session.as_json:
-        told = [{"path": str(fault.path), "why": fault.why} for fault in faults]
-        print_json({"store": str(session.store.home), "damaged": told, "removed": remove})
+        damaged = [{"path": str(fault.path), "why": fault.why} for fault in faults]
+        print_json({"store": str(session.store.home), "damaged": damaged, "removed": remove})
     elif faults:
         places = [(str(fault.path.relative_to(session.store.home)), fault.why) for fault in faults]
         show_table(("damaged", "why"), places)
         if remove:
-            click.echo(f"removed  {len(faults)}; what is needed is fetched or made again")
+            click.echo(f"removed  {len(faults)}; missing entries are fetched or made again")
     else:
         click.echo("the store is sound")
     if not remove:
@@ -75,24 +75,24 @@ def verify_command(session: Session, *, remove: bool) -> None:
     "--older-than",
     type=click.FloatRange(min=0),
     metavar="DAYS",
-    help="Remove what was not used for so many days, event logs too.",
+    help="Remove entries, and event logs, that were not used for so many days.",
 )
 @click.option(
     "--keep-size",
     type=click.FloatRange(min=0),
     metavar="GB",
-    help="Remove what was not used for the longest until the store has so many GiB.",
+    help="Remove the least recently used entries until the store has so many GiB.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the entries to remove, and remove nothing.")
 @common_options
 @run_read_only
 def prune_command(
     session: Session, *, older_than: float | None, keep_size: float | None, dry_run: bool
 ) -> None:
-    """Remove what was not used for the longest.
+    """Remove the least recently used entries.
 
-    What a run that is under way has used stays. What is removed and needed again is fetched or made
-    again. Git's objects are not removed.
+    Entries that a running command has used stay. Removed entries are fetched or made again when
+    needed. Git's objects are not removed.
     """
     from sparkwright.store.prune import PruneLimits, prune
     from sparkwright.store.survey import survey, totals
@@ -120,7 +120,7 @@ def prune_command(
         click.echo("nothing to remove")
     if in_use:
         kept = ", ".join(f"{total.count} {total.kind} ({human_size(total.size)})" for total in in_use)
-        click.echo(f"in use   {kept}: kept for the runs that are under way")
+        click.echo(f"in use   {kept}: kept for running commands")
     click.echo(f"kept     {human_size(done.kept)} in {session.store.home}")
 
 

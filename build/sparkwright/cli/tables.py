@@ -1,4 +1,4 @@
-"""Tables and colours for results that people read."""
+"""Tables and colours for results as text."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title:
     for row in rows:
         table.add_row(*(Text(printable(cell), style=COLOURS.get(cell, "")) for cell in row))
     if not console.is_terminal:
-        # Nothing is folded where no window limits the width.
+        # No window limits the width, so no cell is folded.
         console = Console(highlight=False, width=max(console.width, 200))
     console.print(table)

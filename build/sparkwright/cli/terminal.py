@@ -1,4 +1,4 @@
-"""Events for a person: a live display on a terminal, plain lines everywhere else."""
+"""Events as text: a live display on a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 _QUIET_S = 2.0
 _EVERY_S = 5.0
 
-# Work that goes on for so long is told of less often.
+# Longer tasks are reported less often.
 _LONG_S = 60.0
 _EVERY_LATER_S = 15.0
 
 _NAME_WIDTH = 40
 
-# Before this much of a task is done, what is left of it is anybody's guess.
+# Before this much of a task is done, an estimate of the rest is unreliable.
 _GUESS_AFTER_S = 2.0
 _GUESS_AFTER_SHARE = 0.01
 
 
 def human_size(count: float) -> str:
-    """*count* bytes in a unit that reads well."""
+    """Return *count* bytes as text, in a unit that reads well."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:  # noqa: PLR2004
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -40,7 +40,7 @@ def human_size(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """*seconds* as a person would say it."""
+    """Return *seconds* as text, in minutes from one minute on."""
     if seconds < 60:  # noqa: PLR2004
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
     minutes, rest = divmod(round(seconds), 60)
@@ -49,7 +49,7 @@ def human_seconds(seconds: float) -> str:
 
 @contextlib.contextmanager
 def showing_events(*, quiet: bool = False) -> Iterator[None]:
-    """Show events on standard error for the length of the block."""
+    """Show events on standard error inside the block."""
     if quiet:
         with subscribe(_warnings_only):
             yield
@@ -67,7 +67,7 @@ def _warnings_only(event: Event) -> None:
 
 
 def _line(event: Event) -> str | None:
-    """What to say of an event that is not part of a task's progress."""
+    """Return the line for an event that is not part of a task's progress."""
     data = event.data
     if event.kind == "warning":
         return f"warning: {data['message']}"
@@ -81,7 +81,7 @@ def _line(event: Event) -> str | None:
 
 
 class _PlainLines:
-    """One line when a task takes noticeable time, then one now and again, and one at its end."""
+    """Prints a line at the start of a task, one every few seconds while it runs, and one at its end."""
 
     def __init__(self) -> None:
         self._started: dict[str, tuple[float, int]] = {}
@@ -122,7 +122,7 @@ class _PlainLines:
 
 
 def _amount(data: dict[str, Any]) -> str:
-    """How much of a task is done: bytes in themselves, parts out of how many."""
+    """Return the finished amount of a task: bytes, or parts of the total."""
     if data["unit"] == "B":
         return human_size(data["done"])
     share = f"{data['done']} of {data['total']}" if data["total"] else data["done"]
@@ -130,7 +130,7 @@ def _amount(data: dict[str, Any]) -> str:
 
 
 def _particulars(data: dict[str, Any]) -> list[str]:
-    """What a task says of its parts under way, each as a clause; most say nothing."""
+    """Return details of a task and its running parts, each as a clause; mostly none."""
     said = []
     if running := data.get("running"):
         longest = max(running, key=lambda part: part["elapsed"])
@@ -147,13 +147,13 @@ def _particulars(data: dict[str, Any]) -> list[str]:
 
 
 def seconds_left(elapsed: float, made: float, missing: float, total: float) -> float | None:
-    """How long a task will take yet, or `None` while that cannot be said.
+    """Return the estimated seconds that a task still takes, or `None` while no estimate is possible.
 
     Args:
-        elapsed: seconds since it began.
-        made: what was done since then; what an earlier run left does not count.
-        missing: what is still to be done.
-        total: all of it.
+        elapsed: seconds since its start.
+        made: amount done since then, without the results of earlier runs.
+        missing: amount still to be done.
+        total: the whole amount.
     """
     if elapsed < _GUESS_AFTER_S or made < total * _GUESS_AFTER_SHARE or made <= 0:
         return None
@@ -185,7 +185,7 @@ def _live() -> Iterator[Any]:
 
 
 def _time_left_column() -> ProgressColumn:
-    """What the task itself says of the time left; where it says nothing, what its speed lets expect."""
+    """Return a column with the task's own estimate of the time left, else one from its speed."""
     from rich.progress import Task, TimeRemainingColumn
     from rich.text import Text
 
@@ -198,7 +198,7 @@ def _time_left_column() -> ProgressColumn:
 
 
 class _LiveDisplay:
-    """Keeps one bar for each task under way, and one below it for each of its parts."""
+    """Shows one bar for each running task, and one below it for each of its parts."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -225,7 +225,7 @@ class _LiveDisplay:
             self._progress.remove_task(self._bars.pop(name))
 
     def _show_parts(self, name: str, running: Sequence[dict[str, Any]]) -> None:
-        """A bar for each part that runs: how far it has come of what was expected, and its memory."""
+        """Show a bar for each running part: elapsed of expected time, and memory."""
         bars = self._parts.setdefault(name, {})
         for gone in bars.keys() - {part["name"] for part in running}:
             self._progress.remove_task(bars.pop(gone))
@@ -243,5 +243,5 @@ class _LiveDisplay:
 
 
 def _shortened(name: str) -> str:
-    """The end of a long name, which tells more than its beginning."""
+    """Return the end of a long name, which is more specific than its beginning."""
     return name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"

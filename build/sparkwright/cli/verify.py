@@ -104,7 +104,7 @@ _OPTIONS = (
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Go on with the run in this folder.",
+    help="Continue the interrupted run in this folder.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -126,9 +126,10 @@ def command(
 
     Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Without any
     of these, WHEEL is the newest in dist/ for this machine. Leaves a report, and everything that was seen.
-    A run that was stopped is gone on with by --resume.
+    --resume continues an interrupted run.
     """
     _require_libraries()
+    from sparkwright.publish import dist_folder
     from sparkwright.verify.options import VerifyOptions
 
     keys = (api_key, baseline_api_key)
@@ -141,7 +142,7 @@ def command(
             _refuse_keys(folder, wish, asked, keys)
         else:
             if not (wheel or any(asked[name] for name in ("python", "url", "demo"))):
-                wheel = built_wheel(Path("dist"), this_machine.machine())
+                wheel = built_wheel(dist_folder(Path()), this_machine.machine())
                 if not (quiet or as_json):
                     click.echo(f"verifying {wheel}", err=True)
             wish = _wish(wheel, asked)
@@ -268,9 +269,9 @@ def _refuse_others(context: click.Context, folder: Path, wish: VerifyOptions) ->
     ]
     if told:
         raise ConfigError(
-            "a run is gone on with as it was begun",
+            "a resumed run keeps its original options",
             because=f"{folder} says what is verified, and so does --{told[0].replace('_', '-')}",
-            next_step="leave that out, or begin a new run without --resume",
+            next_step="leave that out, or start a new run without --resume",
         )
 
 
@@ -293,8 +294,10 @@ def _refuse_keys(folder: Path, wish: VerifyOptions, asked: dict[str, Any], keys:
 def _new_folder(wish: VerifyOptions) -> Path:
     from datetime import UTC, datetime
 
+    from sparkwright.publish import dist_folder
+
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return Path("dist") / "evidence" / f"{wish.title}-{stamp}"
+    return dist_folder(Path()) / "evidence" / f"{wish.title}-{stamp}"
 
 
 @contextlib.contextmanager

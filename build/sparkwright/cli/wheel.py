@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import os
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparkwright.base.errors import ConfigError, UnreleasedError
-from sparkwright.cli.options import TargetOptions, compile_options, job_options
+from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import BUMP, told_revision
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
 from sparkwright.pipeline import apply
-from sparkwright.pipeline.binaries import version_of
-from sparkwright.pipeline.job import require
+from sparkwright.pipeline.state import require
+from sparkwright.pipeline.version import version_of
 from sparkwright.publish import require_plain, wheels_in
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sparkwright.pipeline import Job
-    from sparkwright.pipeline.job import BuildState, Compiling
+    from sparkwright.pipeline.options import CompileOptions, TargetOptions
+    from sparkwright.pipeline.state import BuildState
 
 
 @click.command("wheel")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for the wheel; dist/ by default.")
 @click.option(
     "--allow-unproved",
     multiple=True,
     metavar="NAME",
-    help="Take this carry without a proof; the wheel says so.",
+    help="Accept this carry without a proof; the wheel records that.",
 )
 @click.option(
     "--released", is_flag=True, help="Refuse a working state, which has no revision of the patchset yet."
 )
+@out_option
 @compile_options
 @job_options
 @common_options
@@ -49,41 +51,41 @@ def command(
     released: bool,
     require_native: bool,
     full: bool,
-    compiling: Compiling,
-    wanted: TargetOptions,
+    compiling: CompileOptions,
+    target: TargetOptions,
 ) -> None:
     """Build the wheel: fetch, merge, prove, assemble, audit, publish.
 
-    What the store holds is not done again, and a run that was stopped goes on where it was.
+    A step whose result the store holds is not run again, so an interrupted build continues where it stopped.
     """
     job = session.job(
-        wanted,
+        target,
         out=out,
         allow_unproved=allow_unproved,
         require_native=require_native,
         full=full,
         compiling=compiling,
     )
-    _require_out(job.options.out)
-    if released and not job.point.revision:
+    _require_out(job.out)
+    if released and not job.spec.revision:
         raise UnreleasedError(
-            f"this state of {job.point.patchset} has no revision",
-            because="the pin or a carry changed since the newest, or none was ever counted",
-            next_step=f"{BUMP} {job.point.patchset}, and commit that",
+            f"this state of {job.spec.patchset} has no revision",
+            because="the pin or a carry changed since the newest, or the patchset never had one",
+            next_step=f"{BUMP} {job.spec.patchset}, and commit that",
         )
-    known = apply(job)
+    state = apply(job)
     if session.as_json:
-        print_json(_summary(job, known))
+        print_json(_summary(job, state))
     else:
-        _show(job, known)
+        _show(job, state)
 
 
 def _require_out(out: Path) -> None:
-    """Do nothing if a wheel and its index can be put into *out*, as far as can be told before the work.
+    """Refuse an *out* that cannot take a wheel and its index, before any work.
 
     Raises:
         ConfigError: it is no folder, or is below something that is none.
-        PublishError: what is named as a wheel in it is no file.
+        PublishError: it contains something else than a file with the name of a wheel.
     """
     for place in (out, *out.parents):
         if os.path.lexists(place):
@@ -98,78 +100,78 @@ def _require_out(out: Path) -> None:
         require_plain(wheels_in(out))
 
 
-def _summary(job: Job, known: BuildState) -> dict[str, Any]:
-    wheel, report = require(known.wheel), require(known.report)
+def _summary(job: Job, state: BuildState) -> dict[str, Any]:
+    wheel, report = require(state.wheel), require(state.report)
     return {
-        "path": str(require(known.placed)),
+        "path": str(require(state.placed)),
         "size": wheel.size,
         "sha256": wheel.sha256,
-        "revision": job.point.revision,
-        "version": version_of(job, known),
+        "revision": job.spec.revision,
+        "version": version_of(job, state),
         "platform": job.options.platform,
-        "point": job.point.digest,
+        "point": job.spec.digest,
         "kernels": job.kernels,
-        **_kernels(job, known),
+        **_kernels(job, state),
         "carries": [
             {
                 "name": outcome.carry,
                 "outcome": str(outcome.kind),
                 "detail": outcome.detail,
-                "proof": _proof(known, outcome.carry),
+                "proof": _proof(state, outcome.carry),
             }
             for outcome in report.outcomes
         ],
-        "install": _install_command(known),
+        "install": _install_command(state),
     }
 
 
-def _proof(known: BuildState, carry: str) -> str:
-    proof = known.proofs.get(carry)
+def _proof(state: BuildState, carry: str) -> str:
+    proof = state.proofs.get(carry)
     if proof is not None:
         return str(proof.verdict)
-    return "none, allowed" if require(known.report).outcome(carry).kind.wants_proof else ""
+    return "none, allowed" if require(state.report).outcome(carry).kind.wants_proof else ""
 
 
-def _install_command(known: BuildState) -> str:
-    return f"pip install {shlex.quote(str(require(known.placed)))}"
+def _install_command(state: BuildState) -> str:
+    return f"pip install {shlex.quote(str(require(state.placed)))}"
 
 
-def _show(job: Job, known: BuildState) -> None:
-    wheel, report = require(known.wheel), require(known.report)
-    titles = {carry.name: carry.spec.title for carry in job.point.carries}
+def _show(job: Job, state: BuildState) -> None:
+    wheel, report = require(state.wheel), require(state.report)
+    titles = {carry.name: carry.spec.title for carry in job.spec.carries}
     rows = [
-        (outcome.carry, str(outcome.kind), _proof(known, outcome.carry), titles[outcome.carry])
+        (outcome.carry, str(outcome.kind), _proof(state, outcome.carry), titles[outcome.carry])
         for outcome in report.outcomes
     ]
     show_table(("carry", "outcome", "proof", "what it does"), rows)
-    click.echo(f"wheel    {require(known.placed)}")
+    click.echo(f"wheel    {require(state.placed)}")
     click.echo(f"size     {human_size(wheel.size)} ({wheel.size} bytes)")
     click.echo(f"sha256   {wheel.sha256}")
-    click.echo(f"revision {told_revision(job.point)}")
-    if job.point.arch is None:
-        click.echo(f"kernels  upstream's own, from {job.stock_wheel.filename} (no native input changed)")
+    click.echo(f"revision {told_revision(job.spec)}")
+    if job.spec.arch is None:
+        click.echo(f"kernels  upstream's, from {job.stock_wheel.filename} (no native input changed)")
         click.echo("         'make wheel KERNELS=native' compiles them for the card instead")
     else:
-        _show_kernels(job, known)
-    click.echo(f"index    {job.options.out / 'simple'}")
-    click.echo(f"next     {_install_command(known)}")
+        _show_kernels(job, state)
+    click.echo(f"index    {job.out / 'simple'}")
+    click.echo(f"next     {_install_command(state)}")
 
 
-def _kernels(job: Job, known: BuildState) -> dict[str, Any]:
-    """What the summary says of native kernels; nothing where they are upstream's."""
-    if known.binaries is None:
+def _kernels(job: Job, state: BuildState) -> dict[str, Any]:
+    """Return the part of the summary about native kernels; empty for upstream's."""
+    if state.binaries is None:
         return {}
     return {
-        "arch": job.point.arch,
-        "compiled": {name: one.key for name, one in known.extensions.items()},
-        "from-upstream": known.stock_extensions,
-        "left-out": known.binaries.left_out,
+        "arch": job.spec.arch,
+        "compiled": {name: one.key for name, one in state.extensions.items()},
+        "from-upstream": state.stock_extensions,
+        "left-out": state.binaries.left_out,
     }
 
 
-def _show_kernels(job: Job, known: BuildState) -> None:
-    click.echo(f"kernels  compiled for {job.point.arch}: {', '.join(known.extensions) or 'none'}")
-    for name, why in known.stock_extensions.items():
-        click.echo(f"         {name} is upstream's own: {why}")
-    for member in require(known.binaries).left_out:
-        click.echo(f"         {member} left out: nothing in it runs on {job.point.arch}")
+def _show_kernels(job: Job, state: BuildState) -> None:
+    click.echo(f"kernels  compiled for {job.spec.arch}: {', '.join(state.extensions) or 'none'}")
+    for name, why in state.stock_extensions.items():
+        click.echo(f"         {name} is from upstream's wheel: {why}")
+    for member in require(state.binaries).left_out:
+        click.echo(f"         {member} left out: nothing in it runs on {job.spec.arch}")

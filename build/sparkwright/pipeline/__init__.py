@@ -1,11 +1,26 @@
-"""Plan, then apply: the steps from a point to a published wheel, each keyed by its inputs.
+"""From a build spec to a published wheel: `plan` shows the steps, `apply` runs those without a result.
 
-`job` is what is asked for and what is known so far, `steps` are the steps one after another, `run`
-plans them or carries them out. A step whose key the store knows is not done again.
+Open `steps` first: it lists every step in order. `job` holds the inputs, `state` the results so far.
+A step whose key the store holds is not run again.
 """
 
 from sparkwright.pipeline.checkout import Checkout, open_checkout
-from sparkwright.pipeline.job import BuildOptions, Job
+from sparkwright.pipeline.job import Job, make_job, open_job
+from sparkwright.pipeline.options import BuildOptions, CompileOptions, TargetOptions
 from sparkwright.pipeline.run import PlannedStep, apply, plan
+from sparkwright.pipeline.state import BuildState
 
-__all__ = ["BuildOptions", "Checkout", "Job", "PlannedStep", "apply", "open_checkout", "plan"]
+__all__ = [
+    "BuildOptions",
+    "BuildState",
+    "Checkout",
+    "CompileOptions",
+    "Job",
+    "PlannedStep",
+    "TargetOptions",
+    "apply",
+    "make_job",
+    "open_checkout",
+    "open_job",
+    "plan",
+]

@@ -1,4 +1,4 @@
-"""A checkout of this project: where the lock, the patchsets and the carries are."""
+"""A checkout of this project, with the lock, the patchsets and the carries."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Checkout:
         """The folder of the carries."""
         return self.root / "carries"
 
-    def point(self, patchset: str, *, arch: str | None = None) -> BuildSpec:
-        """The point of the lock and the patchset called *patchset*; see `make_build_spec`."""
+    def build_spec(self, patchset: str, *, arch: str | None = None) -> BuildSpec:
+        """Return the build spec of the lock and *patchset*, by name; see `make_build_spec`."""
         return make_build_spec(self.root, self.lock, patchset, arch=arch)
 
 
 def open_checkout(start: Path) -> Checkout:
-    """The checkout that *start* is in.
+    """Return the checkout that contains *start*.
 
     Raises:
         ConfigError: neither it nor a folder above it holds an ``upstream.lock``.

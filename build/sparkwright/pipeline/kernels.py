@@ -1,4 +1,4 @@
-"""The steps to native kernels: toolchain, dependencies' sources, and each extension."""
+"""The steps to native kernels: dependencies' sources, the toolchain, and each extension."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import MissingSourceError
-from sparkwright.pipeline.job import BuildState, require
+from sparkwright.pipeline.state import BuildState, require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,31 +20,18 @@ if TYPE_CHECKING:
     from sparkwright.native.build import Builder
     from sparkwright.native.model import Inputs, SourceTree
     from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.steps import Step
+    from sparkwright.pipeline.step import Step
 
 _TRIED = "sources-tried"
-# How long a source that nobody could bring is not asked for again, so that repeated runs stay quick.
-_PATIENCE_S = 3600
+# A source that could not be fetched is not requested again for so long, so that repeated runs stay quick.
+_RETRY_AFTER_S = 3600
 
 
 class _Tried(msgspec.Struct, frozen=True):
-    """When sources were asked for last, and why some were missing, by name."""
+    """Time of the last attempt to fetch sources, and the reasons for missing ones by name."""
 
     at: float
     missing: dict[str, str]
-
-
-def source_steps(job: Job) -> list[Step]:
-    """The steps before the merge, which applies carries to sources too; none for upstream's kernels."""
-    return [] if job.native is None else [GatherSources()]
-
-
-def compile_steps(job: Job) -> list[Step]:
-    """The steps between the proofs and the assembly; none for upstream's kernels."""
-    if job.native is None:
-        return []
-    extensions = [CompileExtension(name, spec) for name, spec in job.native.extensions.items()]
-    return [PrepareToolchain(), *extensions]
 
 
 def _pin(job: Job) -> NativePin:
@@ -53,21 +40,21 @@ def _pin(job: Job) -> NativePin:
 
 @dataclass(frozen=True)
 class GatherSources:
-    """The sources that upstream's project would download, by content."""
+    """The sources that upstream's CMake project would download, by content."""
 
     name: ClassVar[str] = "dependencies' sources"
 
-    def key(self, job: Job, known: BuildState) -> str | None:
-        del known
+    def key(self, job: Job, state: BuildState) -> str | None:
+        del state
         return digest_of({name: pin.tree for name, pin in _pin(job).sources.items()})
 
-    def find(self, job: Job, known: BuildState) -> bool:
+    def find(self, job: Job, state: BuildState) -> bool:
         from sparkwright.native.sources import find_sources, gather_sources
 
-        lock = job.point.lock
+        lock = job.spec.lock
         found = find_sources(lock, job.access)
         if found is None and (missing := self._tried(job)) is not None:
-            # What is here, and the earlier reasons for what is not.
+            # The sources that the store holds, and the earlier reasons for the others.
             without_network = replace(job.access, settings=replace(job.access.settings, offline=True))
             found = {
                 name: msgspec.structs.replace(source, missing=missing.get(name, source.missing))
@@ -75,16 +62,16 @@ class GatherSources:
             }
         if found is None or (job.options.require_native and _lost(_pin(job), found)):
             return False
-        known.sources = found
+        state.sources = found
         return True
 
-    def make(self, job: Job, known: BuildState) -> None:
+    def make(self, job: Job, state: BuildState) -> None:
         from sparkwright.native.sources import gather_sources
 
-        found = gather_sources(job.point.lock, job.access)
-        known.sources = found
+        found = gather_sources(job.spec.lock, job.access)
+        state.sources = found
         missing = {name: source.missing for name, source in found.items() if source.missing}
-        job.store.put_record(_TRIED, self.key(job, known) or "", {"at": time.time(), "missing": missing})
+        job.store.put_record(_TRIED, self.key(job, state) or "", {"at": time.time(), "missing": missing})
         if job.options.require_native and (lost := _lost(_pin(job), found)):
             raise MissingSourceError(
                 f"{', '.join(lost)} cannot be compiled",
@@ -94,19 +81,19 @@ class GatherSources:
             )
 
     def _tried(self, job: Job) -> dict[str, str] | None:
-        """Why sources were missing a short while ago; `None` if it is time to try again."""
+        """Return the reasons for sources missing at a recent attempt; `None` to try again."""
         tried = job.store.find_record_as(_Tried, _TRIED, self.key(job, BuildState()) or "")
-        return None if tried is None or time.time() - tried.at > _PATIENCE_S else tried.missing
+        return None if tried is None or time.time() - tried.at > _RETRY_AFTER_S else tried.missing
 
 
 def _lost(native: NativePin, sources: Mapping[str, SourceTree]) -> dict[str, str]:
-    """The extensions that cannot be compiled, and why."""
+    """Return the extensions that cannot be compiled, and why."""
     reasons = {name: _why_not(native, spec, sources) for name, spec in native.extensions.items()}
     return {name: why for name, why in reasons.items() if why}
 
 
 def _why_not(native: NativePin, spec: ExtensionSpec, sources: Mapping[str, SourceTree]) -> str:
-    """Why an extension of that kind cannot be compiled; empty if it can."""
+    """Return why the extension of *spec* cannot be compiled; empty if it can."""
     from sparkwright.native.extensions import sources_of
 
     wanted = sources_of(spec, native.sources)
@@ -116,78 +103,78 @@ def _why_not(native: NativePin, spec: ExtensionSpec, sources: Mapping[str, Sourc
 
 @dataclass(frozen=True)
 class PrepareToolchain:
-    """Compilers, headers and libraries, ready to be used."""
+    """Compilers, headers and libraries, laid out for a build."""
 
     name: ClassVar[str] = "toolchain"
 
-    def key(self, job: Job, known: BuildState) -> str | None:
-        del known
+    def key(self, job: Job, state: BuildState) -> str | None:
+        del state
         asked = [job.options.platform, str(job.options.compiling.cuda or "")]
-        return digest_of([to_builtins(_pin(job).toolkit), job.point.lock.release.torch, asked])
+        return digest_of([to_builtins(_pin(job).toolkit), job.spec.lock.release.torch, asked])
 
-    def find(self, job: Job, known: BuildState) -> bool:
+    def find(self, job: Job, state: BuildState) -> bool:
         from sparkwright.native.toolchain import find_toolchain
 
-        known.toolchain = find_toolchain(
-            job.point.lock, job.target, job.access, system=job.options.compiling.cuda
+        state.toolchain = find_toolchain(
+            job.spec.lock, job.target, job.access, system=job.options.compiling.cuda
         )
-        return known.toolchain is not None
+        return state.toolchain is not None
 
-    def make(self, job: Job, known: BuildState) -> None:
+    def make(self, job: Job, state: BuildState) -> None:
         from sparkwright.native.toolchain import prepare_toolchain
 
-        known.toolchain = prepare_toolchain(
-            job.point.lock, job.target, job.access, system=job.options.compiling.cuda
+        state.toolchain = prepare_toolchain(
+            job.spec.lock, job.target, job.access, system=job.options.compiling.cuda
         )
 
 
 @dataclass(frozen=True)
 class CompileExtension:
-    """One extension, compiled and linked; or the reason why upstream's is taken."""
+    """One extension, compiled and linked; or the reason for taking upstream's."""
 
     extension: str
     spec: ExtensionSpec
 
     @property
     def name(self) -> str:
-        """The step's name."""
+        """Name in plans and logs."""
         return f"compile {self.extension}"
 
-    def key(self, job: Job, known: BuildState) -> str | None:
-        if known.report is None or known.sources is None:
+    def key(self, job: Job, state: BuildState) -> str | None:
+        if state.report is None or state.sources is None:
             return None
-        if why := _why_not(_pin(job), self.spec, known.sources):
+        if why := _why_not(_pin(job), self.spec, state.sources):
             return digest_of([self.extension, why])
-        if known.toolchain is None:
+        if state.toolchain is None:
             return None
-        return builder_of(job).key(inputs_of(job, known), self.extension)
+        return builder_of(job).key(inputs_of(job, state), self.extension)
 
-    def find(self, job: Job, known: BuildState) -> bool:
+    def find(self, job: Job, state: BuildState) -> bool:
         from sparkwright.native.build import forecast
         from sparkwright.native.extensions import find_extension
 
-        why = _why_not(_pin(job), self.spec, require(known.sources))
-        if not why and known.toolchain is not None:
-            if found := find_extension(job.store, self.key(job, known) or ""):
-                known.extensions[self.extension] = found
+        why = _why_not(_pin(job), self.spec, require(state.sources))
+        if not why and state.toolchain is not None:
+            if found := find_extension(job.store, self.key(job, state) or ""):
+                state.extensions[self.extension] = found
                 return True
-            told = forecast(builder_of(job), inputs_of(job, known), self.extension)
+            told = forecast(builder_of(job), inputs_of(job, state), self.extension)
             if told is not None and not told.units:
                 why = _nothing_for(job)
         if not why or job.options.require_native:
             return False
-        known.stock_extensions[self.extension] = why
+        state.stock_extensions[self.extension] = why
         return True
 
-    def make(self, job: Job, known: BuildState) -> None:
+    def make(self, job: Job, state: BuildState) -> None:
         from sparkwright.native.build import build_extension, configured
         from sparkwright.native.isolation import require_isolation
 
         if job.options.compiling.isolate:
             require_isolation()
-        builder, inputs = builder_of(job), inputs_of(job, known)
+        builder, inputs = builder_of(job), inputs_of(job, state)
         if configured(builder, inputs).configuration.units_of(self.extension):
-            known.extensions[self.extension] = build_extension(builder, inputs, self.extension)
+            state.extensions[self.extension] = build_extension(builder, inputs, self.extension)
             return
         if job.options.require_native:
             raise MissingSourceError(
@@ -195,17 +182,17 @@ class CompileExtension:
                 because=_nothing_for(job),
                 next_step="leave out --require-native, or choose another architecture",
             )
-        known.stock_extensions[self.extension] = _nothing_for(job)
+        state.stock_extensions[self.extension] = _nothing_for(job)
 
-    def detail(self, job: Job, known: BuildState) -> str:
-        """What is left to do, for a plan, as far as earlier builds can tell."""
+    def detail(self, job: Job, state: BuildState) -> str:
+        """Return the work that is left, for a plan, as far as earlier builds allow an estimate."""
         from sparkwright.native.build import forecast
 
-        if why := known.stock_extensions.get(self.extension):
+        if why := state.stock_extensions.get(self.extension):
             return f"upstream's own: {why}"
-        if known.toolchain is None or self.extension in known.extensions:
+        if state.toolchain is None or self.extension in state.extensions:
             return ""
-        told = forecast(builder_of(job), inputs_of(job, known), self.extension)
+        told = forecast(builder_of(job), inputs_of(job, state), self.extension)
         if told is None:
             return "configures, then compiles what is missing"
         return (
@@ -213,38 +200,39 @@ class CompileExtension:
         )
 
 
-def detail_of(step: Step, job: Job, known: BuildState) -> str:
-    """What there is to do in *step*, for a plan; empty for steps of which there is nothing to say."""
-    return step.detail(job, known) if isinstance(step, CompileExtension) else ""
+def detail_of(step: Step, job: Job, state: BuildState) -> str:
+    """Return the work left in *step*, for a plan; empty for all but compile steps."""
+    return step.detail(job, state) if isinstance(step, CompileExtension) else ""
 
 
 def _nothing_for(job: Job) -> str:
-    return f"upstream's project compiles nothing of it for {job.point.arch}"
+    # Part of the record in the wheel.
+    return f"upstream's project compiles nothing of it for {job.spec.arch}"
 
 
-def inputs_of(job: Job, known: BuildState) -> Inputs:
-    """All that decides the compiled code: the merged tree, sources with their carries, the toolchain."""
+def inputs_of(job: Job, state: BuildState) -> Inputs:
+    """Return the inputs of the compiled code: merged tree, sources with their carries, toolchain."""
     from sparkwright.native.model import Inputs
 
-    report = require(known.report)
+    report = require(state.report)
     patched = {source.name: source.tree for source in report.sources}
     sources = {
         name: msgspec.structs.replace(source, tree=patched.get(name, source.tree))
         if source.at_hand
         else source
-        for name, source in require(known.sources).items()
+        for name, source in require(state.sources).items()
     }
-    return Inputs(report.tree, sources, require(known.toolchain), job.target)
+    return Inputs(report.tree, sources, require(state.toolchain), job.target)
 
 
 def builder_of(job: Job) -> Builder:
-    """What builds here, as the user chose."""
+    """Return the builder with the user's options."""
     from sparkwright.native.build import Builder
 
     return Builder(
         store=job.store,
         repository=job.repository,
-        lock=job.point.lock,
+        lock=job.spec.lock,
         native=_pin(job),
         logs=job.checkout.root / ".sparkwright" / "compile",
         jobs=job.options.compiling.jobs,

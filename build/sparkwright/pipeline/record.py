@@ -1,4 +1,4 @@
-"""What a wheel says of itself, under ``dist-info/sparkwright/``."""
+"""The provenance record of a wheel, under ``dist-info/sparkwright/``."""
 
 from __future__ import annotations
 
@@ -6,47 +6,48 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright import __version__
 from sparkwright.base.config import to_builtins
-from sparkwright.pipeline.binaries import version_of
-from sparkwright.pipeline.job import require
+from sparkwright.pipeline.state import require
+from sparkwright.pipeline.version import version_of
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.provenance import ALLOWED
 
 if TYPE_CHECKING:
     from sparkwright.carries import Carry
-    from sparkwright.pipeline.job import BuildState, Job
+    from sparkwright.pipeline.job import Job
+    from sparkwright.pipeline.state import BuildState
 
 RECORD_FORMAT = 1
 
 
-def wheel_record(job: Job, known: BuildState) -> dict[str, Any]:
-    """The files of the record: the point, and each carry's outcome and proof.
+def wheel_record(job: Job, state: BuildState) -> dict[str, Any]:
+    """Return the files of the record: the build spec, and each carry's outcome and proof.
 
-    No time, place or machine is in it: the same inputs give the same wheel.
+    It contains no time, path or machine name: the same inputs give the same wheel.
     """
-    report = require(known.report)
+    report = require(state.report)
     point = {
         "format": RECORD_FORMAT,
-        "digest": job.point.digest,
-        "version": version_of(job, known),
+        "digest": job.spec.digest,
+        "version": version_of(job, state),
         "platform": job.options.platform,
         "kernels": job.kernels,
         "made-by": f"sparkwright {__version__}",
-        "point": job.point.describe(),
+        "point": job.spec.describe(),
         "merge": {
             "pristine": report.pristine,
             "merged": report.tree,
             "commit": report.commit,
         },
     }
-    # Those that decide nothing are not named: the same point gives the same wheel.
-    carries = [_carry(job, known, carry) for carry in job.point.deciding]
+    # Carries that are left out are not named: the same build spec gives the same wheel.
+    carries = [_carry(job, state, carry) for carry in job.spec.deciding]
     files = {"point.json": point, "carries.json": {"format": RECORD_FORMAT, "carries": carries}}
-    return files if known.binaries is None else {**files, KERNELS: known.binaries.record}
+    return files if state.binaries is None else {**files, KERNELS: state.binaries.record}
 
 
-def _carry(job: Job, known: BuildState, carry: Carry) -> dict[str, Any]:
-    outcome = require(known.report).outcome(carry.name)
-    proof = known.proofs.get(carry.name)
+def _carry(job: Job, state: BuildState, carry: Carry) -> dict[str, Any]:
+    outcome = require(state.report).outcome(carry.name)
+    proof = state.proofs.get(carry.name)
     described: dict[str, Any] = {
         "name": carry.name,
         "title": carry.spec.title,

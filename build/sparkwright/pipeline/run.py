@@ -1,4 +1,4 @@
-"""Plan the steps of a job, or carry them out."""
+"""Plan the steps of a job, or run them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.events import emit
-from sparkwright.pipeline.job import BuildState
 from sparkwright.pipeline.kernels import detail_of
+from sparkwright.pipeline.state import BuildState
 from sparkwright.pipeline.steps import steps_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sparkwright.pipeline.job import Job
-    from sparkwright.pipeline.steps import Step
+    from sparkwright.pipeline.step import Step
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class PlannedStep:
 
     Attributes:
         name: the step's name.
-        key: digest of its inputs; `None` while they depend on steps that have yet to run.
+        key: digest of its inputs; `None` while these depend on steps that have yet to run.
         state: ``in store``, ``to do``, or ``waits`` for an earlier step.
-        detail: what there is to do, as far as earlier builds can tell; mostly empty.
+        detail: the work that is left, as far as earlier builds allow an estimate; mostly empty.
     """
 
     name: str
@@ -36,41 +36,41 @@ class PlannedStep:
 
 
 def plan(job: Job) -> list[PlannedStep]:
-    """What `apply` would do; nothing is fetched, made or written."""
-    known = BuildState()
+    """Return what `apply` would do; fetch, make and write nothing."""
+    state = BuildState()
     planned = []
     for step in steps_for(job):
-        key = step.key(job, known)
+        key = step.key(job, state)
         if key is None:
             planned.append(PlannedStep(step.name, None, "waits"))
         else:
-            state: Literal["in store", "to do"] = "in store" if step.find(job, known) else "to do"
-            planned.append(PlannedStep(step.name, key, state, detail_of(step, job, known)))
+            verdict: Literal["in store", "to do"] = "in store" if step.find(job, state) else "to do"
+            planned.append(PlannedStep(step.name, key, verdict, detail_of(step, job, state)))
     return planned
 
 
 def apply(job: Job, *, until: Callable[[Step], bool] = lambda _: False) -> BuildState:
-    """Do every step that the store has no result of, in order.
+    """Run, in order, every step that has no result in the store.
 
-    Two runs of one point take turns, so that the second finds the first one's results.
+    Two runs of one build spec take turns, so that the second finds the first one's results.
 
     Args:
-        job: what to do.
+        job: the job.
         until: stop after the first step for which this is true.
     """
-    known = BuildState()
-    with job.store.lock(f"point-{job.point.digest[:16]}-{job.options.platform}", "this point"):
+    state = BuildState()
+    with job.store.lock(f"point-{job.spec.digest[:16]}-{job.options.platform}", "this build spec"):
         for step in steps_for(job):
             started = time.monotonic()
-            found = step.find(job, known)
+            found = step.find(job, state)
             if not found:
-                step.make(job, known)
+                step.make(job, state)
             emit(
                 "step.found" if found else "step.made",
                 step=step.name,
-                key=step.key(job, known),
+                key=step.key(job, state),
                 seconds=round(time.monotonic() - started, 3),
             )
             if until(step):
                 break
-    return known
+    return state

@@ -1,4 +1,4 @@
-"""What probes of how kernels are compiled are given: a toolchain, and the sources that CMake asks for."""
+"""The toolchain and sources for probes of carries that change how kernels are compiled."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from sparkwright.lock.native import NativePin
     from sparkwright.upstream import Access
 
-# Part of the key: raised when what a probe is told changes its meaning.
+# Part of the key: raised when the meaning of a described value changes.
 _RULES = 1
 
 
 @dataclass(frozen=True)
-class ToolchainFacility:
+class ToolchainResource:
     """The toolchain that kernels are compiled with, ready for CMake; see `sparkwright.probe.resource`.
 
     Attributes:
         lock: the pin with its ``[native]`` tables.
         platform: machine of the host code.
-        access: where packages and sources come from and go to.
-        system: folder of an installed CUDA toolkit, where one was asked for.
+        access: the store and network settings for packages and sources.
+        system: folder of an installed CUDA toolkit, if one is to be used.
     """
 
     lock: Lock
@@ -42,14 +42,14 @@ class ToolchainFacility:
         if self.lock.native is None:
             raise ConfigError(
                 "there is no toolchain",
-                because="upstream.lock has no [native], which says what it is",
+                because="upstream.lock has no [native] table, which names it",
                 next_step="take upstream's kernels: --kernels upstream",
             )
         return self.lock.native
 
     @property
     def key(self) -> str:
-        """Digest of what CMake's answers hang on besides the trees: CUDA's version, torch's, the sources."""
+        """Digest of CMake's inputs besides the trees: CUDA's version, torch's, the sources."""
         native = self._native
         return digest_of(
             {
@@ -62,16 +62,16 @@ class ToolchainFacility:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What upstream's CMake project consists of."""
+        """Files and folders of upstream's CMake project."""
         from sparkwright.native.workspace import CMAKE_INPUTS
 
         return CMAKE_INPUTS
 
     def describe(self) -> Mapping[str, Any]:
-        """How CMake is run; the toolchain is fetched and laid out where it is not yet.
+        """Return how CMake is run; fetch and lay out the toolchain if the store lacks it.
 
         Raises:
-            SparkwrightError: a compiler is missing, or a package cannot be had.
+            SparkwrightError: a compiler is missing, or a package cannot be fetched.
         """
         from sparkwright.native.configure import TOOLCHAIN_FILE, configure_command
         from sparkwright.native.model import WORK, Target
@@ -95,25 +95,25 @@ class ToolchainFacility:
         }
 
     def _sources(self) -> dict[str, str]:
-        """Dependencies' sources by their place in a build, as they are in the store.
+        """Return dependencies' sources by their place in a build, as the store holds them.
 
-        What stands in for one does for configuring, so the network is not asked. One that is mounted in
-        another is left out: configuring looks at none of its headers.
+        A placeholder is enough for configuring, so the network is not used. A source that is mounted in
+        another is left out: configuring reads none of its headers.
         """
         from sparkwright.native.sources import gather_sources
         from sparkwright.probe import tree_folder
 
         store, repository = self.access.store, self.access.repository
-        at_hand = replace(self.access, settings=replace(self.access.settings, offline=True))
+        without_network = replace(self.access, settings=replace(self.access.settings, offline=True))
         own = [name for name, pin in self._native.sources.items() if not pin.mount]
-        found = gather_sources(self.lock, at_hand, wanted=own)
+        found = gather_sources(self.lock, without_network, wanted=own)
         return {
             f"deps/{name}": str(tree_folder(store, repository, source.tree, under=""))
             for name, source in found.items()
         }
 
     def versions(self) -> Mapping[str, str]:
-        """Versions for a proof's record."""
+        """Return versions for a proof's record."""
         return self._versions
 
 

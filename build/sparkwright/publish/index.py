@@ -1,4 +1,4 @@
-"""Writing a static index beside the wheels that it lists."""
+"""A static index, written beside the wheels that it lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit
 from sparkwright.publish.pages import (
     PublishedFile,
-    has_our_form,
+    is_index_page,
     project_html,
     project_json,
     root_html,
@@ -39,8 +39,8 @@ SIMPLE = "simple"
 _METADATA = ".metadata"
 _LOCK = ".publish.lock"
 _WRITTEN = f"{SIMPLE}/.written.json"
-"""The list of what we wrote, with digests: nothing else is ever replaced or removed."""
-_IS_OURS = re.compile(rf"{SIMPLE}/([^/]+/)?index\.(html|json)|[^/]+\.whl{re.escape(_METADATA)}")
+"""The list of files that `publish` wrote, with digests: no other file is ever replaced or removed."""
+_INDEX_FILE = re.compile(rf"{SIMPLE}/([^/]+/)?index\.(html|json)|[^/]+\.whl{re.escape(_METADATA)}")
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class PublishedIndex:
     """A finished index.
 
     Attributes:
-        folder: holds the wheels and, in ``simple/``, the pages.
-        files: what the index lists, by project and version.
+        folder: folder of the wheels and, in ``simple/``, the pages.
+        files: the listed wheels, by project and version.
         written: the pages and metadata files that changed, relative to *folder*.
-        removed: those that went away, relative to *folder*.
+        removed: the removed ones, relative to *folder*.
     """
 
     folder: Path
@@ -66,7 +66,7 @@ class PublishedIndex:
 
 
 def wheels_in(folder: Path) -> tuple[Path, ...]:
-    """Return what is named as a wheel in *folder*, sorted; those still being written are not among them."""
+    """Return the wheels in *folder*, by name, sorted; without those that are still being written."""
     return tuple(sorted(path for path in folder.glob("*.whl") if not path.name.startswith(".")))
 
 
@@ -76,18 +76,18 @@ def publish(
     """Make the index in *folder* list exactly *wheels*.
 
     A wheel that lies elsewhere is put into *folder* first. Files appear one by one, whole,
-    and in an order in which no page ever names what is not there: wheels and their metadata,
-    then the projects' pages, then the root; what is stale goes last, the other way round. The
+    and in an order in which no page ever names a missing file: wheels and their metadata,
+    then the projects' pages, then the root; stale files are removed last, in reverse order. The
     same wheels give the same bytes.
 
     Args:
-        wheels: what to list.
-        folder: where to; the pages go to ``simple/`` in it.
-        digests: SHA-256 of wheels by file name, where the caller knows it; the others are read.
+        wheels: the wheels to list.
+        folder: folder for the index; the pages go to ``simple/`` in it.
+        digests: SHA-256 of wheels by file name, if the caller has it; the other wheels are read.
 
     Raises:
         PublishError: two wheels have one name, a wheel is no plain file, its name and metadata disagree,
-            or something that we did not write is where a page belongs.
+            or a file that `publish` did not write is in the place of a page.
         ArchiveError: a wheel cannot be read.
         WheelError: a file is not named as a wheel is.
         StorageError: the disk is full or cannot be written.
@@ -96,27 +96,27 @@ def publish(
     with storing(f"publishing into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         with hold(folder / _LOCK, f"the index in {folder}"):
-            ours = _read_written(folder)
+            earlier = _read_written(folder)
             described = [_describe(_placed(wheel, folder), digests or {}) for wheel in wheels]
             files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
             pages = {file.filename + _METADATA: metadata for file, metadata in described}
             pages |= _pages(files)
             digests_of_pages = {name: sha256_bytes(data) for name, data in pages.items()}
-            _refuse_others(folder, digests_of_pages, ours)
-            # Killed at any moment, the next run still knows what is ours.
-            _write_written(folder, {**ours, **digests_of_pages})
+            _refuse_others(folder, digests_of_pages, earlier)
+            # After a kill at any moment, the next run still has the list of its files.
+            _write_written(folder, {**earlier, **digests_of_pages})
             written = tuple(name for name, data in pages.items() if _put(folder / name, data))
-            removed = _remove_stale(folder, {name: ours[name] for name in ours.keys() - pages.keys()})
+            removed = _remove_stale(folder, {name: earlier[name] for name in earlier.keys() - pages.keys()})
             _write_written(folder, digests_of_pages)
     emit("index.published", folder=str(folder), files=len(files), written=len(written), removed=len(removed))
     return PublishedIndex(folder, tuple(files), written, removed)
 
 
 def require_plain(wheels: Sequence[Path]) -> None:
-    """Do nothing if all *wheels* are files.
+    """Refuse anything but files among *wheels*.
 
     Raises:
-        PublishError: one is a folder, a pipe or whatever else has only the name of a wheel.
+        PublishError: one is a folder, a pipe or the like.
     """
     for wheel in wheels:
         if os.path.lexists(wheel) and not wheel.is_file():
@@ -128,7 +128,7 @@ def require_plain(wheels: Sequence[Path]) -> None:
 
 
 def _shown(path: Path) -> str:
-    """*path* as any encoding can say it."""
+    """Return *path* as text that every encoding can represent."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
@@ -148,7 +148,7 @@ def _check_wheels(wheels: Sequence[Path]) -> None:
 
 
 def _placed(wheel: Path, folder: Path) -> Path:
-    """*wheel* inside *folder*, copied there when it lies elsewhere."""
+    """Return the path of *wheel* in *folder*; copy it there if it is elsewhere."""
     target = folder / wheel.name
     if wheel.parent.resolve() == folder.resolve():
         return target
@@ -167,7 +167,7 @@ def _placed(wheel: Path, folder: Path) -> Path:
 
 
 def _describe(wheel: Path, digests: Mapping[str, str]) -> tuple[PublishedFile, bytes]:
-    """How the index lists *wheel*, and its METADATA."""
+    """Return the index's entry for *wheel*, and its METADATA."""
     name = parse_name(wheel.name)
     with open_archive(wheel) as archive:
         metadata = archive.read(f"{name.dist_info}/METADATA")
@@ -179,7 +179,7 @@ def _describe(wheel: Path, digests: Mapping[str, str]) -> tuple[PublishedFile, b
     if stated != [project, version]:
         raise PublishError(
             f"{wheel.name} cannot be published",
-            because=f"its name says {project} {version}, its METADATA {' '.join(stated) or 'nothing'}",
+            because=f"its name states {project} {version}, its METADATA {' '.join(stated) or 'nothing'}",
             next_step="build it again",
         )
     file = PublishedFile(
@@ -190,7 +190,7 @@ def _describe(wheel: Path, digests: Mapping[str, str]) -> tuple[PublishedFile, b
 
 
 def _pages(files: Sequence[PublishedFile]) -> dict[str, bytes]:
-    """Every page by its path below the index's folder, in the order in which they may appear."""
+    """Return every page by its path in the folder, in the order in which they may be written."""
     pages: dict[str, bytes] = {}
     for project, group in groupby(files, key=lambda file: file.project):
         listed = tuple(group)
@@ -203,7 +203,7 @@ def _pages(files: Sequence[PublishedFile]) -> dict[str, bytes]:
 
 
 def _put(path: Path, data: bytes) -> bool:
-    """Write *data* to *path* unless it is there already; whether it was not."""
+    """Write *data* to *path* unless it is there already; return if it was written."""
     with contextlib.suppress(FileNotFoundError):
         if path.read_bytes() == data:
             return False
@@ -213,19 +213,19 @@ def _put(path: Path, data: bytes) -> bool:
 
 
 def _read_written(folder: Path) -> dict[str, str]:
-    """SHA-256 of every page and metadata file that we wrote in *folder*, by its path there.
+    """Return the SHA-256 of every page and metadata file that `publish` wrote in *folder*, by its path there.
 
-    An index of an earlier version has no such list, but its pages can be told by their form.
+    An index of an earlier version has no such list, but its pages are recognised by their form.
     """
     path = folder / _WRITTEN
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
         written = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
-        return {name: sha256 for name, sha256 in written.items() if _IS_OURS.fullmatch(name)}
+        return {name: sha256 for name, sha256 in written.items() if _INDEX_FILE.fullmatch(name)}
     pages = {page: page.read_bytes() for page in folder.glob(f"{SIMPLE}/**/index.*") if page.is_file()}
     return {
         page.relative_to(folder).as_posix(): sha256_bytes(data)
         for page, data in pages.items()
-        if has_our_form(data)
+        if is_index_page(data)
     }
 
 
@@ -233,32 +233,32 @@ def _write_written(folder: Path, digests: Mapping[str, str]) -> None:
     _put(folder / _WRITTEN, to_json(digests) + b"\n")
 
 
-def _refuse_others(folder: Path, pages: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Do nothing if no page takes the place of something that we did not write.
+def _refuse_others(folder: Path, pages: Mapping[str, str], earlier: Mapping[str, str]) -> None:
+    """Refuse to replace a file that `publish` did not write.
 
     Raises:
-        PublishError: one does.
+        PublishError: such a file is in the place of a page.
     """
     for name, sha256 in pages.items():
         path = folder / name
         above = [at for at in path.parents if at != folder and at.is_relative_to(folder)]
         in_the_way = next((at for at in above if os.path.lexists(at) and not at.is_dir()), None)
         if in_the_way is None and os.path.lexists(path):
-            # One of ours may have been damaged since, or the list of them.
+            # A page, or the list of pages, may have been damaged since.
             known = path.is_file() and (
-                name in ours or has_our_form(data := path.read_bytes()) or sha256_bytes(data) == sha256
+                name in earlier or is_index_page(data := path.read_bytes()) or sha256_bytes(data) == sha256
             )
             in_the_way = None if known else path
         if in_the_way is not None:
             raise PublishError(
                 "the index cannot be written",
-                because=f"{in_the_way} is in the way, and was not written by us",
+                because=f"{in_the_way} is in the way, and was not written by sparkwright",
                 next_step="move it away, or publish into another folder",
             )
 
 
 def _remove_stale(folder: Path, stale: Mapping[str, str]) -> tuple[str, ...]:
-    """Remove those pages and metadata files, by their digests, that are still as we wrote them."""
+    """Remove those of the pages and metadata files that still have these digests."""
     removed = []
     for name, sha256 in sorted(stale.items()):
         path = folder / name
@@ -266,7 +266,7 @@ def _remove_stale(folder: Path, stale: Mapping[str, str]) -> tuple[str, ...]:
             continue
         path.unlink()
         removed.append(name)
-        with contextlib.suppress(OSError):  # the folder holds something that is not ours
+        with contextlib.suppress(OSError):  # the folder contains other files
             if path.parent != folder:
                 path.parent.rmdir()
     return tuple(removed)

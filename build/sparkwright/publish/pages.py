@@ -54,33 +54,33 @@ class PublishedFile:
 
     @property
     def order(self) -> tuple[Version, str]:
-        """What files are sorted by."""
+        """The sort key of files."""
         return Version(self.version), self.filename
 
 
 def root_html(projects: Sequence[str]) -> bytes:
-    """The page that lists *projects*, normalized names."""
+    """Return the page that lists *projects*, normalized names."""
     return _page("Simple index", [f'<a href="{quote(name)}/">{html.escape(name)}</a>' for name in projects])
 
 
 def root_json(projects: Sequence[str]) -> bytes:
-    """The same as JSON."""
+    """Return the list of *projects* as JSON."""
     return _json({"projects": [{"name": name} for name in projects]})
 
 
 def project_html(project: str, files: Sequence[PublishedFile]) -> bytes:
-    """The page of *project*, two folders below its *files*."""
+    """Return the page of *project*, two folders below its *files*."""
     return _page(f"Links for {project}", [_anchor(file) for file in files])
 
 
 def project_json(project: str, files: Sequence[PublishedFile]) -> bytes:
-    """The same as JSON."""
+    """Return the page of *project* as JSON."""
     versions = list(dict.fromkeys(file.version for file in files))
     return _json({"name": project, "versions": versions, "files": [_entry(file) for file in files]})
 
 
 def _url(filename: str) -> str:
-    """*filename* relative to its project's page; ``+`` becomes ``%2B``, which no server reads as a space."""
+    """Return *filename* relative to its project's page; ``+`` as ``%2B``, which is never read as a space."""
     return _UP + quote(filename, safe="")
 
 
@@ -88,7 +88,7 @@ def _anchor(file: PublishedFile) -> str:
     attributes = {"href": f"{_url(file.filename)}#sha256={file.sha256}"}
     if file.requires_python:
         attributes["data-requires-python"] = file.requires_python
-    # Clients older than PEP 714 know the attribute by its first name only.
+    # Clients older than PEP 714 read the attribute under its first name only.
     for name in ("data-dist-info-metadata", "data-core-metadata"):
         attributes[name] = f"sha256={file.metadata_sha256}"
     listed = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes.items())
@@ -109,8 +109,8 @@ def _entry(file: PublishedFile) -> dict[str, Any]:
     return entry
 
 
-def has_our_form(page: bytes) -> bool:
-    """Tell whether *page* looks as if we had written it: HTML with our head, or JSON in canonical form."""
+def is_index_page(page: bytes) -> bool:
+    """Tell if *page* has the form that this module writes: HTML with its head, or JSON in canonical form."""
     if page.startswith("\n".join(_HEAD).encode()):
         return True
     try:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.delenv("SPARKWRIGHT_DIST", raising=False)  # the user's, when make runs the tests
     with RunningIndex() as index:
         yield make_world(tmp_path, index)

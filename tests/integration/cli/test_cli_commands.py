@@ -250,7 +250,7 @@ class TestLock:
 
     def test_check(self, pinned: World) -> None:
         ran = pinned.good("lock", "check")
-        assert re.search(r"says what vllm 1\.2\.0 says: \d\d values checked", ran.out)
+        assert re.search(r"agrees with vllm 1\.2\.0: \d\d values checked", ran.out)
         found = pinned.good("lock", "check", "--json").json
         assert (found["findings"], found["unconfirmed"]) == ([], [])
 

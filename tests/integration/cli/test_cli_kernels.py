@@ -261,7 +261,7 @@ class TestNative:
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        (("--kernels", "upstream", "--arch", "12.1a"), 10, "upstream's are as upstream compiled them"),
+        (("--kernels", "upstream", "--arch", "12.1a"), 10, "--kernels native --arch 12.1a"),
         (("--kernels", "native", "--arch", "sm_121a"), 12, "no architecture"),
         (("--kernels", "own"), 2, "own"),
     ],

@@ -197,7 +197,7 @@ class TestFolder:
         (tree / "vllm" / "words.py").write_text("WORDS = ('edited',)\n")
         ran = world.good("merge", "--json", "--offline", "--source", tree)
         assert [outcome["kind"] for outcome in ran.json["outcomes"]] == ["applied", "applied"]
-        assert "stands in for the release" in ran.err
+        assert "replaces the release" in ran.err
         clamp = tree / "vllm" / "clamp.py"
         clamp.write_text(clamp.read_text() + "\n\nEDITED = True\n")
         ran = world.call("merge", "--json", "--offline", "--source", tree)

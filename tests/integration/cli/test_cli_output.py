@@ -30,6 +30,7 @@ HEAVY = [
     "psutil",
     "pypi_simple",
     "hashlib",
+    "difflib",
 ]
 
 EVERY = [
@@ -177,7 +178,7 @@ def test_errors_have_three_parts(world: World) -> None:
 def test_what_another_program_said_stays_readable(capsys: pytest.CaptureFixture[str]) -> None:
     from sparkwright.cli.output import expect_json, report
 
-    expect_json(wanted=False)
+    expect_json(expected=False)
     report(SparkwrightError("it failed", because="fatal: one\n\nfatal: two\n"))
     assert capsys.readouterr().err == "error: it failed\n  because  fatal: one\n           fatal: two\n"
 

@@ -334,5 +334,5 @@ def test_waiting_is_said_at_once(world: World) -> None:
     time.sleep(0.1)
     second = world.start("wheel")
     line = second.stderr.readline()
-    assert "waiting for another run, which uses this point" in line
+    assert "waiting for another run, which uses this build spec" in line
     assert [finish(child).status for child in (first, second)] == [0, 0]

@@ -1,6 +1,6 @@
 """Start programs: run them to their end, within limits, or in a session that outlives no caller.
 
-Open `run` first. `session` starts programs that go on in the background, `limited` kills what takes too much.
+Open `run` first. `session` starts programs in the background, `limited` kills those that exceed limits.
 """
 
 from sparkwright.base.process.limited import LimitsExceeded, ProcessLimits, run_limited

@@ -1,8 +1,8 @@
-"""Run a program so that nothing of it outlives who asked: ``guard.py PARENT NICE OOM_SCORE_ADJ COMMAND``.
+"""Run a program whose processes all end with its parent: ``guard.py PARENT NICE OOM_SCORE_ADJ COMMAND``.
 
 A compiler driver starts compilers of its own, and a signal at its parent's death (prctl(2),
 PR_SET_PDEATHSIG) reaches only the driver. The guard therefore stays between the two: it leads the session,
-hears of the death, and kills the whole group. It ends as the program ends, by the same status or signal.
+gets the signal, and kills the whole group. It ends as the program ends, by the same status or signal.
 
 A program of its own, run by its path in an isolated interpreter. Standard library only.
 """
@@ -36,7 +36,7 @@ def die_with(parent: int) -> None:
 
 
 def environment() -> dict[bytes, bytes]:
-    """The environment as we were given it; Python adds ``LC_CTYPE`` to its own (PEP 538)."""
+    """Return the environment as the guard got it; Python adds ``LC_CTYPE`` to ``os.environ`` (PEP 538)."""
     try:
         raw = Path("/proc/self/environ").read_bytes()
     except OSError:
@@ -45,7 +45,7 @@ def environment() -> dict[bytes, bytes]:
 
 
 def end_like(status: int) -> int:
-    """The exit status for a child's *status*; where a signal ended it, the same one ends us."""
+    """Return the exit status for a child's *status*; if a signal ended it, end by the same signal."""
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(OSError):  # SIGKILL has no handler to reset
@@ -55,7 +55,7 @@ def end_like(status: int) -> int:
 
 
 def main(parent: int, nice: int, oom_score_adj: int, argv: list[str]) -> int:
-    """Run *argv* to its end; returns the exit status."""
+    """Run *argv* to its end; return the exit status."""
     die_with(parent)
     os.nice(nice)
     with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """How much a child may use: wall-clock seconds, resident MiB over its process tree."""
+    """Limits of a child: wall-clock seconds, resident MiB over its process tree."""
 
     seconds: float
     memory_mib: int
@@ -44,12 +44,12 @@ def run_limited(
 
     Args:
         argv: program and arguments.
-        limits: how much it may use.
+        limits: limits of time and memory.
         cwd: its working folder.
         env: its whole environment.
         log: file that takes its output.
-        stop: when set, from another thread, the program is killed: being in a group of its own, it
-            hears nothing of a Ctrl-C.
+        stop: when set, from another thread, the program is killed: in a group of its own, it
+            receives no Ctrl-C.
 
     Raises:
         ToolError: the program does not exist, or may not be run.
@@ -96,7 +96,7 @@ def _resident_mib(pid: int) -> int:
         return 0
     used = 0
     for process in family:
-        # One that ended since it was listed uses nothing; the others still count.
+        # A process that ended since it was listed uses nothing; the others still count.
         with contextlib.suppress(psutil.NoSuchProcess):
             used += process.memory_info().rss
     return used >> 20

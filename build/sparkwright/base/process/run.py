@@ -1,7 +1,7 @@
-"""Run a program to its end, and log how it went.
+"""Run a program to its end, and log its result.
 
-Arguments are always a list and never meet a shell. Each start is logged as an event with
-the *difference* of its environment only, which is what one needs to repeat it by hand.
+Arguments are always a list and never pass through a shell. Each run is logged as an event with
+only the *difference* of its environment, which is enough to repeat it by hand.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Completed:
     Attributes:
         argv: its argument list.
         status: its exit status; negative is the signal that ended it.
-        stdout: what it wrote to standard output, raw.
-        stderr: what it wrote to standard error, decoded.
+        stdout: its standard output, raw.
+        stderr: its standard error, decoded.
         seconds: wall-clock time.
     """
 
@@ -51,7 +51,7 @@ class Completed:
 
 
 def which(program: str, *, hint: str = "") -> str:
-    """The absolute path of *program*.
+    """Return the absolute path of *program*.
 
     Raises:
         ToolError: it is not installed.
@@ -76,8 +76,8 @@ def run(
     Args:
         argv: program and arguments.
         cwd: its working folder.
-        env: its whole environment; `None` inherits ours.
-        stdin: what it reads; nothing by default.
+        env: its whole environment; `None` inherits this process's.
+        stdin: its standard input; empty by default.
         timeout: seconds after which it is killed.
         accept: exit statuses that are not errors.
 
@@ -116,9 +116,9 @@ def run(
 
 
 def stream(argv: Sequence[str | Path], *, accept: Sequence[int] = (0,)) -> Iterator[bytes]:
-    """Run a program and give its standard output in pieces of a MiB at most, while it runs.
+    """Run a program and yield its standard output in pieces of at most a MiB, while it runs.
 
-    For output that is too much to be held. A caller that stops reading ends the program.
+    For output that does not fit in memory. A caller that stops reading ends the program.
 
     Raises:
         ToolError: the program does not exist, or may not be run.
@@ -139,8 +139,8 @@ def stream(argv: Sequence[str | Path], *, accept: Sequence[int] = (0,)) -> Itera
                 child.kill()
                 raise
         errors.seek(0)
-        said = errors.read().decode(errors="replace")
-    result = Completed(command, child.returncode, b"", said, time.monotonic() - started)
+        text = errors.read().decode(errors="replace")
+    result = Completed(command, child.returncode, b"", text, time.monotonic() - started)
     log_end(result, None)
     _require(result, accept)
 
@@ -149,12 +149,12 @@ def _require(result: Completed, accept: Sequence[int]) -> None:
     if result.status not in accept:
         raise ProcessError(
             f"{_title(result.argv)} … failed with status {result.status}",
-            because=(result.stderr.strip() or result.text)[-TAIL:] or "it said nothing",
+            because=(result.stderr.strip() or result.text)[-TAIL:] or "it printed nothing",
         )
 
 
 def _title(command: tuple[str, ...]) -> str:
-    """The first words of *command*, without what is only configuration: ``git --git-dir X fetch``."""
+    """Return the first words of *command*, without configuration: ``git --git-dir X fetch``."""
     pairs = zip(command, ("", *command), strict=False)
     return shlex.join([word for word, before in pairs if "-c" not in {word, before}][:4])
 
@@ -166,7 +166,7 @@ def not_started(command: tuple[str, ...], error: OSError) -> ToolError:
 
 
 def log_end(result: Completed, env: Mapping[str, str] | None) -> None:
-    """Emit how a program ended, with the difference of its environment *env* from this process's."""
+    """Emit the result of a program, with the difference of its environment *env* from this process's."""
     changed: dict[str, str | None] = {}
     if env is not None:
         changed |= {name: None for name in os.environ if name not in env}
@@ -185,10 +185,10 @@ UnguardedProcess: TypeAlias = subprocess.Popen[bytes]
 
 
 def start_unguarded(argv: Sequence[str | Path]) -> UnguardedProcess:
-    """Start a program in our own process group, and watch over nothing.
+    """Start a program in this process's group, without a guard.
 
-    It reads from a pipe that ends when we do, and writes nowhere. For a server that has processes of its own;
-    whoever wants a program to end with us takes `start`.
+    It reads from a pipe that closes when this process ends, and its output is discarded. For a server
+    that manages its own processes; to end a program with this process, use `start`.
 
     Raises:
         ToolError: the program does not exist, or may not be run.

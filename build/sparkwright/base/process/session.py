@@ -1,4 +1,4 @@
-"""Start a program in a session of its own, so that it and all that it starts can be watched and ended.
+"""Start a program in a session of its own, so that it and all that it starts can be monitored and ended.
 
 The program stands behind ``guard.py``, which kills the whole group when this process dies.
 """
@@ -31,10 +31,10 @@ _DYING_S = 5.0
 def start_session(
     argv: Sequence[str], command: tuple[str, ...], cwd: Path, env: Mapping[str, str], output: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start *argv* in a session of its own, all that it says going to *output*.
+    """Start *argv* in a session of its own, with its output going to *output*.
 
     Raises:
-        ToolError: *command*, which is what the caller asked for, cannot be started.
+        ToolError: *command*, as the caller gave it, cannot be started.
     """
     try:
         return subprocess.Popen(
@@ -59,7 +59,7 @@ def kill_group(child: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program that was under way ended.
+    """The result of a program that ran in a session.
 
     Attributes:
         status: its exit status; negative is the signal that ended it.
@@ -75,7 +75,7 @@ class Ended:
 
 
 class Running:
-    """A program under way in a session of its own; see `start`."""
+    """A running program in a session of its own; see `start`."""
 
     def __init__(self, child: subprocess.Popen[bytes], argv: tuple[str, ...], env: Mapping[str, str]) -> None:
         self.argv, self.pid = argv, child.pid
@@ -84,8 +84,8 @@ class Running:
         self._ended: Ended | None = None
 
     def poll(self) -> Ended | None:
-        """How it ended, or `None` while it runs; what it left behind in its group is killed."""
-        # Looked at without being reaped, so that its id still names its group and nothing else.
+        """Return its result, or `None` while it runs; kill the rest of its group once it ended."""
+        # Polled without reaping, so that its id still names its group and nothing else.
         if self._ended is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             self._end()
         return self._ended
@@ -99,7 +99,7 @@ class Running:
                 program.terminate()
 
     def kill(self) -> Ended:
-        """Kill it with all of its group, unless it has ended; returns how it ended once all are gone."""
+        """Kill it with all of its group, unless it has ended; return its result once all are gone."""
         if self._ended is None:
             self._end()
             _wait_until_gone(self.pid)
@@ -133,15 +133,15 @@ def start(
     """Start a program in a session of its own and return at once.
 
     It reads nothing. It and all that it starts are killed when this process dies, however it dies, and also
-    when the *thread* that started it ends: so the kernel counts (prctl(2)).
+    when the *thread* that started it ends: that is how the kernel defines it (prctl(2)).
 
     Args:
         argv: program and arguments.
         cwd: its working folder.
         env: its whole environment.
-        log: file that takes its output, below the command that gave it; what was there is replaced.
-        nice: by how much it is nicer than we are.
-        oom_score_adj: how much sooner than others it is killed when memory runs out, up to 1000.
+        log: file for its output, below the command line; an existing file is replaced.
+        nice: increment of its niceness.
+        oom_score_adj: its priority to be killed when memory runs out, up to 1000.
 
     Raises:
         ToolError: the program does not exist, or may not be run.
@@ -173,7 +173,7 @@ def _check_startable(command: tuple[str, ...], cwd: Path, env: Mapping[str, str]
 
 
 def resident_mib(sessions: Collection[int]) -> dict[int, int]:
-    """Resident memory, in MiB, of all processes of each of *sessions* (ids of `Running` programs).
+    """Return the resident memory, in MiB, of all processes of each of *sessions* (ids of `Running` programs).
 
     The guard that leads a session does not count.
     """
@@ -200,7 +200,7 @@ def _wait_until_gone(session: int) -> None:
 
 
 def _members(sessions: Collection[int]) -> Iterator[tuple[int, psutil.Process]]:
-    """Every process of *sessions* but their leaders, each with its session."""
+    """Yield every process of *sessions* but their leaders, each with its session."""
     import psutil
 
     for pid in psutil.pids() if sessions else ():
@@ -211,7 +211,7 @@ def _members(sessions: Collection[int]) -> Iterator[tuple[int, psutil.Process]]:
 
 
 def _vanishing() -> contextlib.suppress:
-    """Pass over a process that ended since it was listed; the others still count."""
+    """Ignore a process that ended since it was listed; the others still count."""
     import psutil
 
     return contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error)

@@ -1,4 +1,4 @@
-"""Work out again, from this checkout and this store, the record of a wheel that is audited."""
+"""The provenance record that an audited wheel should contain, computed from this checkout and this store."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright.merge import merge_patchset
 from sparkwright.native.extensions import find_extension
-from sparkwright.pipeline.binaries import binary_steps, version_of
-from sparkwright.pipeline.job import BuildState, require
-from sparkwright.pipeline.kernels import compile_steps, source_steps
+from sparkwright.pipeline.binaries import ChooseBinaries
+from sparkwright.pipeline.kernels import CompileExtension, GatherSources, PrepareToolchain
+from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.record import wheel_record
-from sparkwright.pipeline.steps import Prove
+from sparkwright.pipeline.state import BuildState, require
+from sparkwright.pipeline.steps import steps_for
+from sparkwright.pipeline.trees import Merge
+from sparkwright.pipeline.version import version_of
 from sparkwright.probe.proof import read_proof
 from sparkwright.wheel.checks import CARRIES, POINT
 from sparkwright.wheel.kernels import KERNELS
@@ -22,50 +25,52 @@ if TYPE_CHECKING:
     from sparkwright.pipeline.job import Job
     from sparkwright.wheel.kernels import KernelsRecord
 
+# Their results are part of the record.
+_RECORDED = (GatherSources, Prove, PrepareToolchain, CompileExtension, ChooseBinaries)
+
 
 def merged_again(job: Job) -> BuildState:
-    """Do the merge of *job* again and take all else from the store, as far as it is there."""
-    known = BuildState(pristine=job.pristine)
-    for step in source_steps(job):
-        step.find(job, known)
-    request = job.merge_request(require(known.pristine), job.point.lock.release.version)
-    known.report = merge_patchset(job.repository, request)
-    for step in [*map(Prove, job.point.deciding), *compile_steps(job), *binary_steps(job)]:
-        if step.key(job, known) is not None:
-            step.find(job, known)
-    return known
+    """Repeat the merge of *job*, and take every other result from the store, if it is there."""
+    state = BuildState(pristine=job.pristine)
+    for step in steps_for(job):
+        if isinstance(step, Merge):
+            request = job.merge_request(require(state.pristine), job.spec.lock.release.version)
+            state.report = merge_patchset(job.repository, request)
+        elif isinstance(step, _RECORDED) and step.key(job, state) is not None:
+            step.find(job, state)
+    return state
 
 
 def expected_record(
-    job: Job, known: BuildState, version: str, stated: KernelsRecord | None
+    job: Job, state: BuildState, version: str, stated: KernelsRecord | None
 ) -> dict[str, dict[str, Any] | None]:
     """Return the files that the record of a wheel of *job* should have; `None` for one unknown here.
 
     Args:
-        job: what the wheel is made from.
-        known: what is known of that; see `merged_again`.
+        job: the job that makes the wheel.
+        state: its results; see `merged_again`.
         version: the wheel's version.
-        stated: what the wheel says of its kernels. Where they are not those that would be made here,
-            such as with another toolchain, nothing is known of them.
+        stated: the wheel's own record of its kernels. If they differ from those that would be made here, as
+            with another toolchain, they are unknown here.
     """
-    choice = known.binaries
+    choice = state.binaries
     same = (
         choice is not None
         and stated is not None
-        and (version_of(job, known), choice.record["toolchain"]) == (version, stated.toolchain)
+        and (version_of(job, state), choice.record["toolchain"]) == (version, stated.toolchain)
     )
-    files = wheel_record(job, known if same else replace(known, binaries=None))
+    files = wheel_record(job, state if same else replace(state, binaries=None))
     files[POINT]["version"] = version
-    recorded = {carry.name for carry in job.point.deciding if _is_recorded(carry, known)}
+    recorded = {carry.name for carry in job.spec.deciding if _is_recorded(carry, state)}
     for carry in files[CARRIES]["carries"]:
         if "proof" in carry and carry["name"] not in recorded:
             del carry["proof"]["environment"]  # another machine makes its proofs with other packages
     return files if same or job.native is None else {**files, KERNELS: None}
 
 
-def _is_recorded(carry: Carry, known: BuildState) -> bool:
+def _is_recorded(carry: Carry, state: BuildState) -> bool:
     """Tell if the proof of *carry* is the one beside it, which is the same in every checkout."""
-    return read_proof(carry.folder) == known.proofs.get(carry.name)
+    return read_proof(carry.folder) == state.proofs.get(carry.name)
 
 
 def found_compiled(job: Job, stated: KernelsRecord | None) -> dict[str, Extension]:

@@ -1,0 +1,107 @@
+"""The steps to the merged tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import CarryConflictError
+from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.pipeline.state import require
+
+if TYPE_CHECKING:
+    from sparkwright.carries import CarrySpec
+    from sparkwright.pipeline.job import Job
+    from sparkwright.pipeline.state import BuildState
+
+# Part of the key: raised when merging gives another result for the same inputs.
+_MERGE_RULES = 2
+
+
+@dataclass(frozen=True)
+class PristineTree:
+    """Upstream's tree in the object store, verified against the lock."""
+
+    name: ClassVar[str] = "pristine tree"
+
+    def key(self, job: Job, state: BuildState) -> str | None:
+        del state
+        lock = job.spec.lock
+        return digest_of([job.options.source, lock.release.commit, lock.sdist.sha256])
+
+    def find(self, job: Job, state: BuildState) -> bool:
+        state.pristine = job.source.known(job.spec.lock)
+        return state.pristine is not None
+
+    def make(self, job: Job, state: BuildState) -> None:
+        state.pristine = job.pristine
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Every carry merged, each with its outcome."""
+
+    name: ClassVar[str] = "merge"
+
+    def key(self, job: Job, state: BuildState) -> str | None:
+        if state.pristine is None:
+            return None
+        return digest_of(
+            {
+                "rules": _MERGE_RULES,
+                "pristine": state.pristine.tree,
+                "history": state.pristine.commit if state.pristine.history else None,
+                "point": job.spec.describe(),
+                "carries": [_merge_inputs(carry.spec) for carry in job.spec.carries],
+                **_left_out_and_sources(job),
+            }
+        )
+
+    def find(self, job: Job, state: BuildState) -> bool:
+        if any(carry.spec.pull is not None for carry in job.spec.deciding):
+            return False  # a pull request's head is requested every time; the merge itself is quick
+        report = job.store.find_record_as(MergeReport, "merge", self.key(job, state) or "")
+        if report is None:
+            return False
+        if not all(map(job.repository.has, [report.commit, *(source.tree for source in report.sources)])):
+            return False
+        state.report = report
+        return True
+
+    def make(self, job: Job, state: BuildState) -> None:
+        version = job.spec.lock.release.version
+        for carry in job.spec.deciding:
+            if (revision := carry.revision_for(version)) is not None:
+                carry.patch(revision)  # a malformed patch is an error here, not an outcome of a merge
+        report = merge_patchset(job.repository, job.merge_request(require(state.pristine), version))
+        if report.failed:
+            failures = "; ".join(
+                f"{outcome.carry}: {outcome.kind} ({outcome.detail})" for outcome in report.failed
+            )
+            names = " ".join(outcome.carry for outcome in report.failed)
+            raise CarryConflictError(
+                "the patchset does not merge",
+                because=failures,
+                next_step=f"'sparkwright merge' shows all outcomes, 'carry refresh' reworks {names}",
+            )
+        job.repository.keep(f"refs/sparkwright/points/{job.spec.digest}", report.commit)
+        for source in report.sources:
+            commit = job.repository.commit(source.tree, message=f"{source.name} with the point's carries")
+            job.repository.keep(f"refs/sparkwright/merged-sources/{job.spec.digest}/{source.name}", commit)
+        job.store.put_record("merge", self.key(job, state) or "", to_builtins(report))
+        state.report = report
+
+
+def _left_out_and_sources(job: Job) -> dict[str, object]:
+    """Return further inputs of a merge; none for upstream's kernels without carries that are left out."""
+    found = {"left-out": sorted(job.spec.left_out), "sources": job.available_sources}
+    return {name: value for name, value in found.items() if value}
+
+
+def _merge_inputs(spec: CarrySpec) -> dict[str, object]:
+    """Return what a merge reads from a carry besides its content: the title goes into its commit."""
+    wanted = ("name", "title", "requires", "superseded", "upstream")
+    described = to_builtins(spec)
+    return {name: described[name] for name in wanted}
