@@ -287,7 +287,7 @@ class TestLock:
         path.write_text(path.read_text().replace('torch = "2.11.0"', 'torch = "2.12.0"'))
         ran = pinned.call("lock", "check")
         assert ran.status == 24
-        assert "release.torch: the lock says 2.12.0, but 2.11.0" in ran.err
+        assert "release.torch: the lock has 2.12.0, but 2.11.0" in ran.err
         ran = pinned.call("lock", "check", "--json")
         assert ran.status == 24
         assert {finding["key"] for finding in ran.json["findings"]} == {"release.torch"}
