@@ -144,10 +144,10 @@ def test_device_code_of_a_binary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("images", "because"),
     [
-        ([], "tells of none"),
-        ([("sm_121a", [])], "1 cubins and of no kernel"),
-        ([("sm_121a", ["a"]), ("compute_80", [])], "1 PTX modules and of no kernel"),
-        ([("sm_121a", []), ("compute_80", ["a"])], "1 cubins and of no kernel"),
+        ([], "none"),
+        ([("sm_121a", [])], "1 cubins"),
+        ([("sm_121a", ["a"]), ("compute_80", [])], "1 PTX modules"),
+        ([("sm_121a", []), ("compute_80", ["a"])], "1 cubins"),
     ],
 )
 def test_a_dump_that_is_not_understood_is_no_finding(

@@ -180,7 +180,7 @@ def tags(subject: AuditSubject) -> AuditCheck:
     generic = [f"{subject.name.python}-{subject.name.abi}-linux_{machine}"]
     faults = []
     if stated != sorted(subject.name.tags) and (subject.ours or stated != generic):
-        faults.append(f"WHEEL says {', '.join(stated)}, the file name {', '.join(subject.name.tags)}")
+        faults.append(f"WHEEL has {', '.join(stated)}, the file name {', '.join(subject.name.tags)}")
     if header(wheel, "Root-Is-Purelib") != ["false"]:
         faults.append("Root-Is-Purelib is not false")
     if subject.name.build:
@@ -207,7 +207,7 @@ def versions_agree(subject: AuditSubject) -> AuditCheck:
     if subject.ours:
         point = subject.stated(POINT)
         stated[POINT] = point.get("version") if isinstance(point, dict) else None
-    faults = [f"{where} says {found}" for where, found in stated.items() if found != version]
+    faults = [f"{where} has {found}" for where, found in stated.items() if found != version]
     folders = {name.split("/")[0] for name in subject.archive.members if ".dist-info/" in name}
     faults += [f"there is a folder {folder}" for folder in sorted(folders - {subject.name.dist_info})]
     try:
@@ -220,7 +220,7 @@ def versions_agree(subject: AuditSubject) -> AuditCheck:
     if subject.version not in {None, version}:
         faults.append(f"{subject.version} was expected")
     if faults:
-        faults.insert(0, f"the file name says {version}")
+        faults.insert(0, f"the file name has {version}")
     return judge("versions-agree", faults, version)
 
 
@@ -370,9 +370,7 @@ def _record_faults(subject: AuditSubject, provided: Sequence[Mapping[str, Any]])
     compiled = {one.member: one.key for one in record.binaries if one.kernels == "compiled"} if record else {}
     upstream = {one.member for one in record.binaries if one.kernels == "upstream"} if record else set()
     ours = {entry["member"]: entry["from"] for entry in provided if entry["provider"] != UPSTREAM}
-    faults = [
-        f"{KERNELS} does not say how {member} was compiled" for member in sorted(set(ours) - set(compiled))
-    ]
+    faults = [f"{KERNELS} does not list {member} as compiled" for member in sorted(set(ours) - set(compiled))]
     faults += [
         f"{KERNELS} has {member} compiled, its provider not" for member in sorted(set(compiled) - set(ours))
     ]
