@@ -236,7 +236,7 @@ def test_a_file_that_is_not_what_the_tree_says_is_never_cached(
     project = Project(tmp_path / "p", toolchain)
     (project.work / "source/csrc/ops.h").write_text("#define OPS 9\n")
     project.compile()
-    assert refused(project, store, heard) .startswith("source/csrc/ops.h is not ")
+    assert refused(project, store, heard).startswith("source/csrc/ops.h is not ")
 
 
 def test_a_file_behind_a_link_is_never_cached(
