@@ -236,7 +236,7 @@ def test_a_file_that_is_not_what_the_tree_says_is_never_cached(
     project = Project(tmp_path / "p", toolchain)
     (project.work / "source/csrc/ops.h").write_text("#define OPS 9\n")
     project.compile()
-    assert refused(project, store, heard) == "source/csrc/ops.h is not what the tree says"
+    assert refused(project, store, heard).startswith("source/csrc/ops.h is not ")
 
 
 def test_a_file_behind_a_link_is_never_cached(
@@ -258,7 +258,7 @@ def test_a_file_that_takes_in_others_unseen_is_never_cached(
     texts = {**FILES, "deps/lib/detail/deep.h": f"#define DEEP 2\n#if 0\n{directive}\n#endif\n"}
     project = Project(tmp_path / "p", toolchain, texts)
     project.compile()
-    assert "deep.h takes in a file" in refused(project, store, heard)
+    assert "deep.h embeds a file" in refused(project, store, heard)
 
 
 @pytest.mark.parametrize("text", ["", "ops.o:", "ops.o: /usr/include/stdio.h\n", "ops.o: cut/off/na"])

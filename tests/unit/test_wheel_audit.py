@@ -20,7 +20,7 @@ from sparkwright.base.errors import ArchiveError, AuditError
 from sparkwright.native.model import Extension
 from sparkwright.wheel import BinarySource, assemble, audit
 from sparkwright.wheel.audit import CHECKS, NATIVE_CHECKS
-from sparkwright.wheel.survey import floor_of
+from sparkwright.wheel.syntax import floor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -151,15 +151,16 @@ def test_a_symbol_that_nobody_defines(case: Case, tmp_path: Path) -> None:
     binary = extension(
         tmp_path / "x.so", body="void cuInit(void), missing(void); void g(void) { missing(); }"
     )
-    assert failed(rebuilt(case, tmp_path, binary), case.expectation) == {
-        "symbols-resolve": f"{C}: nobody defines missing"
-    }
+    found = failed(rebuilt(case, tmp_path, binary), case.expectation)
+    assert list(found) == ["symbols-resolve"]
+    assert found["symbols-resolve"].startswith(f"{C}: missing ")
 
 
 def test_a_library_that_nothing_brings(case: Case, tmp_path: Path) -> None:
     strange = elfkit.shared(tmp_path / "libodd.so.1", "int odd;", "-Wl,-soname,libodd.so.1")
     found = failed(rebuilt(case, tmp_path, extension(tmp_path / "x.so", strange)), case.expectation)
-    assert found == {"needed-libraries": f"{C} needs libodd.so.1, which nothing brings"}
+    assert list(found) == ["needed-libraries"]
+    assert found["needed-libraries"].startswith(f"{C} needs libodd.so.1,")
 
 
 COUNTS: dict[str, tuple[Any, set[str]]] = {
@@ -251,9 +252,9 @@ def test_a_tag_that_promises_too_little_or_too_much(case: Case, tmp_path: Path) 
     honest = parse_name(case.wheel.name).platform
     assert failed(relabelled(case, tmp_path, honest), case.expectation) == {}
     modern = relabelled(case, tmp_path, f"manylinux_2_41_{HERE}")
-    assert failed(modern, case.expectation) == {
-        "glibc-floor": f"the tag says manylinux_2_41_{HERE}, and {honest} would do"
-    }
+    found = failed(modern, case.expectation)
+    assert list(found) == ["glibc-floor"]
+    assert all(tag in found["glibc-floor"] for tag in (f"manylinux_2_41_{HERE}", honest))
     ancient = relabelled(case, tmp_path, f"manylinux_2_5_{HERE}")
     assert set(failed(ancient, case.expectation)) == {"glibc-floor"}
     theirs = case.expectation.upstream_wheel

@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Literal
 
 import click
@@ -17,19 +17,10 @@ from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
 from sparkwright.git import require_git
+from sparkwright.native.doctor import MachineCheck, check_gpu, find_gpu, native_checks
 
 _NEEDED_BYTES = 3 << 30
 _INDEX_REMEDY = "check pip's index-url and extra-index-url"
-
-
-@dataclass(frozen=True)
-class DoctorFinding:
-    """One thing that was looked at."""
-
-    what: str
-    verdict: Literal["pass", "fail", "to do", "skipped"]
-    detail: str
-    remedy: str = ""
 
 
 @click.command("doctor")
@@ -42,7 +33,7 @@ def command(session: Session) -> None:
         _git(),
         _disk(session),
         _index(session),
-        DoctorFinding("machine", "pass", f"{platform.machine()}, {platform.system()} {platform.release()}"),
+        MachineCheck("machine", "pass", f"{platform.machine()}, {platform.system()} {platform.release()}"),
         *_native(session),
     ]
     if session.as_json:
@@ -60,24 +51,24 @@ def command(session: Session) -> None:
         )
 
 
-def _python() -> DoctorFinding:
+def _python() -> MachineCheck:
     good = sys.version_info >= (3, 11)
     remedy = "" if good else "install Python 3.11 or newer, and make the environment anew"
     verdict: Literal["pass", "fail"] = "pass" if good else "fail"
-    return DoctorFinding("python", verdict, f"{platform.python_version()} (3.11 or newer)", remedy)
+    return MachineCheck("python", verdict, f"{platform.python_version()} (3.11 or newer)", remedy)
 
 
-def _git() -> DoctorFinding:
+def _git() -> MachineCheck:
     try:
-        return DoctorFinding("git", "pass", require_git())
+        return MachineCheck("git", "pass", require_git())
     except ToolError as error:
-        return DoctorFinding("git", "fail", f"{error}; 2.38 or newer is needed", error.next_step)
+        return MachineCheck("git", "fail", f"{error}; 2.38 or newer is needed", error.next_step)
 
 
-def _disk(session: Session) -> DoctorFinding:
+def _disk(session: Session) -> MachineCheck:
     free = shutil.disk_usage(session.store.home).free
     verdict: Literal["pass", "fail"] = "pass" if free >= _NEEDED_BYTES else "fail"
-    return DoctorFinding(
+    return MachineCheck(
         "disk",
         verdict,
         f"{human_size(free)} free in {session.store.home} ({human_size(_NEEDED_BYTES)} wanted)",
@@ -85,9 +76,9 @@ def _disk(session: Session) -> DoctorFinding:
     )
 
 
-def _index(session: Session) -> DoctorFinding:
+def _index(session: Session) -> MachineCheck:
     if session.offline:
-        return DoctorFinding("package index", "skipped", "--offline")
+        return MachineCheck("package index", "skipped", "--offline")
     from sparkwright.upstream import read_settings
     from sparkwright.upstream.index import find
 
@@ -95,25 +86,21 @@ def _index(session: Session) -> DoctorFinding:
     try:
         files = find("vllm", lock.release.version, read_settings())
     except SparkwrightError as error:
-        return DoctorFinding("package index", "fail", str(error), error.next_step)
+        return MachineCheck("package index", "fail", str(error), error.next_step)
     names = {file.filename for file in files}
     missing = {lock.sdist.filename, *(wheel.filename for wheel in lock.wheels.values())} - names
     if missing:
-        return DoctorFinding(
+        return MachineCheck(
             "package index", "fail", f"it does not list {', '.join(sorted(missing))}", _INDEX_REMEDY
         )
-    return DoctorFinding(
+    return MachineCheck(
         "package index", "pass", f"it lists vllm {lock.release.version} and the wheels of the lock"
     )
 
 
-def _native(session: Session) -> list[DoctorFinding]:
+def _native(session: Session) -> list[MachineCheck]:
     """What compiling kernels here wants; nothing of it is needed for a wheel with upstream's."""
-    from sparkwright.native.doctor import check_gpu, find_gpu, native_checks
-
     native = session.checkout.lock.native
     if native is None:
-        checks = [check_gpu(find_gpu())]
-    else:
-        checks = native_checks(native, session.store.home, os.environ)
-    return [DoctorFinding(check.what, check.verdict, check.detail, check.remedy) for check in checks]
+        return [check_gpu(find_gpu())]
+    return native_checks(native, session.store.home, os.environ)

@@ -62,7 +62,10 @@ def check_command(session: Session, *, source: str) -> None:
             )
             click.echo("next     sparkwright lock check --source git, or an address, or a clone")
     else:
-        rows = [(item.key, item.locked or "-", item.released or "-", item.witness) for item in findings]
+        rows = [
+            (item.key, item.locked or "-", item.released or "-", item.because or item.witness)
+            for item in findings
+        ]
         show_table(("key", "the lock", "the release", "found in"), rows)
     require_agreement(findings)
 

@@ -1,8 +1,8 @@
-"""``upstream.lock``: the exact vLLM that we build on, and every other input by digest.
+"""``upstream.lock``: the pinned vLLM release and every other input by digest.
 
-`model` and `native` are what the file may say. `statements` reads what a release says about itself
-(with `cmake` for the sources that its build downloads), `check` holds the two against each other and
-`coherence` the ``[native]`` tables against the rest, and `bump` writes the lock for another release.
+`model` and `native` are the typed model of the file. `statements` reads what a release states about
+itself (with `cmake` for the sources that its build downloads), `check` compares the lock with that,
+`coherence` compares the ``[native]`` tables with the rest, and `bump` writes the lock for another release.
 """
 
 from sparkwright.lock.bump import Bumped, LockChange

@@ -32,9 +32,9 @@ class Bumped:
 
     Attributes:
         text: the new text of ``upstream.lock``.
-        lock: what it says.
-        changes: what differs from the old one.
-        notes: what the user should know: sources that are new or gone, what could not be verified.
+        lock: the same, parsed.
+        changes: the values that differ from the old lock.
+        notes: remarks for the user: sources that are new or gone, values that could not be verified.
     """
 
     text: str
@@ -44,67 +44,67 @@ class Bumped:
 
 
 def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifact]) -> Lock:
-    """The lock of the release that *evidence* is about, at the same git address as *old*.
+    """Return the lock of the release that *evidence* is about, at the same git address as *old*.
 
     Args:
         old: the present lock.
-        evidence: what the release states.
+        evidence: the files of the release.
         wheels: its wheels by machine, as the index lists them.
 
     Raises:
         LockMismatchError: the release contradicts itself, or does not state what the lock holds.
     """
-    said = _settled(evidence)
-    named = sorted({key.split(".")[1] for key in said if key.startswith("sources.")})
+    stated = _settled(evidence)
+    names = sorted({key.split(".")[1] for key in stated if key.startswith("sources.")})
     fields = ("repository", "ref", "declared-in", "override")
     return Lock(
         format=LOCK_FORMAT,
         release=Release(
-            version=said["release.version"],
-            commit=_longest(evidence.tag_commit, old.release.commit, stated=said["release.commit"]),
+            version=stated["release.version"],
+            commit=_longest(evidence.tag_commit, old.release.commit, stated=stated["release.commit"]),
             git=old.release.git,
-            requires_python=said["release.requires-python"],
-            torch=said["release.torch"],
+            requires_python=stated["release.requires-python"],
+            torch=stated["release.torch"],
         ),
         sdist=evidence.sdist,
         wheels=dict(wheels),
         sources={
-            name: Dependency(**{f.replace("-", "_"): said[f"sources.{name}.{f}"] for f in fields})
-            for name in named
+            name: Dependency(**{f.replace("-", "_"): stated[f"sources.{name}.{f}"] for f in fields})
+            for name in names
         },
         native=old.native,
     )
 
 
 def _longest(*known: str | None, stated: str) -> str:
-    """The first of the *known* commits that the abbreviated *stated* one can be short for, or itself."""
+    """Return the first *known* commit that starts with the abbreviated *stated* one, or *stated* itself."""
     return next((commit for commit in known if commit and commit.startswith(stated)), stated)
 
 
 def _settled(evidence: ReleaseEvidence) -> dict[str, str]:
-    """One value a key, where every witness agrees."""
-    said: dict[str, str] = {}
+    """Return one value for each key; refuse files that disagree."""
+    settled: dict[str, str] = {}
     faults: list[str] = []
     for statement in statements(evidence):
         key, value, witness = statement
         if value is None:
             faults.append(f"{key} is not stated by {witness}")
-        elif key in said and not agrees(Statement(key, value, witness), said[key]):
-            faults.append(f"{key} is {value} by {witness}, and {said[key]} elsewhere")
+        elif key in settled and not agrees(Statement(key, value, witness), settled[key]):
+            faults.append(f"{key} is {value} by {witness}, and {settled[key]} elsewhere")
         else:
-            said.setdefault(key, value)
+            settled.setdefault(key, value)
     needed = {"release.version", "release.commit", "release.requires-python", "release.torch"}
-    faults += [f"{key} is stated nowhere" for key in sorted(needed - said.keys())]
+    faults += [f"{key} is stated nowhere" for key in sorted(needed - settled.keys())]
     if faults:
         raise LockMismatchError(
             f"{evidence.sdist.filename} gives no lock", because="; ".join(faults),
-            next_step="read those files of the release; what builds it has changed its form",
+            next_step="read those files of the release: their format has changed",
         )  # fmt: skip
-    return said
+    return settled
 
 
 def rewrite(text: str, new: Lock) -> Bumped:
-    """The lock's *text* with the values of *new*: comments stay, new sources come last.
+    """Return the lock's *text* with the values of *new*: comments stay, new sources come last.
 
     Raises:
         ConfigError: *text* is not a lock.
@@ -113,7 +113,7 @@ def rewrite(text: str, new: Lock) -> Bumped:
 
     old = parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="upstream.lock")
     document = tomlkit.parse(text)
-    # What a release says nothing about stays as people wrote it; the notes say what is out of date.
+    # A release states nothing about [native]: the table stays, and the notes list what is stale.
     _merge(document, {**to_builtins(new), **{key: document[key] for key in ("native",) if key in document}})
     result = tomlkit.dumps(document)
     written = parse_toml(result.encode(), Lock, newest_format=LOCK_FORMAT, name="the new upstream.lock")
@@ -123,7 +123,7 @@ def rewrite(text: str, new: Lock) -> Bumped:
 
 
 def _merge(table: Any, values: Mapping[str, Any]) -> None:
-    """Give *table* exactly *values*, touching only what differs."""
+    """Set *table* to exactly *values*, editing only the entries that differ."""
     import tomlkit
 
     for key in [key for key in table if key not in values]:
@@ -157,9 +157,9 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
     )
     full = len(new.release.commit) == 40  # noqa: PLR2004 - a full SHA-1 object id
     return (
-        *([] if full else ["release.commit is abbreviated: no git remote could be asked for the rest"]),
+        *([] if full else ["release.commit is abbreviated: no git remote could be reached for the rest"]),
         *(f"sources.{name} is gone: this release no longer downloads it" for name in gone),
-        *(f"sources.{name} is new: say in upstream.lock what it is for" for name in fresh),
+        *(f"sources.{name} is new: describe it in a comment of upstream.lock" for name in fresh),
         *(f"sources.{name} now comes from {new.sources[name].repository}" for name in moved),
         *(
             [f"release.torch moved from {old.release.torch} to {new.release.torch}"]
@@ -171,12 +171,12 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
 
 
 def _native_notes(new: Lock) -> tuple[str, ...]:
-    """What of the ``[native]`` tables does not fit the *new* release, or was measured on an older one."""
+    """List the ``[native]`` values that do not fit the *new* release, or were measured on an older one."""
     if new.native is None or not (findings := check_native(new)):
         return ()
     measured = [name for name in ("binaries", "costs") if getattr(new.native, name)]
     return (
-        f"[native] was left as it is, for {new.native.release}: nothing is compiled until it is made anew",
+        f"[native] is unchanged, for {new.native.release}: nothing is compiled until it is regenerated",
         *(str(finding) for finding in findings if finding.key != "native.release"),
         *(f"native.{name} was measured on {new.native.release}" for name in measured),
     )

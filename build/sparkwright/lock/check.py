@@ -1,4 +1,4 @@
-"""Does ``upstream.lock`` say what the release itself says? Nothing in it is taken on trust."""
+"""Compare ``upstream.lock`` with the files of the release: nothing in it is taken on trust."""
 
 from __future__ import annotations
 
@@ -21,37 +21,41 @@ class LockFinding(NamedTuple):
         key: dotted key in the lock.
         locked: the lock's value; `None` if it has none.
         released: the release's value; `None` if it states none.
-        witness: the file that states it, or what ought to.
+        witness: the file that states it, or should.
+        because: the reason, where there is no other value to show.
     """
 
     key: str
     locked: str | None
     released: str | None
     witness: str
+    because: str = ""
 
     def __str__(self) -> str:
-        locked = "the lock has nothing" if self.locked is None else f"the lock says {self.locked}"
-        released = "nothing is stated" if self.released is None else self.released
+        locked = "the lock has no value" if self.locked is None else f"the lock has {self.locked}"
+        if self.because:
+            return f"{self.key}: {locked}, but {self.because}"
+        released = "no value is stated" if self.released is None else f"{self.released} is stated"
         return f"{self.key}: {locked}, but {released} by {self.witness}"
 
 
 def check(lock: Lock, evidence: ReleaseEvidence) -> list[LockFinding]:
-    """Every disagreement, in the order of the lock's keys; empty when the lock is right.
+    """Return every disagreement, in the order of the lock's keys; empty when the lock is right.
 
-    A key that nothing in *evidence* speaks about is a disagreement too: it was not verified.
+    A key that nothing in *evidence* states is a disagreement too: it was not verified.
     """
     locked = flatten(lock)
     findings: list[LockFinding] = []
-    spoken: set[str] = set()
+    stated: set[str] = set()
     for statement in statements(evidence):
-        spoken.add(statement.key)
+        stated.add(statement.key)
         value = locked.get(statement.key)
         if value is None or not agrees(statement, value):
             findings.append(LockFinding(statement.key, value, statement.value, statement.witness))
     findings += [
         LockFinding(key, value, None, f"{evidence.sdist.filename} or the wheels that were read")
         for key, value in locked.items()
-        if key not in spoken
+        if key not in stated
     ]
     order = {key: number for number, key in enumerate(locked)}
     return sorted(findings, key=lambda finding: order.get(finding.key, len(order)))
@@ -62,8 +66,8 @@ class Unconfirmed(NamedTuple):
 
     Attributes:
         key: dotted key in the lock.
-        stated: as much of it as something states.
-        rest: what comes behind that in the lock, and may be wrong.
+        stated: the part of it that the release states.
+        rest: the remaining digits in the lock, which may be wrong.
     """
 
     key: str
@@ -72,7 +76,7 @@ class Unconfirmed(NamedTuple):
 
 
 def unconfirmed(lock: Lock, evidence: ReleaseEvidence) -> list[Unconfirmed]:
-    """The digits of the commit that nothing in *evidence* states: a release abbreviates its own."""
+    """Return the digits of the commit that nothing in *evidence* states: a release abbreviates its own."""
     key, commit = "release.commit", lock.release.commit
     values = [item.value for item in statements(evidence) if item.key == key and item.value]
     known = max((len(value) for value in values if commit.startswith(value)), default=0)
@@ -80,23 +84,23 @@ def unconfirmed(lock: Lock, evidence: ReleaseEvidence) -> list[Unconfirmed]:
 
 
 def require_agreement(findings: Sequence[LockFinding]) -> None:
-    """Do nothing if there are no *findings*.
+    """Raise if there are *findings*.
 
     Raises:
-        LockMismatchError: there are; it lists each.
+        LockMismatchError: there are; the error lists each.
     """
     if findings:
         raise LockMismatchError(
-            "upstream.lock does not say what the release says",
+            "upstream.lock and the release disagree",
             because="; ".join(str(finding) for finding in findings),
-            next_step="sparkwright lock bump VERSION writes what the release says",
+            next_step="sparkwright lock bump VERSION writes the values of the release",
         )
 
 
 def flatten(lock: Lock) -> dict[str, str]:
-    """The lock's values by dotted key, without ``format`` and the ``[native]`` tables.
+    """Return the lock's values by dotted key, without ``format`` and the ``[native]`` tables.
 
-    Of the latter a release says nothing; see `sparkwright.lock.coherence`.
+    A release states nothing about the latter; see `sparkwright.lock.coherence`.
     """
     tables = {key: value for key, value in to_builtins(lock).items() if key not in {"format", "native"}}
     return dict(_walk("", tables))
@@ -111,12 +115,12 @@ def _walk(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def agrees(statement: Statement, locked: str) -> bool:
-    """Whether *statement* and the lock's value *locked* mean the same."""
+    """Tell if *statement* and the lock's value *locked* mean the same."""
     value = statement.value
     if value is None:
         return False
-    alike = _ALIKE.get(statement.key)
-    return alike(locked, value) if alike else locked == value
+    same = _COMPARISONS.get(statement.key)
+    return same(locked, value) if same else locked == value
 
 
 def _same_commit(one: str, other: str) -> bool:
@@ -149,8 +153,8 @@ def _same_specifiers(one: str, other: str) -> bool:
         return False
 
 
-# Where equal meaning is not equal text.
-_ALIKE: dict[str, Callable[[str, str], bool]] = {
+# Keys whose values may be equal although their text differs.
+_COMPARISONS: dict[str, Callable[[str, str], bool]] = {
     "release.commit": _same_commit,
     "release.git": _same_address,
     "release.requires-python": _same_specifiers,

@@ -1,7 +1,7 @@
-"""Do the lock's ``[native]`` tables fit the release that is pinned, and each other?
+"""Compare the lock's ``[native]`` tables with the pinned release and with each other.
 
-No file of the release repeats what they say, so they are held against the rest of the lock, and the
-versions of the CUDA packages against what torch and CUDA's own release package ask for.
+No file of the release repeats them, so they are compared with the rest of the lock, and the versions of
+the CUDA packages with the requirements of torch and of CUDA's own release package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RELEASE = "cuda-toolkit"
 
 @dataclass(frozen=True)
 class CudaEvidence:
-    """What packages say about CUDA's version.
+    """The metadata of the packages that pin CUDA's version.
 
     Attributes:
         torch: METADATA of the pinned torch.
@@ -37,7 +37,7 @@ class CudaEvidence:
 
 
 def require_native(lock: Lock) -> NativePin:
-    """The ``[native]`` tables, if they are for the pinned release.
+    """Return the ``[native]`` tables, if they are for the pinned release.
 
     Raises:
         ConfigError: there are none.
@@ -51,14 +51,14 @@ def require_native(lock: Lock) -> NativePin:
     if lock.native.release != lock.release.version:
         raise LockMismatchError(
             "the [native] tables of upstream.lock are for another release",
-            because=f"they were made for {lock.native.release}, and {lock.release.version} is pinned",
-            next_step="take upstream's kernels, or make them anew: sparkwright lock check names each",
+            because=f"they are for {lock.native.release}, and {lock.release.version} is pinned",
+            next_step="take upstream's kernels, or update the tables: sparkwright lock check lists them",
         )
     return lock.native
 
 
 def check_native(lock: Lock, evidence: CudaEvidence | None = None) -> list[LockFinding]:
-    """Every place where the ``[native]`` tables contradict the rest of the lock, themselves or *evidence*."""
+    """Return every contradiction of the ``[native]`` tables with the lock, themselves or *evidence*."""
     native = lock.native
     if native is None:
         return []
@@ -77,7 +77,7 @@ def _release(lock: Lock, native: NativePin) -> Iterator[LockFinding]:
 
 
 def _tables(native: NativePin) -> Iterator[tuple[str, str, str, Package]]:
-    """Each package: its key in the lock, its machine, its name there, and itself."""
+    """Yield the key in the lock, the machine, the name and the package of each."""
     for kind, tables in (("builder", native.toolkit.builder), ("target", native.toolkit.target)):
         for machine, packages in tables.items():
             for name, package in packages.items():
@@ -103,14 +103,15 @@ def _sources(lock: Lock, native: NativePin) -> Iterator[LockFinding]:
         if declared is not None and pin.ref != declared.ref:
             yield LockFinding(f"{key}.ref", pin.ref, declared.ref, f"sources.{name}.ref")
         if declared is None and not (pin.repository and pin.mount):
-            yield LockFinding(key, name, None, "[sources], and it has no repository and mount of its own")
+            yield LockFinding(key, name, None, "[sources], and it names no repository and mount")
         host = pin.mount.partition(":")[0]
         if host and host not in native.sources:
             yield LockFinding(f"{key}.mount", pin.mount, None, "[native.sources]")
         elif host in lock.sources and lock.sources[host].ref != native.sources[host].ref:
             yield LockFinding(
-                f"{key}.ref", pin.ref, None, f"sources.{host}, which has moved and it is a part of"
-            )
+                f"{key}.ref", pin.ref, None, f"sources.{host}",
+                f"its parent source {host} moved; look up the new submodule commit",
+            )  # fmt: skip
 
 
 def _extensions(native: NativePin) -> Iterator[LockFinding]:
@@ -123,14 +124,14 @@ def _extensions(native: NativePin) -> Iterator[LockFinding]:
 
 
 def _cuda(native: NativePin, evidence: CudaEvidence) -> Iterator[LockFinding]:
-    wanted = _exact_pins(evidence.torch).get(_RELEASE)
+    pinned = _exact_pins(evidence.torch).get(_RELEASE)
     toolkit = native.toolkit
-    if wanted != toolkit.release.version:
+    if pinned != toolkit.release.version:
         yield LockFinding(
-            "native.toolkit.release.filename", toolkit.release.version, wanted, "torch's METADATA"
+            "native.toolkit.release.filename", toolkit.release.version, pinned, "torch's METADATA"
         )
-    if wanted is None or not wanted.startswith(f"{toolkit.cuda}."):
-        yield LockFinding("native.toolkit.cuda", toolkit.cuda, wanted, "torch's METADATA")
+    if pinned is None or not pinned.startswith(f"{toolkit.cuda}."):
+        yield LockFinding("native.toolkit.cuda", toolkit.cuda, pinned, "torch's METADATA")
     pins = _exact_pins(evidence.release)
     for key, _, _, package in _tables(native):
         pin = pins.get(package.project.replace("_", "-"))
@@ -141,7 +142,7 @@ def _cuda(native: NativePin, evidence: CudaEvidence) -> Iterator[LockFinding]:
 
 
 def _exact_pins(metadata: bytes) -> dict[str, str]:
-    """Project to version, for each ``Requires-Dist`` with ``==`` in *metadata* (PEP 566)."""
+    """Return project to version, for each ``Requires-Dist`` with ``==`` in *metadata* (PEP 566)."""
     headers = BytesHeaderParser().parsebytes(metadata).get_all("Requires-Dist", [])
     found = (re.match(r"([\w.-]+)\s*(?:\[[^\]]*\])?\s*\(?==\s*([^;,)\s]+)", header) for header in headers)
     return {match[1].lower(): match[2] for match in found if match}

@@ -25,7 +25,7 @@ class Release(Model, frozen=True):
     Attributes:
         version: its PEP 440 version.
         commit: its commit: 40 hex digits, or the 9 or more that the release itself states
-            where no git remote could be asked for the rest.
+            where no git remote could be reached for the rest.
         git: address of upstream's repository.
         requires_python: PEP 440 specifier of the interpreters that it supports.
         torch: the exact torch version that its binaries are built against.
@@ -59,7 +59,7 @@ class Dependency(Model, frozen=True):
         repository: git address, as upstream's CMake files state it.
         ref: tag or commit, as stated there.
         declared_in: the CMake file that states it.
-        override: environment variable with which a local copy is named instead.
+        override: environment variable that names a local copy instead.
     """
 
     repository: str
@@ -76,8 +76,8 @@ class Lock(Model, frozen=True):
         release: the pinned release.
         sdist: its source distribution.
         wheels: its wheels by platform, such as ``aarch64``.
-        sources: what its CMake project would download, by name.
-        native: what kernels are compiled with and from, where we compile them.
+        sources: the sources that its CMake project would download, by name.
+        native: the toolkit and sources that kernels are compiled with, for native builds.
     """
 
     format: int
@@ -88,7 +88,7 @@ class Lock(Model, frozen=True):
     native: NativePin | None = None
 
     def wheel(self, platform: str) -> Artifact:
-        """Upstream's wheel for *platform*.
+        """Return upstream's wheel for *platform*.
 
         Raises:
             UnknownNameError: the lock has none for it.

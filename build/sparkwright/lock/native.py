@@ -1,4 +1,4 @@
-"""The typed model of the lock's ``[native]`` tables: what kernels are compiled with and from."""
+"""The typed model of the lock's ``[native]`` tables: toolkit, sources and extensions of native builds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Package(Model, frozen=True):
         sha256: digest of its bytes, 64 hex digits.
         size: in bytes.
         folders: folders and files that are unpacked from it; everything where none is named.
-        tree: git id of the tree of what `folders` unpack to, paths as in the wheel. Where it is
+        tree: git id of the tree of the unpacked `folders`, paths as in the wheel. Where it is
             given, only those members are transferred, if the server can send parts of a file.
     """
 
@@ -39,25 +39,25 @@ class Package(Model, frozen=True):
 
     @property
     def project(self) -> str:
-        """Its project, as the file name spells it."""
+        """The project, as the file name spells it."""
         return self.filename.split("-")[0]
 
     @property
     def version(self) -> str:
-        """Its version (PEP 440)."""
+        """The version (PEP 440)."""
         return self.filename.split("-")[1]
 
 
 class Toolkit(Model, frozen=True):
-    """Where compilers, headers and libraries come from.
+    """The packages with compilers, headers and libraries.
 
     Attributes:
         cuda: version of nvcc, ``major.minor``.
-        release: the package that says which versions of which packages belong to that CUDA release.
-        builder: programs that run on the compiling machine, by its machine name and their own.
-        target: headers and libraries for the machine that the code is for, likewise.
-        link_only: sonames that are linked against and come with torch at run time; stand-ins of
-            that name do for linking.
+        release: the package that pins the versions of the other packages of that CUDA release.
+        builder: programs that run on the compiling machine, by machine and program name.
+        target: headers and libraries for the target machine, by machine and package name.
+        link_only: sonames that are linked against and come with torch at run time; empty libraries of
+            that name are enough for linking.
     """
 
     cuda: Annotated[str, Meta(pattern=r"^[0-9]{2}\.[0-9]\Z")]
@@ -68,18 +68,18 @@ class Toolkit(Model, frozen=True):
 
 
 class SourcePin(Model, frozen=True):
-    """A dependency's source, by content: whoever brings it, the tree is the same.
+    """A dependency's source, by content: the tree is the same wherever it is fetched from.
 
     Attributes:
         ref: the commit or tag that `tree` was taken from; for one of the lock's ``[sources]``, the same.
         tree: git id of the tree that holds `paths` and nothing else, no file executable; none where
-            nothing is compiled from it, so that its stand-in does.
-        paths: the folders and files that compiling needs, relative to the repository's root.
+            nothing is compiled from it, so that `stand_in` is enough.
+        paths: the folders and files that a build needs, relative to the repository's root.
         repository: git address; by default that of the lock's source of the same name.
-        package: a wheel that carries the same files.
-        folder: where in `package` they are.
-        mount: where the tree goes inside another source: ``name:folder``; a source of its own if empty.
-        stand_in: files that configuring wants to see when the source cannot be had; made empty.
+        package: a wheel that holds the same files.
+        folder: their folder in `package`.
+        mount: place of the tree inside another source, ``name:folder``; a separate source if empty.
+        stand_in: files that CMake looks for, written empty when the source cannot be fetched.
     """
 
     ref: str
@@ -93,7 +93,7 @@ class SourcePin(Model, frozen=True):
 
 
 class ExtensionSpec(Model, frozen=True):
-    """An extension that we compile.
+    """An extension that native builds compile.
 
     Attributes:
         member: its name in the wheel.
@@ -107,12 +107,12 @@ class ExtensionSpec(Model, frozen=True):
 
 
 class Binary(Model, frozen=True):
-    """What a binary of the wheel holds when it was compiled for the pin's architecture.
+    """The device code of a binary that was compiled for the pin's architecture.
 
     Attributes:
         cubins: number of cubins by architecture, such as ``sm_121a``.
         ptx: number of PTX modules by architecture, such as ``compute_89``.
-        why: why something else than the card's own architecture is in it.
+        why: the reason for device code of other architectures than the card's.
     """
 
     cubins: dict[str, int] = field(default_factory=dict)
@@ -121,11 +121,11 @@ class Binary(Model, frozen=True):
 
 
 class DroppedBinary(Model, frozen=True):
-    """A binary of upstream's that a wheel leaves out where none of its kernels runs on the card.
+    """A binary of upstream's wheel that is left out where none of its kernels runs on the card.
 
     Attributes:
-        named_by: the Python files of the wheel that name it; each was read.
-        why: why Python copes without it.
+        named_by: the Python files of the wheel that name it; each was reviewed.
+        why: the reason that these files work without it.
     """
 
     named_by: tuple[str, ...]
@@ -136,13 +136,13 @@ class NativePin(Model, frozen=True):
     """All of the lock's ``[native]``.
 
     Attributes:
-        release: the release of upstream's that these tables were made for.
-        arch: what ``TORCH_CUDA_ARCH_LIST`` is set to unless something else is asked for.
+        release: the release that these tables are for.
+        arch: default of ``TORCH_CUDA_ARCH_LIST``.
         toolkit: compilers, headers, libraries.
         sources: dependencies' sources by the lock's names for them.
-        extensions: what is compiled, by CMake's target names, in the order of building.
-        binaries: what each binary holds, by member name, when compiled for `arch`.
-        drop: reviewed binaries of upstream's that the wheel can do without, by member name.
+        extensions: the compiled extensions, by CMake's target names, in build order.
+        binaries: device code of each binary compiled for `arch`, by member name.
+        drop: reviewed binaries of upstream that the wheel does not need, by member name.
         costs: seconds of CPU time and peak MiB by unit, from an earlier build: the first order.
     """
 
@@ -157,7 +157,7 @@ class NativePin(Model, frozen=True):
 
 
 def named(table: Mapping[str, T], name: str, kind: str) -> T:
-    """What is called *name* in a *table* of the lock.
+    """Return the entry *name* of a *table* of the lock.
 
     Raises:
         UnknownNameError: there is none.

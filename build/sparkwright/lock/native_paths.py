@@ -1,11 +1,11 @@
-"""Which paths of upstream's repository its CMake project reads.
+"""The paths of upstream's repository that its CMake project reads.
 
-Looked up in ``CMakeLists.txt`` and ``cmake/``: every file that they compile, run, include or generate from
-is under ``csrc/`` or ``cmake/`` themselves, but for one script that links DeepGEMM's extension. What they
-write below ``vllm/`` is copies for the Python package.
+Taken from ``CMakeLists.txt`` and ``cmake/``: every file that they compile, run, include or generate from
+is under ``csrc/`` or ``cmake/`` themselves, but for one script that links DeepGEMM's extension. They
+write only copies for the Python package below ``vllm/``.
 
 ``setup.py`` and ``rust/`` do not decide these extensions. ``setup.py`` starts CMake with the interpreter,
-build type and target device, all of which a native build of ours sets itself, and compiles the Rust parts;
+build type and target device, all of which a native build sets itself, and compiles the Rust parts;
 both still decide other binaries of the wheel, so the wheel's own table counts them as native too.
 """
 
@@ -20,5 +20,5 @@ _READ = re.compile("|".join(CMAKE_PATHS))
 
 
 def read_by_cmake(path: str) -> bool:
-    """Whether *path*, relative to the repository's root, takes part in compiling the extensions."""
+    """Tell if the extensions are compiled from *path*, relative to the repository's root."""
     return _READ.fullmatch(path) is not None

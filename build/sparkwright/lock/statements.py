@@ -1,7 +1,7 @@
-"""What a release says about itself, statement by statement, each with the file that says it.
+"""The values that a release states about itself, each with the file that states it.
 
-Everything here is a pure function over bytes: `ReleaseEvidence` is what was gathered, and `statements`
-reads it. Keys are those of ``upstream.lock``, dotted.
+Everything here is a pure function over bytes: `ReleaseEvidence` holds the files, and `statements`
+reads them. Keys are those of ``upstream.lock``, dotted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MACHINES = ("aarch64", "x86_64")
 
 @dataclass(frozen=True)
 class WheelEvidence:
-    """What a wheel says.
+    """The files of a wheel that state values of the lock.
 
     Attributes:
         file: its name, digest and size, as found.
@@ -44,15 +44,15 @@ class WheelEvidence:
 
 @dataclass(frozen=True)
 class ReleaseEvidence:
-    """What was gathered about a release.
+    """The files of a release that state values of the lock.
 
     Attributes:
         sdist: its sdist's name, digest and size, as found.
         texts: the files of the sdist for which `is_evidence` holds, by path.
-        wheels: what its wheels say.
-        tree: the same files at the pinned commit, where a git remote was asked; `None` where not.
-        tag_commit: the commit that the release's tag leads to there; `None` where nobody was asked.
-        commit: full id of the commit that *tree* is of.
+        wheels: the evidence of its wheels.
+        tree: the same files at the pinned commit; `None` without a git remote.
+        tag_commit: the commit of the release's tag there; `None` without a git remote.
+        commit: full id of the commit of *tree*.
     """
 
     sdist: Artifact
@@ -64,12 +64,12 @@ class ReleaseEvidence:
 
 
 class Statement(NamedTuple):
-    """One file's word on one key of the lock.
+    """The value that one file states for one key of the lock.
 
     Attributes:
         key: dotted key in the lock.
         value: what the file states; `None` if it does not, and should.
-        witness: the file, or the file and why it states nothing.
+        witness: the file, and the reason where it states nothing.
     """
 
     key: str
@@ -78,12 +78,12 @@ class Statement(NamedTuple):
 
 
 def is_evidence(path: str) -> bool:
-    """Whether the file at *path* in upstream's tree says something that the lock repeats."""
+    """Tell if the file at *path* in upstream's tree states a value that the lock repeats."""
     return path in {"PKG-INFO", "pyproject.toml", VERSION_FILE, *_REQUIREMENTS} or is_cmake_file(path)
 
 
 def statements(evidence: ReleaseEvidence) -> Iterator[Statement]:
-    """Everything that *evidence* states about the keys of the lock."""
+    """Yield every value that *evidence* states for a key of the lock."""
     yield from _file("sdist", evidence.sdist)
     yield from _sdist(evidence.sdist.filename, evidence.texts)
     for wheel in evidence.wheels:
@@ -98,7 +98,7 @@ def statements(evidence: ReleaseEvidence) -> Iterator[Statement]:
 
 
 def machine_of(platform_tag: str) -> str:
-    """The machine in a wheel's platform tag: ``aarch64`` of ``manylinux_2_28_aarch64``."""
+    """Return the machine in a wheel's platform tag: ``aarch64`` of ``manylinux_2_28_aarch64``."""
     return next((name for name in _MACHINES if platform_tag.endswith("_" + name)), platform_tag)
 
 
@@ -108,11 +108,11 @@ def _file(key: str, file: Artifact) -> Iterator[Statement]:
 
 
 def _sdist(filename: str, texts: Mapping[str, bytes]) -> Iterator[Statement]:
-    said = f"{filename}: PKG-INFO"
+    witness = f"{filename}: PKG-INFO"
     metadata = _headers(texts.get("PKG-INFO", b""))
-    yield Statement("sdist.filename", f"{_project(metadata)}-{metadata.get('Version')}.tar.gz", said)
-    yield from _release(metadata, said)
-    yield Statement("release.git", _repository(metadata), said)
+    yield Statement("sdist.filename", f"{_project(metadata)}-{metadata.get('Version')}.tar.gz", witness)
+    yield from _release(metadata, witness)
+    yield Statement("release.git", _repository(metadata), witness)
     yield from _version_file(texts.get(VERSION_FILE, b""), f"{filename}: {VERSION_FILE}")
     yield from _pyproject(texts.get("pyproject.toml", b""), f"{filename}: pyproject.toml")
     for path in _REQUIREMENTS:
@@ -122,9 +122,9 @@ def _sdist(filename: str, texts: Mapping[str, bytes]) -> Iterator[Statement]:
             yield from _torch(wanted, f"{filename}: {path}")
 
 
-def _release(metadata: Message, said: str) -> Iterator[Statement]:
-    yield Statement("release.version", metadata.get("Version"), said)
-    yield Statement("release.requires-python", metadata.get("Requires-Python"), said)
+def _release(metadata: Message, witness: str) -> Iterator[Statement]:
+    yield Statement("release.version", metadata.get("Version"), witness)
+    yield Statement("release.requires-python", metadata.get("Requires-Python"), witness)
 
 
 def _repository(metadata: Message) -> str | None:
@@ -132,32 +132,32 @@ def _repository(metadata: Message) -> str | None:
     return links.get("Repository") or links.get("Source") or links.get("Homepage")
 
 
-def _version_file(data: bytes, said: str) -> Iterator[Statement]:
+def _version_file(data: bytes, witness: str) -> Iterator[Statement]:
     text = data.decode(errors="replace")
     version = re.search(r"^__version__ = version = '([^']+)'", text, re.MULTILINE)
-    yield Statement("release.version", version[1] if version else None, said)
-    yield Statement("release.commit", stated_commit(data), said)
+    yield Statement("release.version", version[1] if version else None, witness)
+    yield Statement("release.commit", stated_commit(data), witness)
 
 
 def stated_commit(version_file: bytes) -> str | None:
-    """The abbreviated commit in a ``_version.py`` as setuptools-scm writes it, or `None`."""
+    """Return the abbreviated commit in a ``_version.py`` as setuptools-scm writes it, or `None`."""
     text = version_file.decode(errors="replace")
     commit = re.search(r"^__commit_id__ = commit_id = 'g([0-9a-f]{7,40})'", text, re.MULTILINE)
     return commit[1] if commit else None
 
 
-def _pyproject(data: bytes, said: str) -> Iterator[Statement]:
+def _pyproject(data: bytes, witness: str) -> Iterator[Statement]:
     try:
         tables = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        yield Statement("release.torch", None, f"{said}, which is not TOML ({error})")
+        yield Statement("release.torch", None, f"{witness}, which is not TOML ({error})")
         return
-    yield Statement("release.requires-python", tables.get("project", {}).get("requires-python"), said)
-    yield from _torch(tables.get("build-system", {}).get("requires", []), said)
+    yield Statement("release.requires-python", tables.get("project", {}).get("requires-python"), witness)
+    yield from _torch(tables.get("build-system", {}).get("requires", []), witness)
 
 
-def _torch(requirements: Iterable[str], said: str) -> Iterator[Statement]:
-    """Each exact pin of torch among *requirements* (PEP 508), without its local version."""
+def _torch(requirements: Iterable[str], witness: str) -> Iterator[Statement]:
+    """Yield each exact pin of torch among *requirements* (PEP 508), without its local version."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     pins: list[str | None] = []
@@ -172,12 +172,12 @@ def _torch(requirements: Iterable[str], said: str) -> Iterator[Statement]:
             exact = [each.version for each in requirement.specifier if each.operator == "=="]
             pins.append(exact[0].split("+")[0] if len(exact) == 1 == len(requirement.specifier) else None)
     for pin in pins or [None]:
-        yield Statement("release.torch", pin, said)
+        yield Statement("release.torch", pin, witness)
 
 
 def _wheel(wheel: WheelEvidence) -> Iterator[Statement]:
     filename = wheel.file.filename
-    said = f"{filename}: METADATA"
+    witness = f"{filename}: METADATA"
     metadata = _headers(wheel.metadata)
     tags = _headers(wheel.wheel).get_all("Tag", [])
     if len(tags) != 1 or tags[0].count("-") != 2:  # noqa: PLR2004 - python, abi and platform
@@ -187,16 +187,16 @@ def _wheel(wheel: WheelEvidence) -> Iterator[Statement]:
     yield from _file(key, wheel.file)
     implied = f"{_project(metadata)}-{metadata.get('Version')}-{_outer_tag(tags[0], filename)}.whl"
     yield Statement(f"{key}.filename", implied, f"{filename}: METADATA and WHEEL")
-    yield from _release(metadata, said)
-    yield from _torch(metadata.get_all("Requires-Dist", []), said)
+    yield from _release(metadata, witness)
+    yield from _torch(metadata.get_all("Requires-Dist", []), witness)
     yield from _version_file(wheel.version_file, f"{filename}: {VERSION_FILE}")
 
 
 def _outer_tag(tag: str, filename: str) -> str:
-    """The tag that the wheel *filename* ought to bear, when the one inside is *tag*.
+    """Return the tag that the name of the wheel *filename* should have, when the one inside is *tag*.
 
     Repairing tools rename ``linux_aarch64`` to ``manylinux_2_28_aarch64``, and upstream's leave
-    the tag inside as it was: of the platform, only the machine can be held against it.
+    the tag inside unchanged: of the platform, only the machine can be compared.
     """
     python, abi, platform = tag.split("-")
     outer = filename.removesuffix(".whl").rpartition("-")[2]
@@ -204,7 +204,7 @@ def _outer_tag(tag: str, filename: str) -> str:
 
 
 def _project(metadata: Message) -> str:
-    """The project's name as file names have it (PEP 427, PEP 625)."""
+    """Return the project's name as file names spell it (PEP 427, PEP 625)."""
     return re.sub(r"[-_.]+", "_", metadata.get("Name", "")).lower()
 
 
@@ -222,7 +222,7 @@ def _sources(texts: Mapping[str, bytes]) -> Iterator[Statement]:
 
 
 def _tree(texts: Mapping[str, bytes], tree: Mapping[str, bytes]) -> Iterator[Statement]:
-    """The pinned commit and the sdist must agree; the sdist alone has two generated files more."""
+    """Yield the differences of the pinned commit and the sdist, except its two generated files."""
     for path in sorted(texts.keys() | tree.keys()):
         if path not in {"PKG-INFO", VERSION_FILE} and texts.get(path) != tree.get(path):
             yield Statement(

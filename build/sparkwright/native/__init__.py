@@ -1,9 +1,9 @@
-"""Native kernels: toolchain, dependencies' sources, configure, compile, link, look into the result.
+"""Native kernels: toolchain, dependencies' sources, configure, compile, link, inspect the result.
 
 A build works in one folder whose layout is always the same, so that no command and no object
-knows where on the machine it was made::
+depends on its place on the machine::
 
-    source/   the native inputs of the merged tree, and what configuring generates beside them
+    source/   the native inputs of the merged tree, and the files that CMake generates beside them
     deps/     one tree for each dependency's source
     cuda/     the CUDA toolkit in its classic layout
     torch/    the target's torch: headers, libraries, CMake files

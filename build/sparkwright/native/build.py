@@ -1,6 +1,6 @@
-"""From sources to one extension in the store: configure, compile what is missing, link.
+"""Build one extension from sources into the store: configure, compile the missing units, link.
 
-Start reading at `build_extension`. Every result on the way is kept: the configuration, each
+Start reading at `build_extension`. Every intermediate result is kept: the configuration, each
 object, the linked file. So a build that is killed has lost the units that were running, and a
 changed file costs the units that include it.
 """
@@ -57,17 +57,17 @@ _LINK = "120000"
 
 @dataclass(frozen=True)
 class Builder:
-    """What builds, apart from the inputs that decide the result.
+    """The settings of a build that do not change its result.
 
     Attributes:
-        store: where results are looked for and kept.
-        repository: where the sources' trees are.
+        store: holds the results.
+        repository: holds the sources' trees.
         lock: the pin.
         native: its ``[native]`` tables.
         logs: folder for one log a unit.
-        jobs: most compilers at once; by default what cores and memory allow.
-        keep_going: whether the other units go on when one fails.
-        isolation: what every tool is started through, such as a program that takes the network away.
+        jobs: most compilers at once; by default as many as cores and memory allow.
+        keep_going: whether to compile the other units when one fails.
+        isolation: command prefix of every tool, such as one that removes the network.
     """
 
     store: Store
@@ -80,11 +80,11 @@ class Builder:
     isolation: tuple[str, ...] = ()
 
     def tree(self, inputs: Inputs) -> str:
-        """Git id of the tree that is compiled; see `native_tree`."""
+        """Return the git id of the tree that is compiled; see `native_tree`."""
         return native_tree(self.repository, inputs, self.native.sources)
 
     def key(self, inputs: Inputs, name: str) -> str:
-        """The native key of the extension called *name*."""
+        """Return the native key of the extension called *name*."""
         entries = self.repository.files(inputs.tree)
         blobs = {path: entry.blob for path, entry in entries.items()}
         spec, pins = self.native.extensions[name], self.native.sources
@@ -108,11 +108,11 @@ class Configured:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What building an extension will take, as far as earlier builds can tell.
+    """The expected cost of building an extension, by the costs of earlier builds.
 
     Attributes:
-        units: how many it has.
-        missing: how many of them the store has no object of.
+        units: number of its units.
+        missing: number of units without an object in the store.
         seconds: CPU time that these are expected to take.
     """
 
@@ -122,7 +122,7 @@ class Forecast:
 
 
 def configured(builder: Builder, inputs: Inputs) -> Configured:
-    """Configure *inputs*, or find that it was done before; see `configure` for what can go wrong."""
+    """Return the configuration of *inputs*, from the store or by running CMake; raises as `configure`."""
     tree = builder.tree(inputs)
     configuration = configure(
         builder.store, builder.repository, tree, inputs, builder.lock, prefix=builder.isolation
@@ -138,7 +138,7 @@ def _configured(builder: Builder, tree: str, configuration: Configuration) -> Co
 
 
 def forecast(builder: Builder, inputs: Inputs, name: str) -> Forecast | None:
-    """What `build_extension` would compile; `None` before the first configuring. Nothing is run."""
+    """Return the cost of `build_extension`; `None` before the first configuring. Nothing is run."""
     tree = builder.tree(inputs)
     key = configuration_key(builder.repository, tree, inputs, builder.lock)
     configuration = find_configuration(builder.store, builder.repository, key)
@@ -152,7 +152,7 @@ def forecast(builder: Builder, inputs: Inputs, name: str) -> Forecast | None:
 
 
 def build_extension(builder: Builder, inputs: Inputs, name: str) -> Extension:
-    """The extension called *name*, from the store or compiled and linked.
+    """Return the extension called *name*, from the store or compiled and linked.
 
     Raises:
         NativeBuildError: CMake or the linker fails.
@@ -186,7 +186,7 @@ def build_extension(builder: Builder, inputs: Inputs, name: str) -> Extension:
 def compile_units(
     builder: Builder, inputs: Inputs, known: Configured, units: Sequence[Unit]
 ) -> dict[str, str]:
-    """Objects of *units*: output path to SHA-256 in the store. What is there is not compiled again.
+    """Return the objects of *units*: output path to SHA-256 in the store; compile only missing ones.
 
     Raises:
         CompileError, NotEnoughMemoryError, StorageError, ToolError: see `run_jobs`.
@@ -211,7 +211,7 @@ def _compile(
     objects: dict[str, str] = {}
 
     def keep(finished: Finished) -> None:
-        """Store the object as soon as it is whole: what is stored survives whatever comes."""
+        """Store the object as soon as it is whole, so that it survives a killed build."""
         unit = by_name[finished.job.name]
         output = work.root / unit.output
         sha256 = record_object(
@@ -224,7 +224,7 @@ def _compile(
             object_path=output,
             cost=finished.cost,
         )
-        if sha256 is None:  # not to be found again; this build needs it all the same
+        if sha256 is None:  # cannot be cached, but this build needs it
             sha256 = sha256_file(output)
             builder.store.adopt_file(output, sha256, verified=True)
         objects[unit.output] = sha256
@@ -291,7 +291,7 @@ def _jobs(
 def _linked(
     builder: Builder, inputs: Inputs, known: Configured, link: Link, objects: Mapping[str, str]
 ) -> tuple[str, int]:
-    """SHA-256 and size of the extension that *link* makes of *objects*, in the store."""
+    """Return SHA-256 and size of the extension that *link* makes of *objects*, in the store."""
     store = builder.store
     key = link_key(link, inputs.toolchain.key, [objects[path] for path in link.objects], known.files)
     if key is not None and (found := find_link(store, key)) is not None:
@@ -324,6 +324,6 @@ def _place(builder: Builder, work: Workspace, link: Link, objects: Mapping[str, 
         if not place_object(builder.store, objects[path], work.root / path):
             raise LostFileError(
                 f"an object of {link.target} is gone",
-                because="another run took it out of the store meanwhile",
-                next_step="run again: it is compiled anew, the others are there",
+                because="another run evicted it from the store meanwhile",
+                next_step="run again: it is compiled again, the others are there",
             )

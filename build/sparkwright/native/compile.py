@@ -1,7 +1,7 @@
-"""Compile units: as many at once as cores and memory allow, longest first, and keep what is done.
+"""Compile units: as many at once as cores and memory allow, longest first; keep each finished object.
 
-One loop in one thread starts compilers, looks after them and hands each object on as soon as it is whole.
-Compilers die with us, however we die, so a build that is killed loses the units under way and no other.
+One loop in one thread starts compilers, polls them and passes each object on as soon as it is whole.
+Compilers are killed with this process, so a build that is killed loses only the units that were running.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _TICK_S = 0.05
 _LOOK_S = 0.5
 _SETTLE_S = 15.0
-"""Pressure is a mean over ten seconds: what stopping a unit has helped shows after that."""
+"""Pressure is a mean over ten seconds: the effect of stopping a unit shows after that."""
 _PATIENCE_S = 120.0
 _NICE = 10
 _OOM_SCORE_ADJ = 1000
@@ -51,13 +51,13 @@ class CompileJob:
     """A compiler call.
 
     Attributes:
-        name: the unit's name, of which there is one.
+        name: the unit's name, unique in a build.
         argv: program and arguments.
-        cwd: the folder that it works in.
+        cwd: its working folder.
         env: its whole environment.
-        output: the object that it makes; only a whole one stays.
+        output: the object file; an incomplete one is removed.
         log: file for its command and output.
-        expected: what it is expected to take.
+        expected: its expected cost.
     """
 
     name: str
@@ -75,9 +75,9 @@ class Finished:
 
     Attributes:
         job: the compiler call.
-        cost: what it took.
+        cost: its measured cost.
         seconds: wall-clock time.
-        attempts: how often it was started.
+        attempts: number of times that it was started.
     """
 
     job: CompileJob
@@ -88,7 +88,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What a run of the driver was.
+    """The result of `run_jobs`.
 
     Attributes:
         finished: units that compiled, in the order of their ends.
@@ -125,13 +125,13 @@ def run_jobs(
     The first unit that fails keeps further ones from being started; those under way end and are kept.
 
     Args:
-        jobs: what to compile, in any order.
-        on_done: told of each unit as soon as its object is whole, in this thread; here the caller stores it.
-        limits: what may be used; by default what `plan_jobs` says of this machine.
-        keep_going: compile what can be compiled, whatever fails.
-        machine: looks at the machine.
-        nice: by how much compilers are nicer than we are.
-        patience_s: how long to wait for memory while nothing runs.
+        jobs: the units to compile, in any order.
+        on_done: called in this thread with each unit as soon as its object is whole, to store it.
+        limits: resources that may be used; by default those that `plan_jobs` computes.
+        keep_going: compile the other units when one fails.
+        machine: returns a snapshot of the machine.
+        nice: niceness of compilers, relative to this process.
+        patience_s: longest wait for memory while nothing runs.
         settle_s: least time between two units being stopped under memory pressure.
 
     Raises:
@@ -146,7 +146,7 @@ def run_jobs(
     if limits is None:
         limits = plan_jobs([Waiting(job.name, job.expected) for job in jobs], now).limits
     if now.pressure is None and jobs:
-        warn("this kernel does not measure memory pressure: available memory alone decides what is started")
+        warn("this kernel does not measure memory pressure: available memory alone decides when units start")
     build = _Build(on_done, limits, machine, keep_going, nice, patience_s, settle_s)
     return build.run(jobs)
 
@@ -167,7 +167,7 @@ class _Work:
 
 @dataclass
 class _Compiler:
-    """A unit under way."""
+    """A running unit."""
 
     work: _Work
     process: Running
@@ -243,10 +243,10 @@ class _Build:
                 shown.advance(0, **self._progress())
             time.sleep(_TICK_S)
 
-    # Looking after what runs ---------------------------------------------------------------
+    # Polling ---------------------------------------------------------------
 
     def _collect(self, shown: Task) -> bool:
-        """Take in every compiler that has ended; returns whether any had."""
+        """Handle every compiler that has ended; return whether any had."""
         ended = [(one, how) for one in self.running.values() if (how := one.process.poll()) is not None]
         for compiler, how in ended:
             del self.running[compiler.work.job.name]
@@ -260,7 +260,7 @@ class _Build:
 
     def _done(self, compiler: _Compiler, how: Ended) -> None:
         work = compiler.work
-        # What was sampled misses peaks between two samples, and the kernel's own count knows one process.
+        # Samples miss peaks between them, and the kernel's own count is of one process.
         cost = Cost(seconds=how.cpu_seconds, mib=max(compiler.peak_mib, how.peak_mib))
         finished = Finished(work.job, cost, how.seconds, work.attempts)
         with storing(f"keeping the object of {work.job.name}"):
@@ -297,7 +297,7 @@ class _Build:
 
     def _give_up(self, failure: CompileFailure) -> None:
         self.failures.append(failure)
-        # A full disk or a missing compiler fails whatever comes next.
+        # With a full disk or without a compiler every further unit fails.
         self.ending |= not self.keep_going or failure.diagnosis is None or failure.diagnosis.cause == "disk"
         emit("compile.failed", unit=failure.unit, log=str(failure.log), because=failure.detail)
 
@@ -316,7 +316,7 @@ class _Build:
     # Starting and stopping -----------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Do what the schedule says, until it has nothing more to start."""
+        """Start and stop units by the schedule, until it starts no more."""
         now = self.machine()
         while not self.ending:
             self.decision = decide(
@@ -357,7 +357,7 @@ class _Build:
         emit("compile.started", unit=job.name, log=str(job.log), pid=process.pid, attempt=work.attempts)
 
     def _stop(self, compiler: _Compiler, now: MachineSnapshot) -> None:
-        """Stop a unit whose memory others need; it is done again when there is more, with fewer beside it."""
+        """Stop a unit whose memory others need; it is restarted later, with fewer beside it."""
         work = compiler.work
         self._kill(compiler)
         work.expected = replace_mib(work.expected, max(work.expected.mib, compiler.peak_mib))
@@ -369,10 +369,10 @@ class _Build:
         warn(f"{work.job.name} was stopped and will be done again: memory pressure is high ({pressure})")
 
     def _wait_for_memory(self, now: MachineSnapshot) -> None:
-        """Give others time to free memory while none of our units fits.
+        """Wait for other processes to free memory while no unit fits.
 
         Raises:
-            NotEnoughMemoryError: they did not.
+            NotEnoughMemoryError: they did not in time.
         """
         if self.running or self.ending or self.decision.hold != "memory":
             self.starved_at = None
@@ -384,10 +384,10 @@ class _Build:
         if time.monotonic() - self.starved_at >= self.patience_s:
             raise too_large(first, now, self.limits)
 
-    # Telling -------------------------------------------------------------------------------
+    # Progress -------------------------------------------------------------------------------
 
     def _progress(self) -> dict[str, object]:
-        """What a display may want to show: see the fields."""
+        """Return the fields of a progress display."""
         active = [compiler.active for compiler in self.running.values()]
         waiting = [] if self.ending else [work.waiting for work in self.waiting.values()]
         held = self.decision.hold in {"memory", "pressure"}
@@ -416,5 +416,5 @@ class _Build:
 
 
 def replace_mib(cost: Cost, mib: int) -> Cost:
-    """*cost* with another peak."""
+    """Return *cost* with another peak."""
     return Cost(seconds=cost.seconds, mib=mib)

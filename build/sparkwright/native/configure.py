@@ -1,8 +1,8 @@
-"""Run CMake once, and keep what it found out as data.
+"""Run CMake once, and keep its compile and link commands as data.
 
 Configuring takes ten seconds and depends on little: the CMake files, the scripts that generate
-kernels, and which sources there are. So its result is a record, and an edit of a kernel goes
-straight to the compiler.
+kernels, and the names of the sources. So its result is a record, and after an edit of a kernel only
+the compiler runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sparkwright.native.workspace import Workspace
     from sparkwright.store import Store
 
-# Part of the keys of what was configured: raised when what is read of CMake's answers changes.
+# Part of the configurations' keys: raised when CMake's output is read differently.
 _READING = 1
 _COMPILED = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".inl"})
 _SECONDS = 600
@@ -45,16 +45,16 @@ _CODE = re.compile(r"code=\[?([\w,]+)\]?")
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one run of CMake gave, before the generated files are told apart."""
+    """The commands of one run of CMake: compile commands, and link commands by extension."""
 
     commands: list[dict[str, Any]]
     links: dict[str, str]
 
 
 def asked_of_cmake(inputs: Inputs, lock: Lock) -> str:
-    """Digest of all that CMake is told, and of how its answers are read; of no place on this machine.
+    """Return the digest of CMake's whole input and of the rules for its output, without this machine's paths.
 
-    What the toolchain's parts are is for its own key.
+    The toolchain's parts are covered by its own key.
     """
     places = [
         field.name for field in fields(Toolchain) if isinstance(getattr(inputs.toolchain, field.name), Path)
@@ -63,14 +63,16 @@ def asked_of_cmake(inputs: Inputs, lock: Lock) -> str:
     chain = replace(inputs.toolchain, **nowhere)
     work, target = Path(WORK), inputs.target
     environment = configure_environment(chain, target, work, lock)
-    told = {name: value for name, value in environment.items() if name != "PATH"}
-    return digest_of([_READING, configure_command(chain, WORK), toolchain_file(chain, target, work), told])
+    variables = {name: value for name, value in environment.items() if name != "PATH"}
+    return digest_of(
+        [_READING, configure_command(chain, WORK), toolchain_file(chain, target, work), variables]
+    )
 
 
 def configuration_key(repository: Repository, tree: str, inputs: Inputs, lock: Lock) -> str:
-    """Digest of what configuring *tree* depends on.
+    """Return the digest of the inputs of configuring *tree*.
 
-    Of what the compiler reads, only the names count: CMake lists them and looks into none of them.
+    Of the compiler's inputs only the names count: CMake lists them and reads none of them.
     """
     files = [
         [path, "" if PurePosixPath(path).suffix in _COMPILED else entry.blob]
@@ -82,7 +84,7 @@ def configuration_key(repository: Repository, tree: str, inputs: Inputs, lock: L
 
 
 def find_configuration(store: Store, repository: Repository, key: str) -> Configuration | None:
-    """The recorded configuration of that key, or `None`."""
+    """Return the recorded configuration of that key, or `None`."""
     record = store.find_record("configuration", key)
     if record is None:
         return None
@@ -94,7 +96,7 @@ def find_configuration(store: Store, repository: Repository, key: str) -> Config
 
 
 def with_generated(repository: Repository, tree: str, configuration: Configuration) -> str:
-    """*tree* together with the files that configuring wrote into it."""
+    """Return *tree* with the files that configuring wrote into it."""
     entries: dict[str, TreeEntry | None] = {
         path: TreeEntry("100644", blob) for path, blob in configuration.generated.items()
     }
@@ -104,18 +106,18 @@ def with_generated(repository: Repository, tree: str, configuration: Configurati
 def configure(
     store: Store, repository: Repository, tree: str, inputs: Inputs, lock: Lock, *, prefix: Sequence[str] = ()
 ) -> Configuration:
-    """The configuration of *tree*, from the store or by running CMake.
+    """Return the configuration of *tree*, from the store or by running CMake.
 
     Args:
-        store: where records are.
-        repository: where *tree* is.
+        store: holds the records.
+        repository: holds *tree*.
         tree: as from `native_tree`.
-        inputs: what it was made of, and the toolchain.
-        lock: what the extensions are, and which variables name the dependencies' folders.
-        prefix: what CMake is started through, such as a program that takes the network away.
+        inputs: the inputs of *tree*, and the toolchain.
+        lock: names the extensions, and the variables for the dependencies' folders.
+        prefix: command prefix of CMake, such as one that removes the network.
 
     Raises:
-        NativeBuildError: CMake fails; the end of what it said is in the error.
+        NativeBuildError: CMake fails; the end of its output is in the error.
     """
     key = configuration_key(repository, tree, inputs, lock)
     found = find_configuration(store, repository, key)
@@ -157,15 +159,15 @@ def _run_cmake(work: Workspace, inputs: Inputs, lock: Lock, prefix: Sequence[str
         raise NativeBuildError(
             "configuring the kernels failed",
             because=error.because,
-            next_step="'sparkwright doctor' looks at the compilers; a carry of scope build may be at fault",
+            next_step="'sparkwright doctor' checks the compilers; a carry of scope build may be at fault",
         ) from error
 
 
 def configure_command(chain: Toolchain, root: Path | str) -> list[str]:
-    """How CMake is run for the work folder *root*, with `TOOLCHAIN_FILE` in its ``build/``.
+    """Return the CMake command for the work folder *root*, with `TOOLCHAIN_FILE` in its ``build/``.
 
-    Release, as upstream's own wheels are built; no path of this machine in objects or extensions;
-    nothing is downloaded.
+    It configures a release build, as upstream's wheels are, keeps this machine's paths out of objects and
+    extensions, and downloads nothing.
     """
     mapped = f"-ffile-prefix-map={root}=/sparkwright"
     cache = {
@@ -176,8 +178,8 @@ def configure_command(chain: Toolchain, root: Path | str) -> list[str]:
         "CMAKE_SKIP_RPATH": "ON",
         "CMAKE_CXX_FLAGS": mapped,
         "CMAKE_CUDA_FLAGS": f"-Xcompiler={mapped}",
-        # Debian's linkers leave out a library that defines nothing that is asked for, as our stand-in for
-        # the driver's does; and without its name in the extension, nothing loads it before it is called.
+        # Debian's linkers leave out a library that defines no needed symbol, as the stand-in for the
+        # driver's does; and without its name in the extension, nothing loads it before it is called.
         "CMAKE_MODULE_LINKER_FLAGS": "-Wl,--strip-all -Wl,--no-as-needed",
         "CUDAToolkit_ROOT": f"{root}/cuda",
         # CUTLASS's own project would set it: Machete's kernels are generated by what is under its python/.
@@ -202,8 +204,8 @@ def _read_outcome(work: Workspace, lock: Lock) -> _Outcome:
     known = {_target_of(command["output"]) for command in commands}
     links = {}
     for name in sorted(known & set(_extensions(lock))):
-        told = run([work.toolchain.ninja, "-t", "commands", name], cwd=work.build).text
-        links[name] = told.splitlines()[-1]
+        commands_of_target = run([work.toolchain.ninja, "-t", "commands", name], cwd=work.build).text
+        links[name] = commands_of_target.splitlines()[-1]
     return _Outcome(commands, links)
 
 
@@ -212,7 +214,7 @@ def _extensions(lock: Lock) -> Iterable[str]:
 
 
 def _target_of(output: str) -> str:
-    """The extension that an object belongs to, by CMake's folder for it."""
+    """Return the extension that an object belongs to, by CMake's folder for it."""
     return next(part[:-4] for part in PurePosixPath(output).parts if part.endswith(".dir"))
 
 
@@ -238,7 +240,7 @@ def _is_cuda(source: str) -> bool:
 
 
 def _abstract(work: Workspace, word: str) -> str:
-    """*word* of a command without the place of the work folder.
+    """Return *word* of a command without the path of the work folder.
 
     The object of a source that is not below the project's own gets that source's whole path below CMake's
     folder for the target. It loses the work folder: a build elsewhere would not have a folder of that name.
@@ -251,7 +253,7 @@ def _relative(work: Workspace, path: Path) -> str:
 
 
 def _arches(argv: Sequence[str]) -> tuple[str, ...]:
-    """The device code that nvcc is asked for, each once, in the command's order."""
+    """Return the device code that nvcc compiles to, each once, in the command's order."""
     codes = [code for part in argv if (found := _CODE.search(part)) for code in found[1].split(",")]
     return tuple(dict.fromkeys(codes))
 
@@ -259,7 +261,7 @@ def _arches(argv: Sequence[str]) -> tuple[str, ...]:
 def _links(work: Workspace, outcome: _Outcome) -> Iterable[Link]:
     for target, line in outcome.links.items():
         words = [_abstract(work, word) for word in shlex.split(line)]
-        # CMake wraps a link as ``: && command && :`` to leave room for steps before and after it.
+        # CMake wraps a link as ``: && command && :`` to allow steps before and after it.
         argv = tuple(word for word in words if word not in {":", "&&"})
         output = argv[argv.index("-o") + 1]
         objects = tuple(f"build/{word}" for word in argv if word.endswith(".o"))
@@ -267,7 +269,7 @@ def _links(work: Workspace, outcome: _Outcome) -> Iterable[Link]:
 
 
 def _states(work: Workspace) -> dict[str, tuple[int, int]]:
-    """Size and time of change of every file in ``source/``."""
+    """Return size and time of change of every file in ``source/``."""
     found = {}
     for path in work.source.rglob("*"):
         if path.is_file():
@@ -277,7 +279,7 @@ def _states(work: Workspace) -> dict[str, tuple[int, int]]:
 
 
 def _collect(work: Workspace, before: dict[str, tuple[int, int]]) -> dict[str, FileEntry]:
-    """The files in ``source/`` that configuring wrote, with their content."""
+    """Return the files in ``source/`` that configuring wrote, with their content."""
     return {
         path: FileEntry("100644", (work.root / path).read_bytes())
         for path, state in _states(work).items()

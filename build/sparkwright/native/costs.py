@@ -1,7 +1,7 @@
-"""What a unit is expected to take: learned on this machine, seeded from the lock, or guessed.
+"""Expected costs of units: measured on this machine, seeded from the lock, or guessed.
 
-Every unit that compiles teaches at once, so a build that is killed has taught too. What one learns stays on
-its machine: the store is the machine's own, and seconds on another mean something else.
+Each unit's cost is recorded as soon as it compiled, so a build that is killed counts too. Costs are kept
+in the machine's own store: seconds on another machine mean something else.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _KIND = "unit-cost"
 _NEW = 0.4
 """Weight of the newest build in the mean."""
 
-# Nothing is known of a unit or of any like it: by size of its source, between what nvcc and g++ took for
-# the units of vLLM 0.24.0. Only the order and a first guess hang on it.
+# For a unit without measurements of it or of similar ones: by size of its source, from the times of nvcc
+# and g++ for the units of vLLM 0.24.0. Only the order and a first guess depend on it.
 _GUESS = {".cu": (20.0, 1200), ".cpp": (5.0, 600)}
 _GUESS_OTHER = (5.0, 600)
 _GUESS_SECONDS_A_KIB = 0.5
@@ -38,12 +38,12 @@ _GUESS_LARGEST_KIB = 200.0
 
 @dataclass
 class UnitCosts:
-    """Expected costs of units, and what teaches them.
+    """Expected costs of units, learned from builds.
 
     Attributes:
-        store: where they are kept.
-        target: what is compiled for.
-        seeds: the lock's: seconds and MiB by unit name.
+        store: holds them.
+        target: machine and card of the build.
+        seeds: seconds and MiB by unit name, from the lock.
         host: machine that compiles, such as ``x86_64``.
     """
 
@@ -53,16 +53,16 @@ class UnitCosts:
     host: str = field(default_factory=platform.machine)
 
     def learned(self, name: str) -> Cost | None:
-        """What the unit called *name* took here in earlier builds; `None` if it was never compiled."""
+        """Return the cost of the unit *name* in earlier builds here; `None` if it was never compiled."""
         record = self.store.find_record(_KIND, self._key(name))
         try:
             cost = msgspec.convert((record or {}).get("cost"), Cost)
-        except msgspec.ValidationError:  # among them: there is none
+        except msgspec.ValidationError:  # also without a record
             return None
         return cost if cost.seconds >= 0 and cost.mib >= 0 else None
 
     def learn(self, name: str, cost: Cost) -> None:
-        """Take in that the unit called *name* just took *cost*.
+        """Record that the unit called *name* just took *cost*.
 
         Seconds become the exponentially weighted mean of all builds. So does memory, but it rises at once:
         to expect too little may cost the build, to expect too much costs time.
@@ -76,13 +76,13 @@ class UnitCosts:
         self.store.put_record(_KIND, self._key(name), {"unit": name, "cost": to_builtins(mean)})
 
     def expected(self, units: Iterable[Unit], sizes: Mapping[str, int] | None = None) -> dict[str, Cost]:
-        """What each of *units* is expected to take, by unit name.
+        """Return the expected cost of each of *units*, by unit name.
 
-        In this order: what was learned; the lock's seed, at this machine's pace; the median of known units
+        In this order: the learned cost; the lock's seed, at this machine's pace; the median of known units
         in the same folder, then of those in the same language; a guess by the size of the source.
 
         Args:
-            units: all units of a build: what is known of some says something of the others.
+            units: all units of a build: the costs of some help to estimate the others.
             sizes: bytes of the source files, by `Unit.source`, as far as known.
         """
         units = list(units)
@@ -109,7 +109,7 @@ class UnitCosts:
         return None if found is None else Cost(seconds=found[0] * pace, mib=found[1])
 
     def _pace(self, learned: Mapping[str, Cost]) -> float:
-        """How much longer units take here than the lock says."""
+        """Return the ratio of times here to those in the lock."""
         ratios = (
             cost.seconds / self.seeds[n][0] for n, cost in learned.items() if self.seeds.get(n, (0, 0))[0] > 0
         )
@@ -120,7 +120,7 @@ class UnitCosts:
 
 
 def _groups(unit: Unit) -> tuple[tuple[str, str], tuple[str, str]]:
-    """What units are like *unit*: those of its folder and language, then those of its language."""
+    """Return the groups of similar units: those of its folder and language, then those of its language."""
     path = PurePosixPath(unit.source)
     return (str(path.parent), path.suffix), ("", path.suffix)
 

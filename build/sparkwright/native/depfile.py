@@ -1,7 +1,7 @@
-r"""Dependency files: the Make rules in which a compiler says which files it read (``-MD``).
+r"""Dependency files: the Make rules in which a compiler lists the files that it read (``-MD``).
 
 The dialect is GCC's (``libcpp/mkdeps.cc``, GNU Make "Rule Syntax"), which nvcc writes too: a backslash
-and a newline go on with the line, ``\ `` is a space and ``\#`` a hash in a name, ``$$`` is a dollar. Before
+and a newline continue the line, ``\ `` is a space and ``\#`` a hash in a name, ``$$`` is a dollar. Before
 a space every backslash is doubled; anywhere else it is part of the name. A name that ends with a backslash
 cannot be told from one with a space, here as in Make.
 """
@@ -22,7 +22,7 @@ _QUOTED = re.compile(r"(\\+)([ \t#])")
 
 
 def read_depfile(path: Path) -> tuple[str, ...]:
-    """The prerequisites in the dependency file at *path*; see `parse_depfile`.
+    """Return the prerequisites in the dependency file at *path*; see `parse_depfile`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -31,7 +31,7 @@ def read_depfile(path: Path) -> tuple[str, ...]:
 
 
 def parse_depfile(text: str) -> tuple[str, ...]:
-    """The prerequisites of all rules in *text*, each once and in their order, as they are spelled.
+    """Return the prerequisites of all rules in *text*, each once and in their order, as they are spelled.
 
     Targets are left out, and with them the rules without prerequisites that ``-MP`` adds.
     """

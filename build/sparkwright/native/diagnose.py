@@ -1,4 +1,4 @@
-"""Why a compiler failed, read from its status and its log."""
+"""The cause of a compiler's failure, read from its status and its log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cause = Literal["refused", "no-output", "memory", "disk"]
 _MOST_LINES = 15
 _TAIL_BYTES = 1 << 20
 _FULL_BYTES = 1 << 20
-"""With less room than this, whatever failed for a reason it could not write down failed for that."""
+"""With less free space than this, a full disk is taken for the cause of a failure without a message."""
 
 _SHELL_KILLED = 128 + signal.SIGKILL
 
@@ -37,12 +37,12 @@ _NO_ERROR = re.compile(r"^\s*\d+ errors? detected|-W\w*error|\b0 errors?\b", re.
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why a unit gave no object.
+    """The cause of a unit's failure.
 
     Attributes:
-        cause: what kind of failure it was.
-        detail: how one knows, as a clause.
-        lines: the first lines of its output that tell of an error.
+        cause: kind of failure.
+        detail: evidence for the cause, as a clause.
+        lines: the first lines of its output that report an error.
     """
 
     cause: Cause
@@ -51,36 +51,36 @@ class Diagnosis:
 
 
 def diagnose(status: int, log: Path, output: Path) -> Diagnosis | None:
-    """Why a compiler that nobody stopped on purpose failed; `None` if it did not.
+    """Return the cause of a compiler's failure; `None` if it made its object.
 
     Args:
         status: its exit status; negative is the signal that ended it.
-        log: its command, an empty line, and what it wrote.
-        output: the object that it was to make.
+        log: its command, an empty line, and its output.
+        output: the expected object.
     """
     if status == 0 and output.is_file() and output.stat().st_size > 0:
         return None
     text = _output_of(log)
     lines = error_lines(text)
-    if detail := _said(_DISK, text) or _full_disk(output.parent, log.parent):
+    if detail := _quote(_DISK, text) or _full_disk(output.parent, log.parent):
         return Diagnosis("disk", detail, lines)
-    if detail := _said(_KILLED, text) or _said(_NO_MEMORY, text) or _killed(status):
+    if detail := _quote(_KILLED, text) or _quote(_NO_MEMORY, text) or _killed(status):
         return Diagnosis("memory", detail, lines)
     if status == 0:
-        return Diagnosis("no-output", "it ended well and made no object", lines)
+        return Diagnosis("no-output", "it succeeded and made no object", lines)
     return Diagnosis("refused", _ended(status), lines)
 
 
 def error_lines(text: str) -> tuple[str, ...]:
-    """The first lines of *text* that tell of an error; its last lines if none says so."""
+    """Return the first lines of *text* that report an error; its last lines if none does."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.search(line) and not _NO_ERROR.search(line)]
     return tuple(errors[:_MOST_LINES] or lines[-_MOST_LINES:])
 
 
-def _said(pattern: re.Pattern[str], text: str) -> str:
+def _quote(pattern: re.Pattern[str], text: str) -> str:
     found = pattern.search(text)
-    return f"it said '{found.group().strip()}'" if found else ""
+    return f"its log has '{found.group().strip()}'" if found else ""
 
 
 def _killed(status: int) -> str:
@@ -94,7 +94,7 @@ def _ended(status: int) -> str:
 
 
 def _output_of(log: Path) -> str:
-    """What the program wrote, below its command; both ends of it if that is very long."""
+    """Return the program's output, below its command; both ends of it if that is very long."""
     data = log.read_bytes().partition(b"\n\n")[2]
     if len(data) > 2 * _TAIL_BYTES:
         data = data[:_TAIL_BYTES] + b"\n" + data[-_TAIL_BYTES:]

@@ -1,6 +1,6 @@
-"""What this machine can do for native kernels and what is missing, each with its remedy.
+"""Checks of this machine for native builds, each with a remedy.
 
-Every check is a pure function of what it judges; `native_checks` looks and asks them.
+Every check is a pure function of its inputs; `native_checks` gathers these and runs all checks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sparkwright.lock.native import NativePin
 
-Verdict = Literal["pass", "to do", "skipped"]
+Verdict = Literal["pass", "fail", "to do", "skipped"]
 
 _GIB = 1 << 30
 # The toolchain unpacked takes 3 GB and the wheels that it came from 0.6; objects and extensions 1 to 2.
@@ -38,13 +38,13 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class MachineCheck:
-    """One thing that was looked at.
+    """One check of the machine.
 
     Attributes:
         what: its name.
-        verdict: ``to do`` is missing for native kernels, and for nothing else.
-        detail: what was found.
-        remedy: what to do about it.
+        verdict: ``to do`` for a requirement of native kernels only that is missing.
+        detail: the result.
+        remedy: the step that mends it.
     """
 
     what: str
@@ -63,17 +63,17 @@ class Gpu:
 
     @property
     def is_spark(self) -> bool:
-        """Whether it is a GB10, which has no memory of its own."""
+        """Tell if it is a GB10, which shares the system's memory."""
         return self.capability == _SPARK
 
 
 def native_checks(native: NativePin, store: Path, environment: Mapping[str, str]) -> list[MachineCheck]:
-    """Look at everything that a native build of the lock's tables wants, in the order of its steps.
+    """Check everything that a native build of the lock's tables needs, in the order of its steps.
 
     Args:
         native: the tables.
         store: the store's folder.
-        environment: where variables are looked up.
+        environment: the environment variables.
     """
     gpu = find_gpu()
     query = "--query-compute-apps=pid,process_name,used_memory"
@@ -88,18 +88,18 @@ def native_checks(native: NativePin, store: Path, environment: Mapping[str, str]
         check_gpu(gpu),
         check_page_cache(gpu, memory),
         check_ptxas(gpu, environment.get("TRITON_PTXAS_PATH", "")),
-        check_processes(_ask("nvidia-smi", query, "--format=csv,noheader")),
+        check_processes(_query("nvidia-smi", query, "--format=csv,noheader")),
     ]
 
 
 def find_gpu() -> Gpu | None:
-    """The first card that ``nvidia-smi`` names, or `None`."""
+    """Return the first card that ``nvidia-smi`` lists, or `None`."""
     query = "--query-gpu=name,compute_cap,driver_version"
-    return parse_gpu(_ask("nvidia-smi", query, "--format=csv,noheader"))
+    return parse_gpu(_query("nvidia-smi", query, "--format=csv,noheader"))
 
 
-def _ask(program: str, *arguments: str) -> str | None:
-    """What *program* says, or `None` where it is absent or fails."""
+def _query(program: str, *arguments: str) -> str | None:
+    """Return the output of *program*, or `None` where it is absent or fails."""
     if shutil.which(program) is None:
         return None
     try:
@@ -127,11 +127,11 @@ def _headers(python: Path) -> MachineCheck:
 
 
 def check_packages(native: NativePin, machine: str) -> MachineCheck:
-    """Whether the lock has a CUDA toolkit, cmake and ninja that run on *machine*."""
+    """Check that the lock has a CUDA toolkit, cmake and ninja that run on *machine*."""
     table = native.toolkit.builder
     if machine not in table:
         return MachineCheck(
-            "cuda toolkit", "to do", f"upstream.lock names none that runs on {machine}",
+            "cuda toolkit", "to do", f"upstream.lock has none that runs on {machine}",
             f"name an installed CUDA {native.toolkit.cuda}, or build on {' or '.join(table)}",
         )  # fmt: skip
     parts = table[machine]
@@ -140,8 +140,8 @@ def check_packages(native: NativePin, machine: str) -> MachineCheck:
 
 
 def check_disk(free: int) -> MachineCheck:
-    """Whether *free* bytes are enough for a toolchain, and what is built with it."""
-    detail = f"{free / _GIB:.0f} GiB free, {_NEEDED_DISK / _GIB:.0f} wanted"
+    """Check that *free* bytes are enough for a toolchain and the results of a build."""
+    detail = f"{free / _GIB:.0f} GiB free, {_NEEDED_DISK / _GIB:.0f} needed"
     if free >= _NEEDED_DISK:
         return MachineCheck("disk for kernels", "pass", detail)
     return MachineCheck(
@@ -150,7 +150,7 @@ def check_disk(free: int) -> MachineCheck:
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """The values of ``/proc/meminfo`` in bytes (proc_meminfo(5) gives kB)."""
+    """Return the values of ``/proc/meminfo`` in bytes (proc_meminfo(5) gives kB)."""
     rows = (line.partition(":") for line in text.splitlines())
     return {name: int(value.split()[0]) << 10 for name, _, value in rows if value.split()[1:] == ["kB"]}
 
@@ -161,7 +161,7 @@ def largest_unit(native: NativePin) -> int:
 
 
 def check_memory(memory: Mapping[str, int], largest: int) -> MachineCheck:
-    """Compare the memory that is available with what the *largest* unit takes, in bytes."""
+    """Compare the available memory with that of the *largest* unit, in bytes."""
     available = memory.get("MemAvailable", 0)
     detail = (
         f"{available / _GIB:.0f} of {memory.get('MemTotal', 0) / _GIB:.0f} GiB available, "
@@ -170,7 +170,10 @@ def check_memory(memory: Mapping[str, int], largest: int) -> MachineCheck:
     if available >= largest:
         return MachineCheck("memory", "pass", detail)
     return MachineCheck(
-        "memory", "to do", detail, "stop what holds memory, such as a server, or build on another machine"
+        "memory",
+        "to do",
+        detail,
+        "stop processes that hold memory, such as a server, or build on another machine",
     )
 
 
@@ -182,32 +185,32 @@ def _isolation() -> MachineCheck:
     return MachineCheck("network isolation", "pass", "compilers can be run without a network (unshare)")
 
 
-def parse_gpu(said: str | None) -> Gpu | None:
-    """The first card in ``nvidia-smi``'s list of name, capability and driver, or `None`."""
-    fields = [field.strip() for field in (said or "").split("\n", 1)[0].split(",")]
+def parse_gpu(output: str | None) -> Gpu | None:
+    """Return the first card in ``nvidia-smi``'s list of name, capability and driver, or `None`."""
+    fields = [field.strip() for field in (output or "").split("\n", 1)[0].split(",")]
     return Gpu(*fields) if len(fields) == 3 and all(fields) else None  # noqa: PLR2004 - as asked for
 
 
 def check_gpu(gpu: Gpu | None) -> MachineCheck:
-    """Whether the card's driver runs what we compile; building needs neither."""
+    """Check that the card's driver runs CUDA 13 code; building needs neither."""
     if gpu is None:
-        return MachineCheck("gpu", "skipped", "none that nvidia-smi names; building needs no GPU")
+        return MachineCheck("gpu", "skipped", "nvidia-smi lists none; building needs no GPU")
     detail = f"{gpu.name}, compute capability {gpu.capability}, driver {gpu.driver}"
     if version_of(gpu.driver) >= _OLDEST_DRIVER:
         return MachineCheck("gpu", "pass", detail)
     return MachineCheck(
-        "gpu", "to do", f"{detail}; CUDA 13 wants driver 580 or newer",
+        "gpu", "to do", f"{detail}; CUDA 13 needs driver 580 or newer",
         "install a newer driver: on a Spark with the system's update, on Ubuntu nvidia-driver-580-open",
     )  # fmt: skip
 
 
 def check_page_cache(gpu: Gpu | None, memory: Mapping[str, int]) -> MachineCheck:
-    """Whether files that the kernel keeps in memory leave a card without memory of its own too little.
+    """Check that the page cache leaves a card that shares the system's memory enough of it.
 
-    Such a card's driver counts them as used, although they would give way.
+    Such a card's driver counts cached files as used, although the kernel would drop them.
     """
     if gpu is None or not gpu.is_spark:
-        return MachineCheck("unified memory", "skipped", "not a Spark: the card has memory of its own")
+        return MachineCheck("unified memory", "skipped", "not a Spark: the card has its own memory")
     cached = memory.get("Cached", 0)
     detail = f"the page cache holds {cached / _GIB:.0f} GiB of the memory that CPU and GPU share"
     if cached < _MUCH_CACHE:
@@ -219,7 +222,7 @@ def check_page_cache(gpu: Gpu | None, memory: Mapping[str, int]) -> MachineCheck
 
 
 def check_ptxas(gpu: Gpu | None, path: str) -> MachineCheck:
-    """Whether Triton is told of a ptxas that exists; *path* is ``TRITON_PTXAS_PATH``."""
+    """Check that *path*, the value of ``TRITON_PTXAS_PATH``, is a program."""
     if path and not os.access(path, os.X_OK):
         return MachineCheck(
             "TRITON_PTXAS_PATH", "to do", f"{path} is no program", "unset it, or name CUDA 13's ptxas"
@@ -227,18 +230,18 @@ def check_ptxas(gpu: Gpu | None, path: str) -> MachineCheck:
     if path:
         return MachineCheck("TRITON_PTXAS_PATH", "pass", path)
     if gpu is None or not gpu.is_spark:
-        return MachineCheck("TRITON_PTXAS_PATH", "skipped", "not set; only a Spark may want it")
+        return MachineCheck("TRITON_PTXAS_PATH", "skipped", "not set; only a Spark may need it")
     return MachineCheck(
-        "TRITON_PTXAS_PATH", "pass", "not set: Triton takes the ptxas that it brings",
-        "if it says that sm_121a is not defined: export TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas",
+        "TRITON_PTXAS_PATH", "pass", "not set: Triton uses its bundled ptxas",
+        "if it reports that sm_121a is not defined: export TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas",
     )  # fmt: skip
 
 
-def check_processes(said: str | None) -> MachineCheck:
-    """Whether something else uses the card; *said* lists process id, name and memory of each."""
-    if said is None:
+def check_processes(output: str | None) -> MachineCheck:
+    """Check that nothing else uses the card; *output* lists process id, name and memory of each."""
+    if output is None:
         return MachineCheck("gpu processes", "skipped", "no nvidia-smi")
-    rows = [[field.strip() for field in line.split(",")] for line in said.splitlines() if line.strip()]
+    rows = [[field.strip() for field in line.split(",")] for line in output.splitlines() if line.strip()]
     if not rows:
         return MachineCheck("gpu processes", "pass", "nothing holds the card's memory")
     shown = "; ".join(f"{Path(row[1]).name} ({row[0]}) {row[-1]}" for row in rows if len(row) > 1)

@@ -1,7 +1,7 @@
-"""Finished extensions, found again by what decides them, and links that need not be made again.
+"""Cache of finished extensions by native key, and of links by their objects.
 
-An extension's *native key* is known before anything is configured: where the store has that key, no CMake
-is started. Where it has not, every object may still be there, and then a link of the same objects.
+An extension's *native key* is known before anything is configured: where the store has that key, CMake
+is not started. Otherwise every object may still be there, and a link of the same objects.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def extension_key(
     *,
     pins: Mapping[str, SourcePin],
 ) -> str:
-    """The native key: two machines on which it is the same make interchangeable binaries.
+    """Return the native key: two machines with the same key make interchangeable binaries.
 
     Args:
         inputs: the dependencies' sources, the toolchain and the target.
         name: CMake's name for the extension.
-        spec: which sources it is compiled from.
-        native_blobs: blob ids of the merged tree's files by path; those that CMake does not read do
+        spec: names the sources that it is compiled from.
+        native_blobs: blob ids of the merged tree's files by path; files that CMake does not read do
             not count.
-        rules: whatever else decides how the command lines come out: the rules' numbers, flags, options.
-        pins: the lock's pins of the sources, which say what is mounted in what.
+        rules: everything else that decides the command lines: the rules' numbers, flags, options.
+        pins: the lock's pins of the sources, with their mounts.
     """
     return Extension.key_of(
         name=name,
@@ -62,7 +62,7 @@ def extension_key(
 
 
 def sources_of(spec: ExtensionSpec, pins: Mapping[str, SourcePin]) -> set[str]:
-    """The sources that an extension is compiled from: its own, what is mounted in them, and in those."""
+    """Return the sources that an extension is compiled from, with the sources mounted in them."""
     found, new = set[str](), set(spec.sources)
     while new:
         found |= new
@@ -71,7 +71,7 @@ def sources_of(spec: ExtensionSpec, pins: Mapping[str, SourcePin]) -> set[str]:
 
 
 def find_extension(store: Store, key: str) -> Extension | None:
-    """The extension of that native key, if the store has its file."""
+    """Return the extension of that native key, if the store has its file."""
     found = store.find_record_as(Extension, _EXTENSION, key)
     if found is None or found.key != key or not store.find_file(found.sha256, size=found.size):
         return None
@@ -84,20 +84,20 @@ def record_extension(store: Store, extension: Extension) -> None:
 
 
 class _Linked(Model, frozen=True):
-    """A shared object that came of a link."""
+    """The shared object of a link."""
 
     sha256: str
     size: int
 
 
 def link_key(link: Link, toolchain_key: str, objects: Sequence[str], files: UnitFiles) -> str | None:
-    """The key of what *link*'s command makes of its objects; `None` where it takes in more than these.
+    """Return the key of *link*'s result from its objects; `None` if its command reads other outputs.
 
     Args:
         link: the command.
-        toolchain_key: what links, and the libraries that it links against.
+        toolchain_key: key of the linker, and of the libraries that it links against.
         objects: SHA-256 of its objects, in the order of ``link.objects``.
-        files: the files of the trees: a command may name some, such as a version script.
+        files: the files of the trees, of which a command may name some, such as a version script.
 
     Raises:
         ValueError: there are more or fewer digests than objects.
@@ -116,7 +116,7 @@ def link_key(link: Link, toolchain_key: str, objects: Sequence[str], files: Unit
 
 
 def _made_here(link: Link) -> Iterator[str]:
-    """What *link*'s command names below ``build/``, where it runs, relative to the work folder."""
+    """Yield the files below ``build/`` that *link*'s command names, relative to the work folder."""
     for word in link.argv:
         place = word.removeprefix(f"{WORK}/build/")
         if place.endswith(_LINKABLE) and not place.startswith(("/", "-", WORK)):
@@ -124,11 +124,11 @@ def _made_here(link: Link) -> Iterator[str]:
 
 
 def find_link(store: Store, key: str) -> str | None:
-    """SHA-256 of the shared object that was linked under *key*, if the store has it."""
+    """Return the SHA-256 of the shared object that was linked under *key*, if the store has it."""
     found = store.find_record_as(_Linked, _LINK, key)
     return found.sha256 if found is not None and store.find_file(found.sha256, size=found.size) else None
 
 
 def record_link(store: Store, key: str, sha256: str, size: int) -> None:
-    """Record the shared object with that digest, which is in the store, as what *key* gives."""
+    """Record the shared object with that digest, which is in the store, under *key*."""
     store.put_record(_LINK, key, to_builtins(_Linked(sha256=sha256, size=size)))

@@ -1,4 +1,4 @@
-"""Failed units as one error that people can use."""
+"""One error for all failed units of a build."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sparkwright.native.diagnose import Diagnosis
     from sparkwright.native.machine import MachineSnapshot
 
-_KEPT = "what compiled is kept, and the next run goes on from there"
+_KEPT = "compiled units are kept, and the next run continues from there"
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class CompileFailure:
     Attributes:
         unit: its name.
         log: its log.
-        diagnosis: why; `None` if its compiler could not be started.
+        diagnosis: the cause; `None` if its compiler could not be started.
         peak_mib: most memory that it was seen to use.
         before: the machine when it was started.
         after: the machine when it had failed, if it failed for want of memory.
-        error: what kept its compiler from being started.
+        error: the error of starting its compiler.
     """
 
     unit: str
@@ -43,12 +43,12 @@ class CompileFailure:
 
     @property
     def detail(self) -> str:
-        """Why it has none, as a clause."""
+        """The reason, as a clause."""
         return self.diagnosis.detail if self.diagnosis else str(self.error)
 
 
 def error_of(failures: Sequence[CompileFailure]) -> SparkwrightError:
-    """One error for *failures*, of which there is at least one: the first in full, the others by name."""
+    """Return one error for one or more *failures*: the first in full, the others by name."""
     first = failures[0]
     if first.diagnosis is None:
         return first.error or CompileError(f"{first.unit} was not compiled")
@@ -66,9 +66,9 @@ def error_of(failures: Sequence[CompileFailure]) -> SparkwrightError:
         case "memory":
             lines[0] = f"{first.diagnosis.detail}; {_memory(first)}"
             return NotEnoughMemoryError(
-                f"{first.unit} was not compiled: memory ran out, also with nothing beside it",
+                f"{first.unit} was not compiled: memory ran out, even with nothing else running",
                 because="\n".join(lines),
-                next_step="end what holds memory, such as a server with a model loaded, or add swap, "
+                next_step="stop processes that hold memory, such as a server with a model, or add swap, "
                 f"then run again with fewer jobs; {_KEPT}",
             )
         case "refused" | "no-output":
@@ -78,8 +78,8 @@ def error_of(failures: Sequence[CompileFailure]) -> SparkwrightError:
 
 
 def _memory(failure: CompileFailure) -> str:
-    """The numbers of a unit that ran out of memory."""
-    parts = [f"it was seen to use {gib(failure.peak_mib)} GiB"]
+    """Return the memory figures of a unit that ran out of memory, as a clause."""
+    parts = [f"it used up to {gib(failure.peak_mib)} GiB"]
     if (before := failure.before) is not None:
         parts.append(f"{gib(before.available_mib)} of {gib(before.total_mib)} GiB were available before")
         after = failure.after

@@ -1,7 +1,7 @@
-"""The CUDA toolkit in its classic layout, made of packages, and what answers CMake about torch.
+"""The CUDA toolkit in its classic layout, made of packages, and the stand-in for torch in CMake.
 
 Programs are the compiling machine's, headers and libraries the target's. Everything is a hard
-link into the unpacked packages, so that a tool which asks where it lies is told this folder.
+link into the unpacked packages, so that a tool which looks up its own path finds this folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TORCH_VARIABLE = "SPARKWRIGHT_TORCH"
-"""Tells the stand-in for torch where the target's real one lies."""
+"""The variable with the path of the target's torch, read by the stand-in."""
 
 _DRIVER = {"libcuda.so": "libcuda.so.1", "libnvidia-ml.so": "libnvidia-ml.so.1"}
 _PROGRAMS = ("bin/nvcc", "bin/ptxas", "bin/cudafe++", "bin/fatbinary", "nvvm/bin/cicc")
@@ -40,9 +40,9 @@ def make_farm(
     """Lay a toolkit out in the new *folder*.
 
     Args:
-        folder: where to.
+        folder: the new folder.
         programs: toolkit folders (``bin``, ``include``, ``nvvm``) for the compiling machine.
-        libraries: toolkit folders (``include``, ``lib``) for the target; their headers win.
+        libraries: toolkit folders (``include``, ``lib``) for the target; their headers take precedence.
         machine: the target's.
         stand_ins: sonames that are only linked against.
         cc: C compiler for the target.
@@ -59,7 +59,7 @@ def make_farm(
             link_tree(root / name, folder / name)
     if lacking := [name for name in _PROGRAMS if not (folder / name).is_file()]:
         raise ToolError(
-            "the packages of the lock make no CUDA toolkit",
+            "the packages of the lock are no whole CUDA toolkit",
             because=f"{', '.join(lacking)} is in none of them",
             next_step="look at [native.toolkit.builder] in upstream.lock",
         )
@@ -77,12 +77,12 @@ def make_farm(
 
 
 def target_folders(machine: str) -> tuple[str, ...]:
-    """What a toolkit may call its folder for *machine*: for servers with Arm cores nvcc says ``sbsa``."""
+    """Return the names of a toolkit's folder for *machine*: nvcc calls Arm servers ``sbsa``."""
     return (f"{machine}-linux", "sbsa-linux") if machine == "aarch64" else (f"{machine}-linux",)
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Give every file below *source* a second name below *target*; what is there already stays."""
+    """Hard-link every file below *source* into *target*; existing files stay."""
     for parent, _, names in os.walk(source):
         place = target / os.path.relpath(parent, source)
         place.mkdir(parents=True, exist_ok=True)
@@ -101,14 +101,14 @@ def _link(source: str, target: Path) -> None:
 
 
 def _stand_in_library(cc: Path, path: Path, soname: str) -> None:
-    """A library without content that the linker takes for the one called *soname*."""
+    """Make an empty library that the linker accepts as *soname*."""
     path.parent.mkdir(parents=True, exist_ok=True)
     options = ["-shared", "-nostdlib", f"-Wl,-soname,{soname}", "-Wl,--build-id=none"]
     run([cc, *options, "-o", path, "-x", "c", os.devnull])
 
 
 def _unversioned_names(folder: Path) -> None:
-    """Give each ``libX.so.N`` the name ``libX.so``, which linkers look for and wheels lack."""
+    """Link ``libX.so`` to each ``libX.so.N``: linkers look for that name and wheels lack it."""
     for path in sorted(folder.glob("lib*.so.*")):
         plain = folder / re.sub(r"\.so\..*", ".so", path.name)
         if not plain.exists():
@@ -116,16 +116,16 @@ def _unversioned_names(folder: Path) -> None:
 
 
 def make_stand_in(folder: Path, *, torch: Path, version: str, packages: Iterable[Path] = ()) -> None:
-    """Make a Python path in the new *folder* for CMake's questions about torch, and for its generators.
+    """Make a Python path in the new *folder* for CMake's queries of torch, and for its generators.
 
     Args:
-        folder: where to.
-        torch: the target's torch, whose ``cpp_extension.py`` is read and not run.
+        folder: the new folder.
+        torch: the target's torch, whose ``cpp_extension.py`` is parsed and not run.
         version: its version.
         packages: folders with pure Python packages that upstream's generators import.
 
     Raises:
-        ToolError: torch does not state the compiler flags that it is asked for.
+        ToolError: torch does not state its compiler flags.
     """
     flags = _common_nvcc_flags(torch / "utils" / "cpp_extension.py")
     texts: Mapping[str, str] = {
@@ -149,7 +149,7 @@ def make_stand_in(folder: Path, *, torch: Path, version: str, packages: Iterable
 
 
 def _common_nvcc_flags(source: Path) -> list[str]:
-    """The value of ``COMMON_NVCC_FLAGS`` in torch's *source* file."""
+    """Return the value of ``COMMON_NVCC_FLAGS`` in torch's *source* file."""
     tree = ast.parse(source.read_text(encoding="utf-8"))
     for node in tree.body:
         match node:
@@ -160,7 +160,7 @@ def _common_nvcc_flags(source: Path) -> list[str]:
             case _:
                 pass
     raise ToolError(
-        "torch does not say with which flags it has CUDA compiled",
+        "torch does not state its flags for nvcc",
         because=f"{source} has no COMMON_NVCC_FLAGS",
-        next_step="this torch has changed its form: sparkwright has to learn it",
+        next_step="this torch has another layout: adapt native/farm.py to it",
     )

@@ -1,4 +1,4 @@
-"""What the compiling machine itself has to bring: compilers, and Python's headers."""
+"""The parts of a toolchain that the compiling machine has to have: compilers, and Python's headers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from sparkwright.native.model import Target
 
 OLDEST_GXX = (11, 3)
-"""The first g++ whose C++20 vLLM's sources need; torch asks for no newer one."""
+"""The first g++ with the C++20 that vLLM's sources need; torch needs no newer one."""
 
-_NEWEST_GXX = 15  # what nvcc 13.0 takes: its crt/host_config.h refuses later ones
+_NEWEST_GXX = 15  # the newest for nvcc 13.0: its crt/host_config.h refuses later ones
 _CROSS_VERSIONS = (14, 13, 12, 11)
 _PROBE = b"""\
 #include <features.h>
@@ -31,13 +31,13 @@ _PROBE_S = 30.0
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A g++ with everything that it calls.
+    """A g++ with its assembler, linker and C library.
 
     Attributes:
         cc: the C compiler.
         cxx: the C++ compiler.
         version: of the latter.
-        banners: compiler, assembler, linker and C library, each as it names its own version; no places.
+        banners: version lines of compiler, assembler, linker and C library, without paths.
     """
 
     cc: Path
@@ -51,7 +51,7 @@ class PythonHeaders:
     """An interpreter's headers.
 
     Attributes:
-        folder: where ``Python.h`` is.
+        folder: the folder with ``Python.h``.
         version: the interpreter's ``major.minor``.
     """
 
@@ -60,17 +60,17 @@ class PythonHeaders:
 
 
 def this_machine() -> str:
-    """The machine that we run on: ``aarch64`` or ``x86_64``."""
+    """Return the machine that this process runs on: ``aarch64`` or ``x86_64``."""
     return platform.machine()
 
 
 def find_compiler(target: Target) -> HostCompiler:
-    """The g++ whose output runs on the *target*.
+    """Return a g++ whose output runs on the *target*.
 
     Raises:
         ToolError: there is none, or none that is new enough and not too new for nvcc.
     """
-    unfit: list[str] = []
+    refused: list[str] = []
     for name in _candidates(target):
         cxx = shutil.which(name)
         cc = shutil.which(name.replace("g++", "gcc"))
@@ -79,17 +79,17 @@ def find_compiler(target: Target) -> HostCompiler:
         why = _unfit(Path(cxx), target)
         if why is None:
             return _described(Path(cc), Path(cxx))
-        unfit.append(f"{cxx} {why}")
+        refused.append(f"{cxx} {why}")
     package = _package(target)
     raise ToolError(
         f"there is no C++ compiler for {target.machine}",
-        because="; ".join(unfit) or f"none of {', '.join(_candidates(target))} is on PATH with its gcc",
+        because="; ".join(refused) or f"none of {', '.join(_candidates(target))} is on PATH with its gcc",
         next_step=f"install one: 'apt install {package}' on Debian and Ubuntu",
     )
 
 
 def find_python_headers(python: Path) -> PythonHeaders:
-    """The headers of the interpreter *python*.
+    """Return the headers of the interpreter *python*.
 
     Raises:
         ToolError: they are not installed.
@@ -108,7 +108,7 @@ def find_python_headers(python: Path) -> PythonHeaders:
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """The last version number on the first line of *text*, as a tuple; empty where there is none."""
+    """Return the last version number on the first line of *text*; an empty tuple without one."""
     line = text.split("\n", 1)[0]
     found = re.findall(r"(?<![\w.])\d+(?:\.\d+)+", line)
     return tuple(int(part) for part in found[-1].split(".")) if found else ()
@@ -133,33 +133,35 @@ def _package(target: Target) -> str:
 
 
 def _unfit(cxx: Path, target: Target) -> str | None:
-    """Why the compiler *cxx* cannot be used for *target*, or `None`."""
-    version = version_of(_ask(cxx, "--version"))
-    shown = ".".join(map(str, version)) or "nothing that is a version"
+    """Return the reason that the compiler *cxx* cannot be used for *target*, or `None`."""
+    version = version_of(_first_line(cxx, "--version"))
+    shown = ".".join(map(str, version)) or "no version"
     if version < OLDEST_GXX:
-        return f"says {shown}, and {'.'.join(map(str, OLDEST_GXX))} is the oldest that will do"
+        return f"has {shown}, and {'.'.join(map(str, OLDEST_GXX))} is the oldest supported"
     if version[0] > _NEWEST_GXX:
-        return f"says {shown}, and nvcc takes none after {_NEWEST_GXX}"
-    machine = _ask(cxx, "-dumpmachine").split("-")[0]
+        return f"has {shown}, and nvcc supports none after {_NEWEST_GXX}"
+    machine = _first_line(cxx, "-dumpmachine").split("-")[0]
     return None if machine == target.machine else f"compiles for {machine}"
 
 
 def _described(cc: Path, cxx: Path) -> HostCompiler:
-    banner = _ask(cxx, "--version")
+    banner = _first_line(cxx, "--version")
     banners = {"g++": _nameless(banner)}
     for tool in ("as", "ld"):
-        banners[tool] = _nameless(_ask(Path(_ask(cxx, f"-print-prog-name={tool}")), "--version"))
+        banners[tool] = _nameless(
+            _first_line(Path(_first_line(cxx, f"-print-prog-name={tool}")), "--version")
+        )
     output = run([cxx, "-E", "-P", "-x", "c", "-"], stdin=_PROBE, timeout=_PROBE_S).text
     banners["glibc"] = ".".join(output.rpartition("glibc")[2].split())
     return HostCompiler(cc, cxx, version_of(banner), banners)
 
 
-def _ask(program: Path, option: str) -> str:
-    """The first line that *program* answers to *option*."""
+def _first_line(program: Path, option: str) -> str:
+    """Return the first line of *program*'s output with *option*."""
     return run([program, option], timeout=_PROBE_S).text.split("\n", 1)[0]
 
 
 def _nameless(banner: str) -> str:
-    """*banner* without its first word, where that is the name that the program was called by."""
+    """Return *banner* without its first word, if that is the name that the program was called by."""
     first, _, rest = banner.partition(" ")
     return rest if "g++" in first or "/" in first else banner

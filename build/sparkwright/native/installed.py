@@ -1,4 +1,4 @@
-"""A CUDA toolkit, a torch and build tools that are installed on this machine, for who asks for them."""
+"""A CUDA toolkit, a torch and build tools that are installed on this machine, as an option."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _OLDEST = {"cmake": (3, 26), "ninja": (1, 10)}
 _TIMEOUT_S = 60.0
-# What nvcc runs or reads besides headers: together with those it decides what is compiled.
+# The programs and files of nvcc besides headers: together with those they decide the compiled code.
 _DECIDING = (
     "bin/nvcc",
     "bin/nvcc.profile",
@@ -48,9 +48,9 @@ class InstalledToolkit:
     """A CUDA toolkit in its classic layout.
 
     Attributes:
-        folder: where it is.
+        folder: its folder.
         version: nvcc's, in full.
-        digest: of all its programs and headers that take part in compiling.
+        digest: digest of all its programs and headers that compilations use.
     """
 
     folder: Path
@@ -64,7 +64,7 @@ class InstalledTorch:
 
     Attributes:
         folder: its package folder.
-        digest: of its list of files, which names each by digest (PEP 376).
+        digest: digest of its RECORD, which lists each file by digest (PEP 376).
     """
 
     folder: Path
@@ -72,15 +72,15 @@ class InstalledTorch:
 
 
 def find_toolkit(folder: Path, target: Target, toolkit: Toolkit) -> InstalledToolkit:
-    """The CUDA toolkit in *folder*, if it is of the lock's version and has what *target* needs.
+    """Return the CUDA toolkit in *folder*, if it has the lock's version and all parts for *target*.
 
     Args:
         folder: in its classic layout, such as ``/usr/local/cuda-13.0``.
-        target: what for.
+        target: the machine and card of the build.
         toolkit: the lock's.
 
     Raises:
-        ToolError: it is not there, another, or incomplete.
+        ToolError: it does not exist, has another version, or is incomplete.
     """
     folder = folder.expanduser().absolute()
     libraries = _library_folder(folder, target)
@@ -92,22 +92,22 @@ def find_toolkit(folder: Path, target: Target, toolkit: Toolkit) -> InstalledToo
         raise ToolError(
             f"{folder} is no whole CUDA toolkit for {target.machine}",
             because=f"it lacks {', '.join(lacking)}",
-            next_step=f"install all of CUDA {toolkit.cuda}, or leave it out: packages are taken then",
+            next_step=f"install all of CUDA {toolkit.cuda}, or omit it to use the lock's packages",
         )
-    said = run([folder / "bin" / "nvcc", "--version"], timeout=_TIMEOUT_S).text
-    found = re.search(r"\bV(\d+\.\d+\.\d+)", said)
+    output = run([folder / "bin" / "nvcc", "--version"], timeout=_TIMEOUT_S).text
+    found = re.search(r"\bV(\d+\.\d+\.\d+)", output)
     version = found[1] if found else "unknown"
     if not version.startswith(f"{toolkit.cuda}."):
         raise ToolError(
             f"the CUDA toolkit in {folder} is not the one that the lock names",
             because=f"its nvcc is {version}, and upstream.lock has {toolkit.cuda}",
-            next_step=f"install CUDA {toolkit.cuda}, or leave it out: the lock's packages are taken then",
+            next_step=f"install CUDA {toolkit.cuda}, or omit it to use the lock's packages",
         )
     return InstalledToolkit(folder, version, _digest(folder, plain[0]))
 
 
 def _library_folder(folder: Path, target: Target) -> Path:
-    """Where the toolkit in *folder* has the libraries for *target*."""
+    """Return the folder with the libraries for *target* of the toolkit in *folder*."""
     if target.machine == this_machine():
         return folder / "lib64"
     places = [folder / "targets" / name / "lib" for name in target_folders(target.machine)]
@@ -124,7 +124,7 @@ def _digest(folder: Path, library: Path) -> str:
 
 
 def find_torch(python: Path, version: str) -> InstalledTorch | None:
-    """The torch *version* that is installed for the interpreter *python*; it is not imported."""
+    """Return the torch *version* that is installed for the interpreter *python*, without importing it."""
     done = run([python, "-I", "-c", _TORCH_SCRIPT], accept=range(256), timeout=_TIMEOUT_S)
     if done.status:
         return None
@@ -139,10 +139,9 @@ def find_torch(python: Path, version: str) -> InstalledTorch | None:
 
 
 def find_tool(name: str) -> tuple[Path, str] | None:
-    """The program ``cmake`` or ``ninja`` on PATH with its version, if it is new enough."""
+    """Return the program ``cmake`` or ``ninja`` on PATH with its version, if it is new enough."""
     found = shutil.which(name)
     if found is None:
         return None
-    said = run([found, "--version"], accept=range(256), timeout=_TIMEOUT_S).text
-    version = version_of(said)
+    version = version_of(run([found, "--version"], accept=range(256), timeout=_TIMEOUT_S).text)
     return (Path(found), ".".join(map(str, version))) if version >= _OLDEST[name] else None

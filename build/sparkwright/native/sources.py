@@ -1,8 +1,8 @@
-"""Dependencies' sources, by content: it does not matter who brings a tree, only which one it is.
+"""Dependencies' sources, by content: the origin of a tree does not matter, only its id.
 
-Start reading at `gather_sources`. What upstream's CMake project would download is brought here, put
-into the store's repository, and laid out by us; CMake downloads nothing. A source that cannot be had
-costs only the extensions that need it: what stands in for it lets CMake configure all the others.
+Start reading at `gather_sources`. The sources that upstream's CMake project would download are fetched
+into the store's repository and laid out from there; CMake downloads nothing. A source that cannot be
+fetched prevents only the extensions that need it: a stand-in lets CMake configure all the others.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 _KIND = "source-tree"
 _FULL_ID = 40
-_STAND_IN = "STANDS-IN"  # git keeps no empty folder, and CMake wants to see one
+_STAND_IN = "STANDS-IN"  # git keeps no empty folder, and CMake needs one
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """One source that is wanted, with all that the lock says about it."""
+    """One requested source, with its entries of the lock."""
 
     name: str
     pin: SourcePin
@@ -53,13 +53,13 @@ class _Wanted:
     folder: str
 
     def local_copy(self, environment: Mapping[str, str]) -> Path | None:
-        """The user's own copy, if the variable for it is set; of a mounted source, inside its host's copy."""
+        """Return the user's copy, if its variable is set; for a mounted source, inside its host's copy."""
         chosen = environment.get(self.override, "")
         return Path(chosen).expanduser() / self.folder if chosen else None
 
 
 class _UnavailableError(Exception):
-    """One way to get a source did not work; another may."""
+    """One origin cannot provide a source; another may."""
 
 
 def gather_sources(
@@ -69,19 +69,19 @@ def gather_sources(
     wanted: Iterable[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, SourceTree]:
-    """The sources called *wanted*, brought here where they are not yet; all of the lock's by default.
+    """Return the sources called *wanted*, fetched where they are missing; all of the lock's by default.
 
-    The first that can bring it does: the user's local copy, the store, a package, the git remote. All
-    have to be the lock's tree.
+    The first origin that has it is used: the user's local copy, the store, a package, the git remote. The
+    result has to be the lock's tree.
 
     Args:
         lock: the pin with its ``[native]`` tables.
-        access: where they come from and go to.
-        wanted: which.
-        environment: where the variables that name a local copy are looked up; ours by default.
+        access: the store, its repository and the network settings.
+        wanted: names of the sources.
+        environment: the variables that may name a local copy; by default this process's.
 
     Raises:
-        DigestError: a local copy is not what the lock names.
+        DigestError: a local copy is not the tree in the lock.
         ConfigError: the lock has no such source.
     """
     environment = os.environ if environment is None else environment
@@ -101,7 +101,7 @@ def find_sources(
     wanted: Iterable[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, SourceTree] | None:
-    """What `gather_sources` would give, if nothing has to be fetched for it; `None` if something has to.
+    """Return the result of `gather_sources` if nothing has to be fetched for it, else `None`.
 
     Raises:
         DigestError, ConfigError: as for `gather_sources`.
@@ -156,7 +156,7 @@ def _stand_in(access: Access, source: _Wanted, why: str) -> SourceTree:
     paths = (_STAND_IN, *source.pin.stand_in)
     tree = import_files(access.repository, [(path, FileEntry(REGULAR, b"")) for path in paths])
     access.repository.keep(_ref(tree), tree)
-    return SourceTree(name=source.name, tree=tree, origin="nobody", at_hand=False, missing=why)
+    return SourceTree(name=source.name, tree=tree, origin="stand-in", at_hand=False, missing=why)
 
 
 def _ref(tree: str) -> str:
@@ -167,7 +167,7 @@ def _ref(tree: str) -> str:
 
 
 def _from_folder(access: Access, source: _Wanted, environment: Mapping[str, str]) -> SourceTree | None:
-    """The user's local copy, if there is one."""
+    """Return the user's local copy, if there is one."""
     folder = source.local_copy(environment)
     if folder is None or source.pin.tree is None:
         return None
@@ -198,7 +198,7 @@ def _files(folder: Path, wanted: str) -> Iterator[tuple[str, FileEntry]]:
 
 
 def _from_store(access: Access, source: _Wanted) -> SourceTree | None:
-    """The tree that an earlier run brought."""
+    """Return the tree that an earlier run fetched."""
     tree = source.pin.tree
     record = access.store.find_record(_KIND, tree) if tree else None
     if tree is None or record is None or not access.repository.has(tree):
@@ -207,7 +207,7 @@ def _from_store(access: Access, source: _Wanted) -> SourceTree | None:
 
 
 def _from_package(access: Access, source: _Wanted) -> SourceTree:
-    """The tree as a wheel carries it."""
+    """Return the tree in a wheel."""
     package, inner = source.pin.package, source.pin.folder
     if package is None:
         raise _UnavailableError
@@ -229,9 +229,9 @@ def _below(paths: Iterable[str], prefix: str) -> Callable[[str], bool]:
 
 
 def _from_git(access: Access, source: _Wanted) -> SourceTree:
-    """The tree as the git remote has it: one commit, and of its files only those that are wanted.
+    """Return the tree at the git remote: one commit, and of its files only the requested ones.
 
-    It is fetched into a repository of its own, which git knows to be incomplete.
+    It is fetched into a separate partial repository.
     """
     address = source.repository
     if not address:
@@ -248,7 +248,7 @@ def _from_git(access: Access, source: _Wanted) -> SourceTree:
 
 
 def _read_remote(folder: Path, address: str, pin: SourcePin, *, whole: bool) -> dict[str, FileEntry]:
-    """The files of *pin* by path, fetched into a repository in *folder*: the *whole* commit, or only them."""
+    """Return the files of *pin* by path, fetched into *folder*: the *whole* commit, or only them."""
     repository = open_repository(folder)
     try:
         commit = _commit(repository, address, pin.ref)
@@ -264,7 +264,7 @@ def _read_remote(folder: Path, address: str, pin: SourcePin, *, whole: bool) -> 
 
 
 def _commit(repository: Repository, address: str, ref: str) -> str:
-    """The commit that *ref*, a commit or a tag, leads to at *address*."""
+    """Return the commit of *ref*, a commit or a tag, at *address*."""
     if len(ref) == _FULL_ID:
         return ref
     tag = f"refs/tags/{ref}"
@@ -274,11 +274,11 @@ def _commit(repository: Repository, address: str, ref: str) -> str:
     return found.commit
 
 
-# What came -----------------------------------------------------------------------------------
+# Verification --------------------------------------------------------------------------------
 
 
 def _import(repository: Repository, files: Mapping[str, FileEntry]) -> str:
-    """The tree of *files*, none of them executable: not every archive says it, and it does not matter."""
+    """Return the tree of *files*, none of them executable: not every archive records that mode."""
     plain = {
         path: FileEntry(REGULAR, entry.data) if entry.mode == EXECUTABLE else entry
         for path, entry in files.items()
@@ -287,10 +287,10 @@ def _import(repository: Repository, files: Mapping[str, FileEntry]) -> str:
 
 
 def _verified(access: Access, source: _Wanted, tree: str, origin: str) -> SourceTree:
-    """The source with that *tree*, kept.
+    """Record and return the source with that *tree*.
 
     Raises:
-        DigestError: it is not what the lock names.
+        DigestError: it is not the tree in the lock.
     """
     if tree != source.pin.tree:
         raise DigestError(

@@ -1,7 +1,7 @@
-"""Everything that compiles and links, made ready: packages of the lock, the machine's compiler.
+"""The toolchain of native builds, made of the lock's packages and the machine's compiler.
 
-Start reading at `prepare_toolchain`. What is fetched and unpacked is shared by all runs; what is made
-of it lies in one folder of the store, named by the digest of everything that went into it.
+Start reading at `prepare_toolchain`. Unpacked packages are shared by all runs; the toolkit made of them is
+one folder of the store, named by the digest of all its inputs.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
     from sparkwright.store import Store
     from sparkwright.upstream import Access
 
-# Part of the key: raised when what is made of the packages, or how it is used, changes.
+# Part of the key: raised when the layout made of the packages, or its use, changes.
 _RULES = 1
-# Looks into finished binaries or starts what CMake wrote down; neither decides what is compiled.
+# Inspects finished binaries, or runs the commands that CMake wrote; neither decides the compiled code.
 _NOT_DECIDING = frozenset({"cuobjdump", "ninja"})
 _TOOLKIT = ("nvcc", "nvvm", "crt")
 _GENERATORS = ("jinja2", "markupsafe")
-# What compilers take for the present moment, where a source asks (reproducible-builds.org).
+# The time that compilers use for __DATE__ and the like (reproducible-builds.org).
 _EPOCH = "946684800"
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What a toolchain is made of, before any of it is fetched.
+    """The parts of a toolchain, before any of it is fetched.
 
     Attributes:
         native: the lock's tables.
-        target: what for.
+        target: the machine and card of the build.
         python: interpreter that CMake runs its scripts with.
-        compiler: the machine's.
-        headers: of `python`.
-        toolkit: an installed toolkit that is taken instead of packages.
+        compiler: the machine's compiler.
+        headers: headers of `python`.
+        toolkit: an installed toolkit that is used instead of packages.
         torch: an installed torch, likewise.
         tools: installed cmake and ninja, likewise: program and version.
     """
@@ -88,7 +88,7 @@ class _Recipe:
 
     @property
     def key(self) -> str:
-        """Digest of all parts by content or version, and of no place."""
+        """Digest of all parts by content or version, without paths."""
         packages = {**self.programs, **self.libraries}
         return digest_of(
             {
@@ -110,7 +110,7 @@ class _Recipe:
 
     @property
     def parts(self) -> dict[str, str]:
-        """What each part is, for people."""
+        """Name and version of each part, for people."""
         parts = {name: package.version for name, package in {**self.programs, **self.libraries}.items()}
         parts |= {name: tool[1] for name, tool in (self.tools or {}).items()}
         if self.toolkit is not None:
@@ -123,15 +123,15 @@ class _Recipe:
 def prepare_toolchain(
     lock: Lock, target: Target, access: Access, *, system: Path | None = None, python: Path | None = None
 ) -> Toolchain:
-    """The toolchain for *target*: fetched, unpacked and laid out where it is not yet.
+    """Return the toolchain for *target*; fetch, unpack and lay out its missing parts.
 
     Args:
         lock: the pin with its ``[native]`` tables.
-        target: what for.
-        access: where packages come from and go to.
-        system: folder of an installed CUDA toolkit that is taken instead of packages; then an installed
-            torch of the pinned version, cmake and ninja are taken too where they are there.
-        python: interpreter that CMake runs its scripts with; ours by default.
+        target: the machine and card of the build.
+        access: the store and the network settings.
+        system: folder of an installed CUDA toolkit that is used instead of packages; then an installed
+            torch of the pinned version, cmake and ninja are used too where they exist.
+        python: interpreter that CMake runs its scripts with; by default this one.
 
     Raises:
         ToolError: a compiler or Python's headers are not installed, or *system* is not the lock's CUDA.
@@ -151,7 +151,7 @@ def prepare_toolchain(
 def find_toolchain(
     lock: Lock, target: Target, access: Access, *, system: Path | None = None, python: Path | None = None
 ) -> Toolchain | None:
-    """What `prepare_toolchain` would give, if nothing had to be fetched, made or installed for it."""
+    """Return the result of `prepare_toolchain` if nothing has to be fetched or made for it, else `None`."""
     try:
         recipe = _recipe(lock, target, system, python)
     except ToolError:
@@ -185,7 +185,7 @@ def _place(store: Store, recipe: _Recipe) -> Path:
 
 
 def _made(store: Store, recipe: _Recipe, folders: Mapping[str, Path]) -> Path:
-    """The folder with what is made of the packages in *folders*: the toolkit, and the stand-in for torch."""
+    """Return the folder with the toolkit and the stand-in for torch made of the packages in *folders*."""
     place = _place(store, recipe)
     if place.is_dir():
         return place
@@ -214,7 +214,7 @@ def _made(store: Store, recipe: _Recipe, folders: Mapping[str, Path]) -> Path:
 
 
 def _toolkit_roots(recipe: _Recipe, table: Mapping[str, Package], folders: Mapping[str, Path]) -> list[Path]:
-    """The toolkit folders among the unpacked packages of *table*."""
+    """Return the toolkit folders among the unpacked packages of *table*."""
     inner = f"nvidia/cu{recipe.native.toolkit.cuda.split('.')[0]}"
     return [root for name in table if (root := folders[name] / inner).is_dir()]
 
@@ -244,10 +244,10 @@ def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Too
 
 
 def _program(recipe: _Recipe, folders: Mapping[str, Path], name: str) -> Path:
-    """The program *name*: the installed one where that was asked for, or the one of its package."""
+    """Return the program *name*: the installed one if that is requested, or the one of its package."""
     if recipe.tools and name in recipe.tools:
         return recipe.tools[name][0]
-    # Wheels keep a program in a folder of their own, or where an installer would take it from (PEP 427).
+    # Wheels hold a program in their package folder, or among the scripts to be installed (PEP 427).
     found = sorted(path for path in folders[name].glob(f"**/{name}") if path.is_file())
     if len(found) != 1:
         raise ToolError(
@@ -259,7 +259,7 @@ def _program(recipe: _Recipe, folders: Mapping[str, Path], name: str) -> Path:
 
 
 def toolchain_file(toolchain: Toolchain, target: Target, work: Path) -> str:
-    """The text of a CMake toolchain file (cmake-toolchains(7)) for a build in the folder *work*."""
+    """Return the text of a CMake toolchain file (cmake-toolchains(7)) for a build in the folder *work*."""
     settings: dict[str, str | Path] = {
         "CMAKE_C_COMPILER": toolchain.cc,
         "CMAKE_CXX_COMPILER": toolchain.cxx,
@@ -283,13 +283,13 @@ def toolchain_file(toolchain: Toolchain, target: Target, work: Path) -> str:
 def configure_environment(
     toolchain: Toolchain, target: Target, work: Path, lock: Lock, *, scratch: Path | None = None
 ) -> dict[str, str]:
-    """The whole environment of a build in the folder *work*: nothing else is inherited but PATH.
+    """Return the whole environment of a build in the folder *work*: only PATH is inherited.
 
     Args:
-        toolchain: what compiles.
-        target: what for.
+        toolchain: the compilers and libraries.
+        target: the machine and card of the build.
         work: the work folder; see `sparkwright.native`.
-        lock: names the variables that tell CMake where dependencies' sources are.
+        lock: names the variables for the folders of dependencies' sources.
         scratch: home and folder for temporary files; one in ``build/`` by default.
     """
     scratch = scratch or work / "build"

@@ -1,9 +1,8 @@
-"""What a compiler's file is: of the sources that we hash, of the toolchain, or of neither.
+"""Classify the files that a compiler reads: of the hashed sources, of the toolchain, or of neither.
 
-The toolchain's key stands for every file of the toolchain, so those need not be recorded one by one.
+The toolchain's key covers every file of the toolchain, so those are not recorded one by one.
 Compilers spell such files in several ways: through the links of the work folder, through those of a
-CUDA toolkit that is itself put together from links, or (GCC, where that is shorter) with all links
-resolved.
+CUDA toolkit that itself consists of links, or (GCC, where that is shorter) with all links resolved.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
 
 _LINKED = ("cuda", "torch", "python")
 _HASHED = ("source", "deps")
-# Of the compiler and the C library; /usr/local/include is nobody's.
+# Of the compiler and the C library; no package owns /usr/local/include.
 _SYSTEM = re.compile(r"/usr/(include|lib/gcc(-cross)?|\w+-linux-gnu\w*)/")
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A compiler at work in one folder, whose dependency files are to be understood.
+    """Classifier of the paths in dependency files of one work folder.
 
     Attributes:
-        work: the work folder, with no link in its own path.
-        toolchain: what ``cuda/``, ``torch/`` and ``python/`` in it lead to.
-        told: units that the user was told of, because they read something else.
+        work: the work folder, with no link in its path.
+        toolchain: the targets of ``cuda/``, ``torch/`` and ``python/`` in it.
+        told: units that caused a warning, because they read an uncovered file.
     """
 
     work: Path
@@ -41,9 +40,9 @@ class Reader:
     told: list[str] = field(default_factory=list, compare=False)
 
     def hashed(self, path: str) -> str | None:
-        """*path* relative to the work folder if it is in a tree of sources there, else `None`.
+        """Return *path* relative to the work folder if it is in a tree of sources there, else `None`.
 
-        A file that is reached through a link has two names and is none of them.
+        A file that is reached through a link has two names and counts as neither.
         """
         place = os.path.normpath(path)
         if not place.startswith(self._hashed) or os.path.realpath(path) != place:
@@ -51,7 +50,7 @@ class Reader:
         return place[len(self._root) :]
 
     def covered(self, path: str) -> bool:
-        """Whether the toolchain's key stands for the file at *path*."""
+        """Tell if the toolchain's key covers the file at *path*."""
         if ".." in path:
             path = os.path.realpath(path)
         if path.startswith(self._covered) or _SYSTEM.match(path):
@@ -60,7 +59,7 @@ class Reader:
         return real in self._linked_files or real.startswith((*self._covered, *self._linked_folders))
 
     def absolute(self, path: str) -> str:
-        """*path* as seen from the folder that commands run in."""
+        """Return *path* as seen from the folder that commands run in."""
         return os.path.join(self._root, "build", path)  # noqa: PTH118 - a thousand for each unit
 
     @cached_property
@@ -82,7 +81,7 @@ class Reader:
 
     @cached_property
     def _links(self) -> frozenset[str]:
-        """Where the links inside the toolchain lead to."""
+        """The targets of the links inside the toolchain."""
         return frozenset(os.path.realpath(path) for root in self._real for path in _links_below(root))
 
     @cached_property

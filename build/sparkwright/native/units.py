@@ -1,21 +1,20 @@
 """The unit cache: an object that was compiled from the same command and the same files is not compiled again.
 
-The manner is that of ccache's direct mode, with git's blob ids in place of file hashes: the trees to be
-compiled name every file's content already, so a look-up opens one record and no source at all.
+It works like ccache's direct mode, with git's blob ids in place of file hashes: the trees to be compiled
+name every file's content already, so a look-up opens one record and no source.
 
-What one command makes of one source is kept under one key, as a list of *manifests*: which files the
-compiler read, and for each state in which those files were seen, the object that came of it. A state
-holds
+The objects of one command and source are kept under one key, as a list of *manifests*: the files that the
+compiler read, and for each recorded state of those files the resulting object. A state holds
 
 - the blob ids of all files read below ``source/`` and ``deps/``;
 - for the base name of every file read, the toolchain's included, which paths of that name there are in
   the trees that the command searches or that a file was read from: a header that appears earlier on the
   include path takes another's place, and must have one of these names. A dependency that comes or goes
   changes nothing for the units that do not name it;
-- the same for every name that a file below these folders asks for with ``__has_include``: a compiler does
-  not report the files that were asked for and not there.
+- the same for every name that a file below these folders checks with ``__has_include``: a compiler does
+  not report the files that it looked for and did not find.
 
-What remains: a name given to ``__has_include`` by a macro, or asked for by a header of the toolchain; a
+Not covered: a name given to ``__has_include`` by a macro, or checked by a header of the toolchain; a
 header that appears in a folder which is no part of the trees, such as ``/usr/local/include``. A unit that
 *reads* such a file is left out of the cache.
 """
@@ -78,16 +77,16 @@ class UnitFiles:
         return {}
 
     def _marks(self, roots: frozenset[str]) -> _Marks:
-        """What `state` is made of, for a command that looks into *roots*; made once for each."""
+        """Return the parts of `state` for a command that searches *roots*; computed once for each."""
         known = self._marks_by_roots.get(roots)
         if known is None:
             known = self._marks_by_roots[roots] = _Marks.of(self.blobs, roots)
         return known
 
     def state(self, unit: Unit, paths: Iterable[str], names: Iterable[str]) -> str | None:
-        """Digest of the content of *paths*, and of where *unit* may find their base names and *names*.
+        """Return the digest of *paths*' content, and of the places of their base names and of *names*.
 
-        `None` where one of *paths* is gone.
+        `None` where one of *paths* does not exist any more.
         """
         paths = tuple(paths)
         marks = self._marks(_searched(unit, self.roots) | set(map(_root_of, paths)))
@@ -101,10 +100,10 @@ class UnitFiles:
 
 @dataclass(frozen=True)
 class _Marks:
-    """What stands in a state for a path, and for a base name.
+    """The parts of a state for a path, and for a base name.
 
     Attributes:
-        of_path: each path's blob id, and where else its base name is.
+        of_path: each path's blob id, and the other paths of its base name.
         of_name: digest of the paths of each base name.
     """
 
@@ -113,7 +112,7 @@ class _Marks:
 
     @classmethod
     def of(cls, blobs: Mapping[str, str], roots: frozenset[str]) -> _Marks:
-        """The marks of *blobs*, where only those below *roots* can take each other's place."""
+        """Return the marks of *blobs*, of which only those below *roots* can shadow each other."""
         within = {path: blob for path, blob in blobs.items() if _root_of(path) in roots}
         places: dict[str, list[str]] = {}
         for path in sorted(within):
@@ -123,20 +122,20 @@ class _Marks:
 
 
 def _root_of(path: str) -> str:
-    """The tree that *path* is in: ``source``, ``deps/cutlass``."""
+    """Return the tree that *path* is in: ``source``, ``deps/cutlass``."""
     first, _, rest = path.partition("/")
     return first if first != "deps" else f"deps/{rest.partition('/')[0]}"
 
 
 def _searched(unit: Unit, roots: frozenset[str]) -> frozenset[str]:
-    """Those of *roots* that *unit*'s command names: as include folder, forced include or macro's value."""
+    """Return those of *roots* that *unit*'s command names: as include folder, forced include or macro."""
     words = "\0".join((*unit.argv, ""))
     named = (root for root in roots if re.search(rf"{re.escape(f'{WORK}/{root}')}[/\0\"]", words))
     return frozenset({_root_of(unit.source), *named})
 
 
 class _State(Model, frozen=True):
-    """One state of the files that a manifest names, and what was compiled from it."""
+    """One state of the files that a manifest names, and the object compiled from it."""
 
     state: str
     sha256: str
@@ -145,7 +144,7 @@ class _State(Model, frozen=True):
 
 
 class _Manifest(Model, frozen=True):
-    """Which files were read, which base names count besides theirs, and the states, newest first."""
+    """The files that were read, the other base names that count, and the states, newest first."""
 
     paths: tuple[str, ...]
     names: tuple[str, ...]
@@ -159,12 +158,12 @@ class _Record(Model, frozen=True):
 
 
 def unit_key(unit: Unit, files: UnitFiles, toolchain_key: str) -> str:
-    """The key of what *unit*'s command makes of its source, whatever headers that includes."""
+    """Return the key of *unit*'s command and source, whatever headers that includes."""
     return digest_of([_RULES, unit.argv, toolchain_key, unit.source, files.blobs.get(unit.source)])
 
 
 def find_object(store: Store, unit: Unit, files: UnitFiles, toolchain_key: str) -> str | None:
-    """SHA-256 of an object in the store that compiling *unit* would give, or `None`."""
+    """Return the SHA-256 of an object in the store that compiling *unit* would give, or `None`."""
     record = store.find_record_as(_Record, _KIND, unit_key(unit, files, toolchain_key))
     for manifest in record.manifests if record is not None else ():
         now = files.state(unit, manifest.paths, manifest.names)
@@ -175,7 +174,7 @@ def find_object(store: Store, unit: Unit, files: UnitFiles, toolchain_key: str) 
 
 
 def missing_units(store: Store, units: Iterable[Unit], files: UnitFiles, toolchain_key: str) -> list[Unit]:
-    """Those of *units* that have to be compiled, in their order."""
+    """Return those of *units* that have to be compiled, in their order."""
     return [unit for unit in units if find_object(store, unit, files, toolchain_key) is None]
 
 
@@ -203,29 +202,29 @@ def record_object(
     object_path: Path,
     cost: Cost,
 ) -> str | None:
-    """Keep an object that was just compiled, for every later build that would compile the same.
+    """Store an object that was just compiled, for later builds that would compile the same.
 
     Args:
-        store: where it goes.
-        unit: what was compiled.
+        store: receives the object.
+        unit: the compiled unit.
         files: the files that it was compiled from.
-        toolchain_key: what compiled it.
-        reader: tells files of the toolchain from files of the trees.
+        toolchain_key: key of the toolchain.
+        reader: distinguishes files of the toolchain from files of the trees.
         depfile: the dependency file that the compiler wrote.
         object_path: the object; it stays where it is.
-        cost: what compiling it took.
+        cost: cost of compiling it.
 
     Returns:
         its SHA-256, or `None` where the unit cannot be cached: it read a file that neither the trees
-        nor the toolchain's key stand for. The first unit that does so causes a warning.
+        nor the toolchain's key cover. The first unit that does so causes a warning.
     """
     try:
-        paths, names = _understand(unit, files, reader, read_depfile(depfile))
+        paths, names = _classify(unit, files, reader, read_depfile(depfile))
     except (_NotCoveredError, OSError) as error:
-        _tell(unit, str(error), reader)
+        _warn_once(unit, str(error), reader)
         return None
     state = files.state(unit, paths, names)
-    if state is None:  # _understand has seen to it that every path is known
+    if state is None:  # _classify has checked that every path is known
         raise RuntimeError(f"{unit.name} was compiled from files that are in no tree")
     sha256, size = _keep(store, object_path)
     key = unit_key(unit, files, toolchain_key)
@@ -237,16 +236,16 @@ def record_object(
 
 
 class _NotCoveredError(Exception):
-    """A unit read something that no key stands for."""
+    """A unit read a file that no key covers."""
 
 
-def _understand(
+def _classify(
     unit: Unit, files: UnitFiles, reader: Reader, read: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The paths below the hashed folders that *unit* read, and the other base names that count.
+    """Return the paths below the hashed folders that *unit* read, and the other base names that count.
 
     Raises:
-        _NotCoveredError: it read something else.
+        _NotCoveredError: it read another file.
     """
     paths, names = set(), set()
     for spelled in read:
@@ -266,26 +265,26 @@ def _understand(
 
 
 def _asked_for(data: bytes, path: str, blob: str) -> set[str]:
-    """Base names of the files that the file at *path* asks for and may do without.
+    """Return the base names that the file at *path* checks with ``__has_include``.
 
     Raises:
-        _NotCoveredError: it is not the file of that blob id, or takes in others in a way that no
+        _NotCoveredError: it is not the file of that blob id, or embeds others in a way that no
             dependency file shows.
     """
     if blob_id(data) != blob:
-        raise _NotCoveredError(f"{path} is not what the tree says")
+        raise _NotCoveredError(f"{path} is not the file of the tree")
     for directive in _EMBEDS:
         if directive in data:
-            raise _NotCoveredError(f"{path} takes in a file by {directive.decode()}")
+            raise _NotCoveredError(f"{path} embeds a file by {directive.decode()}")
     return {posixpath.basename(os.fsdecode(name)) for name in _ASKED.findall(data)}
 
 
 def _keep(store: Store, object_path: Path) -> tuple[str, int]:
-    """Copy an object into the store; returns its digest and size."""
+    """Copy an object into the store; return its digest and size."""
     with store.scratch() as scratch:
         copy = scratch / object_path.name
         shutil.copyfile(object_path, copy)
-        # The record that will name it is synced, so it has to be there whenever that is.
+        # The record that will name it is synced, so it has to be on the disk before.
         with copy.open("rb") as stream:
             os.fsync(stream.fileno())
         sha256, size = sha256_file(copy), copy.stat().st_size
@@ -294,7 +293,7 @@ def _keep(store: Store, object_path: Path) -> tuple[str, int]:
 
 
 def _with(record: _Record, paths: tuple[str, ...], names: tuple[str, ...], made: _State) -> _Record:
-    """*record* with one more state, in front, and without what is too much."""
+    """Return *record* with one more state, in front, and without the oldest beyond the limits."""
     same = [entry for entry in record.manifests if (entry.paths, entry.names) == (paths, names)]
     others = [entry for entry in record.manifests if entry not in same]
     older = [known for entry in same for known in entry.states if known.state != made.state]
@@ -302,7 +301,7 @@ def _with(record: _Record, paths: tuple[str, ...], names: tuple[str, ...], made:
     return _Record(manifests=(manifest, *others)[:_MOST_MANIFESTS])
 
 
-def _tell(unit: Unit, why: str, reader: Reader) -> None:
+def _warn_once(unit: Unit, why: str, reader: Reader) -> None:
     emit("unit.not-cached", unit=unit.name, because=why)
     if not reader.told:
         reader.told.append(unit.name)

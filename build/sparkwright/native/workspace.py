@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from sparkwright.store import Store
 
 CMAKE_INPUTS = ("CMakeLists.txt", "cmake", "csrc")
-"""What upstream's CMake project consists of. ``setup.py`` and ``rust`` decide other parts of the wheel."""
+"""The files of upstream's CMake project. ``setup.py`` and ``rust`` decide other parts of the wheel."""
 
 _FOLDER = "40000"
 
 
 def native_tree(repository: Repository, inputs: Inputs, pins: Mapping[str, SourcePin]) -> str:
-    """Git id of the tree that is compiled: ``source/`` and one folder for each dependency in ``deps/``.
+    """Return the git id of the compiled tree: ``source/`` and one folder for each dependency in ``deps/``.
 
-    It names every byte of the sources that a build sees, whoever brought them.
+    It names every byte of the sources that a build reads, whatever their origin.
 
     Args:
         repository: the store's repository.
         inputs: the merged tree and the dependencies' sources.
-        pins: the lock's pins of those, which say where a source is mounted in another.
+        pins: the lock's pins of those, with their mounts.
     """
     top = repository.objects.node(inputs.tree)
     entries = {f"source/{name}": top[name] for name in CMAKE_INPUTS if name in top}
@@ -54,7 +54,7 @@ class Workspace:
 
     Attributes:
         root: the folder.
-        toolchain: what its links lead to.
+        toolchain: the targets of its links.
     """
 
     root: Path
@@ -71,17 +71,17 @@ class Workspace:
         return self.root / "build"
 
     def expand(self, argv: tuple[str, ...]) -> list[str]:
-        """A recorded command with this folder in place of its placeholder."""
+        """Return a recorded command with this folder in place of its placeholder."""
         return [part.replace(WORK, str(self.root)) for part in argv]
 
     def abstract(self, text: str) -> str:
-        """*text* with the placeholder for this folder, and for what its links lead to."""
+        """Return *text* with the placeholder for this folder, and for the targets of its links."""
         for place, name in self._places():
             text = text.replace(place, f"{WORK}/{name}" if name else WORK)
         return text
 
     def _places(self) -> list[tuple[str, str]]:
-        """What stands for this folder's parts in a tool's output, longest first."""
+        """Return the paths of this folder's parts in a tool's output, with their names, longest first."""
         links = [(os.path.realpath(path), name) for name, path in _links(self.toolchain).items()]
         return sorted([(str(self.root), ""), *links], key=lambda place: -len(place[0]))
 
@@ -94,13 +94,13 @@ def _links(toolchain: Toolchain) -> dict[str, Path]:
 def open_workspace(
     store: Store, repository: Repository, tree: str, toolchain: Toolchain
 ) -> Iterator[Workspace]:
-    """A scratch folder with *tree*'s files and links to *toolchain*, gone after the block.
+    """Yield a scratch folder with *tree*'s files and links to *toolchain*; remove it after the block.
 
     Args:
-        store: where scratch space is.
-        repository: where *tree* is.
+        store: provides scratch space.
+        repository: holds *tree*.
         tree: as from `native_tree`, generated files included where there are any.
-        toolchain: what the links lead to.
+        toolchain: the targets of the links.
 
     Raises:
         StorageError: the disk is full or cannot be written.

@@ -1,4 +1,4 @@
-"""Puts a wheel together out of upstream's wheel and the merged tree, and audits it."""
+"""Assemble a wheel from upstream's wheel and the merged tree, and audit it."""
 
 from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, BuiltWheel, Provider, assemble
 from sparkwright.wheel.audit import AuditReport, Expectation, audit

@@ -1,12 +1,12 @@
-"""Reading a zip archive strictly, and writing a new one without inflating what did not change.
+"""Read a zip archive strictly; `rewrite` writes a new one without inflating unchanged members.
 
-A wheel is a zip archive of which nearly every byte stays as it was. So an unchanged member
-is copied as the raw bytes it already is, neighbours in one run, and only what changes is
-written anew: *stored*, since two zlib libraries deflate the same bytes differently and the
-same input has to give the same archive on every machine.
+Nearly every byte of a new wheel is one of upstream's. So the compressed bytes of an unchanged member
+are copied, neighbours in one run, and only changed members are written: *stored*, since two zlib
+libraries deflate the same bytes differently and the same input has to give the same archive on every
+machine.
 
-The format is PKWARE's APPNOTE 6.3 without zip64, which no wheel under 4 GiB needs. Headers are read
-here and not by `zipfile`, whose reading depends on Python's version: 3.12 and later take a member's
+The format is PKWARE's APPNOTE 6.3 without zip64, which no wheel under 4 GiB needs. Headers are parsed
+here and not by `zipfile`, whose parsing depends on Python's version: 3.12 and later take a member's
 name from an extra field, 3.11 does not.
 """
 
@@ -39,8 +39,8 @@ ZIP64_LOCATOR, ZIP64_LOCATOR_SIZE, ZIP64_VERSION, IN_ZIP64 = b"PK\6\7", 20, 45, 
 _MOST_COMMENT = 0xFFFF
 DESCRIPTOR, DESCRIPTOR_SIGNATURE = struct.Struct("<3L"), b"PK\7\x08"
 ENCRYPTED, DESCRIPTOR_FOLLOWS, PATCHED, STRONG, UTF8 = 1 << 0, 1 << 3, 1 << 5, 1 << 6, 1 << 11
-_KNOWN_FLAGS = 0b110 | DESCRIPTOR_FOLLOWS | UTF8  # the first two only say how hard was deflated
-_FOLDER_OR_LABEL = 0x18  # attributes of MS-DOS that make something else of a file
+_KNOWN_FLAGS = 0b110 | DESCRIPTOR_FOLLOWS | UTF8  # the first two only record the level of deflation
+_FOLDER_OR_LABEL = 0x18  # attributes of MS-DOS: a folder or a volume label, no file
 _NO_FILE_MODE = 0o7002  # setuid, setgid, sticky, and writable by all
 _EMPTY = (b"", b"\3\0")  # no content, as it is and deflated
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -49,7 +49,7 @@ _SNIFF = 1024
 
 @dataclass(frozen=True)
 class WheelMember:
-    """One file in an archive, and where its bytes are.
+    """One file in an archive, and the offsets of its bytes.
 
     Attributes:
         name: its path inside the archive, with forward slashes.
@@ -81,12 +81,12 @@ class WheelMember:
 
     @property
     def raw_name(self) -> bytes:
-        """The name as its headers spell it."""
+        """The name as the headers spell it."""
         return self.name.encode("utf-8" if self.flags & UTF8 else "cp437")
 
     @property
     def executable(self) -> bool:
-        """Whether its owner may execute it once installed."""
+        """Tell if its owner may execute it once installed."""
         return bool(self.mode & stat.S_IXUSR)
 
 
@@ -106,7 +106,7 @@ class Archive:
     folders: tuple[str, ...] = field(default=(), kw_only=True)
 
     def raw(self, start: int, end: int) -> bytes:
-        """The archive's own bytes from offset *start* to *end*.
+        """Return the bytes of the archive file from offset *start* to *end*.
 
         Raises:
             ArchiveError: the file ends before that.
@@ -120,11 +120,11 @@ class Archive:
         return data
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The content of the member *name* in pieces of a MiB or so, held against its CRC-32 and size.
+        """Yield the content of the member *name* in pieces of about a MiB; check its CRC-32 and size.
 
         Raises:
-            ArchiveError: there is no such member, or its data is damaged; the pieces that came
-                before that are of no worth.
+            ArchiveError: there is no such member, or its data is damaged; discard the pieces
+                that were yielded before.
         """
         member = self.members.get(name)
         if member is None:
@@ -142,17 +142,17 @@ class Archive:
             raise _fault(self.path, f"the content of {name} does not match its CRC-32 or size")
 
     def read(self, name: str, most: int = MOST_TEXT) -> bytes:
-        """The whole content of the member *name*, of *most* bytes; see `chunks`.
+        """Return the whole content of the member *name*, of at most *most* bytes; see `chunks`.
 
         Raises:
-            ArchiveError: it has more, which is said before any of it is read.
+            ArchiveError: it has more; raised before any of it is read.
         """
         if name in self.members and (size := self.members[name].size) > most:
             raise _fault(self.path, f"{name} has {size} bytes, more than the {most} that it may have")
         return b"".join(self.chunks(name))
 
     def compressed(self, member: WheelMember) -> Iterator[bytes]:
-        """The data of *member* as it lies in the archive, in pieces of a MiB."""
+        """Yield the data of *member* as stored in the archive, in pieces of a MiB."""
         end = member.data + member.compressed_size
         for start in range(member.data, end, CHUNK):
             yield self.raw(start, min(start + CHUNK, end))
@@ -174,7 +174,7 @@ class Archive:
             raise _fault(self.path, f"the deflated data of {member.name} has no end")
 
     def beginning(self, name: str, length: int) -> bytes:
-        """The first *length* bytes of the member *name*, unchecked; at most a few hundred."""
+        """Return the first *length* bytes of the member *name*, unchecked; at most a few hundred."""
         member = self.members[name]
         raw = self.raw(member.data, member.data + min(member.compressed_size, _SNIFF))
         if member.method == zipfile.ZIP_STORED:
@@ -190,11 +190,11 @@ def open_archive(path: Path) -> Iterator[Archive]:
     """Open the zip archive at *path* for the length of the block, after checking its structure.
 
     Every byte of the file has to belong to exactly one member, the central directory or the
-    end record, and each local header has to agree with the central directory: what other
-    tools might read from the file is then what we read.
+    end record, and each local header has to agree with the central directory: every tool then
+    reads the same from the file.
 
     Raises:
-        ArchiveError: the file is damaged, or uses what a wheel has no use for: zip64,
+        ArchiveError: the file is damaged, or uses a feature that no wheel needs: zip64,
             encryption, links, comments, extra fields, folders with content, doubled or unsafe names.
     """
     try:
@@ -221,7 +221,7 @@ def _fault(path: Path, because: str) -> ArchiveError:
 
 
 def _directory(path: Path, descriptor: int) -> tuple[list[WheelMember], int]:
-    """The entries of the central directory, with the places of their local headers only, and its offset."""
+    """Return the entries of the central directory, yet without the offsets of data, and its offset."""
     size = os.fstat(descriptor).st_size
     end = size - END.size
     record = os.pread(descriptor, END.size, max(0, end))
@@ -247,7 +247,7 @@ def _directory(path: Path, descriptor: int) -> tuple[list[WheelMember], int]:
 
 
 def _entry(path: Path, listing: bytes, at: int) -> tuple[WheelMember, int]:
-    """The entry at offset *at* of the central directory *listing*, and its size."""
+    """Return the entry at offset *at* of the central directory *listing*, and its size."""
     (
         signature, _, _, extract, _, flags, method, time, date, crc, packed, size,
         name_length, extra, comment, disk, _, attributes, start,
@@ -272,7 +272,7 @@ def _entry(path: Path, listing: bytes, at: int) -> tuple[WheelMember, int]:
 
 
 def _is_plain(member: WheelMember, dos_attributes: int) -> bool:
-    """Tell if *member* is a file, or a folder where its name says so, by each field that says it."""
+    """Tell if *member* is a file, or a folder where its name says so, by each field that states it."""
     kind = stat.S_IFMT(member.mode)
     if member.name.endswith("/"):
         return kind in {0, stat.S_IFDIR}
@@ -282,7 +282,7 @@ def _is_plain(member: WheelMember, dos_attributes: int) -> bool:
 def _located(
     path: Path, descriptor: int, entries: list[WheelMember], directory: int
 ) -> dict[str, WheelMember]:
-    """The *entries* by name, in the order of their bytes, with the places of their data."""
+    """Return the *entries* by name, in the order of their bytes, with the offsets of their data."""
     members: dict[str, WheelMember] = {}
     position = 0
     for entry in sorted(entries, key=lambda entry: entry.start):
@@ -299,7 +299,7 @@ def _located(
 
 
 def name_fault(name: str) -> str:
-    """Why *name* is unsafe as a member's name, or the empty string."""
+    """Return the reason that *name* is unsafe as a member's name, or the empty string."""
     if "\\" in name:
         return f"the name {name!r} holds a backslash"
     if name.startswith("/") or name[1:2] == ":":
@@ -312,7 +312,7 @@ def name_fault(name: str) -> str:
 
 
 def _locate(path: Path, descriptor: int, entry: WheelMember, directory: int) -> WheelMember:
-    """*entry* with the place of its data, once its local header agrees with the central directory."""
+    """Return *entry* with the offset of its data; refuse a local header that differs from the directory."""
     expected = entry.raw_name
     header = os.pread(descriptor, LOCAL.size + len(expected), entry.start)
     if len(header) < LOCAL.size or not header.startswith(LOCAL_SIGNATURE):
@@ -344,7 +344,7 @@ def _locate(path: Path, descriptor: int, entry: WheelMember, directory: int) -> 
 
 
 def _with_descriptor(path: Path, descriptor: int, member: WheelMember) -> WheelMember:
-    """*member* with the end of its data descriptor, whose signature is optional, as its end."""
+    """Return *member* with the end of its data descriptor, whose signature is optional, as its end."""
     true = DESCRIPTOR.pack(member.crc, member.compressed_size, member.size)
     for expected in (DESCRIPTOR_SIGNATURE + true, true):
         if os.pread(descriptor, len(expected), member.end) == expected:

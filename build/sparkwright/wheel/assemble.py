@@ -1,7 +1,7 @@
-"""Putting our wheel together: upstream's wheel, the merged tree's changed files, our stamp.
+"""Assemble the wheel: upstream's wheel, the merged tree's changed files, the version stamp.
 
 Start reading at `assemble`. Upstream's wheel already is the pristine tree plus its build, so
-what the merge did not touch is taken over as it is, binaries above all.
+every member that the merge did not touch is copied, above all the binaries.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ COMPILED = "compiled"
 
 @dataclass(frozen=True)
 class BinarySource:
-    """A binary that comes from elsewhere than upstream's wheel.
+    """A binary that does not come from upstream's wheel.
 
     Attributes:
         path: the file.
         provider: the kind of its origin: ``compiled``.
-        origin: which one of that kind, such as its native key.
-        deflated: its content as a raw deflate stream, made by `deflate`; the wheel holds it as it is,
-            or uncompressed where there is none.
+        origin: identifies it among that kind, such as its native key.
+        deflated: its content as a raw deflate stream, made by `deflate`, which the wheel takes unchanged;
+            without one the content is stored uncompressed.
     """
 
     path: Path
@@ -61,16 +61,16 @@ class AssemblyPlan:
     """Everything that decides the bytes of the wheel.
 
     Attributes:
-        upstream_wheel: upstream's wheel for the same release; its file name gives our tags.
+        upstream_wheel: upstream's wheel for the same release; its file name gives the tags.
         upstream_sha256: its digest, 64 hex digits.
-        version: our PEP 440 version; see `local_version`.
+        version: PEP 440 version of the new wheel; see `local_version`.
         changes: every path that the merge changed, relative to the repository's root, with
             its new content, or `None` where the merge deleted it.
         record: files to put under ``sparkwright/`` in the metadata folder, by name, as JSON values.
         providers: binaries from elsewhere than upstream's wheel, by member name.
-        upstream_binaries: why binaries out of upstream's wheel are used although native inputs
-            changed, by member name; only changes of how things are built can be so excused.
-        left_out: why binaries of upstream's wheel are left out, by member name.
+        upstream_binaries: the reason to use a binary of upstream's wheel although native inputs
+            changed, by member name; only changes of build files can be excused so.
+        left_out: the reason to leave out a binary of upstream's wheel, by member name.
         platform: platform tag of the wheel, such as ``manylinux_2_34_aarch64``; upstream's if empty.
     """
 
@@ -86,7 +86,7 @@ class AssemblyPlan:
 
     @property
     def name(self) -> WheelName:
-        """The name that the wheel gets.
+        """The name of the new wheel.
 
         Raises:
             WheelError: the version or the platform cannot be in it.
@@ -97,14 +97,14 @@ class AssemblyPlan:
 
 @dataclass(frozen=True)
 class Provider:
-    """Where one binary of the wheel comes from.
+    """The origin of one binary of the wheel.
 
     Attributes:
         member: its name in the wheel.
         sha256: digest of its content, 64 hex digits.
         size: in bytes.
         provider: ``upstream-wheel``, or the kind of another origin.
-        origin: the file name of that wheel, or what names the other origin.
+        origin: the file name of that wheel, or the key of the other origin.
     """
 
     member: str
@@ -114,7 +114,7 @@ class Provider:
     origin: str
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as ``providers.json`` holds it."""
+        """Return the entry for ``providers.json``."""
         return {
             "member": self.member, "sha256": self.sha256, "size": self.size,
             "provider": self.provider, "from": self.origin,
@@ -133,8 +133,8 @@ class BuiltWheel:
         added: members that the merge added.
         removed: members that the merge deleted.
         not_shipped: changed paths that are no part of a wheel, such as tests and docs.
-        providers: where each binary comes from.
-        left_out: binaries of upstream's wheel that it does without.
+        providers: the origin of each binary.
+        left_out: binaries of upstream's wheel that are left out.
     """
 
     path: Path
@@ -156,9 +156,9 @@ def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
 
     Raises:
         DigestError: upstream's wheel is not the one that the plan names.
-        NativeInputsError: the merge changed what upstream's binaries are compiled from.
-        ArchiveError: upstream's wheel is no archive that we would take members from.
-        WheelError: upstream's wheel is not what its format asks for, or a change cannot be shipped.
+        NativeInputsError: the merge changed sources that upstream's binaries are compiled from.
+        ArchiveError: upstream's wheel is damaged or an unsafe archive; see `open_archive`.
+        WheelError: upstream's wheel is malformed, or a change cannot be shipped.
         StorageError: the disk is full or cannot be written.
     """
     started = time.monotonic()
@@ -172,7 +172,7 @@ def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
         providers = _providers(upstream, plan)
         changed = delta(upstream, plan.changes)
         parts = layout(_entries(upstream, plan, changed, providers))
-        with _appearing(out / filename) as descriptor:
+        with _atomic_file(out / filename) as descriptor:
             sha256 = write_parts(parts, descriptor)
             size = os.fstat(descriptor).st_size
             _verify(plan, digest.result())
@@ -186,8 +186,8 @@ def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
 
 
 @contextlib.contextmanager
-def _appearing(path: Path) -> Iterator[int]:
-    """A descriptor to write to; *path* appears, whole and on the disk, when the block succeeds."""
+def _atomic_file(path: Path) -> Iterator[int]:
+    """Yield a descriptor to write to; *path* appears, complete and synced, when the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -208,17 +208,17 @@ def _verify(plan: AssemblyPlan, actual: str) -> None:
         raise DigestError(
             f"{plan.upstream_wheel.name} is not the wheel that the lock names",
             because=f"its SHA-256 is {actual}, not {plan.upstream_sha256}",
-            next_step="remove it and run again, so that it is fetched anew",
+            next_step="remove it and run again, so that it is fetched again",
         )
 
 
 def _providers(upstream: StockWheel, plan: AssemblyPlan) -> tuple[Provider, ...]:
-    """Where each binary comes from, once upstream's may be used for all that nobody else provides."""
+    """Return the origin of each binary; refuse upstream's where the merge changed their sources."""
     binaries = upstream.binaries()
     for named in (plan.providers, plan.upstream_binaries, plan.left_out):
         if unknown := sorted(set(named) - set(binaries)):
             raise WheelError(
-                "a binary has nowhere to go",
+                "a binary is not in upstream's wheel",
                 because=f"upstream's wheel has no binary {', '.join(unknown)}",
             )
     if both := sorted(set(plan.left_out) & (set(plan.providers) | set(plan.upstream_binaries))):
@@ -248,11 +248,11 @@ def _check_native_inputs(plan: AssemblyPlan, theirs: Iterable[str]) -> None:
 
 
 def native_faults(native: Sequence[str], theirs: Mapping[str, str]) -> tuple[str, ...]:
-    """Why upstream's binaries may not stand beside changed native inputs.
+    """Return the reasons that upstream's binaries may not be used with the changed native inputs.
 
     Args:
         native: the native inputs that the merge changed.
-        theirs: upstream's binaries, and what excuses the use of each; mostly nothing.
+        theirs: upstream's binaries, and the excuse for the use of each, usually empty.
     """
     if not native:
         return ()
@@ -273,7 +273,7 @@ def native_faults(native: Sequence[str], theirs: Mapping[str, str]) -> tuple[str
 def _entries(
     upstream: StockWheel, plan: AssemblyPlan, changed: WheelDelta, providers: Sequence[Provider]
 ) -> list[Kept | Packed | Stored]:
-    """All members of our wheel: upstream's in their order, then what is new, then metadata, RECORD last."""
+    """Return all members of the new wheel: upstream's in their order, added ones, metadata, RECORD last."""
     new_info = plan.name.dist_info + "/"
     contents = {**changed.replaced, **_stamped(upstream, plan.name)}
     body: list[Kept | Packed | Stored] = []
@@ -293,7 +293,7 @@ def _entries(
             else Stored(new, content, member.executable)
         )
     body += [Stored(path, content) for path, content in sorted(changed.added.items())]
-    info += [Stored(new_info + path, content) for path, content in _our_record(plan.record, providers)]
+    info += [Stored(new_info + path, content) for path, content in _record_files(plan.record, providers)]
     entries = body + info
     lines = [_line(entry, upstream.listed, providers) for entry in entries]
     record = format_record([*lines, RecordEntry(new_info + "RECORD")])
@@ -301,10 +301,10 @@ def _entries(
 
 
 def _provided(member: str, source: BinarySource, *, executable: bool) -> Packed | Stored:
-    """The entry for a binary from elsewhere.
+    """Return the entry for a binary that does not come from upstream's wheel.
 
     Raises:
-        WheelError: what it was deflated to is something else.
+        WheelError: its deflated data does not inflate to its content.
     """
     content = source.path.read_bytes()
     if source.deflated is None:
@@ -318,7 +318,7 @@ def _provided(member: str, source: BinarySource, *, executable: bool) -> Packed 
 def _line(
     entry: Kept | Packed | Stored, listed: Mapping[str, RecordEntry], providers: Sequence[Provider]
 ) -> RecordEntry:
-    """The line of RECORD for *entry*: kept and packed members have known digests."""
+    """Return the line of RECORD for *entry*: kept and packed members have known digests."""
     if isinstance(entry, Stored):
         return entry_of(entry.name, entry.content)
     if isinstance(entry, Packed):
@@ -328,7 +328,7 @@ def _line(
 
 
 def _stamped(upstream: StockWheel, name: WheelName) -> dict[str, bytes]:
-    """The three stamped files, by their old names, for a wheel called *name*."""
+    """Return the three stamped files, by their old names, for a wheel called *name*."""
     archive, version = upstream.archive, name.version
     metadata, wheel = upstream.info + "METADATA", upstream.info + "WHEEL"
     return {
@@ -338,7 +338,7 @@ def _stamped(upstream: StockWheel, name: WheelName) -> dict[str, bytes]:
     }
 
 
-def _our_record(record: Mapping[str, Any], providers: Sequence[Provider]) -> list[tuple[str, bytes]]:
+def _record_files(record: Mapping[str, Any], providers: Sequence[Provider]) -> list[tuple[str, bytes]]:
     if PROVIDERS in record:
         raise WheelError(f"{PROVIDERS} cannot be given", because="the assembler writes it")
     files = {**record, PROVIDERS: [provider.to_json() for provider in providers]}

@@ -1,7 +1,7 @@
-"""Auditing a wheel: does it hold exactly what it should, and nothing else?
+"""Audit a wheel: it has to hold exactly the expected members, and nothing else.
 
-Start reading at `audit`. The wheel is trusted in nothing; the upstream wheel is trusted once
-its digest is the lock's, and everything is held against that and against the merge.
+Start reading at `audit`. Nothing in the wheel is trusted; upstream's wheel is trusted once its
+digest is the lock's, and everything is compared with that and with the merge.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.native_checks import NATIVE_CHECKS, run_native_checks
 from sparkwright.wheel.provenance import provenance_agrees
 from sparkwright.wheel.source import open_source
-from sparkwright.wheel.survey import Facts, Syntax, check_sizes, floor_of, survey
+from sparkwright.wheel.survey import Facts, check_sizes, survey
+from sparkwright.wheel.syntax import SyntaxCheck, floor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,21 +56,21 @@ CHECKS: tuple[tuple[str, Callable[[AuditSubject], AuditCheck]], ...] = (
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the wheel is held against.
+    """The inputs that the wheel is compared with.
 
     Attributes:
         upstream_wheel: upstream's wheel for the same platform.
-        artifact: what the lock says about it.
+        artifact: its entry in the lock.
         lock: the lock.
-        changes: every path that the merge changed, as for `AssemblyPlan`; `None` when no
-            merge is at hand, which skips the checks that need one.
+        changes: every path that the merge changed, as for `AssemblyPlan`; `None` without a merge,
+            which skips the checks that need one.
         version: the version that the wheel should have, or `None` for any of the release.
         floor: the oldest Python that its code has to compile for, such as ``3.10``; `None` for
             the oldest that the release supports.
-        native: what the binaries are looked into with; `None` skips the checks that need it.
-        store: remembers which Python files compile; `None` looks at each every time.
-        record: the files of our record but `PROVIDERS`, by name, as JSON values: what the wheel should
-            say of itself. `None` for a file of which that cannot be told here, and for all without a merge.
+        native: tools to inspect binaries with; `None` skips the checks that need them.
+        store: caches which Python files compile; `None` compiles each every time.
+        record: the expected files of the wheel's record but `PROVIDERS`, by name, as JSON values;
+            `None` for a file that cannot be computed here, and for all without a merge.
         compiled: the extensions that the store has under the native keys that the wheel names, by member.
     """
 
@@ -87,17 +88,17 @@ class Expectation:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What the audit found.
+    """The result of an audit.
 
     Attributes:
         filename: the wheel's name.
         sha256: its digest, 64 hex digits.
         size: in bytes.
-        kind: ``sparkwright`` for a wheel of ours, ``upstream`` for one that has no record of ours.
+        kind: ``sparkwright`` for a wheel with a sparkwright record, ``upstream`` for one without.
         checks: every check in its order.
-        seconds: how long it took.
-        compiled: whether it has binaries of our own.
-        arch: the card that its kernels were judged for; empty where nobody looked.
+        seconds: duration of the audit.
+        compiled: whether it has natively built binaries.
+        arch: the card that its kernels were judged for; empty if binaries were not inspected.
         binaries: each of its binaries, the largest first.
     """
 
@@ -118,7 +119,7 @@ class AuditReport:
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """Checks that were left open, or skipped although they say something about this kind of wheel."""
+        """Checks that were left open, or skipped although they apply to this kind of wheel."""
         if self.kind == "upstream":
             return ()
         native = {name for name, _ in NATIVE_CHECKS}
@@ -136,16 +137,16 @@ class AuditReport:
 
     @property
     def unverified(self) -> tuple[AuditCheck, ...]:
-        """The checks that were left open, because something is missing here to hold the wheel against."""
+        """The checks that were left open, because an input to compare the wheel with is missing."""
         return tuple(check for check in self.checks if check.verdict == "unverified")
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed and nothing was left open."""
+        """Tell if no check failed and none was left open."""
         return not self.failures and not self.unverified
 
     def require(self) -> None:
-        """Do nothing if no check failed.
+        """Raise if a check failed.
 
         Raises:
             AuditError: one did; the error names every check that failed.
@@ -158,13 +159,13 @@ class AuditReport:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON-ready values."""
+        """Return the report as JSON-ready values."""
         return {**asdict(self), "kernels": asdict(self.kernels), "passed": self.passed}
 
 
 @dataclass(frozen=True)
 class _Kernels:
-    """What a report says of kernels, as in `AuditReport`."""
+    """The fields of an `AuditReport` about kernels."""
 
     compiled: bool = False
     arch: str = ""
@@ -172,12 +173,12 @@ class _Kernels:
 
 
 def audit(wheel: Path, expectation: Expectation) -> AuditReport:
-    """Hold *wheel* against *expectation*, every check whatever the others found.
+    """Compare *wheel* with *expectation*: run every check, whatever the others found.
 
     Raises:
-        ArchiveError: *wheel* or upstream's wheel is not there.
-        WheelError: *wheel* is not named as a wheel is.
-        SparkwrightError: what checks are done with is missing or fails, which says nothing of *wheel*.
+        ArchiveError: *wheel* or upstream's wheel does not exist.
+        WheelError: the name of *wheel* is not a wheel's.
+        SparkwrightError: a tool that the checks need is missing or fails, whatever *wheel* is.
     """
     started = time.monotonic()
     name = parse_name(wheel.name)
@@ -207,23 +208,21 @@ def audit(wheel: Path, expectation: Expectation) -> AuditReport:
 
 
 def _origin(expectation: Expectation, actual: str, kind: str) -> AuditCheck:
-    """Whether the wheel that everything is held against, or the audited one itself, is the lock's."""
+    """Check that upstream's wheel, or the audited one if it is upstream's, has the lock's digest."""
     expected = expectation.artifact.sha256
     if actual != expected:
-        whose = "this wheel has no record of ours, and" if kind == "upstream" else "upstream's wheel:"
+        subject = "this wheel has no sparkwright record, and" if kind == "upstream" else "upstream's wheel:"
         return AuditCheck(
-            "upstream-digest", "fail", f"{whose} its SHA-256 is {actual}, the lock's {expected}"
+            "upstream-digest", "fail", f"{subject} its SHA-256 is {actual}, the lock's {expected}"
         )
-    what = (
-        "this is upstream's own wheel, as locked" if kind == "upstream" else "upstream's wheel is the lock's"
-    )
+    what = "this is upstream's wheel, as locked" if kind == "upstream" else "upstream's wheel is the lock's"
     return AuditCheck("upstream-digest", "pass", what)
 
 
 def _all(
     archive: Archive, expectation: Expectation, *, ours: bool
 ) -> tuple[tuple[AuditCheck, ...], _Kernels]:
-    """Every check but the one of upstream's digest, which other threads compute meanwhile."""
+    """Run every check but the one of upstream's digest, which other threads compute meanwhile."""
     floor = expectation.floor or floor_of(expectation.lock.release.requires_python)
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkwright-audit-")))
@@ -232,7 +231,7 @@ def _all(
         except SparkwrightError as error:
             reason = f"upstream's wheel cannot be read: {error}"
             return (AuditCheck("archive-safe", "skipped", reason), *_skipped(reason)), _Kernels()
-        syntax = Syntax(floor, expectation.store)
+        syntax = SyntaxCheck(floor, expectation.store)
         members = _known(archive, expectation, upstream) if ours else frozenset(archive.members)
         check_sizes(archive, members)
         facts, numbers = survey(archive, members, scratch, upstream if ours else None, syntax.known)
@@ -244,7 +243,7 @@ def _all(
         subject = AuditSubject(
             archive, parse_name(archive.path.name), facts, tuple(sorted(set(archive.members) - members)),
             upstream, expectation.changes, expectation.lock, expectation.version, floor, errors, ours=ours,
-            insides=_insides(archive, facts, expectation.native),
+            inspected=_inspected(archive, facts, expectation.native),
             record=expectation.record, compiled=expectation.compiled,
         )  # fmt: skip
         found = (checks.archive_safe(subject), *(_run(name, check, subject) for name, check in CHECKS))
@@ -252,7 +251,7 @@ def _all(
 
 
 def _known(archive: Archive, expectation: Expectation, upstream: StockWheel) -> frozenset[str]:
-    """The members whose names the wheel may have: others are refused unread. All, where there is no merge."""
+    """Return the members with expected names: others are refused unread. Without a merge, return all."""
     if expectation.changes is None:
         return frozenset(archive.members)
     info = parse_name(archive.path.name).dist_info + "/"
@@ -261,7 +260,7 @@ def _known(archive: Archive, expectation: Expectation, upstream: StockWheel) -> 
     return frozenset(names & set(archive.members))
 
 
-def _insides(
+def _inspected(
     archive: Archive, facts: Mapping[str, Facts], native: NativeExpectation | None
 ) -> InspectedBinaries | None:
     if native is None:
@@ -273,17 +272,17 @@ def _insides(
 def _about_kernels(subject: AuditSubject) -> _Kernels:
     members = subject.archive.members
     compiled = subject.ours and f"{subject.info}{RECORD_FOLDER}/{KERNELS}" in members
-    if (insides := subject.insides) is None:
+    if (inspected := subject.inspected) is None:
         return _Kernels(compiled)
     reports = [
         BinaryReport(
-            member, members[member].size, members[member].compressed_size, insides.tally(member),
+            member, members[member].size, members[member].compressed_size, inspected.tally(member),
             one.device.cubins, one.device.ptx,
         )
-        for member, one in insides.found.items()
+        for member, one in inspected.found.items()
     ]  # fmt: skip
     reports.sort(key=lambda report: (-report.size, report.member))
-    return _Kernels(compiled, insides.expectation.arch, tuple(reports))
+    return _Kernels(compiled, inspected.expectation.arch, tuple(reports))
 
 
 def _run(name: str, check: Callable[[AuditSubject], AuditCheck], subject: AuditSubject) -> AuditCheck:

@@ -1,4 +1,4 @@
-"""What a wheel's binaries are, looked into one by one."""
+"""Inspect a wheel's binaries one by one."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from sparkwright.native.inspection import ElfFacts, Inspection, Inspector, Python, Surroundings
     from sparkwright.wheel.archive import Archive
 
-# Part of the keys of what is remembered below: raised when an answer would be another one.
+# Part of the keys of cached results: raised when a result would differ.
 _RULES = 2
 
 
-_THREADS = 2  # each waits for a program of its own, which reads hundreds of MB
+_THREADS = 2  # each waits for its own process, which reads hundreds of MB
 
 
 @dataclass(frozen=True)
 class NativeExpectation:
-    """What binaries are looked into with, and held against.
+    """The inputs that binaries are inspected with and compared with.
 
     Attributes:
         arch: the card that kernels are judged for, such as ``12.1a``.
-        inspector: looks into them.
-        surroundings: libraries that will be there; `None` where torch's are not at hand.
+        inspector: inspects them.
+        surroundings: libraries of the installed environment; `None` without torch's.
     """
 
     arch: str
@@ -43,12 +43,12 @@ class NativeExpectation:
 
 @dataclass(frozen=True)
 class InspectedBinaries:
-    """What the binaries of one wheel are.
+    """The inspected binaries of one wheel.
 
     Attributes:
-        expectation: what they are held against.
-        found: each binary that could be looked into, by member.
-        faults: why others could not be, by member.
+        expectation: the inputs that they are compared with.
+        found: each binary that could be inspected, by member.
+        faults: the reason that others could not be, by member.
     """
 
     expectation: NativeExpectation
@@ -56,11 +56,11 @@ class InspectedBinaries:
     faults: Mapping[str, str] = field(default_factory=dict)
 
     def tally(self, member: str, arch: str = "") -> Tally:
-        """The kernels of *member*, counted for *arch*, by default the card of the audit."""
+        """Return the kernels of *member*, counted for *arch*, by default the card of the audit."""
         return classify(self.found[member].device, arch or self.expectation.arch)
 
     def total(self, arch: str = "") -> Tally:
-        """The kernels of all binaries."""
+        """Return the kernels of all binaries."""
         return sum((self.tally(member, arch) for member in self.found), Tally())
 
 
@@ -88,7 +88,7 @@ class BinaryReport:
 def inspect_binaries(
     archive: Archive, digests: Mapping[str, str], members: Iterable[str], expectation: NativeExpectation
 ) -> InspectedBinaries:
-    """Look into *members* of *archive*, whose SHA-256 are in *digests*; damaged ones are faults."""
+    """Inspect *members* of *archive*, whose SHA-256 are in *digests*; damaged ones are faults."""
     found: dict[str, Inspection] = {}
     faults: dict[str, str] = {}
 
@@ -100,7 +100,7 @@ def inspect_binaries(
 
     names = list(members)
     with ThreadPoolExecutor(_THREADS, "look") as pool:
-        # In copies of this context, so that events of the programs reach who listens here.
+        # In copies of this context, so that events of the programs reach this context's subscribers.
         looks = [(member, pool.submit(copy_context().run, look, member)) for member in names]
         for member, future in looks:
             seen = future.result()
@@ -112,11 +112,11 @@ def inspect_binaries(
 
 
 def inspect_binary(archive: Archive, member: str, sha256: str, inspector: Inspector) -> Inspection:
-    """Look into one *member* of *archive*, unpacking it only if that was never done before.
+    """Inspect one *member* of *archive*; unpack it only if the result is not cached.
 
     Raises:
         ArchiveError: it is damaged.
-        BinaryError: it cannot be looked into.
+        BinaryError: it cannot be inspected.
     """
     with tempfile.TemporaryDirectory(prefix="sparkwright-inspect-") as folder:
 
@@ -133,7 +133,7 @@ def inspect_binary(archive: Archive, member: str, sha256: str, inspector: Inspec
 def resolution_of(
     elf: ElfFacts, sha256: str, surroundings: Surroundings, python: Python, inspector: Inspector
 ) -> Resolution:
-    """Who defines what the binary of digest *sha256* leaves open; see `resolve`."""
+    """Return the libraries that define the undefined symbols of the binary *sha256*; see `resolve`."""
     if not surroundings.key:
         return resolve(elf, surroundings, python=python)
     question = [sha256, "symbols", _RULES, surroundings.key, python, version("abi3info")]

@@ -1,4 +1,4 @@
-"""The checks of an audit, one function each: they look at facts and never at each other."""
+"""The checks of an audit, one function each; no check depends on another."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _MODES = (0o100644, 0o100755)
 
 @dataclass(frozen=True)
 class AuditCheck:
-    """One check and what it found.
+    """One check and its result.
 
     Attributes:
-        name: what was checked.
-        verdict: ``pass``, ``fail``, ``skipped``, or ``unverified`` where there is nothing here to
-            compare a part of the wheel with.
-        detail: what was found, for people.
+        name: name of the check.
+        verdict: ``pass``, ``fail``, ``skipped``, or ``unverified`` where an input to compare a part of
+            the wheel with is missing.
+        detail: description of the result, for people.
     """
 
     name: str
@@ -63,22 +63,22 @@ class AuditCheck:
 
 @dataclass(frozen=True)
 class AuditSubject:
-    """The wheel under audit and what it is held against.
+    """The wheel under audit and the inputs that it is compared with.
 
     Attributes:
         archive: its archive.
         name: the parts of its file name.
-        facts: what each member holds that was read.
-        unknown: the other members, which are neither upstream's nor the merge's nor of our record.
+        facts: the facts of each member that was read.
+        unknown: the other members, which are neither upstream's nor the merge's nor of the record.
         upstream: upstream's wheel.
-        changes: what the merge changed, or `None`.
+        changes: every path that the merge changed, or `None`.
         lock: the lock.
         version: the version that it should have, or `None`.
         floor: the oldest Python that its code has to compile for.
         errors: member and reason of every syntax error at that floor.
-        ours: whether it has a record of ours.
-        insides: what its binaries are; `None` where nobody looked.
-        record: the files of our record as they should be, by name; see `Expectation`.
+        ours: whether it has a sparkwright record.
+        inspected: its inspected binaries; `None` if they were not inspected.
+        record: the expected files of the record, by name; see `Expectation`.
         compiled: the extensions that the store has under the keys that the wheel names, by member.
     """
 
@@ -93,13 +93,13 @@ class AuditSubject:
     floor: str
     errors: Sequence[tuple[str, str]]
     ours: bool
-    insides: InspectedBinaries | None = None
+    inspected: InspectedBinaries | None = None
     record: Mapping[str, Any] | None = None
     compiled: Mapping[str, Extension] = field(default_factory=dict)
 
     @property
     def info(self) -> str:
-        """The metadata folder that the file name asks for, with a slash at the end."""
+        """The metadata folder that the file name implies, with a slash at the end."""
         return self.name.dist_info + "/"
 
     @property
@@ -108,11 +108,11 @@ class AuditSubject:
         return tuple(sorted(name for name, facts in self.facts.items() if facts.binary))
 
     def stated(self, file: str) -> Any:
-        """The JSON *file* of the wheel's record; see `read_json`."""
+        """Return the JSON *file* of the wheel's record; see `read_json`."""
         return read_json(self.archive, f"{self.info}{RECORD_FOLDER}/{file}")
 
     def kernels(self) -> KernelsRecord | None:
-        """Our record of its kernels; `None` for a wheel with upstream's kernels only.
+        """Return its record of kernels; `None` for a wheel with upstream's kernels only.
 
         Raises:
             WheelError: the record is malformed.
@@ -123,31 +123,31 @@ class AuditSubject:
 
 
 def is_ours(archive: Archive, name: WheelName) -> bool:
-    """Whether the wheel claims to be put together by us."""
+    """Tell if the wheel has a sparkwright record."""
     return any(member.startswith(f"{name.dist_info}/{RECORD_FOLDER}/") for member in archive.members)
 
 
 def judge(name: str, faults: Sequence[str], passed: str, unverified: Sequence[str] = ()) -> AuditCheck:
-    """The check *name*, failed by *faults* or left open by what is *unverified*, else *passed*.
+    """Return the check *name*: failed by *faults*, left open by *unverified* parts, or *passed*.
 
-    Of either the first few are told.
+    The detail lists the first few of either.
     """
-    told = faults or unverified
-    if not told:
+    shown = faults or unverified
+    if not shown:
         return AuditCheck(name, "pass", passed)
-    more = f", and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-    return AuditCheck(name, "fail" if faults else "unverified", "; ".join(told[:_SHOWN]) + more)
+    more = f", and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return AuditCheck(name, "fail" if faults else "unverified", "; ".join(shown[:_SHOWN]) + more)
 
 
 def _skipped(subject: AuditSubject, name: str) -> AuditCheck:
-    """The check *name*, which cannot be made of such a wheel, or without a merge."""
+    """Return the check *name* as skipped: the wheel is upstream's, or there is no merge."""
     if not subject.ours:
-        return AuditCheck(name, "skipped", "this is upstream's own wheel")
-    return AuditCheck(name, "skipped", "no merge was given to hold it against")
+        return AuditCheck(name, "skipped", "this is upstream's wheel")
+    return AuditCheck(name, "skipped", "no merge was given to compare it with")
 
 
 def archive_safe(subject: AuditSubject) -> AuditCheck:
-    """Every member's data is whole; names and structure were checked when the archive was opened."""
+    """Check that every member's data is whole; `open_archive` checked names and structure."""
     faults = [f"{name}: {one.damage}" for name, one in subject.facts.items() if one.damage]
     if subject.ours:
         faults += [f"{name} is a folder's entry" for name in subject.archive.folders]
@@ -155,7 +155,7 @@ def archive_safe(subject: AuditSubject) -> AuditCheck:
 
 
 def record_complete(subject: AuditSubject) -> AuditCheck:
-    """RECORD lists every member, and only those, with their true digests and sizes (PEP 427)."""
+    """Check that RECORD lists exactly the members, with their digests and sizes (PEP 427)."""
     record = subject.info + "RECORD"
     listed = parse_record(subject.archive.read(record))
     present = set(subject.archive.members)
@@ -174,13 +174,13 @@ def record_complete(subject: AuditSubject) -> AuditCheck:
 
 
 def tags(subject: AuditSubject) -> AuditCheck:
-    """File name, WHEEL and the binaries agree about what the wheel runs on (PEP 425)."""
+    """Check that file name, WHEEL and the binaries agree about the platform (PEP 425)."""
     wheel = subject.archive.read(subject.info + "WHEEL")
     stated, machine = sorted(header(wheel, "Tag")), subject.name.machine
     generic = [f"{subject.name.python}-{subject.name.abi}-linux_{machine}"]
     faults = []
     if stated != sorted(subject.name.tags) and (subject.ours or stated != generic):
-        faults.append(f"WHEEL says {', '.join(stated)}, the file name {', '.join(subject.name.tags)}")
+        faults.append(f"WHEEL has {', '.join(stated)}, the file name {', '.join(subject.name.tags)}")
     if header(wheel, "Root-Is-Purelib") != ["false"]:
         faults.append("Root-Is-Purelib is not false")
     if subject.name.build:
@@ -197,7 +197,7 @@ def tags(subject: AuditSubject) -> AuditCheck:
 
 
 def versions_agree(subject: AuditSubject) -> AuditCheck:
-    """File name, metadata folder, METADATA, ``_version.py`` and our record state one version."""
+    """Check that file name, metadata folder, METADATA, ``_version.py`` and the record state one version."""
     version = subject.name.version
     text, numbers = stated_version(subject.archive.read(VERSION_FILE))
     stated: dict[str, object] = {
@@ -207,7 +207,7 @@ def versions_agree(subject: AuditSubject) -> AuditCheck:
     if subject.ours:
         point = subject.stated(POINT)
         stated[POINT] = point.get("version") if isinstance(point, dict) else None
-    faults = [f"{where} says {found}" for where, found in stated.items() if found != version]
+    faults = [f"{where} has {found}" for where, found in stated.items() if found != version]
     folders = {name.split("/")[0] for name in subject.archive.members if ".dist-info/" in name}
     faults += [f"there is a folder {folder}" for folder in sorted(folders - {subject.name.dist_info})]
     try:
@@ -220,12 +220,12 @@ def versions_agree(subject: AuditSubject) -> AuditCheck:
     if subject.version not in {None, version}:
         faults.append(f"{subject.version} was expected")
     if faults:
-        faults.insert(0, f"the file name says {version}")
+        faults.insert(0, f"the file name has {version}")
     return judge("versions-agree", faults, version)
 
 
 def members_differ_exactly(subject: AuditSubject) -> AuditCheck:
-    """The members that differ from upstream's are those that the merge changed, with its very bytes."""
+    """Check that exactly the members that the merge changed differ from upstream's, with its bytes."""
     name = "members-differ-exactly"
     if subject.changes is None or not subject.ours:
         return _skipped(subject, name)
@@ -257,7 +257,7 @@ def members_differ_exactly(subject: AuditSubject) -> AuditCheck:
 
 
 def _expected(subject: AuditSubject) -> dict[str, str]:
-    """Member to SHA-256 of all that the wheel should hold, but for RECORD and our record."""
+    """Return the expected SHA-256 by member, but for RECORD and the sparkwright record."""
     upstream, version = subject.upstream, subject.name.version
     changed = delta(upstream, subject.changes or {})
     contents = {**changed.replaced, **changed.added}
@@ -282,7 +282,7 @@ def _expected(subject: AuditSubject) -> dict[str, str]:
 
 
 def _expected_tags(subject: AuditSubject) -> tuple[str, ...]:
-    """Upstream's tags; with binaries of our own, for the platform that these need."""
+    """Return upstream's tags; with natively built binaries, for the platform that these need."""
     upstream, platform = subject.upstream.name, subject.name.platform
     if subject.kernels() is None or upstream.machine != subject.name.machine:
         return upstream.tags
@@ -290,34 +290,34 @@ def _expected_tags(subject: AuditSubject) -> tuple[str, ...]:
 
 
 def renamed(upstream: StockWheel, info: str, member: str) -> str:
-    """The name that *upstream*'s *member* has in a wheel with the metadata folder *info*."""
+    """Return the name of *upstream*'s *member* in a wheel with the metadata folder *info*."""
     old = upstream.info
     return info + member.removeprefix(old) if member.startswith(old) else member
 
 
 def record_members(subject: AuditSubject) -> frozenset[str]:
-    """The members that our record may consist of."""
+    """Return the members that the sparkwright record may consist of."""
     files = RECORD_FILES if subject.record is None else {*subject.record, PROVIDERS}
     return frozenset(f"{subject.info}{RECORD_FOLDER}/{file}" for file in files)
 
 
 def python_compiles(subject: AuditSubject) -> AuditCheck:
-    """The oldest Python that the release supports could compile every Python file."""
+    """Check that the oldest supported Python can compile every Python file."""
     faults = [f"{member}, {reason}" for member, reason in sorted(subject.errors)]
     count = sum(name.endswith(".py") for name in subject.facts)
     return judge("python-compiles", faults, f"{count} files, as Python {subject.floor} reads them")
 
 
 def no_conflict_markers(subject: AuditSubject) -> AuditCheck:
-    """No file holds a conflict that a merge left behind."""
+    """Check that no file holds conflict markers of a merge."""
     faults = [f"{name} holds a conflict" for name, one in sorted(subject.facts.items()) if one.conflict]
     return judge("no-conflict-markers", faults, "none in any file that is not a binary")
 
 
 def binaries_identical(subject: AuditSubject) -> AuditCheck:
-    """Each binary is the one that its provider gave, and each names its provider.
+    """Check that each binary has a provider and equals the file of that provider.
 
-    That of a compiled one is the store; what this has nothing of is not verified.
+    The provider of a compiled one is the store; a binary that the store lacks is not verified.
     """
     name = "binaries-identical"
     if not subject.ours:
@@ -365,14 +365,12 @@ def _compiled_faults(subject: AuditSubject, entry: Mapping[str, Any]) -> list[st
 
 
 def _record_faults(subject: AuditSubject, provided: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where the record of providers and that of kernels tell different stories."""
+    """List the contradictions of the record of providers and that of kernels."""
     record = subject.kernels()
     compiled = {one.member: one.key for one in record.binaries if one.kernels == "compiled"} if record else {}
     upstream = {one.member for one in record.binaries if one.kernels == "upstream"} if record else set()
     ours = {entry["member"]: entry["from"] for entry in provided if entry["provider"] != UPSTREAM}
-    faults = [
-        f"{KERNELS} does not say how {member} was compiled" for member in sorted(set(ours) - set(compiled))
-    ]
+    faults = [f"{KERNELS} does not list {member} as compiled" for member in sorted(set(ours) - set(compiled))]
     faults += [
         f"{KERNELS} has {member} compiled, its provider not" for member in sorted(set(compiled) - set(ours))
     ]
@@ -388,7 +386,7 @@ def _record_faults(subject: AuditSubject, provided: Sequence[Mapping[str, Any]])
 
 
 def _provided(subject: AuditSubject) -> list[dict[str, Any]]:
-    """The entries of our record of binaries, once each has what an entry needs."""
+    """Return the entries of the record of providers; refuse a malformed one."""
     shape = {"member": str, "sha256": str, "size": int, "provider": str, "from": str}
     entries = subject.stated(PROVIDERS)
     if not isinstance(entries, list) or not all(
@@ -399,7 +397,7 @@ def _provided(subject: AuditSubject) -> list[dict[str, Any]]:
 
 
 def native_inputs_unchanged(subject: AuditSubject) -> AuditCheck:
-    """Upstream's binaries are used only while the merge left alone what they are compiled from."""
+    """Check that upstream's binaries are used only where the merge left their sources unchanged."""
     name = "native-inputs-unchanged"
     if subject.changes is None or not subject.ours:
         return _skipped(subject, name)
@@ -416,7 +414,7 @@ def native_inputs_unchanged(subject: AuditSubject) -> AuditCheck:
 
 
 def torch_pinned(subject: AuditSubject) -> AuditCheck:
-    """METADATA asks for exactly the torch that the binaries were built against."""
+    """Check that METADATA requires exactly the torch that the binaries were built against."""
     expected = f"torch=={subject.lock.release.torch}"
     metadata = subject.archive.read(subject.info + "METADATA")
     try:
@@ -429,5 +427,5 @@ def torch_pinned(subject: AuditSubject) -> AuditCheck:
         if one.name == "torch" and not (one.marker and "extra" in str(one.marker))
     ]
     return judge(
-        "torch-pinned", [] if torch == [expected] else [f"it asks for {torch}, not {expected}"], expected
+        "torch-pinned", [] if torch == [expected] else [f"it requires {torch}, not {expected}"], expected
     )

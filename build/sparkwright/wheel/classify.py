@@ -1,4 +1,4 @@
-"""What a changed path of upstream's repository means for a wheel made from upstream's own.
+"""The effect of a changed path of upstream's repository on a wheel made from upstream's.
 
 The rules are upstream's build: ``setup.py`` reads ``requirements/cuda.txt`` and what that
 includes for the wheel's metadata, loads ``tools/build_rust.py`` for its Rust parts, and
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Kind = Literal["native", "metadata", "shipped", "not-shipped"]
-"""What a path decides: compiled code, METADATA, the wheel's own files, or nothing in the wheel."""
+"""The part of the wheel that a path decides: compiled code, METADATA, other files, or nothing."""
 
 # The first pattern that matches the whole path decides.
 _TABLE: tuple[tuple[str, Kind], ...] = (
@@ -41,23 +41,23 @@ _COMPILED = tuple((re.compile(pattern), kind) for pattern, kind in _TABLE)
 
 
 def classify(path: str) -> Kind:
-    """What *path*, relative to the repository's root, decides."""
+    """Return the kind of *path*, relative to the repository's root."""
     return next(kind for pattern, kind in _COMPILED if pattern.fullmatch(path))
 
 
 def of_kind(paths: Iterable[str], kind: Kind) -> tuple[str, ...]:
-    """Those of *paths* that are of that *kind*, sorted."""
+    """Return those of *paths* that are of that *kind*, sorted."""
     return tuple(sorted(path for path in paths if classify(path) == kind))
 
 
-# What a binary's code comes from, among the native inputs. The first pattern that matches the member
-# decides. Besides these, all depend on how things are built: CMake's files, setup.py, requirements.
+# The sources of a binary's code, among the native inputs. The first pattern that matches the member
+# decides. Besides these, every binary depends on the build files: CMake's files, setup.py, requirements.
 _SOURCES: tuple[tuple[str, str], ...] = (
     (
         r"vllm/(vllm-rs|_rust_tool_parser\..*)",
         r"rust/.*|build_rust\.sh|tools/build_rust\.py|rust-toolchain.*",
     ),
-    # Whole dependencies with sources of their own.
+    # Whole dependencies with separate sources.
     (r"vllm/(vllm_flash_attn|third_party/deep_gemm)/.*|vllm/_flashmla_.*", r"(?!)"),
     (r"vllm/_qutlass_C\..*", r"csrc/qutlass.*"),
     (r".*", r"csrc/.*"),
@@ -65,10 +65,10 @@ _SOURCES: tuple[tuple[str, str], ...] = (
 
 
 def compiled_from(member: str, paths: Iterable[str]) -> tuple[str, ...]:
-    """Those of *paths*, native inputs, whose code goes into the binary *member*; sorted.
+    """Return those of *paths*, native inputs, whose code goes into the binary *member*; sorted.
 
-    What only says how things are built, such as ``CMakeLists.txt``, is in no answer: a binary that
-    was built in another way still does the same.
+    Build files such as ``CMakeLists.txt`` never count: a binary that was built in another way still does
+    the same.
     """
     sources = next(sources for pattern, sources in _SOURCES if re.fullmatch(pattern, member))
     return tuple(sorted(path for path in paths if re.fullmatch(sources, path)))

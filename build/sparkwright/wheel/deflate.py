@@ -1,7 +1,7 @@
-"""Deflating a binary once, so that every wheel that it goes into takes the result as it is.
+"""Deflate a binary once, for every wheel that holds it.
 
 Two zlib libraries deflate the same bytes differently. So the deflated bytes are an input of a wheel,
-kept beside the binary, and nothing that the assembler makes: the same plan still gives the same bytes
+kept beside the binary, and are not made by the assembler: the same plan still gives the same bytes
 everywhere.
 """
 
@@ -21,7 +21,7 @@ _LEVEL = 6
 
 
 def deflate(source: Path, target: Path) -> None:
-    """Write the content of *source* to *target* as a raw deflate stream (RFC 1951); 20 MB/s or so."""
+    """Write the content of *source* to *target* as a raw deflate stream (RFC 1951), at about 20 MB/s."""
     deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     with source.open("rb") as reading, target.open("wb") as writing:
         while chunk := reading.read(CHUNK):
@@ -30,7 +30,7 @@ def deflate(source: Path, target: Path) -> None:
 
 
 def deflated_in(store: Store, sha256: str) -> Path:
-    """The file of *store* with that digest as a raw deflate stream, also in the store; made once."""
+    """Return the path in *store* of the file with that digest as a raw deflate stream, made once."""
     key = digest_of([_LEVEL, sha256])
     record = store.find_record("deflated", key) or {}
     if found := store.find_intact(str(record.get("sha256", ""))):
@@ -45,7 +45,7 @@ def deflated_in(store: Store, sha256: str) -> Path:
 
 
 def holds(deflated: bytes, content: bytes) -> bool:
-    """Whether the raw deflate stream *deflated* is *content*, whole and nothing else."""
+    """Tell if the raw deflate stream *deflated* inflates to exactly *content*."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         inflated = inflater.decompress(deflated, len(content) + 1)

@@ -1,4 +1,4 @@
-"""What the merge changed, in terms of the members of upstream's wheel."""
+"""Changes of the merge, as changes of the members of upstream's wheel."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class WheelDelta:
 
 
 def delta(upstream: StockWheel, changes: Mapping[str, bytes | None]) -> WheelDelta:
-    """What *changes* mean for the members of *upstream*'s wheel.
+    """Return *changes* as changes of the members of *upstream*'s wheel.
 
-    A path whose new content is what the wheel holds already changes nothing.
+    A path whose new content equals the member's changes nothing.
 
     Raises:
-        WheelError: a change cannot be shipped, and would be lost in silence.
+        WheelError: a change cannot be shipped, and would be lost silently.
     """
     if metadata := of_kind(changes, "metadata"):
         raise WheelError(
@@ -68,13 +68,13 @@ def delta(upstream: StockWheel, changes: Mapping[str, bytes | None]) -> WheelDel
 
 
 def _check_added(upstream: StockWheel, added: tuple[str, ...]) -> None:
-    """Refuse new files of which upstream's ``package_data`` gives no sign that it would ship them."""
+    """Refuse new files that upstream's ``package_data`` does not seem to include."""
     if unsafe := [fault for name in added if (fault := name_fault(name))]:
         raise WheelError("new files cannot be shipped", because=unsafe[0])
     others = [name for name in added if not name.endswith(".py")]
     folders = {name.rpartition("/")[0] + "/" for name in others}
-    shipped = {_kin(name) for name in upstream.archive.members if name.startswith(tuple(folders))}
-    if unsure := [name for name in others if _kin(name) not in shipped]:
+    shipped = {_data_pattern(name) for name in upstream.archive.members if name.startswith(tuple(folders))}
+    if unsure := [name for name in others if _data_pattern(name) not in shipped]:
         raise WheelError(
             "new files cannot be shipped",
             because=f"upstream's wheel holds nothing of their kind beside {', '.join(unsure)}",
@@ -82,7 +82,7 @@ def _check_added(upstream: StockWheel, added: tuple[str, ...]) -> None:
         )
 
 
-def _kin(name: str) -> tuple[str, str]:
-    """The folder and the suffix of *name*: what ``package_data`` patterns go by."""
+def _data_pattern(name: str) -> tuple[str, str]:
+    """Return the folder and the suffix of *name*, which ``package_data`` patterns match."""
     path = PurePosixPath(name)
     return str(path.parent), path.suffix

@@ -1,4 +1,4 @@
-"""The first bytes of an ELF file: for which machine it was made (System V ABI, chapter 4)."""
+"""The machine of an ELF file, read from its first bytes (System V ABI, chapter 4)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _MACHINES = {62: "x86_64", 183: "aarch64"}
 
 
 def is_elf(beginning: bytes) -> bool:
-    """Whether a file that starts so is an ELF file."""
+    """Tell if a file with this *beginning* is an ELF file."""
     return beginning.startswith(ELF_MAGIC)
 
 
 def machine_of(beginning: bytes) -> str:
-    """The machine that an ELF file is for, by its first 20 bytes.
+    """Return the machine that an ELF file is for, by its first 20 bytes.
 
     Returns:
         ``aarch64``, ``x86_64``, ``unknown (N)`` for another ``e_machine``, or ``damaged``.

@@ -1,4 +1,4 @@
-"""What a wheel says of its kernels: ``sparkwright/kernels.json`` in its metadata folder."""
+"""A wheel's record of its kernels: ``sparkwright/kernels.json`` in its metadata folder."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class BinaryKernels(Model, frozen=True):
 
     Attributes:
         member: its name in the wheel.
-        kernels: ``compiled`` for one of our own, ``upstream`` for one out of upstream's wheel.
+        kernels: ``compiled`` for a natively built one, ``upstream`` for one out of upstream's wheel.
         key: the native key of a compiled one.
-        asked: how many of its units ask for which device code: ``sm_121a``, ``compute_89``.
-        because: why upstream's is used although native inputs may have changed.
+        asked: number of its units that are compiled for each device code: ``sm_121a``, ``compute_89``.
+        because: the reason to use upstream's although native inputs may have changed.
     """
 
     member: str
@@ -42,12 +42,12 @@ class BinaryKernels(Model, frozen=True):
 
 
 class LeftOut(Model, frozen=True):
-    """A binary of upstream's wheel that ours does without.
+    """A binary of upstream's wheel that the new wheel leaves out.
 
     Attributes:
         member: its name in upstream's wheel.
-        because: why nothing is lost.
-        evidence: why the Python in the wheel copes, one line for each place.
+        because: the reason to leave it out.
+        evidence: the reasons that the wheel's Python works without it, one line for each place.
     """
 
     member: str
@@ -60,7 +60,7 @@ class KernelsRecord(Model, frozen=True):
 
     Attributes:
         format: version of the file's format.
-        arch: the card that was compiled for, as ``TORCH_CUDA_ARCH_LIST`` writes it.
+        arch: the target card, as ``TORCH_CUDA_ARCH_LIST`` writes it.
         machine: machine of the host code.
         toolchain: key of the toolchain.
         binaries: every binary of the wheel, sorted.
@@ -76,12 +76,12 @@ class KernelsRecord(Model, frozen=True):
 
     @property
     def compiled(self) -> dict[str, BinaryKernels]:
-        """The binaries of our own, by member."""
+        """The natively built binaries, by member."""
         return {one.member: one for one in self.binaries if one.kernels == "compiled"}
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why upstream's are used, by member."""
+        """The reasons to use upstream's binaries, by member."""
         return {one.member: one.because for one in self.binaries if one.kernels == "upstream"}
 
 
@@ -93,14 +93,14 @@ def kernels_record(
     upstream: Mapping[str, str],
     left_out: Sequence[LeftOut] = (),
 ) -> dict[str, Any]:
-    """``kernels.json`` as a JSON value, for `AssemblyPlan.record` under the name `KERNELS`.
+    """Return ``kernels.json`` as a JSON value, for `AssemblyPlan.record` under the name `KERNELS`.
 
     Args:
-        target: what was compiled for.
+        target: the machine and card of the build.
         toolchain: key of the toolchain.
         compiled: the extensions compiled here, by member.
-        upstream: why each other binary is upstream's, by member.
-        left_out: what `plan_slim` leaves out.
+        upstream: the reason that each other binary is upstream's, by member.
+        left_out: the binaries that `plan_slim` leaves out.
     """
     ours = [
         BinaryKernels(member=member, kernels="compiled", key=one.key, asked=dict(sorted(one.arches.items())))
@@ -123,7 +123,7 @@ def kernels_record(
 
 
 def read_kernels_record(value: Any) -> KernelsRecord:
-    """The record in the JSON *value*.
+    """Return the record in the JSON *value*.
 
     Raises:
         WheelError: it is malformed, of a newer format, or names a member twice.
@@ -141,11 +141,11 @@ def read_kernels_record(value: Any) -> KernelsRecord:
 
 
 def read_json(archive: Archive, member: str) -> Any:
-    """The JSON value in *member* of *archive*.
+    """Return the JSON value in *member* of *archive*.
 
     Raises:
-        ArchiveError: it is damaged, or larger than what is read at once.
-        WheelError: it is not JSON, or nested more deeply than Python reads.
+        ArchiveError: it is damaged, or larger than `MOST_TEXT`.
+        WheelError: it is not JSON, or nested too deeply for Python.
     """
     try:
         return json.loads(archive.read(member))
@@ -154,10 +154,10 @@ def read_json(archive: Archive, member: str) -> Any:
 
 
 def kernels_of(wheel: Path) -> KernelsRecord | None:
-    """What the wheel at that path says of its kernels; `None` for one with upstream's only.
+    """Return the record of kernels of the wheel at that path; `None` for one with upstream's only.
 
     Raises:
-        ArchiveError: it is no archive that we would look into.
+        ArchiveError: it is damaged or an unsafe archive; see `open_archive`.
         WheelError: its record is malformed, or no JSON.
     """
     with open_archive(wheel) as archive:

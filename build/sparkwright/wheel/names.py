@@ -16,12 +16,12 @@ _DIGEST_DIGITS = 8
 
 @dataclass(frozen=True)
 class WheelName:
-    """The parts of a wheel's file name, escaped as they stand there.
+    """The parts of a wheel's file name, escaped as in the name.
 
     Attributes:
         distribution: the project, such as ``vllm``.
         version: its version.
-        build: the build tag, mostly empty.
+        build: the build tag, usually empty.
         python: the Python tag, such as ``cp38``.
         abi: the ABI tag, such as ``abi3``.
         platform: the platform tag, such as ``manylinux_2_28_aarch64``.
@@ -58,7 +58,7 @@ class WheelName:
         return found.group(1) if found else ""
 
     def with_version(self, version: str) -> WheelName:
-        """The same with another *version*.
+        """Return this name with another *version*.
 
         Raises:
             WheelError: it is not a PEP 440 version in its normal form.
@@ -75,7 +75,7 @@ class WheelName:
         return replace(self, version=version)
 
     def with_platform(self, platform: str) -> WheelName:
-        """The same for another *platform* tag, such as ``manylinux_2_34_aarch64``.
+        """Return this name with another *platform* tag, such as ``manylinux_2_34_aarch64``.
 
         Raises:
             WheelError: it is not one tag, or names another machine.
@@ -89,7 +89,7 @@ class WheelName:
 
 
 def parse_name(filename: str) -> WheelName:
-    """The parts of a wheel's *filename*.
+    """Return the parts of a wheel's *filename*.
 
     Raises:
         WheelError: it is not a wheel's name.
@@ -103,19 +103,19 @@ def parse_name(filename: str) -> WheelName:
 
 
 def local_version(release: str, patchset: str, digest: str, *, revision: int = 0, card: str = "") -> str:
-    """The PEP 440 version of our build: ``0.24.0+spark.12.1a2b3c4d``, ``0.24.0+spark.sm100a.12.5e6f7a8b``.
+    """Return a build's PEP 440 version: ``0.24.0+spark.12.1a2b3c4d``, ``0.24.0+spark.sm100a.12.5e6f7a8b``.
 
     PEP 440 compares local versions part by part, numbers as numbers and above words. So a higher revision
     is newer whatever the digests are, a build of any is newer than one of a tool that did not count them
     (``+spark.1a2b3c4d``), and a wheel for another card is never preferred to one for the usual card.
 
     Args:
-        release: upstream's version; it may not have a local part already.
-        patchset: the patchset's name; what a local version cannot hold becomes a dot.
+        release: upstream's version, without a local part.
+        patchset: the patchset's name; characters that a local version cannot hold become a dot.
         digest: the point's digest in hex, of which eight digits are taken. PEP 440 reads an
-            all-decimal part as a number, so leading zeros of such a part fall away.
+            all-decimal part as a number, so leading zeros of such a part are dropped.
         revision: the patchset's; 0 for a working state.
-        card: what kernels are compiled for, such as ``sm100a``; empty for the usual card.
+        card: the architecture of the kernels, such as ``sm100a``; empty for the usual card.
 
     Raises:
         WheelError: no version can be made of these.

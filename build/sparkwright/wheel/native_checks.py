@@ -1,4 +1,4 @@
-"""The checks of an audit that look into the wheel's binaries, one function each."""
+"""The checks of an audit on the wheel's binaries, one function each."""
 
 from __future__ import annotations
 
@@ -30,39 +30,40 @@ if TYPE_CHECKING:
 _ORIGIN = "$ORIGIN"
 
 
-def binaries_machine(subject: AuditSubject, insides: InspectedBinaries) -> AuditCheck:
-    """Every binary is a whole ELF file for the machine of the wheel's tag."""
+def binaries_machine(subject: AuditSubject, inspected: InspectedBinaries) -> AuditCheck:
+    """Check that every binary is a whole ELF file for the machine of the wheel's tag."""
     machine = subject.name.machine
-    faults = [f"{member}: {because}" for member, because in sorted(insides.faults.items())]
+    faults = [f"{member}: {because}" for member, because in sorted(inspected.faults.items())]
     faults += [
         f"{member} is made for {one.elf.machine}"
-        for member, one in sorted(insides.found.items())
+        for member, one in sorted(inspected.found.items())
         if one.elf.machine != machine
     ]
-    return judge("binaries-machine", faults, f"{len(insides.found)} binaries for {machine}")
+    return judge("binaries-machine", faults, f"{len(inspected.found)} binaries for {machine}")
 
 
-def kernels_native(subject: AuditSubject, insides: InspectedBinaries) -> AuditCheck:
-    """Each binary compiled here holds exactly the device code that its units asked for.
+def kernels_native(subject: AuditSubject, inspected: InspectedBinaries) -> AuditCheck:
+    """Check that each compiled binary holds exactly the device code that its units were compiled for.
 
-    Compiled for the lock's architecture, it also holds what the lock's table says, and every kernel
-    is native but for those that the table gives a reason for.
+    Compiled for the lock's architecture, it also has to match the lock's table, and every kernel has to be
+    native but for those that the table gives a reason for.
     """
     name = "kernels-native"
     record = subject.kernels()
     if record is None:
-        shares = _shares(insides.total())
+        shares = _shares(inspected.total())
         return AuditCheck(name, "pass", f"none of the binaries was compiled here; kernels: {shares}")
     faults: list[str] = []
     for member, one in sorted(record.compiled.items()):
-        if (inspection := insides.found.get(member)) is None:
-            faults.append(f"{member} could not be looked into")
+        if (inspection := inspected.found.get(member)) is None:
+            faults.append(f"{member} could not be inspected")
             continue
         faults += _count_faults(one, inspection)
         if (native := subject.lock.native) is not None and native.arch == record.arch:
             faults += _table_faults(member, inspection, native.binaries.get(member), record.arch)
     compiled = sum(
-        (insides.tally(member, record.arch) for member in record.compiled if member in insides.found), Tally()
+        (inspected.tally(member, record.arch) for member in record.compiled if member in inspected.found),
+        Tally(),
     )
     detail = f"{len(record.compiled)} binaries compiled for {record.arch}: {_shares(compiled)}"
     return judge(name, faults, detail)
@@ -71,7 +72,7 @@ def kernels_native(subject: AuditSubject, insides: InspectedBinaries) -> AuditCh
 def _count_faults(one: BinaryKernels, inspection: Inspection) -> list[str]:
     held, asked = {**inspection.device.cubins, **inspection.device.ptx}, one.asked
     return [
-        f"{one.member} holds {held.get(arch, 0)} images for {arch}, its units asked for {asked.get(arch, 0)}"
+        f"{one.member} holds {held.get(arch, 0)} images for {arch}, compiled were {asked.get(arch, 0)}"
         for arch in sorted(set(held) | set(asked))
         if held.get(arch, 0) != asked.get(arch, 0)
     ]
@@ -82,7 +83,7 @@ def _table_faults(member: str, inspection: Inspection, locked: Binary | None, ar
         return [f"the lock's table of binaries does not have {member}"]
     device = inspection.device
     faults = [
-        f"{member} holds {what} {dict(held)}, the lock's table says {dict(stated)}"
+        f"{member} holds {what} {dict(held)}, the lock's table has {dict(stated)}"
         for what, held, stated in (("cubins", device.cubins, locked.cubins), ("PTX", device.ptx, locked.ptx))
         if held != stated
     ]
@@ -103,25 +104,25 @@ def _shares(tally: Tally) -> str:
     return f"{', '.join(parts)}, of {tally.total}"
 
 
-def symbols_resolve(subject: AuditSubject, insides: InspectedBinaries) -> AuditCheck:
-    """Every symbol that a binary leaves open is defined by what will be loaded with it."""
+def symbols_resolve(subject: AuditSubject, inspected: InspectedBinaries) -> AuditCheck:
+    """Check that every undefined symbol of a binary is defined by a library that is loaded with it."""
     name = "symbols-resolve"
-    surroundings, inspector = insides.expectation.surroundings, insides.expectation.inspector
+    surroundings, inspector = inspected.expectation.surroundings, inspected.expectation.inspector
     if surroundings is None:
-        return AuditCheck(name, "skipped", "torch's libraries are not at hand")
+        return AuditCheck(name, "skipped", "torch's libraries are not available")
     faults: list[str] = []
     newest = (3, 2)
     count = 0
-    for member, one in sorted(insides.found.items()):
+    for member, one in sorted(inspected.found.items()):
         found = resolution_of(
             one.elf, subject.facts[member].sha256, surroundings, _loaded_by(member), inspector
         )
-        faults += [f"{member}: nobody defines {symbol}" for symbol in found.unresolved]
+        faults += [f"{member}: {symbol} is undefined" for symbol in found.unresolved]
         newest = max(newest, found.stable_abi or newest)
         count += len(one.elf.undefined)
     files = len(surroundings.libraries)
     detail = (
-        f"{count} symbols: by name in {files} libraries at hand, by version in the system's, by prefix in "
+        f"{count} symbols: by name in {files} unpacked libraries, by version in the system's, by prefix in "
         f"the driver and {len(surroundings.link_only)} others; stable ABI of Python {newest[0]}.{newest[1]}"
     )
     return judge(name, faults, detail)
@@ -133,47 +134,47 @@ def _loaded_by(member: str) -> Python:
     return "one-version" if re.search(r"\.cpython-\d+-[\w-]+\.so$", member) else "none"
 
 
-def needed_libraries(subject: AuditSubject, insides: InspectedBinaries) -> AuditCheck:
-    """Every library that a binary needs comes with what the wheel depends on, and no path leads elsewhere."""
+def needed_libraries(subject: AuditSubject, inspected: InspectedBinaries) -> AuditCheck:
+    """Check that the wheel's dependencies bring every needed library, and that run paths stay inside."""
     del subject
     name = "needed-libraries"
-    surroundings = insides.expectation.surroundings
+    surroundings = inspected.expectation.surroundings
     faults = [
-        f"{member} looks for libraries in {folder or 'the current folder'}"
-        for member, one in sorted(insides.found.items())
+        f"{member} has the run path {folder or 'of the current folder'}"
+        for member, one in sorted(inspected.found.items())
         for folder in one.elf.run_paths
         if folder != _ORIGIN and not folder.startswith(_ORIGIN + "/")
     ]
     if surroundings is not None:
         faults += [
-            f"{member} needs {soname}, which nothing brings"
-            for member, one in sorted(insides.found.items())
+            f"{member} needs {soname}, which no dependency brings"
+            for member, one in sorted(inspected.found.items())
             for soname in unprovided(one.elf, surroundings)
         ]
     elif not faults:
-        return AuditCheck(name, "skipped", "torch's libraries are not at hand; no path leads elsewhere")
-    needed = {soname for one in insides.found.values() for soname in one.elf.needed}
+        return AuditCheck(name, "skipped", "torch's libraries are not available; no run path leads outside")
+    needed = {soname for one in inspected.found.values() for soname in one.elf.needed}
     return judge(name, faults, f"{len(needed)} libraries, all brought by torch, the driver or the system")
 
 
-def glibc_floor(subject: AuditSubject, insides: InspectedBinaries) -> AuditCheck:
-    """The wheel's platform tag promises all that its binaries ask of the system, and no more."""
+def glibc_floor(subject: AuditSubject, inspected: InspectedBinaries) -> AuditCheck:
+    """Check that the wheel's platform tag is the oldest that has all symbol versions of its binaries."""
     platform = subject.name.platform
     faults = [
         f"{member} needs {', '.join(beyond)}, more than {platform} has"
-        for member, one in sorted(insides.found.items())
+        for member, one in sorted(inspected.found.items())
         if (beyond := over_platform(platform, one.elf.versions))
     ]
     if subject.ours and not faults:
         begin = subject.upstream.name.platform
-        honest = honest_platform(begin, [one.elf.versions for one in insides.found.values()])
+        honest = honest_platform(begin, [one.elf.versions for one in inspected.found.values()])
         if honest != platform:
-            faults.append(f"the tag says {platform}, and {honest} would do")
-    return judge("glibc-floor", faults, f"all that is asked of the system is in {platform}")
+            faults.append(f"the tag is {platform}, and {honest} is enough")
+    return judge("glibc-floor", faults, f"{platform} has every required symbol version")
 
 
-def left_out_unused(subject: AuditSubject, insides: InspectedBinaries) -> AuditCheck:
-    """What was left out of upstream's wheel has no kernel for the card, and the lock lists it as unneeded."""
+def left_out_unused(subject: AuditSubject, inspected: InspectedBinaries) -> AuditCheck:
+    """Check that each left-out binary has no kernel for the card, and that the lock lists it as unneeded."""
     name = "left-out-unused"
     record = subject.kernels()
     if record is None or not record.left_out:
@@ -182,7 +183,7 @@ def left_out_unused(subject: AuditSubject, insides: InspectedBinaries) -> AuditC
     faults = [
         f"{one.member} {because}"
         for one in record.left_out
-        for because in _left_out_faults(subject, insides, one, record.arch, python)
+        for because in _left_out_faults(subject, inspected, one, record.arch, python)
     ]
     saved = sum(
         subject.upstream.archive.members[one.member].compressed_size
@@ -195,14 +196,14 @@ def left_out_unused(subject: AuditSubject, insides: InspectedBinaries) -> AuditC
 
 def _left_out_faults(
     subject: AuditSubject,
-    insides: InspectedBinaries,
+    inspected: InspectedBinaries,
     one: LeftOut,
     arch: str,
     python: Mapping[str, bytes],
 ) -> Iterator[str]:
-    upstream, inspector = subject.upstream, insides.expectation.inspector
+    upstream, inspector = subject.upstream, inspected.expectation.inspector
     if one.member in subject.archive.members:
-        yield "is said to be left out, and is there"
+        yield "is recorded as left out, and is there"
     if one.member not in upstream.binaries():
         yield "is no binary of upstream's wheel"
         return
@@ -226,15 +227,15 @@ NATIVE_CHECKS: tuple[tuple[str, Callable[[AuditSubject, InspectedBinaries], Audi
 
 
 def run_native_checks(subject: AuditSubject) -> tuple[AuditCheck, ...]:
-    """All of `NATIVE_CHECKS`; skipped where nobody looked into the binaries."""
-    insides = subject.insides
-    if insides is None:
-        reason = "nothing to look into binaries with was given"
+    """Run all of `NATIVE_CHECKS`; skip them where binaries were not inspected."""
+    inspected = subject.inspected
+    if inspected is None:
+        reason = "no tools to inspect binaries were given"
         return tuple(AuditCheck(name, "skipped", reason) for name, _ in NATIVE_CHECKS)
     found = []
     for name, check in NATIVE_CHECKS:
         try:
-            found.append(check(subject, insides))
+            found.append(check(subject, inspected))
         except SparkwrightError as error:
             found.append(AuditCheck(name, "fail", str(error)))
         except RecursionError as error:

@@ -1,8 +1,8 @@
-"""Hold a wheel's record of its own making against the one that this checkout gives of the same point.
+"""Compare a wheel's record with the one that this checkout computes for the same build.
 
-Equal inputs give equal records, so all of it has to be equal byte for byte, but for what the builder's
-machine decided: that a carry went in unproved because that was allowed, and the packages with which a
-proof was made that is not recorded beside its carry.
+Equal inputs give equal records, so they have to be equal byte for byte, but for the decisions of the
+builder's machine: a carry that was allowed without a proof, and the packages of a proof that is not
+recorded beside its carry.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ALLOWED = "allowed by the builder"
 
 
 def provenance_agrees(subject: AuditSubject) -> AuditCheck:
-    """Check that the metadata folder holds no other file and that our record equals this checkout's."""
+    """Check that the metadata folder holds no other file and that the record equals this checkout's."""
     name = "provenance-agrees"
     if not subject.ours:
-        return AuditCheck(name, "skipped", "this is upstream's own wheel")
+        return AuditCheck(name, "skipped", "this is upstream's wheel")
     info, upstream = subject.info, subject.upstream
     allowed = {renamed(upstream, info, member) for member in upstream.archive.members}
     allowed |= {info + "RECORD", *record_members(subject)}
@@ -35,25 +35,25 @@ def provenance_agrees(subject: AuditSubject) -> AuditCheck:
         if member.startswith(info) and member not in allowed
     ]
     if subject.record is None:
-        skipped = AuditCheck(name, "skipped", "no merge was given to hold it against")
+        skipped = AuditCheck(name, "skipped", "no merge was given to compare it with")
         return judge(name, faults, "") if faults else skipped
     unverified: list[str] = []
     for file, expected in sorted({**subject.record, PROVIDERS: None}.items()):
         if f"{info}{RECORD_FOLDER}/{file}" not in subject.archive.members:
             faults.append(f"{file} is missing")
         elif expected is None and file != PROVIDERS:
-            unverified.append(f"{file} cannot be worked out from this checkout and this store")
+            unverified.append(f"{file} cannot be computed from this checkout and this store")
         else:
-            told, left_open = _told(subject, file, expected)
-            faults += [f"{file}: {told}"] if told else []
+            difference, left_open = _compare(subject, file, expected)
+            faults += [f"{file}: {difference}"] if difference else []
             unverified += [f"{file}: {one}" for one in left_open]
-    return judge(name, faults, f"{len(subject.record) + 1} files say what this checkout says", unverified)
+    return judge(name, faults, f"{len(subject.record) + 1} files equal this checkout's", unverified)
 
 
-def _told(subject: AuditSubject, file: str, expected: Any) -> tuple[str, list[str]]:
-    """Return the first difference of *file*, empty if there is none, and what nothing here confirms."""
+def _compare(subject: AuditSubject, file: str, expected: Any) -> tuple[str, list[str]]:
+    """Return the first difference of *file*, empty if there is none, and the values left unconfirmed."""
     found, left_open = subject.stated(file), list[str]()
-    if file == PROVIDERS:  # what it says of each binary is another check's
+    if file == PROVIDERS:  # another check compares its entries with the binaries
         expected = sorted(found, key=_member) if isinstance(found, list) else []
     elif file == CARRIES:
         expected, left_open = _as_far_as_known(found, expected)
@@ -61,7 +61,10 @@ def _told(subject: AuditSubject, file: str, expected: Any) -> tuple[str, list[st
     if subject.archive.read(f"{subject.info}{RECORD_FOLDER}/{file}") == wanted:
         return "", left_open
     place = next(_differences(found, json.loads(wanted)), "")
-    return f"{place} is not what this checkout says" if place else "it is not spelt as we spell it", left_open
+    return (
+        f"{place} differs from this checkout's" if place else "its JSON is formatted differently",
+        left_open,
+    )
 
 
 def _member(entry: Any) -> str:

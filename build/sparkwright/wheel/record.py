@@ -45,23 +45,23 @@ class RecordEntry:
         except (binascii.Error, ValueError):
             raw = b""
         if algorithm != "sha256" or len(raw) != hashlib.sha256().digest_size:
-            raise WheelError(f"RECORD has no SHA-256 of {self.path}", because=f"it says {self.digest!r}")
+            raise WheelError(f"RECORD has no SHA-256 of {self.path}", because=f"it has {self.digest!r}")
         return raw.hex()
 
 
 def entry_of(path: str, content: bytes) -> RecordEntry:
-    """The line for a member called *path* with that *content*."""
+    """Return the line for a member called *path* with that *content*."""
     return entry_from_digest(path, hashlib.sha256(content).digest(), len(content))
 
 
 def entry_from_digest(path: str, sha256: bytes, size: int) -> RecordEntry:
-    """The line for a member of *size* bytes whose SHA-256 is the 32 bytes *sha256*."""
+    """Return the line for a member of *size* bytes whose SHA-256 is the 32 bytes *sha256*."""
     text = base64.urlsafe_b64encode(sha256).rstrip(b"=").decode()
     return RecordEntry(path, f"sha256={text}", size)
 
 
 def parse_record(data: bytes) -> dict[str, RecordEntry]:
-    """RECORD's lines by path, in their order.
+    """Return RECORD's lines by path, in their order.
 
     Raises:
         WheelError: it is not UTF-8 CSV with three fields a line, or names a path twice.
@@ -83,7 +83,7 @@ def parse_record(data: bytes) -> dict[str, RecordEntry]:
 
 
 def format_record(entries: Iterable[RecordEntry]) -> bytes:
-    """*entries* as RECORD's bytes: CSV, one line each, ended by a line feed."""
+    """Return *entries* as RECORD's bytes: CSV, one line each, ended by a line feed."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Writing an archive out of kept members and new ones, hashing while writing."""
+"""Write an archive of kept members and new ones, hashing while writing."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _UNIX, _VERSION = 3, 20
-_EPOCH_DATE = (0 << 9) | (1 << 5) | 1  # 1980-01-01, the first day that MS-DOS knows
+_EPOCH_DATE = (0 << 9) | (1 << 5) | 1  # 1980-01-01, the first date of MS-DOS
 _MAX_COUNT, _MAX_OFFSET = 0xFFFF, 0xFFFFFFFF
 _BACKLOG = 16
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A member taken from *archive* as it is, compressed data and time stamp included.
+    """A member copied from *archive*, compressed data and time stamp included.
 
     Attributes:
-        archive: where it comes from; it must stay open until the parts are written.
+        archive: the source; it must stay open until the parts are written.
         member: the member there.
         name: its name in the new archive.
     """
@@ -54,7 +54,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Stored:
-    """A member written anew, uncompressed, dated 1980-01-01.
+    """A new member, uncompressed, dated 1980-01-01.
 
     Attributes:
         name: its name in the new archive.
@@ -69,7 +69,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Packed:
-    """A member written anew from data that somebody has deflated already, dated 1980-01-01.
+    """A new member of data that is deflated already, dated 1980-01-01.
 
     Attributes:
         name: its name in the new archive.
@@ -96,7 +96,7 @@ class Range:
 
 
 def layout(entries: Iterable[Kept | Packed | Stored]) -> list[Range | bytes]:
-    """The bytes of an archive that holds *entries* in that order, as parts to be written in turn.
+    """Return the bytes of an archive that holds *entries* in that order, as parts to be written in turn.
 
     Neighbours that were neighbours in their old archive become one range.
 
@@ -144,12 +144,12 @@ def _append(parts: list[Range | bytes], piece: Range | bytes) -> None:
 
 
 def _place(entry: Kept | Packed | Stored, position: int) -> tuple[WheelMember, tuple[Range | bytes, ...]]:
-    """*entry* as a member at offset *position*, and the pieces that make it up."""
+    """Return *entry* as a member at offset *position*, and the pieces that make it up."""
     if isinstance(entry, Kept) and entry.name == entry.member.name:
         old = entry.member
         return _moved(old, old.name, position, old.flags), (Range(entry.archive, old.start, old.end),)
     if isinstance(entry, Kept):
-        # A new name needs a new local header; sizes stand in it, so no descriptor follows.
+        # A new name needs a new local header; it states the sizes, so no descriptor follows.
         old = entry.member
         flags = old.flags & ~DESCRIPTOR_FOLLOWS & ~UTF8 | _utf8_flag(entry.name)
         member = _moved(old, entry.name, position, flags)
@@ -199,8 +199,8 @@ def _central(member: WheelMember) -> bytes:
 def write_parts(parts: Sequence[Range | bytes], descriptor: int) -> str:
     """Write *parts* to the open file *descriptor*.
 
-    Hashing takes longer than writing and lets other threads run meanwhile, so it follows in
-    a thread of its own, on the very bytes that were written.
+    Hashing takes longer than writing and releases the interpreter lock, so a second thread hashes
+    the bytes that were written.
 
     Returns:
         SHA-256 of everything written, 64 hex digits.

@@ -1,8 +1,8 @@
 """Choose upstream's binaries that a wheel leaves out: useless on the card, and reviewed in the lock.
 
-A binary without a kernel for the card may still be imported. Whoever moves the pin reads the Python that
-names it and lists it under the lock's ``[native.drop]``, with the files that were read. A binary that is not
-listed, or that another file names meanwhile, stays in the wheel.
+A binary without a kernel for the card may still be imported. When the pin moves, a maintainer reviews the
+Python that names it and lists it under the lock's ``[native.drop]``, with the reviewed files. A binary that
+is not listed, or that another file names meanwhile, stays in the wheel.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SlimPlan:
-    """The binaries that are left out, and why other useless ones stay.
+    """The binaries that are left out, and the reasons that other useless ones stay.
 
     Attributes:
         left_out: binaries to leave out, sorted.
-        kept: why the others stay that hold nothing for the card, by member.
+        kept: the reason that each other binary without kernels for the card stays, by member.
     """
 
     left_out: tuple[LeftOut, ...]
@@ -43,7 +43,7 @@ def plan_slim(
 ) -> SlimPlan:
     """Choose the binaries to leave out.
 
-    A binary without device code always stays: that it holds nothing for the card says nothing.
+    A binary without device code always stays: its use does not depend on the card.
 
     Args:
         python: every Python file that the wheel will have, by member; see `python_members`.
@@ -63,7 +63,7 @@ def plan_slim(
 
 
 def needed_because(member: str, python: Mapping[str, bytes], listed: Mapping[str, DroppedBinary]) -> str:
-    """Return why the wheel may need the binary *member*; empty if the lock's review says that it does not.
+    """Return the reason that the wheel may need the binary *member*; empty if the lock's review excludes it.
 
     Args:
         member: the binary.

@@ -1,4 +1,4 @@
-"""A wheel opened to take members from, or to be looked into."""
+"""Upstream's wheel, opened to copy members from or to compare with."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class StockWheel:
         return self.name.dist_info + "/"
 
     def is_binary(self, member: str) -> bool:
-        """Whether *member* is an ELF file, whatever it is called."""
+        """Tell if *member* is an ELF file, by its content."""
         return is_elf(self.archive.beginning(member, len(ELF_MAGIC)))
 
     def binaries(self) -> tuple[str, ...]:
-        """The members that are ELF files, sorted."""
+        """Return the members that are ELF files, sorted."""
         return self._binaries
 
     @cached_property
@@ -57,7 +57,7 @@ def open_source(path: Path) -> Iterator[StockWheel]:
     """Open the wheel at *path* for the length of the block.
 
     Raises:
-        ArchiveError: it is no archive that we would take members from.
+        ArchiveError: it is damaged or an unsafe archive; see `open_archive`.
         WheelError: its name or its RECORD is malformed, or it is signed and so may not change.
     """
     name = parse_name(path.name)
@@ -69,5 +69,5 @@ def open_source(path: Path) -> Iterator[StockWheel]:
                 because=f"its members and its RECORD disagree about {', '.join(odd[:5])}",
             )
         if signed := [file for file in _SIGNATURES if f"{name.dist_info}/{file}" in listed]:
-            raise WheelError(f"{path.name} cannot be changed", because=f"{signed[0]} signs it as it is")
+            raise WheelError(f"{path.name} cannot be changed", because=f"{signed[0]} signs its content")
         yield StockWheel(archive, name, listed)

@@ -1,4 +1,4 @@
-"""Stamping our version and tags into the four places where a wheel states them."""
+"""Stamp version and tags into the files of a wheel that state them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _GENERATOR = b"sparkwright"
 
 
 def header(data: bytes, name: str) -> list[str]:
-    """The values of the field *name* in METADATA or WHEEL, in their order; the body is not searched."""
+    """Return the values of the field *name* in METADATA or WHEEL, in their order, without the body."""
     head = _head(data)
     pattern = rb"(?mi)^" + re.escape(name).encode() + rb":[ \t]*(.*?)[ \t]*\r?$"
     return [value.decode(errors="replace") for value in re.findall(pattern, head)]
 
 
 def _head(data: bytes) -> bytes:
-    """The header fields: everything before the first empty line."""
+    """Return the header fields: everything before the first empty line."""
     end = re.search(rb"\r?\n\r?\n", data)
     return data[: end.start()] if end else data
 
 
 def _set_field(data: bytes, name: str, values: Sequence[bytes], where: str) -> bytes:
-    """*data* with the lines of field *name* replaced by one line for each of *values*."""
+    """Return *data* with the lines of field *name* replaced by one line for each of *values*."""
     head = _head(data)
     lines = re.split(rb"\r?\n", head.rstrip(b"\r\n"))
     field = name.lower().encode() + b":"
@@ -48,7 +48,7 @@ def _set_field(data: bytes, name: str, values: Sequence[bytes], where: str) -> b
 
 
 def stamp_metadata(data: bytes, version: str) -> bytes:
-    """METADATA with *version* as its only version.
+    """Return METADATA with *version* as its only version.
 
     Raises:
         WheelError: it does not state exactly one version.
@@ -59,7 +59,7 @@ def stamp_metadata(data: bytes, version: str) -> bytes:
 
 
 def stamp_wheel(data: bytes, tags: Sequence[str]) -> bytes:
-    """WHEEL with exactly *tags*, and with us as its generator.
+    """Return WHEEL with exactly *tags*, and ``sparkwright`` as its generator.
 
     Raises:
         WheelError: it has no tag or no generator.
@@ -69,11 +69,11 @@ def stamp_wheel(data: bytes, tags: Sequence[str]) -> bytes:
 
 
 def stamp_version_file(source: bytes, version: str) -> bytes:
-    """``_version.py`` with *version* in place of the literals that it assigns.
+    """Return ``_version.py`` with *version* in place of the literals that it assigns.
 
     The file is what setuptools-scm writes: ``__version__ = version = '…'`` and
     ``__version_tuple__ = version_tuple = (…)``. Everything else, the commit id above all,
-    stays as upstream wrote it.
+    stays as in upstream's file.
 
     Raises:
         WheelError: it does not assign exactly one literal to each of the four names.
@@ -96,7 +96,7 @@ def _position(literal: tuple[ast.expr, frozenset[str]]) -> tuple[int, int]:
 
 
 def version_tuple(version: str) -> tuple[int | str, ...]:
-    """*version* as setuptools-scm's tuple: the release's numbers, then the other parts as text."""
+    """Return *version* as setuptools-scm's tuple: the release's numbers, then the other parts as text."""
     parsed = Version(version)
     pre = f"{parsed.pre[0]}{parsed.pre[1]}" if parsed.pre else None
     post = f"post{parsed.post}" if parsed.post is not None else None
@@ -105,7 +105,7 @@ def version_tuple(version: str) -> tuple[int | str, ...]:
 
 
 def stated_version(source: bytes) -> tuple[str, tuple[int | str, ...]]:
-    """The version and the version tuple that ``_version.py`` assigns.
+    """Return the version and the version tuple that ``_version.py`` assigns.
 
     Raises:
         WheelError: as for `stamp_version_file`.
@@ -120,7 +120,7 @@ def stated_version(source: bytes) -> tuple[str, tuple[int | str, ...]]:
 
 
 def _literals(source: bytes) -> list[tuple[ast.expr, frozenset[str]]]:
-    """The literal expressions assigned to the four names, each with the names that it goes to."""
+    """Return the literal expressions assigned to the four names, each with its names."""
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError) as error:
@@ -137,7 +137,7 @@ def _literals(source: bytes) -> list[tuple[ast.expr, frozenset[str]]]:
         raise WheelError(
             f"{VERSION_FILE} cannot be read",
             because="it does not assign one literal each to version, __version__ and their tuples",
-            next_step="see how upstream states its version now, and teach wheel/stamp.py",
+            next_step="look up the new format of upstream's version file, and adapt wheel/stamp.py",
         )
     return found
 

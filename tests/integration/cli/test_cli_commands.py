@@ -287,7 +287,7 @@ class TestLock:
         path.write_text(path.read_text().replace('torch = "2.11.0"', 'torch = "2.12.0"'))
         ran = pinned.call("lock", "check")
         assert ran.status == 24
-        assert "release.torch: the lock says 2.12.0, but 2.11.0" in ran.err
+        assert "release.torch: the lock has 2.12.0, but 2.11.0" in ran.err
         ran = pinned.call("lock", "check", "--json")
         assert ran.status == 24
         assert {finding["key"] for finding in ran.json["findings"]} == {"release.torch"}
@@ -308,7 +308,7 @@ class TestLock:
     def test_bump_says_which_native_tables_are_out_of_date(self, pinned: World) -> None:
         self.compiling(pinned)
         notes = pinned.good("lock", "bump", "1.3.0", "--json").json["notes"]
-        assert any("[native] was left as it is, for 1.2.0" in note for note in notes)
+        assert any("[native]" in note and "1.2.0" in note for note in notes)
         assert pinned.call("lock", "check").status == 24
 
     def test_bump(self, pinned: World) -> None:

@@ -1,7 +1,7 @@
-"""Looking into a compiled extension: what it is made for, what it needs, what device code it holds.
+"""Inspect a compiled extension: its machine, the libraries that it needs, its device code.
 
-Start reading at `inspect`. Nothing here loads or runs what it looks into, and any machine can look
-into the binaries of any other.
+Start reading at `inspect`. No binary is loaded or run, and any machine can inspect the binaries of any
+other.
 """
 
 from __future__ import annotations

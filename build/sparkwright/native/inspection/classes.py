@@ -1,4 +1,4 @@
-"""What device code can do on a card: NVIDIA's rules of compatibility, and kernels counted by them."""
+"""NVIDIA's compatibility rules for device code and cards, and kernels counted by them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ARCH = re.compile(r"(sm|compute)_([0-9]{1,2})([0-9])([af]?)")
 
 
 class KernelClass(StrEnum):
-    """What a kernel can do on a card, the best first."""
+    """The compatibility of a kernel with a card, the best first."""
 
     NATIVE = "native"
     """Compiled for exactly the card's compute capability."""
@@ -32,7 +32,7 @@ class KernelClass(StrEnum):
 
 @dataclass(frozen=True)
 class _Capability:
-    """A compute capability; its suffix says which features beyond the common ones were used."""
+    """A compute capability; its suffix names the features beyond the common ones."""
 
     major: int
     minor: int
@@ -42,15 +42,13 @@ class _Capability:
 def _parse(arch: str) -> tuple[str, _Capability]:
     found = _ARCH.fullmatch(arch)
     if found is None:
-        raise BinaryError(
-            "a kernel cannot be judged", because=f"{arch!r} is no architecture that is known here"
-        )
+        raise BinaryError("a kernel cannot be judged", because=f"{arch!r} is no known architecture")
     kind, major, minor, suffix = found.groups()
     return kind, _Capability(int(major), int(minor), suffix)
 
 
 def class_of(arch: str, target: str) -> KernelClass:
-    """What device code for *arch* (``sm_120f`` a cubin, ``compute_80`` PTX) can do on the card *target*.
+    """Return the class of device code for *arch* (``sm_120f``: cubin, ``compute_80``: PTX) on *target*.
 
     The rules are those of NVIDIA's CUDA C++ Programming Guide:
 
@@ -62,13 +60,13 @@ def class_of(arch: str, target: str) -> KernelClass:
     - *Family-specific features* (suffix ``f``): cubin and PTX run on the same family, that is, on
       the same major version and a later minor one.
 
-    What the guide says of Tegra (``sm_87`` and ``sm_86`` do not run each other's cubins) asks for no
+    The guide's exception for Tegra (``sm_87`` and ``sm_86`` do not run each other's cubins) needs no
     rule here: cards below 9.0 are no targets.
 
     Args:
-        arch: what the code was compiled for.
-        target: the card as ``TORCH_CUDA_ARCH_LIST`` writes it, such as ``12.1a``; its suffix says
-            what to compile for, and nothing about what the card can run.
+        arch: architecture of the code.
+        target: the card as ``TORCH_CUDA_ARCH_LIST`` writes it, such as ``12.1a``; its suffix is for
+            compilers only: the card runs other code too.
 
     Raises:
         BinaryError: either is no architecture.
@@ -91,14 +89,14 @@ def class_of(arch: str, target: str) -> KernelClass:
 
 
 def best_class(arches: Iterable[str], target: str) -> KernelClass:
-    """The best that a kernel in images for *arches* can do on *target*: what the driver picks."""
+    """Return the best class on *target* of a kernel in images for *arches*: the driver picks that image."""
     ranks = list(KernelClass)
     return min((class_of(arch, target) for arch in arches), key=ranks.index, default=KernelClass.NONE)
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Kernels counted by what they can do on one card.
+    """Numbers of kernels by class on one card.
 
     Attributes:
         native: number of kernels of class `KernelClass.NATIVE`.
@@ -119,15 +117,15 @@ class Tally:
 
     @property
     def useless(self) -> bool:
-        """Whether there are kernels, and none of them can run."""
+        """Tell if there are kernels, and none of them can run."""
         return self.total > 0 and self.none == self.total
 
     def share(self, kind: KernelClass) -> float:
-        """The part of all kernels that is of class *kind*, between 0 and 1; 0 where there are none."""
+        """Return the share of all kernels that is of class *kind*, between 0 and 1; 0 without kernels."""
         return self.count(kind) / self.total if self.total else 0.0
 
     def count(self, kind: KernelClass) -> int:
-        """Number of kernels of class *kind*."""
+        """Return the number of kernels of class *kind*."""
         match kind:
             case KernelClass.NATIVE:
                 return self.native
@@ -139,7 +137,7 @@ class Tally:
                 return self.none
 
     def __add__(self, other: Tally) -> Tally:
-        """The kernels of both."""
+        """Return the sum of both."""
         return Tally(
             self.native + other.native,
             self.family + other.family,
@@ -149,7 +147,7 @@ class Tally:
 
 
 def classify(code: DeviceCode, target: str) -> Tally:
-    """The kernels of *code*, counted by what they can do on *target*."""
+    """Return the kernels of *code*, counted by class on *target*."""
     counts = dict.fromkeys(KernelClass, 0)
     for group in code.kernels:
         counts[best_class(group.arches, target)] += group.count
@@ -157,5 +155,5 @@ def classify(code: DeviceCode, target: str) -> Tally:
 
 
 def of_class(code: DeviceCode, target: str, kind: KernelClass) -> tuple[KernelGroup, ...]:
-    """The groups of *code*'s kernels that are of class *kind* on *target*."""
+    """Return the groups of *code*'s kernels that are of class *kind* on *target*."""
     return tuple(group for group in code.kernels if best_class(group.arches, target) is kind)

@@ -1,4 +1,4 @@
-"""The host side of a shared object: what the dynamic loader will see (System V ABI, LSB symbol versions)."""
+"""The dynamic section and symbols of a shared object (System V ABI, LSB symbol versions)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BITS = 64
 _SYMBOL = struct.Struct("<LBBHQQ")
 _UNDEFINED, _LOCAL = 0, 0
 _DEVICE_SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin", ".nvFatBinSegment"})
-# What pyelftools raises, besides its own errors, on tables that lead nowhere.
+# Exceptions of pyelftools, besides its own, on damaged tables.
 _DAMAGE = (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError, OverflowError)
 
 
@@ -27,9 +27,9 @@ class Symbol(Model, frozen=True):
 
     Attributes:
         name: its name, mangled.
-        version: the version asked for, such as ``GLIBC_2.17``; empty where any will do.
+        version: the required version, such as ``GLIBC_2.17``; empty where any is enough.
         library: soname that has to have that version; empty without one.
-        weak: whether the loader leaves it at zero when nobody defines it.
+        weak: whether the loader leaves it at zero when no library defines it.
     """
 
     name: str
@@ -39,15 +39,15 @@ class Symbol(Model, frozen=True):
 
 
 class ElfFacts(Model, frozen=True):
-    """What a binary tells the dynamic loader.
+    """The inputs of the dynamic loader in a binary.
 
     Attributes:
-        machine: ``aarch64``, ``x86_64``, or what the ELF standard calls another one.
-        soname: its own name for others; mostly empty.
-        needed: sonames that it wants to have loaded, in its order (``DT_NEEDED``).
+        machine: ``aarch64``, ``x86_64``, or the ELF standard's name of another one.
+        soname: its soname; usually empty.
+        needed: sonames of the libraries that it needs, in its order (``DT_NEEDED``).
         run_paths: folders of ``DT_RUNPATH`` and ``DT_RPATH``.
         undefined: dynamic symbols that others have to define.
-        versions: versions by soname that the loader asks for before it looks at any symbol.
+        versions: versions by soname that the loader checks before it resolves any symbol.
         stripped: whether it has no symbol table but the dynamic one.
         device_code: whether it has a section for device code.
     """
@@ -63,7 +63,7 @@ class ElfFacts(Model, frozen=True):
 
 
 def open_elf(stream: Any, name: str) -> Any:
-    """A pyelftools ``ELFFile`` over the binary *stream*.
+    """Return a pyelftools ``ELFFile`` over the binary *stream*.
 
     Raises:
         BinaryError: it is no ELF file.
@@ -74,11 +74,11 @@ def open_elf(stream: Any, name: str) -> Any:
     try:
         return ELFFile(stream)
     except (ELFError, *_DAMAGE) as error:
-        raise BinaryError(f"{name} cannot be looked into", because=f"it is no ELF file: {error}") from error
+        raise BinaryError(f"{name} cannot be inspected", because=f"it is no ELF file: {error}") from error
 
 
 def read_elf(path: Path) -> ElfFacts:
-    """The facts of the shared object or program at *path*.
+    """Return the facts of the shared object or program at *path*.
 
     Raises:
         BinaryError: it is no ELF file, is damaged, or has no dynamic section.
@@ -91,14 +91,14 @@ def read_elf(path: Path) -> ElfFacts:
             return _facts(elf, path.name)
         except (ELFError, *_DAMAGE) as error:
             raise BinaryError(
-                f"{path.name} cannot be looked into", because=f"it is damaged: {error}"
+                f"{path.name} cannot be inspected", because=f"it is damaged: {error}"
             ) from error
 
 
 def _facts(elf: Any, name: str) -> ElfFacts:
     dynamic = elf.get_section_by_name(".dynamic")
     if dynamic is None:
-        raise BinaryError(f"{name} cannot be looked into", because="it has no dynamic section")
+        raise BinaryError(f"{name} cannot be inspected", because="it has no dynamic section")
     tags = [(tag.entry.d_tag, tag) for tag in dynamic.iter_tags()]
     sections = {section.name for section in elf.iter_sections()}
     machine = elf["e_machine"]
@@ -137,17 +137,17 @@ def _undefined(elf: Any) -> Iterator[Symbol]:
     for number, symbol in enumerate(table.iter_symbols()):
         if symbol["st_shndx"] != "SHN_UNDEF" or not symbol.name:
             continue
-        # pyelftools gives the two reserved indices by name; they mean that any version will do.
-        asked = index.get_symbol(number)["ndx"] if index is not None else 0
-        version, library = by_index.get(asked if isinstance(asked, int) else 0, ("", ""))
+        # pyelftools gives the two reserved indices by name; they mean that any version is enough.
+        required = index.get_symbol(number)["ndx"] if index is not None else 0
+        version, library = by_index.get(required if isinstance(required, int) else 0, ("", ""))
         weak = symbol["st_info"]["bind"] == "STB_WEAK"
         yield Symbol(name=symbol.name, version=version, library=library, weak=weak)
 
 
 def exports(path: Path) -> frozenset[str]:
-    """Names of the dynamic symbols that the binary at *path* defines for others.
+    """Return the names of the dynamic symbols that the binary at *path* defines for others.
 
-    Read without pyelftools' objects for each: torch's libraries have hundreds of thousands.
+    Parsed without a pyelftools object for each: torch's libraries have hundreds of thousands.
 
     Raises:
         BinaryError: it is no ELF file, or none of 64 bits with the low byte first.
@@ -155,7 +155,7 @@ def exports(path: Path) -> frozenset[str]:
     with path.open("rb") as stream:
         elf = open_elf(stream, path.name)
         if elf.elfclass != _BITS or not elf.little_endian:
-            raise BinaryError(f"{path.name} cannot be looked into", because="it is for no machine of ours")
+            raise BinaryError(f"{path.name} cannot be inspected", because="it is for no supported machine")
         table = elf.get_section_by_name(".dynsym")
         if table is None:
             return frozenset()

@@ -1,4 +1,4 @@
-"""What looking into binaries takes, out of the lock's packages."""
+"""The tools and libraries to inspect binaries with, out of the lock's packages."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _CUOBJDUMP = "cuobjdump"
 
 
 def inspector_of(native: NativePin, access: Access) -> Inspector:
-    """What looks into binaries with the lock's cuobjdump, fetched when there is something to look into.
+    """Return an inspector with the lock's cuobjdump, which is fetched when it is first needed.
 
-    Looking may raise what `unpack_package` raises, and `ToolError` where the lock has no cuobjdump
+    Inspecting may raise the errors of `unpack_package`, and `ToolError` where the lock has no cuobjdump
     for this machine.
     """
 
@@ -44,7 +44,7 @@ def inspector_of(native: NativePin, access: Access) -> Inspector:
 
 
 def find_surroundings(native: NativePin, machine: str, store: Store) -> Surroundings | None:
-    """The libraries of *machine*'s torch and CUDA runtime, if their packages are unpacked in *store*."""
+    """Return the libraries of *machine*'s torch and CUDA runtime, if unpacked in *store*, else `None`."""
     table = named(native.toolkit.target, machine, "libraries for machines of kind")
     found = {name: find_package(store, package) for name, package in table.items()}
     if found.get("torch") is None:
@@ -57,7 +57,7 @@ def find_surroundings(native: NativePin, machine: str, store: Store) -> Surround
 
 
 def surroundings_of(native: NativePin, toolchain: Toolchain) -> Surroundings:
-    """The libraries of the torch and the CUDA toolkit that *toolchain* is made of."""
+    """Return the libraries of the torch and the CUDA toolkit of *toolchain*."""
     folders = (toolchain.torch / "lib", toolchain.cuda / "lib64")
     there = [folder for folder in folders if folder.is_dir()]
     return Surroundings.of(there, native.toolkit.link_only, key=toolchain.key)

@@ -1,4 +1,4 @@
-"""How old a system may be on which a binary still loads: symbol versions against manylinux tags.
+"""The oldest manylinux tag of a binary, by its symbol versions.
 
 The tables are auditwheel's, which keeps for each manylinux policy (PEP 600) what symbol versions the
 C library, libstdc++ and libgcc of that age have.
@@ -7,31 +7,42 @@ C library, libstdc++ and libgcc of that age have.
 from __future__ import annotations
 
 import functools
-import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import BinaryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from auditwheel.policy import Policy
+
 _TAG = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
+_ANY_MACHINE = "x86_64"  # the policies list the same libraries for every machine
 _LOADER = re.compile(r"ld-linux[-.\w]*\.so\.\d+")
-Versions = "Mapping[str, tuple[str, ...]]"
 
 
 @functools.cache
-def _policies() -> dict[tuple[int, int], dict[str, Any]]:
-    """The manylinux policies of auditwheel by C library version."""
-    from importlib.resources import files
+def _policies(machine: str) -> dict[tuple[int, int], Policy]:
+    """Return auditwheel's manylinux policies for *machine* by C library version, oldest first.
 
-    text = files("auditwheel.policy").joinpath("manylinux-policy.json").read_text(encoding="utf-8")
-    found = {}
-    for policy in json.loads(text):
-        if name := re.fullmatch(r"manylinux_(\d+)_(\d+)", policy["name"]):
-            found[int(name[1]), int(name[2])] = policy
-    return dict(sorted(found.items()))
+    Raises:
+        BinaryError: auditwheel has none for it.
+    """
+    from auditwheel.architecture import Architecture
+    from auditwheel.libc import Libc
+    from auditwheel.policy import WheelPolicies
+
+    try:
+        policies = WheelPolicies(libc=Libc.GLIBC, arch=Architecture(machine))
+    except ValueError as error:
+        raise BinaryError(f"binaries for {machine} cannot be judged", because=str(error)) from error
+    tagged = ((_TAG.fullmatch(policy.name), policy) for policy in policies)
+    return dict(sorted((_level(tag), policy) for tag, policy in tagged if tag))
+
+
+def _level(tag: re.Match[str]) -> tuple[int, int]:
+    return int(tag[1]), int(tag[2])
 
 
 def _parse(platform: str) -> tuple[tuple[int, int], str]:
@@ -41,19 +52,20 @@ def _parse(platform: str) -> tuple[tuple[int, int], str]:
             f"the platform tag {platform} cannot be judged",
             because="it names no version of the C library, as manylinux_2_28_aarch64 does",
         )
-    oldest = min(tags, key=lambda tag: (int(tag[1]), int(tag[2])))
-    return (int(oldest[1]), int(oldest[2])), oldest[3]
+    oldest = min(tags, key=_level)
+    return _level(oldest), oldest[3]
 
 
 def system_libraries(soname: str) -> bool:
-    """Whether every manylinux system has the library *soname*: by its policies, or as the loader itself."""
-    newest = list(_policies().values())[-1]
-    return soname in newest["lib_whitelist"] or bool(_LOADER.fullmatch(soname))
+    """Tell if every manylinux system has the library *soname*: by the policies, or as the loader itself."""
+    newest = max(_policies(_ANY_MACHINE).items())[1]
+    return soname in newest.whitelist or bool(_LOADER.fullmatch(soname))
 
 
 def _beyond(level: tuple[int, int], machine: str, versions: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """What of *versions* systems of that *level* may not have."""
-    allowed: Mapping[str, list[str]] = _policies()[level]["symbol_versions"].get(machine, {})
+    """Return those of *versions* that systems with the C library *level* may not have."""
+    older = [policy for known, policy in _policies(machine).items() if known <= level]
+    allowed = older[-1].symbol_versions if older else {}
     found = []
     for soname, names in versions.items():
         if not system_libraries(soname):
@@ -66,7 +78,7 @@ def _beyond(level: tuple[int, int], machine: str, versions: Mapping[str, tuple[s
 
 
 def over_platform(platform: str, versions: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """What a binary asks of the system beyond what the tag *platform* promises.
+    """Return the symbol versions that a binary needs beyond those of the tag *platform*.
 
     Args:
         platform: a wheel's platform tag, such as ``manylinux_2_28_aarch64``.
@@ -76,13 +88,11 @@ def over_platform(platform: str, versions: Mapping[str, tuple[str, ...]]) -> lis
         BinaryError: the tag names no manylinux policy.
     """
     level, machine = _parse(platform)
-    if level not in _policies():
-        level = max((one for one in _policies() if one <= level), default=min(_policies()))
     return _beyond(level, machine, versions)
 
 
 def honest_platform(platform: str, binaries: Iterable[Mapping[str, tuple[str, ...]]]) -> str:
-    """*platform*, raised as far as *binaries* need it.
+    """Return *platform*, raised as far as *binaries* need it.
 
     Args:
         platform: the tag to begin with, such as ``manylinux_2_28_aarch64``.
@@ -99,10 +109,10 @@ def honest_platform(platform: str, binaries: Iterable[Mapping[str, tuple[str, ..
     merged = {soname: tuple(names) for soname, names in needed.items()}
     if not over_platform(platform, merged):
         return platform
-    for newer in _policies():
+    for newer in _policies(machine):
         if newer > level and not _beyond(newer, machine, merged):
             return f"manylinux_{newer[0]}_{newer[1]}_{machine}"
-    beyond = _beyond(list(_policies())[-1], machine, merged)
+    beyond = _beyond(max(_policies(machine)), machine, merged)
     raise BinaryError(
         "the binaries fit no platform tag", because=f"no manylinux policy has {', '.join(beyond[:5])}"
     )

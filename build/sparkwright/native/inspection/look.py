@@ -1,4 +1,4 @@
-"""All that is known about one binary, found once and kept by its digest."""
+"""The facts of one binary, read once and cached by its digest."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ M = TypeVar("M", bound=Model)
 
 
 class Inspection(Model, frozen=True):
-    """What a binary is.
+    """The facts of a binary.
 
     Attributes:
-        elf: its host side.
-        device: its device side.
+        elf: its dynamic section and symbols.
+        device: its device code.
     """
 
     elf: ElfFacts
@@ -35,10 +35,10 @@ class Inspection(Model, frozen=True):
 
 
 def inspect(path: Path, cuobjdump: Path) -> Inspection:
-    """Look into the binary at *path*, with the program *cuobjdump* for its device code.
+    """Inspect the binary at *path*, with the program *cuobjdump* for its device code.
 
     Raises:
-        BinaryError: it cannot be looked into.
+        BinaryError: it cannot be inspected.
         ToolError: there is no such program.
     """
     return Inspection(elf=read_elf(path), device=read_device_code(path, cuobjdump))
@@ -46,36 +46,36 @@ def inspect(path: Path, cuobjdump: Path) -> Inspection:
 
 @dataclass(frozen=True)
 class Inspector:
-    """Looks into binaries, each only once for a store.
+    """Inspects binaries, each only once for a store.
 
     Attributes:
-        store: keeps what was found.
-        cuobjdump: gives the program; called only when something has to be looked into.
+        store: caches the results.
+        cuobjdump: returns the program; called only when a binary has to be inspected.
     """
 
     store: Store
     cuobjdump: Callable[[], Path]
 
     def inspect(self, sha256: str, provide: Callable[[], Path]) -> Inspection:
-        """What the binary of digest *sha256* is; *provide* gives the file when it was never looked into.
+        """Return the facts of the binary *sha256*; call *provide* for the file when they are not cached.
 
         Raises:
-            BinaryError: it cannot be looked into.
-            ToolError: there is no program to do so.
+            BinaryError: it cannot be inspected.
+            ToolError: there is no cuobjdump.
         """
         return self.remember([sha256], Inspection, lambda: inspect(provide(), self.cuobjdump()))
 
     def remember(self, question: list[object], kind: type[M], answer: Callable[[], M]) -> M:
-        """The answer to a *question* about a binary, which is found once for a store.
+        """Return the cached result for *question*; call *answer* when there is none.
 
         Args:
-            question: all that decides the answer, JSON-ready; the binary's SHA-256 among it.
-            kind: what the answer is.
-            answer: finds it.
+            question: all that decides the result, JSON-ready, with the binary's SHA-256.
+            kind: type of the result.
+            answer: computes the result.
         """
         key = digest_of([INSPECTION_RULES, *question])
         known = self.store.find_record_as(kind, "inspection", key)
-        if known is None:  # or it is damaged, or of another time
+        if known is None:  # also where the record is damaged or of another format
             known = answer()
             self.store.put_record("inspection", key, to_builtins(known))
         return known

@@ -1,7 +1,7 @@
-"""Who defines what a binary leaves open: would the dynamic loader find every symbol?
+"""Resolve a binary's undefined symbols as the dynamic loader would.
 
-The search follows the loader: the binary's own ``DT_NEEDED`` and all that these need in turn, and the
-Python that loads it. What another extension happens to have loaded before is not counted on.
+The search follows the loader: the binary's ``DT_NEEDED`` and all that these need in turn, and the
+Python that loads it. Libraries that another extension may have loaded before do not count.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from sparkwright.native.inspection.elf import ElfFacts, Symbol
 
 Python = Literal["stable-abi", "one-version", "none"]
-"""How Python loads a binary: any Python from some version on, just one, or not at all."""
+"""The Pythons that load a binary: any from some version on, just one, or none."""
 
 PROMISED_BY_DRIVER = frozenset({"libcuda.so.1", "libnvidia-ml.so.1"})
 """Libraries that come with the GPU's driver: no wheel has them."""
 
 _DRIVER_SYMBOL = re.compile(r"cu[A-Z]\w+|nvml[A-Z]\w+")
 _PYTHON_SYMBOL = re.compile(r"_?Py\w+")
-# System libraries by names of theirs that binaries ask for without a version, which the linker allows
-# where a library was not there at linking: the Itanium C++ ABI's runtime and its names in namespace std
+# System libraries by those of their names that binaries use without a version, which the linker allows
+# where a library was missing at linking: the Itanium C++ ABI's runtime and its names in namespace std
 # (St, or an abbreviation of it, behind what kind of name it is), and the loader's functions.
 _UNVERSIONED = (
     (
@@ -48,12 +48,12 @@ _UNVERSIONED = (
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is loaded beside the wheel's binaries where the wheel is installed.
+    """The libraries that are loaded beside the wheel's binaries where the wheel is installed.
 
     Attributes:
-        libraries: the files by soname that torch and its dependencies bring, as far as they are here.
-        link_only: sonames that torch's dependencies bring as well, and of which no file is here.
-        key: digest of all that by content; empty where nobody knows one.
+        libraries: the files by soname that torch and its dependencies bring, as far as they are unpacked.
+        link_only: sonames that torch's dependencies bring as well, and of which no file is unpacked.
+        key: digest of all that by content; empty if unknown.
     """
 
     libraries: Mapping[str, Path]
@@ -62,7 +62,7 @@ class Surroundings:
 
     @classmethod
     def of(cls, folders: Iterable[Path], link_only: Iterable[str] = (), *, key: str = "") -> Surroundings:
-        """The libraries in *folders*; of two with one name, the first folder's counts."""
+        """Return the libraries in *folders*; of two with one name, the first folder's counts."""
         found: dict[str, Path] = {}
         for folder in folders:
             for path in sorted(folder.glob("*.so*")):
@@ -70,7 +70,7 @@ class Surroundings:
         return cls(found, frozenset(link_only) - set(found), key)
 
     def provides(self, soname: str) -> bool:
-        """Whether the library *soname* will be there."""
+        """Tell if the library *soname* will be there."""
         return (
             soname in self.libraries
             or soname in self.link_only
@@ -80,11 +80,11 @@ class Surroundings:
 
 
 class Resolution(Model, frozen=True):
-    """Who defines a binary's undefined symbols.
+    """The libraries that define a binary's undefined symbols.
 
     Attributes:
-        by: how many symbols each definer has, by soname; how it is known is `resolve`'s.
-        unresolved: symbols that nobody defines, with the reason where it is not just that.
+        by: number of symbols that each library defines, by soname; see `resolve` for the rules.
+        unresolved: symbols that no library defines, with their version.
         stable_abi: the Python from which on all that is used is in the stable ABI, as ``(3, 11)``;
             `None` for binaries of no stable ABI.
     """
@@ -95,18 +95,18 @@ class Resolution(Model, frozen=True):
 
 
 def unprovided(elf: ElfFacts, surroundings: Surroundings) -> tuple[str, ...]:
-    """The libraries that *elf* needs and nobody brings."""
+    """Return the libraries that *elf* needs and no dependency brings."""
     return tuple(soname for soname in elf.needed if not surroundings.provides(soname))
 
 
 def resolve(elf: ElfFacts, surroundings: Surroundings, *, python: Python) -> Resolution:
     """Look for a definition of each undefined symbol of *elf*.
 
-    How it is known that a library defines a symbol:
+    A library counts as defining a symbol:
 
     - libraries of which *surroundings* has the file: by their symbol table;
-    - the system's C and C++ libraries: by the symbol's version, which `over_platform` holds against
-      the wheel's tag, and not by name; by a few names where no version is asked for;
+    - the system's C and C++ libraries: by the symbol's version, which `over_platform` compares with
+      the wheel's tag, and not by name; by a few names where no version is required;
     - Python: by the list of its stable ABI (PEP 384), or by prefix for a binary of one Python;
     - the driver and libraries without a file: by the name's prefix, when the binary needs them.
 
@@ -114,8 +114,8 @@ def resolve(elf: ElfFacts, surroundings: Surroundings, *, python: Python) -> Res
 
     Args:
         elf: the binary.
-        surroundings: what is loaded with it.
-        python: how Python loads it.
+        surroundings: the libraries that are loaded with it.
+        python: the Pythons that load it.
     """
     needed = _closure(elf.needed, surroundings)
     by: Counter[str] = Counter()
@@ -132,10 +132,10 @@ def resolve(elf: ElfFacts, surroundings: Surroundings, *, python: Python) -> Res
             waiting = [one for one in waiting if one not in found]
     unresolved: list[str] = []
     for symbol in waiting:
-        if who := _by_name(symbol, needed, surroundings, python):
-            by[who] += 1
+        if library := _by_name(symbol, needed, surroundings, python):
+            by[library] += 1
         elif symbol.weak:
-            by["nobody, being weak"] += 1
+            by["undefined, weak"] += 1
         else:
             unresolved.append(symbol.name + (f"@{symbol.version}" if symbol.version else ""))
     return Resolution(
@@ -146,7 +146,7 @@ def resolve(elf: ElfFacts, surroundings: Surroundings, *, python: Python) -> Res
 
 
 def _by_name(symbol: Symbol, needed: Sequence[str], surroundings: Surroundings, python: Python) -> str:
-    """Who defines *symbol* as far as its name tells; empty where nobody does."""
+    """Return the library that defines *symbol* by its name; empty if none does."""
     name = symbol.name
     if symbol.version and symbol.library not in surroundings.link_only:
         return ""
@@ -163,7 +163,7 @@ def _by_name(symbol: Symbol, needed: Sequence[str], surroundings: Surroundings, 
 
 
 def _stem(soname: str) -> str:
-    """How the names of a CUDA library's functions begin: ``cublaslt`` for ``libcublasLt.so.13``."""
+    """Return the prefix of a CUDA library's function names: ``cublaslt`` for ``libcublasLt.so.13``."""
     return soname.removeprefix("lib").partition(".so")[0].lower()
 
 
@@ -174,7 +174,7 @@ def _stable_since(elf: ElfFacts) -> tuple[int, int]:
 
 @functools.cache
 def _stable_abi() -> dict[str, tuple[int, int]]:
-    """Name to the Python version with which it came into the stable ABI (PEP 384), by abi3info."""
+    """Return the Python version that added each name to the stable ABI (PEP 384), by abi3info."""
     from abi3info import DATAS, FUNCTIONS
 
     return {
@@ -185,7 +185,7 @@ def _stable_abi() -> dict[str, tuple[int, int]]:
 
 
 def _closure(sonames: Iterable[str], surroundings: Surroundings) -> list[str]:
-    """All that is loaded for *sonames*, breadth first, as the loader searches it."""
+    """Return all libraries that are loaded for *sonames*, breadth first, as the loader searches them."""
     order = list(dict.fromkeys(sonames))
     for soname in order:
         if (path := surroundings.libraries.get(soname)) is not None:
@@ -201,7 +201,7 @@ def _needs(path: Path) -> tuple[str, ...]:
 
 
 def _defined_in(path: Path, wanted: Sequence[Symbol]) -> set[Symbol]:
-    """Those of *wanted* that the library at *path* defines, in the version that is asked for."""
+    """Return those of *wanted* that the library at *path* defines, in the required version."""
     if not wanted:
         return set()
     names, versions = _offered(path)
@@ -210,7 +210,7 @@ def _defined_in(path: Path, wanted: Sequence[Symbol]) -> set[Symbol]:
 
 @functools.lru_cache(maxsize=32)
 def _offered(path: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """The names that the library at *path* defines, and the versions; libraries in use do not change."""
+    """Return the names and versions that the library at *path* defines; libraries in use do not change."""
     with path.open("rb") as stream:
         section = open_elf(stream, path.name).get_section_by_name(".gnu.version_d")
         versions = [next(names).name for _, names in section.iter_versions()] if section is not None else []
