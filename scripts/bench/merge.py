@@ -1,9 +1,12 @@
 """Merging the whole patchset: sparkwright's engine against ``git am -3`` in a work tree.
 
 Both sides get the same carries on the same pristine tree, in one run and in turn. ``git am`` is
-timed with and without making its work tree (``git worktree add`` from a clone at hand): scripts make one
-anew whenever the base moves, and the engine needs none. The engine also does what ``git am``
+timed with and without making its work tree (``git worktree add`` from an existing clone): scripts make
+one whenever the base moves, and the engine needs none. The engine also does what ``git am``
 does not: it looks for absorbed carries, and compiles and examines every merged file.
+
+The engine is timed as a new process finds it: before each merge, facts that this process holds of files
+are dropped. *Warm*, the store has the findings of an earlier merge; *cold*, it has none.
 
     python scripts/bench/merge.py [--runs 7] [--source index]
 """
@@ -11,6 +14,7 @@ does not: it looks for absorbed carries, and compiles and examines every merged 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import tempfile
@@ -18,15 +22,16 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from unittest import mock
 
 from sparkwright.git import check_out, open_repository
 from sparkwright.git.repository import git_environment
-from sparkwright.merge import MergeRequest, landing, merge_patchset
+from sparkwright.merge import MergeRequest, landing, merge_patchset, sides
+from sparkwright.merge.hazards import Examined
 from sparkwright.merge.prepare import prepare
 from sparkwright.pipeline import BuildOptions, Job, open_checkout
-from sparkwright.store import open_store
+from sparkwright.store import Store, open_store
 from sparkwright.upstream import Access, open_source, read_settings
 
 if TYPE_CHECKING:
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def make_job(source: str) -> Job:
-    """The job of the checkout that this script is in."""
+    """Return the job of the checkout that this script is in."""
     checkout = open_checkout(Path(__file__).parent)
     store = open_store()
     repository = open_repository(store.git)
@@ -43,24 +48,41 @@ def make_job(source: str) -> Job:
     return Job(checkout, checkout.point("spark"), options, store, repository, opened)
 
 
-def timed(action: Callable[..., object], *arguments: object, **named: object) -> float:
-    """Seconds that *action* takes."""
-    started = time.perf_counter()
+class Taken(NamedTuple):
+    """Seconds of an action: on the clock, and of CPU time with that of the processes it started."""
+
+    wall: float
+    cpu: float
+
+
+def timed(action: Callable[..., object], *arguments: object, **named: object) -> Taken:
+    """Return the seconds that *action* takes."""
+    started, before = time.perf_counter(), os.times()
     action(*arguments, **named)
-    return time.perf_counter() - started
+    after = os.times()
+    return Taken(time.perf_counter() - started, sum(after[:4]) - sum(before[:4]))
 
 
-def report(what: str, seconds: list[float], engine: list[float]) -> None:
-    """One line: the median, its range, and how it compares with the engine."""
-    median = statistics.median(seconds)
-    ratio = median / statistics.median(engine)
-    print(f"{what:36} {median:.3f} s  ({min(seconds):.3f} to {max(seconds):.3f})  {ratio:5.1f} x the engine")
+def merge_as_new_process(job: Job, request: MergeRequest) -> Taken:
+    """Return the seconds of a merge that holds nothing of files read before."""
+    sides.forget()
+    return timed(merge_patchset, job.repository, request)
+
+
+def report(what: str, taken: list[Taken], engine: list[Taken]) -> None:
+    """Print one line: medians, the range on the clock, and how the median compares with the engine's."""
+    walls = [one.wall for one in taken]
+    median = statistics.median(walls)
+    cpu = statistics.median(one.cpu for one in taken)
+    ratio = median / statistics.median(one.wall for one in engine)
+    spread = f"({min(walls):.3f} to {max(walls):.3f})"
+    print(f"{what:38} {median:.3f} s  {spread:18} CPU {cpu:.2f} s  {ratio:5.1f} x the engine")
 
 
 @contextmanager
 def unexamined() -> Iterator[None]:
-    """Merge without compiling and examining the merged files, to see what that costs."""
-    with mock.patch.object(landing, "examine", return_value=((), ())):
+    """Merge without compiling and examining the merged files, to see the cost of that."""
+    with mock.patch.object(landing, "examine", return_value=Examined()):
         yield
 
 
@@ -75,7 +97,7 @@ def git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
 
 
 def mailbox(job: Job, request: MergeRequest) -> bytes:
-    """The carries as ``git format-patch`` would write them, with context."""
+    """Return the carries as ``git format-patch`` would write them, with context."""
     ready = prepare(
         job.repository, request.carries, version=request.version, find_base=request.find_base, offline=True
     )
@@ -103,11 +125,11 @@ def main() -> None:
     job = make_job(args.source)
     lock = job.point.lock
     whole = job.merge_request(job.source.pristine(lock), lock.release.version)
-    # Those left out with upstream's kernels may change another source, for which `git am` has no word.
+    # Those left out with upstream's kernels may change another source, which `git am` cannot merge.
     request = replace(whole, carries=tuple(one for one in whole.carries if one.name not in whole.left_out))
-    merge_patchset(job.repository, request)  # imports and caches, as in any second use
+    merge_patchset(job.repository, request)  # imports, and the findings in the store
 
-    engine, bare, work_tree, am = [], [], [], []
+    engine, cold, bare, work_tree, am = [], [], [], [], []
     with tempfile.TemporaryDirectory() as scratch:
         clone, box = Path(scratch, "clone"), mailbox(job, request)
         check_out(job.repository, request.pristine, clone)
@@ -116,17 +138,20 @@ def main() -> None:
         git(clone, "commit", "--quiet", "--message", "pristine")
         for number in range(args.runs):
             tree = Path(scratch, f"tree-{number}")
-            engine.append(timed(merge_patchset, job.repository, request))
+            empty = Store(Path(scratch, f"store-{number}"))
+            engine.append(merge_as_new_process(job, request))
+            cold.append(merge_as_new_process(job, replace(request, store=empty)))
             with unexamined():
-                bare.append(timed(merge_patchset, job.repository, request))
+                bare.append(merge_as_new_process(job, request))
             work_tree.append(timed(git, clone, "worktree", "add", "--quiet", "--detach", str(tree)))
             am.append(timed(git, tree, "am", "--3way", "--quiet", stdin=box))
     job.repository.close()
-    both = [one + other for one, other in zip(am, work_tree, strict=True)]
-    print(f"carries                              {len(request.carries)}")
-    report("engine", engine, engine)
+    both = [Taken(one.wall + two.wall, one.cpu + two.cpu) for one, two in zip(am, work_tree, strict=True)]
+    print(f"carries                                {len(request.carries)}")
+    report("engine, warm", engine, engine)
+    report("engine, cold", cold, engine)
     report("engine, merged files not examined", bare, engine)
-    report("git am -3, in a work tree at hand", am, engine)
+    report("git am -3, in an existing work tree", am, engine)
     report("git am -3, and making its work tree", both, engine)
 
 

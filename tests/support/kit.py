@@ -137,6 +137,7 @@ class Scene:
     offline: bool = False
     version: str = "1.1.0"
     carries: list[Carry] = field(default_factory=list)
+    store: Store | None = None
 
     def add(self, name: str, after: Mapping[str, Content], **changes: Any) -> Carry:
         carry = make_carry(self.root, self.repository, name, self.base, after, **changes)
@@ -153,6 +154,7 @@ class Scene:
             find_base=lambda _: base,
             history=self.history,
             offline=self.offline,
+            store=self.store,
         )
         return merge_patchset(self.repository, request)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparkwright.git import Repository
     from sparkwright.merge.absorb import CarryChange
     from sparkwright.merge.prepare import BaseFinder, Preparation
+    from sparkwright.store import Store
 
 _OWN = ""  # stands for vLLM's own tree among the names of sources
 
@@ -36,6 +37,7 @@ class MergeRequest:
         offline: use pull requests as the store has them, without asking for their heads.
         left_out: carries that are not to be merged, by name, and why.
         sources: ids of the pinned trees of dependencies' sources that are at hand, by the lock's names.
+        store: remembers findings on clean merges; without it each is examined every time.
     """
 
     pristine: str
@@ -46,6 +48,7 @@ class MergeRequest:
     offline: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+    store: Store | None = None
 
 
 def merge_patchset(repository: Repository, request: MergeRequest) -> MergeReport:
@@ -66,7 +69,9 @@ def merge_patchset(repository: Repository, request: MergeRequest) -> MergeReport
         if outcome is None and place == _OWN:
             outcome = _merge_one(repository, prepared[carry.name], request, trees[_OWN])
         elif outcome is None:
-            _, (outcome,) = apply_to_source(repository, trees[place], [carry], version=request.version)
+            _, (outcome,) = apply_to_source(
+                repository, trees[place], [carry], version=request.version, store=request.store
+            )
         outcomes.append(outcome)
         emit("merge.outcome", carry=carry.name, outcome=str(outcome.kind), detail=outcome.detail)
         if place == _OWN and outcome.tree != trees[_OWN]:
@@ -146,7 +151,7 @@ def _merge_one(repository: Repository, preparation: Preparation, request: MergeR
         return Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=preparation.refusal)
     if signals := _history(repository, request, carry, change):
         return absorbed(repository, carry, change, ours, signals)
-    return land(repository, carry, change, ours)
+    return land(repository, carry, change, ours, store=request.store)
 
 
 def _history(

@@ -182,6 +182,7 @@ class Job:
             offline=self.options.offline,
             left_out=self.point.left_out,
             sources=self.sources_at_hand if version == self.point.lock.release.version else {},
+            store=self.store,
         )
 
     @property
