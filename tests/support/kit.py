@@ -17,7 +17,7 @@ import tomlkit
 import sparkwright
 from sparkwright.base.digests import digest_of
 from sparkwright.base.process import run
-from sparkwright.carries import Carry, load_carry
+from sparkwright.carries import CARRY_FORMAT, Carry, load_carry
 from sparkwright.git import FileEntry, Repository, import_files
 from sparkwright.git.repository import git_environment
 from sparkwright.merge import History, MergeReport, MergeRequest, merge_patchset
@@ -58,7 +58,7 @@ def write_diff(repository: Repository, before: Mapping[str, Content], after: Map
 def spec(name: str, **changes: Any) -> dict[str, Any]:
     """The tables of a sound ``carry.toml``; a change to `None` leaves a key out."""
     tables: dict[str, Any] = {
-        "format": 1,
+        "format": CARRY_FORMAT,
         "name": name,
         "title": f"Change {name}",
         "kind": "own",
@@ -67,7 +67,7 @@ def spec(name: str, **changes: Any) -> dict[str, Any]:
         "requires": [],
         "why": "it is wrong",
         "symptom": "it fails",
-        "dies-when": "upstream fixes it",
+        "drop-when": "upstream fixes it",
         "evidence": {"level": "cpu", "demonstrated": [], "claimed": []},
         **{key.replace("_", "-"): value for key, value in changes.items()},
     }

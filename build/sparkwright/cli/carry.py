@@ -89,7 +89,7 @@ def new(
             name=name or f"pull-{found.pin.number}",
             title=title or found.subjects[0] or f"Pull request {found.pin.number}",
             why=why or found.message or "The pull request does not say.",
-            dies_when=f"Upstream merges pull request {found.pin.number}.",
+            drop_when=f"Upstream merges pull request {found.pin.number}.",
         )
         carry = create_pull(session.checkout.carries, draft, found)
     else:
@@ -171,7 +171,7 @@ def _change(job: Job, carry: Carry) -> CarryChange:
 def _show_spec(carry: Carry) -> None:
     spec = carry.spec
     click.secho(printable(f"{spec.name}: {spec.title}"), bold=True)
-    for heading, text in (("why", spec.why), ("symptom", spec.symptom), ("dies when", spec.dies_when)):
+    for heading, text in (("why", spec.why), ("symptom", spec.symptom), ("drop when", spec.drop_when)):
         click.echo(printable(f"\n{heading}\n{text.strip()}"))
     click.echo(f"\nevidence: {spec.evidence.level}")
     for text in spec.evidence.demonstrated:
@@ -363,7 +363,7 @@ def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str
         if names and carry.name not in names:
             continue
         if not outcome.kind.wants_proof:
-            told = needless if outcome.kind.harmless else unproved
+            told = unproved if outcome.kind.blocks_build else needless
             told[carry.name] = f"{outcome.kind}: {outcome.detail}"
         elif carry.spec.probe is None:
             unproved[carry.name] = "it has no probe"

@@ -140,7 +140,7 @@ def _without(carry: Carry, earlier: Outcome) -> tuple[OutcomeKind, str] | None:
         return None
     if earlier.kind is OutcomeKind.LEFT_OUT:
         return OutcomeKind.LEFT_OUT, f"it requires {earlier.carry}, which is left out"
-    if not earlier.kind.harmless:
+    if earlier.kind.blocks_build:
         return OutcomeKind.REFUSED, f"it requires {earlier.carry}, whose outcome is {earlier.kind}"
     return None
 

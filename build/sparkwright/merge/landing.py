@@ -122,7 +122,7 @@ def _applied(
             detail="; ".join(found.flaws),
             hazards=found.hazards,
         )
-    kind = OutcomeKind.CONFLICT_IN_TEXTS if conflicts else OutcomeKind.APPLIED
+    kind = OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS if conflicts else OutcomeKind.APPLIED
     detail = f"upstream's form was kept of {', '.join(conflicts)}" if conflicts else ""
     return Outcome(
         carry=carry.name,

@@ -20,7 +20,7 @@ class OutcomeKind(StrEnum):
     SUPERSEDED = "superseded"
     """The carry itself declares that upstream has another answer from this release on."""
 
-    CONFLICT_IN_TEXTS = "conflict-in-texts"
+    CONFLICT_IN_TESTS_OR_DOCS = "conflict-in-tests-or-docs"
     """Shipped code merged cleanly; only tests or documents conflict, and keep upstream's form."""
 
     CONFLICT = "conflict"
@@ -32,15 +32,20 @@ class OutcomeKind(StrEnum):
     LEFT_OUT = "left-out"
     """Nothing that is made here depends on it: what it would change is not compiled."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> OutcomeKind | None:
+        """Read the name that records written by earlier versions have for one of the kinds."""
+        return cls.CONFLICT_IN_TESTS_OR_DOCS if value == "conflict-in-texts" else None
+
     @property
-    def harmless(self) -> bool:
-        """Whether a wheel may be made with a carry in this state."""
-        return self not in {OutcomeKind.CONFLICT, OutcomeKind.REFUSED}
+    def blocks_build(self) -> bool:
+        """Tell if no wheel may be made with a carry of this outcome."""
+        return self in {OutcomeKind.CONFLICT, OutcomeKind.REFUSED}
 
     @property
     def in_tree(self) -> bool:
         """Whether the carry's own change is in the merged tree."""
-        return self in {OutcomeKind.APPLIED, OutcomeKind.CONFLICT_IN_TEXTS}
+        return self in {OutcomeKind.APPLIED, OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS}
 
     @property
     def wants_proof(self) -> bool:
@@ -138,7 +143,7 @@ class MergeReport(Model, frozen=True):
     @property
     def failed(self) -> tuple[Outcome, ...]:
         """Outcomes that stand in the way of a wheel."""
-        return tuple(outcome for outcome in self.outcomes if not outcome.kind.harmless)
+        return tuple(outcome for outcome in self.outcomes if outcome.kind.blocks_build)
 
     def outcome(self, carry: str) -> Outcome:
         """The outcome of the carry called *carry*."""
