@@ -81,10 +81,11 @@ def lost_calls(base: Side, ours: Side, theirs: Side, merged: Side) -> list[Hazar
     few = [path for paths in places.values() if len(paths) <= _MOST_PLACES for path in paths]
     found = [*_lost(calls, _changed(base, ours, few), merged)]
     old = _changed(base, theirs, mine) if other else {}
-    # Few of the other side's files call any of them, and to count definitions takes reading all files.
-    if callers := [path for path in other if ours.words(_CALLED, path) & old.keys()]:
+    callers = [path for path in other if ours.words(_CALLED, path) & old.keys()]
+    if len(callers) > _MOST_PLACES:  # common names; it takes reading all files to tell which are
         rare = {name for name, paths in _everywhere(merged, old.keys()).items() if len(paths) <= _MOST_PLACES}
         callers = [path for path in callers if ours.words(_CALLED, path) & rare]
+    if callers:
         calls = [(path, call) for path in callers for call in _new_calls(base, ours, path)]
         found += _lost(calls, old, merged)
     return list(dict.fromkeys(found))
