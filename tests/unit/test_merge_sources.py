@@ -167,7 +167,7 @@ class TestPatchset:
         )
         wide, wider, late = report.outcomes
         assert wide.kind is OutcomeKind.LEFT_OUT
-        assert wide.detail == f"the source of {NAME} is not at hand"
+        assert wide.detail == f"the source of {NAME} is not in the store"
         assert wider.kind is OutcomeKind.LEFT_OUT
         assert late.kind is OutcomeKind.APPLIED
         assert report.failed == ()

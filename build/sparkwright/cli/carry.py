@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkwright.carries import Carry, PullRequest
     from sparkwright.merge import Outcome
     from sparkwright.merge.absorb import CarryChange
-    from sparkwright.merge.refresh import Workshop
+    from sparkwright.merge.refresh import CarryEditor
     from sparkwright.pipeline import Job
     from sparkwright.probe import Proof
 
@@ -196,8 +196,8 @@ def edit(session: Session, *, folder: Path, name: str | None, wanted: TargetOpti
     tree = job.pristine.tree
     if name is not None:
         carry = _find(session, name)
-        workshop = _workshop(job)
-        merged = workshop.merged(carry, workshop.ground(carry))
+        editor = _editor(job)
+        merged = editor.merged(carry, editor.base_for(carry))
         if not merged.clean:
             raise PatchError(
                 f"carry {name} cannot be edited on the pin",
@@ -214,10 +214,10 @@ def edit(session: Session, *, folder: Path, name: str | None, wanted: TargetOpti
     click.echo(f"next     edit it, then: sparkwright carry {record} --from {folder}")
 
 
-def _workshop(job: Job) -> Workshop:
-    from sparkwright.merge.refresh import Workshop
+def _editor(job: Job) -> CarryEditor:
+    from sparkwright.merge.refresh import CarryEditor
 
-    return Workshop(
+    return CarryEditor(
         repository=job.repository,
         pristine=job.pristine.tree,
         version=job.point.lock.release.version,
@@ -274,13 +274,13 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
     from sparkwright.carries.files import add_revision
     from sparkwright.store import remove_tree
 
-    lock, workshop = job.point.lock, _workshop(job)
-    ground = workshop.ground(carry)
+    lock, editor = job.point.lock, _editor(job)
+    ground = editor.base_for(carry)
     work = session.checkout.root / ".sparkwright" / "refresh" / carry.name
     if folder is not None:
         patch = diff_folder(job.repository, ground.tree, folder)
     else:
-        patch = workshop.moved(carry, ground, work)
+        patch = editor.moved(carry, ground, work)
     if not patch:
         raise ConfigError(
             f"nothing is left of {carry.name}",

@@ -1,4 +1,4 @@
-"""What one side needs and the other took away: names that are imported, and functions that are called."""
+"""Names that one side imports, and functions that it calls, and that the other side removed or changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _DEFINED = re.compile(rb"\b(?:def|class)[ \t]++(\w++)")
 _CALLED = re.compile(rb"\b(\w++)[ \t]*+(?:\[[^\[\]\n]*+\])?+\(")
-_MOST_PLACES = 20  # a name that more files than that define says nothing of what is called
+_MOST_PLACES = 20  # of a name defined in more files than that, the called definition is unknown
 _COMMON = frozenset(name for kind in (str, bytes, list, dict, set, object) for name in dir(kind))
 
 
@@ -72,7 +72,7 @@ def lost_calls(base: Side, ours: Side, theirs: Side, merged: Side) -> list[Hazar
     """Return a hazard for each new call of one side that no longer fits what the other left of the callee.
 
     Callees are told by the last part of their name alone, so a call fits if any definition of that name
-    takes it. The carry's few files are read first: they say which names matter in upstream's many.
+    takes it. The carry's few files are read first: they name the few that matter among upstream's.
     """
     mine, other = changed_python(base, theirs), changed_python(base, ours)
     calls = [(path, call) for path in mine for call in _new_calls(base, theirs, path)]

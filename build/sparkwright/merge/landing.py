@@ -1,4 +1,4 @@
-"""One carry's change merged into one tree, and the name of what came of it."""
+"""One carry's change merged into one tree, and the outcome."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def absorbed(
     *,
     conflicts: tuple[str, ...] = (),
 ) -> Outcome:
-    """The outcome of a carry that upstream has already, as *signals* tell; its probe has yet to agree."""
+    """Return the outcome of a carry that upstream has by its *signals*; its probe has yet to agree."""
     detail = f"upstream seems to have it ({', '.join(signals)})"
     if conflicts:
         detail += f", and its own form of {', '.join(conflicts)}"
@@ -88,13 +88,13 @@ def _conflicted(
 
 
 def _shortened(paths: Sequence[str]) -> str:
-    """The first few of *paths*, and how many there are."""
+    """Return the first few of *paths*, and how many there are."""
     shown = ", ".join(paths[:_SHOWN])
     return f"{shown} and {len(paths) - _SHOWN} more files" if len(paths) > _SHOWN else shown
 
 
 def _with_ours(repository: Repository, result: MergeResult, ours: str) -> str:
-    """The merged tree with our form of every conflicted file."""
+    """Return the merged tree with the form in *ours* of every conflicted file."""
     entries = repository.files(ours, result.conflicts)
     files = {
         path: FileEntry(entries[path].mode, repository.blob(entries[path].blob)) if path in entries else None

@@ -144,7 +144,7 @@ def _facts(text: bytes, tree: ast.Module, table: symtable.SymbolTable) -> Module
 
 
 def _names(table: symtable.SymbolTable) -> tuple[set[str], set[str]]:
-    """Names that the module binds, and those that it uses as globals."""
+    """Return names that the module binds, and those that it uses as globals."""
     bound: set[str] = set()
     used: set[str] = set()
     tables = [table]

@@ -66,10 +66,10 @@ def apply_to_source(
 
 
 def source_change(repository: Repository, carry: Carry, tree: str, *, version: str) -> CarryChange:
-    """The change of *carry*, on the base that its revision for *version* was written against.
+    """Return the change of *carry*, on the base that its revision for *version* was written against.
 
     Raises:
-        PatchError: a blob of that base is not at hand, or the patch does not fit it.
+        PatchError: a blob of that base is not in the store, or the patch does not fit it.
     """
     revision = carry.revision_for(version)
     if revision is None:
@@ -84,7 +84,7 @@ def source_change(repository: Repository, carry: Carry, tree: str, *, version: s
         elif entry is None or entry.blob != file.old:
             if not repository.has(file.old):
                 raise PatchError(
-                    f"the base of {carry.name} is not at hand",
+                    f"the base of {carry.name} is not in the store",
                     because=f"it was written against {carry.spec.source} at {revision.source_ref}, "
                     f"and {file.path} is another one in the pinned tree",
                     next_step="write a revision of it against the pinned source",
