@@ -97,7 +97,7 @@ test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the whe
 test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers, and its table in docs/verify-faults.md
 	$(BIN)/python scripts/verify_faults.py --seeds 20
 
-releases: $(VENV)/.ready ## Merge onto upstream's later releases, and write the table in docs/upstream-releases.md
+releases: $(VENV)/.ready ## Merge onto upstream's later releases, and write docs/upstream-releases.md
 	$(BIN)/python scripts/upstream_releases.py $(ARGS)
 
 bench: $(VENV)/.ready-test ## Time merging and assembling against the obvious alternatives

@@ -1,9 +1,12 @@
 """Merging the whole patchset: sparkwright's engine against ``git am -3`` in a work tree.
 
 Both sides get the same carries on the same pristine tree, in one run and in turn. ``git am`` is
-timed with and without making its work tree (``git worktree add`` from an existing clone): scripts make a
-new one whenever the base moves, and the engine needs none. The engine also does what ``git am``
+timed with and without making its work tree (``git worktree add`` from an existing clone): scripts make
+one whenever the base moves, and the engine needs none. The engine also does what ``git am``
 does not: it looks for absorbed carries, and compiles and examines every merged file.
+
+The engine is timed as a new process finds it: before each merge, facts that this process holds of files
+are dropped. *Warm*, the store has the findings of an earlier merge; *cold*, it has none.
 
     python scripts/bench/merge.py [--runs 7] [--source index]
 """
@@ -11,6 +14,7 @@ does not: it looks for absorbed carries, and compiles and examines every merged 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import tempfile
@@ -18,14 +22,16 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from unittest import mock
 
 from sparkwright.git import check_out
 from sparkwright.git.repository import git_environment
-from sparkwright.merge import MergeRequest, landing, merge_patchset
+from sparkwright.merge import MergeRequest, landing, merge_patchset, sides
+from sparkwright.merge.hazards import Examined
 from sparkwright.merge.prepare import prepare
 from sparkwright.pipeline import BuildOptions, open_job
+from sparkwright.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,24 +39,41 @@ if TYPE_CHECKING:
     from sparkwright.pipeline import Job
 
 
-def timed(action: Callable[..., object], *arguments: object, **named: object) -> float:
+class Taken(NamedTuple):
+    """Seconds of an action: on the clock, and of CPU time with that of the processes it started."""
+
+    wall: float
+    cpu: float
+
+
+def timed(action: Callable[..., object], *arguments: object, **named: object) -> Taken:
     """Return the seconds that *action* takes."""
-    started = time.perf_counter()
+    started, before = time.perf_counter(), os.times()
     action(*arguments, **named)
-    return time.perf_counter() - started
+    after = os.times()
+    return Taken(time.perf_counter() - started, sum(after[:4]) - sum(before[:4]))
 
 
-def report(what: str, seconds: list[float], engine: list[float]) -> None:
-    """Print one line: the median, its range, and its ratio to the engine."""
-    median = statistics.median(seconds)
-    ratio = median / statistics.median(engine)
-    print(f"{what:36} {median:.3f} s  ({min(seconds):.3f} to {max(seconds):.3f})  {ratio:5.1f} x the engine")
+def merge_as_new_process(job: Job, request: MergeRequest) -> Taken:
+    """Return the seconds of a merge that holds nothing of files read before."""
+    sides.forget()
+    return timed(merge_patchset, job.repository, request)
+
+
+def report(what: str, taken: list[Taken], engine: list[Taken]) -> None:
+    """Print one line: medians, the range on the clock, and how the median compares with the engine's."""
+    walls = [one.wall for one in taken]
+    median = statistics.median(walls)
+    cpu = statistics.median(one.cpu for one in taken)
+    ratio = median / statistics.median(one.wall for one in engine)
+    spread = f"({min(walls):.3f} to {max(walls):.3f})"
+    print(f"{what:38} {median:.3f} s  {spread:18} CPU {cpu:.2f} s  {ratio:5.1f} x the engine")
 
 
 @contextmanager
 def unexamined() -> Iterator[None]:
-    """Merge without compiling and examining the merged files, to see what that costs."""
-    with mock.patch.object(landing, "examine", return_value=((), ())):
+    """Merge without compiling and examining the merged files, to see the cost of that."""
+    with mock.patch.object(landing, "examine", return_value=Examined()):
         yield
 
 
@@ -83,7 +106,7 @@ def mailbox(job: Job, request: MergeRequest) -> bytes:
 
 
 def main() -> None:
-    """Open the job of the checkout that this script is in, and compare."""
+    """Time both sides in turn and print the medians and their ratio."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -98,11 +121,11 @@ def compare(job: Job, runs: int) -> None:
     """Time both sides *runs* times, in turn, and print the medians and their ratio."""
     lock = job.spec.lock
     whole = job.merge_request(job.source.pristine(lock), lock.release.version)
-    # Those left out with upstream's kernels may change another source, for which `git am` has no word.
+    # Those left out with upstream's kernels may change another source, which `git am` cannot merge.
     request = replace(whole, carries=tuple(one for one in whole.carries if one.name not in whole.left_out))
-    merge_patchset(job.repository, request)  # imports and caches, as in any second use
+    merge_patchset(job.repository, request)  # imports, and the findings in the store
 
-    engine, bare, work_tree, am = [], [], [], []
+    engine, cold, bare, work_tree, am = [], [], [], [], []
     with tempfile.TemporaryDirectory() as scratch:
         clone, box = Path(scratch, "clone"), mailbox(job, request)
         check_out(job.repository, request.pristine, clone)
@@ -111,16 +134,19 @@ def compare(job: Job, runs: int) -> None:
         git(clone, "commit", "--quiet", "--message", "pristine")
         for number in range(runs):
             tree = Path(scratch, f"tree-{number}")
-            engine.append(timed(merge_patchset, job.repository, request))
+            empty = Store(Path(scratch, f"store-{number}"))
+            engine.append(merge_as_new_process(job, request))
+            cold.append(merge_as_new_process(job, replace(request, store=empty)))
             with unexamined():
-                bare.append(timed(merge_patchset, job.repository, request))
+                bare.append(merge_as_new_process(job, request))
             work_tree.append(timed(git, clone, "worktree", "add", "--quiet", "--detach", str(tree)))
             am.append(timed(git, tree, "am", "--3way", "--quiet", stdin=box))
-    both = [one + other for one, other in zip(am, work_tree, strict=True)]
-    print(f"carries                              {len(request.carries)}")
-    report("engine", engine, engine)
+    both = [Taken(one.wall + two.wall, one.cpu + two.cpu) for one, two in zip(am, work_tree, strict=True)]
+    print(f"carries                                {len(request.carries)}")
+    report("engine, warm", engine, engine)
+    report("engine, cold", cold, engine)
     report("engine, merged files not examined", bare, engine)
-    report("git am -3, in a present work tree", am, engine)
+    report("git am -3, in an existing work tree", am, engine)
     report("git am -3, and making its work tree", both, engine)
 
 

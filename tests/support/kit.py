@@ -21,7 +21,7 @@ import tomlkit
 import sparkwright
 from sparkwright.base.digests import digest_of
 from sparkwright.base.process import run
-from sparkwright.carries import Carry, load_carry
+from sparkwright.carries import CARRY_FORMAT, Carry, load_carry
 from sparkwright.git import FileEntry, Repository, import_files
 from sparkwright.git.repository import git_environment
 from sparkwright.merge import History, MergeReport, MergeRequest, merge_patchset
@@ -62,7 +62,7 @@ def write_diff(repository: Repository, before: Mapping[str, Content], after: Map
 def spec(name: str, **changes: Any) -> dict[str, Any]:
     """The tables of a sound ``carry.toml``; a change to `None` leaves a key out."""
     tables: dict[str, Any] = {
-        "format": 1,
+        "format": CARRY_FORMAT,
         "name": name,
         "title": f"Change {name}",
         "kind": "own",
@@ -71,7 +71,7 @@ def spec(name: str, **changes: Any) -> dict[str, Any]:
         "requires": [],
         "why": "it is wrong",
         "symptom": "it fails",
-        "dies-when": "upstream fixes it",
+        "drop-when": "upstream fixes it",
         "evidence": {"level": "cpu", "demonstrated": [], "claimed": []},
         **{key.replace("_", "-"): value for key, value in changes.items()},
     }
@@ -141,6 +141,7 @@ class Scene:
     offline: bool = False
     version: str = "1.1.0"
     carries: list[Carry] = field(default_factory=list)
+    store: Store | None = None
 
     def add(self, name: str, after: Mapping[str, Content], **changes: Any) -> Carry:
         carry = make_carry(self.root, self.repository, name, self.base, after, **changes)
@@ -157,6 +158,7 @@ class Scene:
             find_base=lambda _: base,
             history=self.history,
             offline=self.offline,
+            store=self.store,
         )
         return merge_patchset(self.repository, request)
 

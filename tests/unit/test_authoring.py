@@ -17,7 +17,7 @@ from sparkwright.carries.edited import diff_folder, write_tree
 from sparkwright.carries.files import Draft, add_revision, create_own, create_pull, repin
 from sparkwright.carries.pull import PullName, ResolvedPull, parse_pull, resolve_pull
 from sparkwright.git import FileEntry, Repository, open_repository, patch_tree
-from sparkwright.merge.refresh import Workshop
+from sparkwright.merge.refresh import CarryEditor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -384,11 +384,11 @@ class TestResolve:
             resolve_pull(store, "file:///nonexistent", 7)
 
 
-class TestWorkshop:
-    def workshop(self, repository: Repository, files: dict[str, str], carries: list[object]) -> Workshop:
+class TestCarryEditor:
+    def editor(self, repository: Repository, files: dict[str, str], carries: list[object]) -> CarryEditor:
         base = make_tree(repository, {"a.py": "a = 1\nb = 2\n"})
         pristine = make_tree(repository, files)
-        return Workshop(repository, pristine, "1.1.0", carries, lambda _: base)
+        return CarryEditor(repository, pristine, "1.1.0", carries, lambda _: base)
 
     def carry(self, repository: Repository, tmp_path: Path, name: str = "count", **changes: object) -> object:
         before = {"a.py": "a = 1\nb = 2\n"}
@@ -398,33 +398,33 @@ class TestWorkshop:
 
     def test_a_clean_move(self, repository: Repository, tmp_path: Path) -> None:
         carry = self.carry(repository, tmp_path)
-        shop = self.workshop(repository, {"a.py": "a = 1\nb = 2\nc = 3\n"}, [])
-        ground = shop.ground(carry)
-        assert (ground.tree, ground.stacked_on) == (shop.pristine, ())
-        patch = shop.moved(carry, ground, tmp_path / "work")
+        editor = self.editor(repository, {"a.py": "a = 1\nb = 2\nc = 3\n"}, [])
+        base = editor.base_for(carry)
+        assert (base.tree, base.stacked_on) == (editor.pristine, ())
+        patch = editor.moved(carry, base, tmp_path / "work")
         assert patch.splitlines()[-2:] == [b"-a = 1", b"+a = 10"]
         assert not (tmp_path / "work").exists()
 
     def test_nothing_left(self, repository: Repository, tmp_path: Path) -> None:
         carry = self.carry(repository, tmp_path)
-        shop = self.workshop(repository, {"a.py": "a = 10\nb = 2\n"}, [])
-        assert shop.moved(carry, shop.ground(carry), tmp_path / "work") == b""
+        editor = self.editor(repository, {"a.py": "a = 10\nb = 2\n"}, [])
+        assert editor.moved(carry, editor.base_for(carry), tmp_path / "work") == b""
 
     def test_a_conflict_is_written_once(self, repository: Repository, tmp_path: Path) -> None:
         carry = self.carry(repository, tmp_path)
-        shop = self.workshop(repository, {"a.py": "a = 7\nb = 2\n"}, [])
+        editor = self.editor(repository, {"a.py": "a = 7\nb = 2\n"}, [])
         with pytest.raises(CarryConflictError, match="conflict"):
-            shop.moved(carry, shop.ground(carry), tmp_path / "work")
+            editor.moved(carry, editor.base_for(carry), tmp_path / "work")
         (tmp_path / "work" / "a.py").write_text("half resolved\n")
         with pytest.raises(ConfigError, match="perhaps your work"):
-            shop.moved(carry, shop.ground(carry), tmp_path / "work")
+            editor.moved(carry, editor.base_for(carry), tmp_path / "work")
         assert (tmp_path / "work" / "a.py").read_text() == "half resolved\n"
 
     def test_a_pull_request_is_not_reworked_here(self, repository: Repository, tmp_path: Path) -> None:
         carry = create_pull(tmp_path, DRAFT, PULL)
-        shop = self.workshop(repository, {"a.py": "a = 1\n"}, [])
+        editor = self.editor(repository, {"a.py": "a = 1\n"}, [])
         with pytest.raises(ConfigError, match="held as it is upstream"):
-            shop.ground(carry)
+            editor.base_for(carry)
 
     def test_a_stack_whose_ground_conflicts(self, repository: Repository, tmp_path: Path) -> None:
         lower = self.carry(repository, tmp_path, "lower")
@@ -434,8 +434,8 @@ class TestWorkshop:
         document["revision"][0]["stacked-on"] = ["lower"]
         path.write_text(tomlkit.dumps(document))
         upper = load_carry(upper.folder)
-        shop = self.workshop(repository, {"a.py": "a = 7\nb = 2\n"}, [lower, upper])
+        editor = self.editor(repository, {"a.py": "a = 7\nb = 2\n"}, [lower, upper])
         with pytest.raises(PatchError, match="lower, on which it is stacked, conflicts there"):
-            shop.ground(upper)
+            editor.base_for(upper)
         with pytest.raises(PatchError, match="is not in the patchset"):
-            self.workshop(repository, {"a.py": "a = 1\nb = 2\n"}, [upper]).ground(upper)
+            self.editor(repository, {"a.py": "a = 1\nb = 2\n"}, [upper]).base_for(upper)

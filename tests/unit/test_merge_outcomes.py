@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import msgspec
 import pytest
 from kit import DELETED, Scene, make_tree, read_tree, revision, write_carry, write_diff
 
 from sparkwright.base.errors import NotInStoreError, StorageError
 from sparkwright.carries import load_carry
 from sparkwright.git import FileEntry
-from sparkwright.merge import OutcomeKind
+from sparkwright.merge import Outcome, OutcomeKind
 from sparkwright.merge.texts import is_text
-
-if TYPE_CHECKING:
-    from sparkwright.merge import Outcome
 
 CODE = "vllm/cache.py"
 OLD = "def first():\n    return 1\n\n\ndef middle():\n    return 2\n\n\ndef last():\n    return 3\n"
@@ -36,7 +32,7 @@ def test_a_change_that_fits_is_applied_beside_upstreams_own(scene: Scene) -> Non
     assert outcome.kind is OutcomeKind.APPLIED
     assert outcome.paths == (CODE,)
     assert outcome.kind.in_tree
-    assert outcome.kind.harmless
+    assert not outcome.kind.blocks_build
     assert report.tree == outcome.tree != report.pristine
     assert report.failed == ()
     expected = MOVED.replace("return 1", "return 10")
@@ -86,7 +82,7 @@ def test_a_conflict_in_code_leaves_the_carry_out_and_the_next_ones_in(scene: Sce
     assert first.kind is OutcomeKind.CONFLICT
     assert first.conflicts == (CODE,)
     assert "vllm/cache.py" in first.detail
-    assert not first.kind.harmless
+    assert first.kind.blocks_build
     assert second.kind is OutcomeKind.APPLIED
     assert [outcome.carry for outcome in report.failed] == ["clashes"]
     merged = read_tree(scene.repository, report.tree)[CODE]
@@ -114,11 +110,11 @@ def test_a_conflict_in_tests_or_documents_keeps_upstreams_form_and_lands_the_cod
     scene.add("fix", {CODE: NEW, text: "ours\n"})
     report = scene.merge()
     (outcome,) = report.outcomes
-    assert outcome.kind is OutcomeKind.CONFLICT_IN_TEXTS
+    assert outcome.kind is OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS
     assert outcome.conflicts == (text,)
     assert outcome.paths == (CODE,)
     assert outcome.kind.in_tree
-    assert outcome.kind.harmless
+    assert not outcome.kind.blocks_build
     assert read_tree(scene.repository, report.tree) == {
         CODE: MOVED.replace("return 1", "return 10"),
         text: "theirs\n",
@@ -130,7 +126,7 @@ def test_a_test_that_upstream_deleted_stays_deleted(scene: Scene) -> None:
     scene.target = {CODE: OLD}
     scene.add("fix", {CODE: NEW, "tests/test_cache.py": "ours\n"})
     report = scene.merge()
-    assert report.outcomes[0].kind is OutcomeKind.CONFLICT_IN_TEXTS
+    assert report.outcomes[0].kind is OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS
     assert read_tree(scene.repository, report.tree) == {CODE: NEW}
 
 
@@ -389,3 +385,12 @@ def test_each_outcome_is_told_as_an_event(scene: Scene, heard) -> None:
     scene.merge()
     told = [(data["carry"], data["outcome"]) for data in heard.of("merge.outcome")]
     assert told == [("clashes", "conflict"), ("fits", "applied")]
+
+
+def test_a_report_of_an_earlier_version_is_read() -> None:
+    written = b'{"carry": "fix", "kind": "conflict-in-texts", "tree": ""}'
+    outcome = msgspec.json.decode(written, type=Outcome)
+    assert outcome.kind is OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS
+    assert msgspec.json.decode(msgspec.json.encode(outcome), type=Outcome) == outcome
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(written.replace(b"in-texts", b"in-text"), type=Outcome)

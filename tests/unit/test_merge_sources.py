@@ -167,7 +167,7 @@ class TestPatchset:
         )
         wide, wider, late = report.outcomes
         assert wide.kind is OutcomeKind.LEFT_OUT
-        assert wide.detail == f"the source of {NAME} is not at hand"
+        assert wide.detail == f"the source of {NAME} is not in the store"
         assert wider.kind is OutcomeKind.LEFT_OUT
         assert late.kind is OutcomeKind.APPLIED
         assert report.failed == ()
@@ -185,7 +185,7 @@ class TestPatchset:
         assert (needy.kind, needy.detail) == (OutcomeKind.LEFT_OUT, "it requires lists, which is left out")
         assert late.kind is OutcomeKind.APPLIED
         assert not lists.kind.in_tree
-        assert lists.kind.harmless
+        assert not lists.kind.blocks_build
         assert read_tree(shelf.repository, report.tree) == {**OWN, "vllm/a.py": "A = 2\n"}
 
     def test_what_is_left_out_is_not_even_read(self, shelf: Shelf) -> None:

@@ -198,7 +198,7 @@ def test_a_dependencys_source_is_tried_in_the_merged_tree(bench: Bench) -> None:
 def test_a_source_that_is_not_at_hand_breaks_the_proof(bench: Bench) -> None:
     proof = bench.prover().prove(bench.flash(), [LISTS])
     assert proof.verdict is ProbeVerdict.BROKEN
-    assert proof.merged.message == "the source of flash is not at hand"
+    assert proof.merged.message == "the source of flash is not in the store"
     assert bench.prover().find(bench.flash(), [LISTS]) is None
 
 

@@ -235,7 +235,7 @@ def carried(**outcomes: str) -> str:
 def test_a_wheel_says_what_was_merged_into_it(tmp_path: Path) -> None:
     record = carried(
         tie_weights="applied",
-        uma_clamp="conflict-in-texts",
+        uma_clamp="conflict-in-tests-or-docs",
         nvfp4_kv_triton="superseded",
         native_sm121a="left-out",
     )

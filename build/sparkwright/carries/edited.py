@@ -49,7 +49,7 @@ def write_tree(repository: Repository, tree: str, folder: Path) -> None:
 
 
 def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
-    """What *folder* changes in *tree*, as a ``-U0 --full-index`` patch; empty when nothing.
+    """Return what *folder* changes in *tree*, as a ``-U0 --full-index`` patch; empty when nothing.
 
     Raises:
         ConfigError: the folder does not exist, or does not look like that tree.
@@ -62,7 +62,7 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
     tracked = {parent.as_posix() for path in known for parent in (Path(path), *Path(path).parents)}
     present = set(_walk(folder, tracked))
     if 2 * len(present & known.keys()) < len(known):
-        # Nobody's change deletes most of upstream; a mistyped folder does.
+        # No real change deletes most of upstream; a mistyped folder does.
         raise ConfigError(
             f"{folder} is not an edited form of the tree",
             because=f"it has {len(present & known.keys())} of its {len(known)} files",
@@ -88,7 +88,7 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
     if changed_modes and len(modes) > 1:  # some file systems show one mode for all files
         raise PatchError(
             f"{changed_modes[0]} cannot be part of a carry",
-            because=f"a patch of ours changes no mode, and {len(changed_modes)} files have another one",
+            because=f"a carry's patch changes no mode, and {len(changed_modes)} files have another one",
             next_step="give it the mode back that it has upstream",
         )
     if not changes:
@@ -113,7 +113,7 @@ def _is_link(path: str, file: Path, entry: TreeEntry | None) -> bool:
 
 
 def _walk(folder: Path, tracked: set[str]) -> Iterator[str]:
-    """Paths of the files below *folder*, without what tools leave behind; tracked folders always count."""
+    """Yield paths of the files below *folder*, without tools' left-overs; tracked folders always count."""
     for parent, folders, names in os.walk(folder):
         here = Path(parent).relative_to(folder)
         links = [name for name in folders if (Path(parent) / name).is_symlink()]

@@ -28,7 +28,7 @@ class Draft:
     title: str
     why: str
     symptom: str = "Not described yet."
-    dies_when: str = "Not decided yet."
+    drop_when: str = "Not decided yet."
     runner: str = "both"
     requires: tuple[str, ...] = ()
 
@@ -80,7 +80,7 @@ def _common(draft: Draft, kind: str) -> dict[str, Any]:
         "requires": list(draft.requires),
         "why": f"{draft.why.strip()}\n",
         "symptom": f"{draft.symptom.strip()}\n",
-        "dies-when": f"{draft.dies_when.strip()}\n",
+        "drop-when": f"{draft.drop_when.strip()}\n",
         "evidence": {"level": "claimed", "demonstrated": [], "claimed": ["Nothing was reproduced here yet."]},
     }
 

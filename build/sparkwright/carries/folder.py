@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -30,11 +31,11 @@ class Carry:
 
     @property
     def name(self) -> str:
-        """The carry's name, which is its folder's."""
+        """Return the carry's name, which is its folder's."""
         return self.spec.name
 
     def revision_for(self, version: str) -> Revision | None:
-        """The revision nearest to upstream *version*: the newest not after it, else the oldest."""
+        """Return the revision nearest to upstream *version*: the newest not after it, else the oldest."""
         if not self.spec.revision:
             return None
         ordered = sorted(self.spec.revision, key=lambda revision: Version(revision.release))
@@ -42,7 +43,7 @@ class Carry:
         return before[-1] if before else ordered[0]
 
     def superseded_in(self, version: str) -> Superseded | None:
-        """What supersedes the carry at upstream *version*, if anything does."""
+        """Return what supersedes the carry at upstream *version*, if anything does."""
         for entry in self.spec.superseded:
             if SpecifierSet(entry.releases).contains(version, prereleases=True):
                 return entry
@@ -53,7 +54,7 @@ class Carry:
         return {}
 
     def patch(self, revision: Revision) -> Patch:
-        """The parsed patch of *revision*.
+        """Return the parsed patch of *revision*.
 
         Raises:
             ConfigError: the file is missing.
@@ -72,7 +73,7 @@ class Carry:
             raise ConfigError(f"{path} could not be read", because="it does not exist") from error
 
     def content_id(self, version: str) -> str:
-        """Digest of what the carry changes when merged onto *version*: not of its prose.
+        """Return digest of what the carry changes when merged onto *version*: not of its prose.
 
         Raises:
             ConfigError: its patch is missing.
@@ -93,19 +94,19 @@ class Carry:
         )
 
     def _base_of(self, revision: Revision) -> dict[str, str | None]:
-        """What names the base of *revision*."""
+        """Return what names the base of *revision*."""
         if self.spec.source is None:
             return {"sdist": revision.sdist_sha256}
         return {"source": self.spec.source, "ref": revision.source_ref}
 
     @property
     def probe_path(self) -> Path | None:
-        """The probe, if the carry has one."""
+        """Return the probe, if the carry has one."""
         return None if self.spec.probe is None else self.folder / self.spec.probe.file
 
     @property
     def probe_helpers(self) -> tuple[Path, ...]:
-        """The modules that the probe may import besides."""
+        """Return the modules that the probe may import besides."""
         return (
             () if self.spec.probe is None else tuple(self.folder / name for name in self.spec.probe.helpers)
         )
@@ -121,13 +122,14 @@ def load_carry(folder: Path) -> Carry:
     spec = load_toml(path, CarrySpec, newest_format=CARRY_FORMAT)
     if problem := next(_problems(spec, folder), ""):
         raise ConfigError(f"{path} does not fit together", because=problem)
-    return Carry(spec, folder)
+    return Carry(replace(spec, drop_when=spec.drop_when or spec.dies_when, dies_when=""), folder)
 
 
 def _problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
-    """What is wrong with *spec* beyond what its types say."""
+    """Yield what is wrong with *spec* beyond what its types say."""
     if spec.name != folder.name:
         yield f"it is called {spec.name!r} in a folder called {folder.name!r}"
+    yield from _drop_problems(spec)
     if (spec.kind == "pull") != (spec.pull is not None):
         yield "a [pull] table and kind = 'pull' go together"
     if (spec.kind == "own") != bool(spec.revision):
@@ -148,6 +150,15 @@ def _problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
         yield str(error)
 
 
+def _drop_problems(spec: CarrySpec) -> Iterator[str]:
+    """Give an error unless *spec* has its format's name for ``drop-when``, and that one alone."""
+    given = {"dies-when": spec.dies_when, "drop-when": spec.drop_when}
+    wanted = "dies-when" if spec.format == 1 else "drop-when"
+    if [name for name, text in given.items() if text] != [wanted]:
+        other = (given.keys() - {wanted}).pop()
+        yield f"format {spec.format} requires {wanted}, and has no {other}"
+
+
 def _revision_problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
     releases = [revision.release for revision in spec.revision]
     if len(set(releases)) != len(releases):
@@ -161,7 +172,7 @@ def _revision_problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
 
 
 def _base_problems(spec: CarrySpec, revision: Revision) -> Iterator[str]:
-    """What is wrong with how *revision* names its base."""
+    """Yield what is wrong with how *revision* names its base."""
     bases = {"sdist-sha256": revision.sdist_sha256, "source-ref": revision.source_ref}
     wanted = "sdist-sha256" if spec.source is None else "source-ref"
     if bases.pop(wanted) is None:
@@ -172,7 +183,7 @@ def _base_problems(spec: CarrySpec, revision: Revision) -> Iterator[str]:
 
 
 def load_carries(root: Path) -> dict[str, Carry]:
-    """Every carry under *root*, by name."""
+    """Return every carry under *root*, by name."""
     if not root.is_dir():
         return {}
     return {
@@ -183,7 +194,7 @@ def load_carries(root: Path) -> dict[str, Carry]:
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> UnknownNameError:
-    """An error for an unknown *name* that suggests the nearest one."""
+    """Return an error for an unknown *name* that suggests the nearest one."""
     close = difflib.get_close_matches(name, known, n=1)
     return UnknownNameError(
         f"there is no {kind} called {name!r}",

@@ -8,7 +8,8 @@ from msgspec import Meta
 
 from sparkwright.base.config import Model
 
-CARRY_FORMAT = 1
+CARRY_FORMAT = 2
+"""Format 1 has `dies-when` for `drop-when`; it is read, and no longer written."""
 NAME_PATTERN = "^[a-z][a-z0-9]*(-[a-z0-9]+)*\\Z"
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
@@ -132,6 +133,9 @@ class CarrySpec(Model, frozen=True):
 
     Attributes:
         source: the lock's name of the dependency whose tree the carry changes; vLLM's own by default.
+        drop_when: the condition for dropping the carry; never empty once read by `load_carry`.
+        dies_when: the same under the name that format 1 has; always empty once read by `load_carry`.
+        later_releases: findings on releases after the one that the carry was written against, in Markdown.
     """
 
     format: int
@@ -143,8 +147,10 @@ class CarrySpec(Model, frozen=True):
     requires: tuple[Name, ...]
     why: Text
     symptom: Text
-    dies_when: Text
     evidence: CarryEvidence
+    drop_when: Text = ""
+    dies_when: Text = ""
+    later_releases: Text = ""
     source: SourceName | None = None
     upstream: tuple[Upstream, ...] = ()
     superseded: tuple[Superseded, ...] = ()

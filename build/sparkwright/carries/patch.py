@@ -63,7 +63,7 @@ class FilePatch:
     hunks: tuple[Hunk, ...]
 
     def apply(self, data: bytes) -> bytes:
-        """The patched form of *data*.
+        """Return the patched form of *data*.
 
         Raises:
             PatchError: *data* is not the blob that the patch was written for, or the result
@@ -103,7 +103,7 @@ class FilePatch:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """Lines of *data* as git counts them: ended by a line feed alone."""
+    """Return lines of *data* as git counts them: ended by a line feed alone."""
     return re.findall(rb"[^\n]*\n|[^\n]+", data)
 
 
@@ -116,7 +116,7 @@ class Patch:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Paths that it changes."""
+        """Return paths that it changes."""
         return tuple(file.path for file in self.files)
 
     def apply(self, read: Callable[[str], bytes | None]) -> dict[str, tuple[str, bytes] | None]:

@@ -1,6 +1,6 @@
-"""Patchsets and points: which carries, in which order, on which pin.
+"""Patchsets and build specs: carries, in order, on a pin.
 
-A point's digest names everything that is made from it. It covers what decides the result
+A build spec's digest names everything that is made from it. It covers what decides the result
 (the pin's digests, each carry's content, the order) and no prose. Where kernels are compiled, it
 covers what they are compiled for and from; where they come from upstream's wheel, carries that
 change how they are compiled decide nothing and are left out.
@@ -85,7 +85,7 @@ class BuildSpec:
 
     @cached_property
     def left_out(self) -> dict[str, str]:
-        """Carries that decide nothing here, by name, and why."""
+        """Return carries that decide nothing here, by name, and why."""
         found: dict[str, str] = {}
         for carry in self.carries if self.arch is None else ():
             if carry.spec.scope == "build":
@@ -96,33 +96,33 @@ class BuildSpec:
 
     @property
     def deciding(self) -> tuple[Carry, ...]:
-        """The carries that are not left out, in order."""
+        """Return the carries that are not left out, in order."""
         return tuple(carry for carry in self.carries if carry.name not in self.left_out)
 
     @property
     def foreign_card(self) -> str:
-        """What is compiled for, where that is not the lock's card: ``sm100a`` for ``10.0a``; mostly empty."""
+        """Return the target where it is not the lock's card, ``sm100a`` for ``10.0a``; empty otherwise."""
         if self.arch is None or self.lock.native is None or self.arch == self.lock.native.arch:
             return ""
         return "sm" + self.arch.replace(".", "")
 
     @property
     def revision(self) -> int:
-        """The patchset's revision that this is; 0 for a working state, which has none yet."""
+        """Return the patchset's revision that this is; 0 for a working state, which has none yet."""
         if self.released is None or self.released.digest != self.content:
             return 0
         return self.released.revision
 
     @cached_property
     def content(self) -> str:
-        """Digest of the pin and all carries, the same whatever kernels are chosen; 64 hex digits."""
+        """Return digest of the pin and all carries, the same whatever kernels are chosen; 64 hex digits."""
         described = self._described(self.carries)
         if self.lock.native is not None:
             described["kernels"] = _compiled_from(self.lock.native)
         return digest_of(described)
 
     def describe(self) -> dict[str, Any]:
-        """What the digest covers, JSON-ready."""
+        """Return what the digest covers, JSON-ready."""
         described = self._described(self.deciding)
         if self.arch is not None and self.lock.native is not None:
             described["kernels"] = {"arch": self.arch, **_compiled_from(self.lock.native)}
@@ -146,12 +146,12 @@ class BuildSpec:
 
     @property
     def digest(self) -> str:
-        """The point's name, 64 hex digits."""
+        """Return the build spec's name, 64 hex digits."""
         return digest_of(self.describe())
 
 
 def _compiled_from(native: NativePin) -> dict[str, Any]:
-    """What kernels are compiled with and from; not what is expected of them or how long it takes."""
+    """Return what kernels are compiled with and from; not what is expected of them or how long it takes."""
     return {
         "toolkit": digest_of(to_builtins(native.toolkit)),
         "sources": {name: source.tree or source.ref for name, source in native.sources.items()},
@@ -160,7 +160,7 @@ def _compiled_from(native: NativePin) -> dict[str, Any]:
 
 
 def load_patchset(folder: Path, name: str) -> Patchset:
-    """The patchset called *name* in *folder*.
+    """Return the patchset called *name* in *folder*.
 
     Raises:
         UnknownNameError: there is none.
@@ -179,7 +179,7 @@ def load_patchset(folder: Path, name: str) -> Patchset:
 
 
 def make_build_spec(root: Path, lock: Lock, patchset: str, *, arch: str | None = None) -> BuildSpec:
-    """The point of *lock* and the patchset called *patchset*, from the checkout at *root*.
+    """Return the build spec of *lock* and the patchset called *patchset*, from the checkout at *root*.
 
     Args:
         root: the checkout.
@@ -190,7 +190,7 @@ def make_build_spec(root: Path, lock: Lock, patchset: str, *, arch: str | None =
     Raises:
         UnknownNameError: the patchset, one of its carries or a carry's source does not exist.
         DependencyOrderError: the carries' requirements do not hold.
-        ConfigError: kernels are to be compiled, and the lock does not say with what.
+        ConfigError: kernels are to be compiled, and the lock does not name the compilers.
     """
     chosen = load_patchset(root / "patchsets", patchset)
     known = load_carries(root / "carries")
@@ -206,14 +206,14 @@ def make_build_spec(root: Path, lock: Lock, patchset: str, *, arch: str | None =
     if arch is not None and lock.native is None:
         raise ConfigError(
             "kernels cannot be compiled for this pin",
-            because="upstream.lock has no [native], which says with what",
+            because="upstream.lock has no [native], which names the compilers",
             next_step="take upstream's: --kernels upstream",
         )
     return BuildSpec(lock, chosen.name, carries, arch, chosen.released)
 
 
 def with_next_revision(text: str, point: BuildSpec) -> str:
-    """A patchset's *text* whose newest revision is *point*; the same text if that is so already."""
+    """Return a patchset's *text* whose newest revision is *point*; the same text if that is so already."""
     import tomlkit
 
     if point.revision:

@@ -44,7 +44,7 @@ _PULL = re.compile(
 
 
 def parse_pull(text: str) -> PullName:
-    """What ``45544``, ``#45544`` or the address of a pull request names.
+    """Return what ``45544``, ``#45544`` or the address of a pull request names.
 
     Raises:
         UnknownNameError: it is none of these.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkwright.carries import Carry, PullRequest
     from sparkwright.merge import Outcome
     from sparkwright.merge.absorb import CarryChange
-    from sparkwright.merge.refresh import Workshop
+    from sparkwright.merge.refresh import CarryEditor
     from sparkwright.pipeline import Job, TargetOptions
     from sparkwright.probe import Proof
 
@@ -91,7 +91,7 @@ def new(
             name=name or f"pull-{found.pin.number}",
             title=title or found.subjects[0] or f"Pull request {found.pin.number}",
             why=why or found.message or "The pull request does not say.",
-            dies_when=f"Upstream merges pull request {found.pin.number}.",
+            drop_when=f"Upstream merges pull request {found.pin.number}.",
         )
         carry = create_pull(session.checkout.carries, draft, found)
     else:
@@ -173,7 +173,7 @@ def _change(job: Job, carry: Carry) -> CarryChange:
 def _show_spec(carry: Carry) -> None:
     spec = carry.spec
     click.secho(printable(f"{spec.name}: {spec.title}"), bold=True)
-    for heading, text in (("why", spec.why), ("symptom", spec.symptom), ("drop when", spec.dies_when)):
+    for heading, text in (("why", spec.why), ("symptom", spec.symptom), ("drop when", spec.drop_when)):
         click.echo(printable(f"\n{heading}\n{text.strip()}"))
     click.echo(f"\nevidence: {spec.evidence.level}")
     for text in spec.evidence.demonstrated:
@@ -198,8 +198,8 @@ def edit(session: Session, *, folder: Path, name: str | None, target: TargetOpti
     tree = job.pristine.tree
     if name is not None:
         carry = _find(session, name)
-        workshop = _workshop(job)
-        merged = workshop.merged(carry, workshop.ground(carry))
+        editor = _editor(job)
+        merged = editor.merged(carry, editor.base_for(carry))
         if not merged.clean:
             raise PatchError(
                 f"carry {name} cannot be edited on the pin",
@@ -216,10 +216,10 @@ def edit(session: Session, *, folder: Path, name: str | None, target: TargetOpti
     click.echo(f"next     edit it, then: sparkwright carry {record} --from {folder}")
 
 
-def _workshop(job: Job) -> Workshop:
-    from sparkwright.merge.refresh import Workshop
+def _editor(job: Job) -> CarryEditor:
+    from sparkwright.merge.refresh import CarryEditor
 
-    return Workshop(
+    return CarryEditor(
         repository=job.repository,
         pristine=job.pristine.tree,
         version=job.spec.lock.release.version,
@@ -276,13 +276,13 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
     from sparkwright.carries.files import add_revision
     from sparkwright.store import remove_tree
 
-    lock, workshop = job.spec.lock, _workshop(job)
-    ground = workshop.ground(carry)
+    lock, editor = job.spec.lock, _editor(job)
+    ground = editor.base_for(carry)
     work = session.checkout.root / ".sparkwright" / "refresh" / carry.name
     if folder is not None:
         patch = diff_folder(job.repository, ground.tree, folder)
     else:
-        patch = workshop.moved(carry, ground, work)
+        patch = editor.moved(carry, ground, work)
     if not patch:
         raise ConfigError(
             f"nothing is left of {carry.name}",
@@ -365,7 +365,7 @@ def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str
         if names and carry.name not in names:
             continue
         if not outcome.kind.wants_proof:
-            told = needless if outcome.kind.harmless else unproved
+            told = unproved if outcome.kind.blocks_build else needless
             told[carry.name] = f"{outcome.kind}: {outcome.detail}"
         elif carry.spec.probe is None:
             unproved[carry.name] = "it has no probe"

@@ -22,7 +22,7 @@ COLOURS = {
     "no proof needed": "cyan",
     "skipped": "cyan",
     "left-out": "cyan",
-    "conflict-in-texts": "yellow",
+    "conflict-in-tests-or-docs": "yellow",
     "to do": "yellow",
     "waits": "yellow",
     "stale": "yellow",

@@ -1,4 +1,4 @@
-"""The only room that touches git.
+"""The only package that runs git.
 
 `Repository` is a bare object store that we own: trees and commits are written to it with a
 fixed identity and date, under an environment and configuration that ignore the user's, so

@@ -46,7 +46,7 @@ def check_out(repository: Repository, tree: str, folder: Path, *, under: str = "
 
 
 def _refuse_outward_links(repository: Repository, tree: str) -> None:
-    """Nothing else looks at the links of a tree that came by git: from upstream, or in a pull request."""
+    """Refuse links that lead out of a tree that came by git: nothing else checks these."""
     listed = repository.command("ls-tree", "-r", "-z", tree).stdout.decode(errors="surrogateescape")
     links = {}
     for line in listed.split("\0"):

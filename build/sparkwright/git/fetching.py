@@ -38,14 +38,14 @@ class RemoteRef:
 
     @property
     def commit(self) -> str:
-        """The commit that the ref leads to."""
+        """Return the commit that the ref leads to."""
         return self.peeled or self.object_id
 
 
 def list_remote(
     repository: Repository, address: str, patterns: Sequence[str], *, timeout: float = 60.0
 ) -> dict[str, RemoteRef]:
-    """The remote's refs that match *patterns*, by full name.
+    """Return the remote's refs that match *patterns*, by full name.
 
     Raises:
         FetchError: the remote did not answer.
@@ -89,7 +89,7 @@ def _check_wanted(name: str) -> str:
 
 
 def _shown(names: Sequence[str]) -> str:
-    """*names* for people: a few of them, and how many more there are."""
+    """Return *names* for people: a few of them, and how many more there are."""
     few = ", ".join(names[:_FEW])
     return few if len(names) <= _FEW else f"{few} and {len(names) - _FEW} more"
 
@@ -103,7 +103,7 @@ def fetch(
     history_only: bool = False,
     without_files: bool = False,
 ) -> None:
-    """Fetch refs or commits by id from *address* into the store; no ref of ours is made.
+    """Fetch refs or commits by id from *address* into the store; no local ref is made.
 
     Args:
         repository: where to.

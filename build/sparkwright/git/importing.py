@@ -26,12 +26,12 @@ class FileEntry:
 
 
 def blob_id(data: bytes) -> str:
-    """The id that git gives to a blob of *data*."""
+    """Return the id that git gives to a blob of *data*."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324 - git's object ids are SHA-1
 
 
 def tree_id(files: Mapping[str, TreeEntry]) -> str:
-    """The id that git gives to the tree of *files*, by path; nothing is written."""
+    """Return the id that git gives to the tree of *files*, by path; nothing is written."""
     node: dict[str, TreeEntry] = {}
     below: dict[str, dict[str, TreeEntry]] = {}
     for path, entry in files.items():
@@ -67,7 +67,7 @@ def import_files(repository: Repository, files: Iterable[tuple[str, FileEntry]])
 
 
 def patch_tree(repository: Repository, tree: str, files: Mapping[str, FileEntry | None]) -> str:
-    """*tree* with *files* changed (path to new content, or `None` for deleted); returns the new id."""
+    """Return *tree* with *files* changed (path to new content, or `None` for deleted); returns the new id."""
     objects = repository.objects
     entries = {
         path: None if file is None else TreeEntry(file.mode, objects.write("blob", file.data))

@@ -12,7 +12,7 @@ _MOST_HOPS = 40  # as many as Linux follows (path_resolution(7)); what needs mor
 
 
 def outward_link(links: Mapping[str, str]) -> str | None:
-    """The path of a link that leads out of its tree, or `None`.
+    """Return the path of a link that leads out of its tree, or `None`.
 
     Args:
         links: the target of each symbolic link of the tree, by its path there.

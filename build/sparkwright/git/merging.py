@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What a merge gave.
+    """The result of a merge.
 
     Attributes:
         tree: id of the merged tree; conflicted files hold conflict markers.
@@ -32,7 +32,7 @@ class MergeResult:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing conflicts."""
+        """Tell if nothing conflicts."""
         return not self.conflicts
 
 

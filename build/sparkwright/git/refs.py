@@ -1,4 +1,4 @@
-"""What may be handed to git as a ref, an object id or an address.
+"""Checks of refs, object ids and addresses before git gets them.
 
 git takes options anywhere on its command line and programs inside some addresses
 (``ext::``), so everything that comes from a file or a user passes here first.
@@ -37,7 +37,7 @@ def refuse_secret(value: str) -> None:
 
 
 def _is_url(value: str) -> bool:
-    """Whether *value* is a URL of a scheme that we fetch from; ``https::…`` would name a helper."""
+    """Tell if *value* is a URL of a scheme that we fetch from; ``https::…`` would name a helper."""
     try:
         parts = urlsplit(value)
         host = parts.hostname or ""
@@ -51,7 +51,7 @@ def _is_url(value: str) -> bool:
 
 
 def check_object_id(value: str) -> str:
-    """*value*, if it is a full SHA-1 object id in lower case.
+    """Return *value*, if it is a full SHA-1 object id in lower case.
 
     Raises:
         RefError: it is anything else.
@@ -66,7 +66,7 @@ def check_object_id(value: str) -> str:
 
 
 def check_ref(value: str) -> str:
-    """*value*, if it is a well-formed ref name by the rules of ``git check-ref-format``.
+    """Return *value*, if it is a well-formed ref name by the rules of ``git check-ref-format``.
 
     Raises:
         RefError: it is malformed, or would be read as an option.
@@ -80,7 +80,7 @@ def check_ref(value: str) -> str:
 
 
 def check_address(value: str) -> str:
-    """*value*, if it is the address of a repository over https, ssh or file.
+    """Return *value*, if it is the address of a repository over https, ssh or file.
 
     A path of an existing folder becomes a ``file://`` address.
 

@@ -1,4 +1,4 @@
-"""A bare repository of ours, and the few plumbing commands that everything else is made of."""
+"""The store's bare repository, and the few plumbing commands that everything else uses."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ _SETTINGS = {
 
 
 def as_argument(path: str) -> str:
-    """A tree's *path* so that its bytes reach git unchanged, whatever the encoding of our locale is."""
+    """Return a tree's *path* so that its bytes reach git unchanged in any locale."""
     return os.fsdecode(path.encode(errors="surrogateescape"))
 
 
-# git only says so in words, which LC_ALL keeps English.
+# git reports it in its message alone, which LC_ALL keeps English.
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|Out of diskspace", re.IGNORECASE)
 
 
 def git_environment() -> dict[str, str]:
-    """The environment that every git process of ours gets: nobody's configuration."""
+    """Return the environment of every git process: no configuration of the user or the machine."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     # A proxy, an agent or a certificate is the machine's affair and not part of any result.
     for kept in ("GIT_SSL_CAINFO", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_PROXY_COMMAND"):
@@ -76,7 +76,7 @@ def git_environment() -> dict[str, str]:
     }
 
 
-# No attribute of an upstream tree may change the bytes that we write out, and nobody's the merge.
+# No attribute of an upstream tree may change the bytes that are written out, and none the merge.
 ATTRIBUTES = (
     "* -text -ident -filter -working-tree-encoding !merge !conflict-marker-size !diff"
     " -export-subst -export-ignore\n"
@@ -84,7 +84,7 @@ ATTRIBUTES = (
 
 
 def open_repository(path: Path) -> Repository:
-    """Our repository at *path*, made when missing.
+    """Return the repository at *path*, made when missing.
 
     Raises:
         ToolError: git is absent, or older than 2.38, the first with ``merge-tree --write-tree``.
@@ -95,7 +95,7 @@ def open_repository(path: Path) -> Repository:
         return repository
     require_git()
     with hold(path.with_name(path.name + ".lock"), f"the repository {path}"), storing("making the store"):
-        # Whoever waited for the lock finds it made, and must not write under those who use it.
+        # A run that waited for the lock finds it made, and must not write to it while others use it.
         if not ready.is_file():
             repository.command("init", "--quiet", "--bare", "--template=", str(path), bare=False)
         if not _holds(attributes, ATTRIBUTES):
@@ -114,7 +114,7 @@ def _holds(path: Path, text: str) -> bool:
 
 
 def require_git() -> str:
-    """What git says of its version.
+    """Return the output of ``git --version``.
 
     Raises:
         ToolError: it is absent, or older than 2.38, the first with ``merge-tree --write-tree``.
@@ -193,7 +193,7 @@ class Repository:
 
     @cached_property
     def objects(self) -> ObjectReader:
-        """Objects read and written in this process, through GitPython."""
+        """Return objects read and written in this process, through GitPython."""
         from gitdb.db import LooseObjectDB  # noqa: TID251
 
         return ObjectReader(self._library.odb, LooseObjectDB(str(self.path / "objects")))
@@ -204,7 +204,7 @@ class Repository:
             self._library.close()
 
     def blob(self, object_id: str) -> bytes:
-        """The bytes of a blob.
+        """Return the bytes of a blob.
 
         Raises:
             RefError: there is no such object.
@@ -212,11 +212,11 @@ class Repository:
         return self.objects.read(object_id)
 
     def has(self, object_id: str) -> bool:
-        """Whether an object with that id is here."""
+        """Tell if an object with that id is here."""
         return self.command("cat-file", "-e", object_id, accept=(0, 1, 128)).status == 0
 
     def tree_of(self, revision: str) -> str:
-        """The tree id of a commit, tag or tree.
+        """Return the tree id of a commit, tag or tree.
 
         Raises:
             RefError: there is no such object.
@@ -227,14 +227,14 @@ class Repository:
         return done.text
 
     def files(self, tree: str, paths: Iterable[str] | None = None) -> dict[str, TreeEntry]:
-        """The files of *tree* by path: all of them, or those among *paths* that exist."""
+        """Return the files of *tree* by path: all of them, or those among *paths* that exist."""
         if paths is None:
             return self.objects.files(tree)
         found = {path: self.objects.entry(tree, path) for path in paths}
         return {path: entry for path, entry in found.items() if entry is not None}
 
     def changed(self, old: str, new: str) -> dict[str, tuple[TreeEntry | None, TreeEntry | None]]:
-        """Files that differ between two trees: path to (entry in *old*, entry in *new*)."""
+        """Return files that differ between two trees: path to (entry in *old*, entry in *new*)."""
         return {path: (before, after) for path, before, after in self.objects.compare(old, new)}
 
     def commit(self, tree: str, *, parents: Sequence[str] = (), message: str) -> str:
@@ -248,7 +248,7 @@ class Repository:
         self.command("update-ref", ref, object_id)
 
     def diff(self, old: str, new: str, *, context: int, paths: Sequence[str] = ()) -> bytes:
-        """The change from tree *old* to tree *new* as a unified diff with full blob ids."""
+        """Return the change from tree *old* to tree *new* as a unified diff with full blob ids."""
         return self.command(
             "diff-tree",
             "-p",

@@ -47,7 +47,7 @@ class ObjectReader:
     _files: dict[str, dict[str, TreeEntry]] = field(default_factory=dict)
 
     def read(self, object_id: str) -> bytes:
-        """The bytes of an object.
+        """Return the bytes of an object.
 
         Raises:
             RefError: there is no such object.
@@ -71,13 +71,13 @@ class ObjectReader:
         return str(stored.hexsha.decode())
 
     def node(self, tree: str) -> Node:
-        """The tree object with that id."""
+        """Return the tree object with that id."""
         if tree not in self._nodes:
             self._nodes[tree] = dict(_parse(self.read(tree)))
         return self._nodes[tree]
 
     def entry(self, tree: str, path: str) -> TreeEntry | None:
-        """The file at *path* in *tree*, or `None`."""
+        """Return the file at *path* in *tree*, or `None`."""
         *folders, name = path.split("/")
         for folder in folders:
             below = self.node(tree).get(folder)
@@ -88,13 +88,13 @@ class ObjectReader:
         return None if found is None or found.mode == FOLDER else found
 
     def files(self, tree: str) -> dict[str, TreeEntry]:
-        """Every file below *tree* by path; the answer is the caller's own."""
+        """Return every file below *tree* by path; the answer is the caller's own."""
         if tree not in self._files:
             self._files[tree] = dict(self.walk(tree))
         return dict(self._files[tree])
 
     def walk(self, tree: str, prefix: str = "") -> Iterator[tuple[str, TreeEntry]]:
-        """Every file below *tree*, with its path."""
+        """Yield every file below *tree*, with its path."""
         for name, entry in self.node(tree).items():
             if entry.mode == FOLDER:
                 yield from self.walk(entry.blob, f"{prefix}{name}/")
@@ -104,7 +104,7 @@ class ObjectReader:
     def compare(
         self, old: str, new: str, prefix: str = ""
     ) -> Iterator[tuple[str, TreeEntry | None, TreeEntry | None]]:
-        """Files that differ: (path, entry in *old*, entry in *new*); equal subtrees are not entered."""
+        """Yield files that differ: (path, entry in *old*, entry in *new*); equal subtrees are not entered."""
         before, after = self.node(old), self.node(new)
         for name in sorted({*before, *after}):
             left, right = before.get(name), after.get(name)
@@ -126,7 +126,7 @@ class ObjectReader:
             yield path, entry
 
     def edit(self, tree: str | None, files: Mapping[str, TreeEntry | None]) -> str | None:
-        """*tree* with *files* put in or (for `None`) taken out; `None` for a tree without files."""
+        """Return *tree* with *files* put in or (for `None`) taken out; `None` for a tree without files."""
         node = {} if tree is None else dict(self.node(tree))
         deeper: dict[str, dict[str, TreeEntry | None]] = {}
         for path, entry in files.items():
@@ -159,7 +159,7 @@ def _parse(data: bytes) -> Iterator[tuple[str, TreeEntry]]:
 
 
 def serialise(node: Node) -> bytes:
-    """The tree object of *node*; git sorts a folder as if its name ended with a slash."""
+    """Return the tree object of *node*; git sorts a folder as if its name ended with a slash."""
     lines = []
     for name, entry in node.items():
         raw = name.encode(errors="surrogateescape")

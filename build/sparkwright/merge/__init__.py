@@ -1,8 +1,8 @@
 """Applying a patchset to a pristine tree: one named outcome for every carry.
 
 `engine` is the whole of it read top to bottom; `prepare` finds each carry's base and change,
-`landing` merges one of them, `sources` does the same to a dependency's tree, `absorb` asks whether
-upstream has it already, `hazards` looks for merges that are clean and wrong, `report` holds the
+`landing` merges one of them, `sources` does the same to a dependency's tree, `absorb` looks for
+it upstream, `hazards` looks for merges that are clean and wrong, `report` holds the
 outcomes, and `subsets` names the parts of a patchset that can be merged without the rest.
 """
 

@@ -1,7 +1,7 @@
-"""Does upstream have a carry already? Four signals, and each that fires is named.
+"""Signals that upstream has a carry already; each of the four that fires is named.
 
-``subject``: a commit of upstream's whose subject ends with the pull request's number.
-``patch-id``: a commit of upstream's with the patch id of the carry's combined change.
+``subject``: an upstream commit whose subject ends with the pull request's number.
+``patch-id``: an upstream commit with the patch id of the carry's combined change.
 ``equal-tree``: merging changes nothing.
 ``reverse-apply``: the change can be taken out of the target and put back, giving the target again.
 
@@ -53,7 +53,7 @@ class CarryChange:
 
 @dataclass(frozen=True)
 class _Commit:
-    """One of upstream's: its id, subject and the rest of its message."""
+    """An upstream commit: its id, subject and the rest of its message."""
 
     id: str
     subject: str
@@ -63,7 +63,7 @@ class _Commit:
 def history_signals(
     repository: Repository, history: History, change: CarryChange, pulls: Sequence[int]
 ) -> tuple[str, ...]:
-    """Which of ``subject`` and ``patch-id`` fire, with the commit that made them.
+    """Return which of ``subject`` and ``patch-id`` fire, with the commit that made them.
 
     What upstream took out again, by a revert or by the opposite change, makes no signal.
     """
@@ -88,7 +88,7 @@ def history_signals(
 
 
 def _log(repository: Repository, history: History, paths: Sequence[str]) -> list[_Commit]:
-    """Upstream's commits that touch *paths*, newest first."""
+    """Return Upstream's commits that touch *paths*, newest first."""
     span = [history.target]
     if history.since is not None and repository.has(history.since):
         span.append(f"^{history.since}")
@@ -100,7 +100,7 @@ def _log(repository: Repository, history: History, paths: Sequence[str]) -> list
 
 
 def _standing(commits: Sequence[_Commit]) -> list[_Commit]:
-    """Those of *commits*, newest first, that no later one reverts; a reverted revert reverts nothing."""
+    """Return those of *commits*, newest first, that no later one in force reverts."""
     subjects: set[str] = set()
     ids: set[str] = set()
     standing = []
@@ -126,20 +126,20 @@ def _patch_ids_of(repository: Repository, commits: Sequence[_Commit]) -> dict[st
 
 
 def _patch_ids(repository: Repository, diff: bytes) -> dict[str, str]:
-    """Commit id (or zeros) to patch id, for each commit in *diff*."""
+    """Return commit id (or zeros) to patch id, for each commit in *diff*."""
     text = repository.command("patch-id", "--stable", stdin=diff).text
     pairs = (line.split() for line in text.splitlines())
     return {commit: patch for patch, commit in pairs}
 
 
 def _same_edits(ours: bytes, theirs: bytes) -> bool:
-    """Whether two diffs of equal patch id add and remove the same lines: it ignores all white space."""
+    """Tell if two diffs of equal patch id, which ignores white space, change the same lines."""
     edits = [[line for line in diff.split(b"\n") if line.startswith((b"+", b"-"))] for diff in (ours, theirs)]
     return edits[0] == edits[1]
 
 
 def reverse_applies(repository: Repository, change: CarryChange, target: str) -> bool:
-    """Whether the whole change can be taken out of *target* and put back.
+    """Tell if the whole change can be taken out of *target* and put back.
 
     Taking it out alone proves little: a merge quietly skips the parts that are not there. Only
     if putting the change back gives *target* again was all of it there.

@@ -1,4 +1,4 @@
-"""What one side needs and the other took away: names that are imported, and functions that are called."""
+"""Names that one side imports, and functions that it calls, and that the other side removed or changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _DEFINED = re.compile(rb"\b(?:def|class)[ \t]++(\w++)")
 _CALLED = re.compile(rb"\b(\w++)[ \t]*+(?:\[[^\[\]\n]*+\])?+\(")
-_MOST_PLACES = 20  # a name that more files than that define says nothing of what is called
+_MOST_PLACES = 20  # of a name defined in more files than that, the called definition is unknown
 _COMMON = frozenset(name for kind in (str, bytes, list, dict, set, object) for name in dir(kind))
 
 
@@ -72,7 +72,7 @@ def lost_calls(base: Side, ours: Side, theirs: Side, merged: Side) -> list[Hazar
     """Return a hazard for each new call of one side that no longer fits what the other left of the callee.
 
     Callees are told by the last part of their name alone, so a call fits if any definition of that name
-    takes it. The carry's few files are read first: they say which names matter in upstream's many.
+    takes it. The carry's few files are read first: they name the few that matter among upstream's.
     """
     mine, other = changed_python(base, theirs), changed_python(base, ours)
     calls = [(path, call) for path in mine for call in _new_calls(base, theirs, path)]
@@ -80,9 +80,12 @@ def lost_calls(base: Side, ours: Side, theirs: Side, merged: Side) -> list[Hazar
     places = _words(_DEFINED, base, other, names)
     few = [path for paths in places.values() if len(paths) <= _MOST_PLACES for path in paths]
     found = [*_lost(calls, _changed(base, ours, few), merged)]
-    if (old := _changed(base, theirs, mine)) and other:
+    old = _changed(base, theirs, mine) if other else {}
+    callers = [path for path in other if ours.words(_CALLED, path) & old.keys()]
+    if len(callers) > _MOST_PLACES:  # common names; it takes reading all files to tell which are
         rare = {name for name, paths in _everywhere(merged, old.keys()).items() if len(paths) <= _MOST_PLACES}
-        callers = [path for path in other if ours.words(_CALLED, path) & rare]
+        callers = [path for path in callers if ours.words(_CALLED, path) & rare]
+    if callers:
         calls = [(path, call) for path in callers for call in _new_calls(base, ours, path)]
         found += _lost(calls, old, merged)
     return list(dict.fromkeys(found))

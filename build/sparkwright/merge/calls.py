@@ -37,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a function takes.
+    """The parameters of a function.
 
     Attributes:
         positional: names of parameters that may be given by position.
@@ -58,7 +58,7 @@ class Signature:
     opaque: bool
 
     def fits(self, call: Call) -> bool:
-        """Whether *call* passes what is needed and nothing else, as far as the text can tell."""
+        """Tell if *call* passes what is needed and nothing else, as far as the text can tell."""
         if self.opaque or self._fits(call, self.positional):
             return True
         return self.method and self._fits(call, self.positional[1:])

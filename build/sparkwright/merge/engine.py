@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from sparkwright.git import Repository
     from sparkwright.merge.absorb import CarryChange
     from sparkwright.merge.prepare import BaseFinder, Preparation
+    from sparkwright.store import Store
 
 _OWN = ""  # stands for vLLM's own tree among the names of sources
 
 
 @dataclass(frozen=True)
 class MergeRequest:
-    """What to merge onto what.
+    """Carries, and the tree to merge them onto.
 
     Attributes:
         pristine: id of the pristine tree.
@@ -35,7 +36,8 @@ class MergeRequest:
         history: upstream's history, where the source has it.
         offline: use pull requests as the store has them, without asking for their heads.
         left_out: carries that are not to be merged, by name, and why.
-        sources: ids of the pinned trees of dependencies' sources that are at hand, by the lock's names.
+        sources: ids of the pinned trees of dependencies' sources in the store, by the lock's names.
+        store: remembers findings on clean merges; without it each is examined every time.
     """
 
     pristine: str
@@ -46,6 +48,7 @@ class MergeRequest:
     offline: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+    store: Store | None = None
 
 
 def merge_patchset(repository: Repository, request: MergeRequest) -> MergeReport:
@@ -66,7 +69,9 @@ def merge_patchset(repository: Repository, request: MergeRequest) -> MergeReport
         if outcome is None and place == _OWN:
             outcome = _merge_one(repository, prepared[carry.name], request, trees[_OWN])
         elif outcome is None:
-            _, (outcome,) = apply_to_source(repository, trees[place], [carry], version=request.version)
+            _, (outcome,) = apply_to_source(
+                repository, trees[place], [carry], version=request.version, store=request.store
+            )
         outcomes.append(outcome)
         emit("merge.outcome", carry=carry.name, outcome=str(outcome.kind), detail=outcome.detail)
         if place == _OWN and outcome.tree != trees[_OWN]:
@@ -90,7 +95,7 @@ def merge_patchset(repository: Repository, request: MergeRequest) -> MergeReport
 
 
 def _prepare(repository: Repository, request: MergeRequest) -> dict[str, Preparation]:
-    """The carries that are to be merged into vLLM's own tree, ready for it, by name."""
+    """Return the carries that are to be merged into vLLM's own tree, ready for it, by name."""
     wanted = [
         carry
         for carry in request.carries
@@ -112,7 +117,7 @@ def _prepare(repository: Repository, request: MergeRequest) -> dict[str, Prepara
 def _declared(
     carry: Carry, request: MergeRequest, trees: Mapping[str, str], earlier: Sequence[Outcome]
 ) -> Outcome | None:
-    """The outcome that needs no merge: left out, superseded by declaration, or without what it requires."""
+    """Return an outcome that needs no merge: left out, superseded, or without a carry that it requires."""
     place = carry.spec.source or _OWN
     found: tuple[OutcomeKind, str] | None = None
     if why := request.left_out.get(carry.name):
@@ -120,7 +125,7 @@ def _declared(
     elif entry := carry.superseded_in(request.version):
         found = OutcomeKind.SUPERSEDED, f"by {entry.by} in {entry.releases}: {entry.because}"
     elif place not in trees:
-        found = OutcomeKind.LEFT_OUT, f"the source of {place} is not at hand"
+        found = OutcomeKind.LEFT_OUT, f"the source of {place} is not in the store"
     else:
         found = next(filter(None, (_without(carry, outcome) for outcome in earlier)), None)
     if found is None:
@@ -130,12 +135,12 @@ def _declared(
 
 
 def _without(carry: Carry, earlier: Outcome) -> tuple[OutcomeKind, str] | None:
-    """What becomes of *carry* when it requires one that is not in any tree, if it does."""
+    """Return what becomes of *carry* when it requires one that is not in any tree, if it does."""
     if earlier.carry not in carry.spec.requires:
         return None
     if earlier.kind is OutcomeKind.LEFT_OUT:
         return OutcomeKind.LEFT_OUT, f"it requires {earlier.carry}, which is left out"
-    if not earlier.kind.harmless:
+    if earlier.kind.blocks_build:
         return OutcomeKind.REFUSED, f"it requires {earlier.carry}, whose outcome is {earlier.kind}"
     return None
 
@@ -146,13 +151,13 @@ def _merge_one(repository: Repository, preparation: Preparation, request: MergeR
         return Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=preparation.refusal)
     if signals := _history(repository, request, carry, change):
         return absorbed(repository, carry, change, ours, signals)
-    return land(repository, carry, change, ours)
+    return land(repository, carry, change, ours, store=request.store)
 
 
 def _history(
     repository: Repository, request: MergeRequest, carry: Carry, change: CarryChange
 ) -> tuple[str, ...]:
-    """Signals from upstream's history, where there is any and it can hold the carry's change."""
+    """Return signals from upstream's history, where there is any and it can hold the carry's change."""
     if request.history is None:
         return ()
     pulls = [entry.pull for entry in carry.spec.upstream if entry.absorbs]

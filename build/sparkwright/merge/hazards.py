@@ -8,24 +8,66 @@ the sides already is not of the merge.
 
 from __future__ import annotations
 
+import sys
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.merge.across import lost_calls, missing_imports
 from sparkwright.merge.report import Hazard
 from sparkwright.merge.sides import Side, Sides
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sparkwright.git import Repository
     from sparkwright.merge.modules import Module, Thing
+    from sparkwright.store import Store
+
+_RECORD = "examined"
+_RULES = ("across.py", "calls.py", "hazards.py", "modules.py", "sides.py", "texts.py")
 
 
-def examine(repository: Repository, sides: Sides) -> tuple[tuple[str, ...], tuple[Hazard, ...]]:
-    """Return flaws (in words) and hazards of a clean merge, over the Python files that it changed."""
+class Examined(Model, frozen=True):
+    """The findings on one clean merge.
+
+    Attributes:
+        flaws: reasons to refuse it.
+        hazards: functions for a person to look at.
+    """
+
+    flaws: tuple[str, ...] = ()
+    hazards: tuple[Hazard, ...] = ()
+
+
+def examine(repository: Repository, sides: Sides, store: Store | None = None) -> Examined:
+    """Return the findings on a clean merge, over the Python files that it changed.
+
+    Four tree ids determine them, so *store* keeps them under these: a merge that was examined before is
+    neither read nor parsed again.
+    """
     paths = [path for path in repository.changed(sides.ours, sides.merged) if path.endswith(".py")]
     if not paths:
-        return (), ()
+        return Examined()
+    key = digest_of({"rules": _rules(), "trees": [sides.base, sides.ours, sides.theirs, sides.merged]})
+    found = None if store is None else store.find_record_as(Examined, _RECORD, key)
+    if found is None:
+        found = _examine(repository, sides, paths)
+        if store is not None:
+            store.put_record(_RECORD, key, to_builtins(found))
+    return found
+
+
+@cache
+def _rules() -> str:
+    """Return a digest of the detectors and of Python, which determine findings as the trees do."""
+    folder = Path(__file__).parent
+    return digest_of([sys.version, *(sha256_bytes((folder / name).read_bytes()) for name in _RULES)])
+
+
+def _examine(repository: Repository, sides: Sides, paths: Sequence[str]) -> Examined:
     base, ours, theirs, merged = (
         Side(repository, tree) for tree in (sides.base, sides.ours, sides.theirs, sides.merged)
     )
@@ -53,7 +95,7 @@ def examine(repository: Repository, sides: Sides) -> tuple[tuple[str, ...], tupl
             hazards += _both_sides(path, old, left, right)
     flaws += missing_imports(base, ours, theirs, merged)
     hazards += lost_calls(base, ours, theirs, merged)
-    return tuple(flaws), tuple(hazards)
+    return Examined(flaws=tuple(flaws), hazards=tuple(hazards))
 
 
 def _undefined(path: str, merged: Module, ours: Module, theirs: Module) -> list[str]:

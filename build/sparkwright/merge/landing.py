@@ -1,4 +1,4 @@
-"""One carry's change merged into one tree, and the name of what came of it."""
+"""One carry's change merged into one tree, and the outcome."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
     from sparkwright.carries import Carry
     from sparkwright.git import MergeResult, Repository
     from sparkwright.merge.absorb import CarryChange
+    from sparkwright.store import Store
 
 _SHOWN = 3
 
 
-def land(repository: Repository, carry: Carry, change: CarryChange, ours: str) -> Outcome:
-    """Merge the *change* of *carry* into the tree *ours*."""
+def land(
+    repository: Repository, carry: Carry, change: CarryChange, ours: str, *, store: Store | None = None
+) -> Outcome:
+    """Merge the *change* of *carry* into the tree *ours*; *store* remembers findings on clean merges."""
     result = merge_trees(repository, base=change.base_commit, ours=ours, theirs=change.theirs)
     if result.clean and result.tree == ours:
         return absorbed(repository, carry, change, ours, ("equal-tree",))
     if not result.clean:
-        return _conflicted(repository, carry, change, ours, result)
-    return _applied(repository, carry, change, ours, result.tree)
+        return _conflicted(repository, carry, change, ours, result, store=store)
+    return _applied(repository, carry, change, ours, result.tree, store=store)
 
 
 def absorbed(
@@ -40,7 +43,7 @@ def absorbed(
     *,
     conflicts: tuple[str, ...] = (),
 ) -> Outcome:
-    """The outcome of a carry that upstream has already, as *signals* tell; its probe has yet to agree."""
+    """Return the outcome of a carry that upstream has by its *signals*; its probe has yet to agree."""
     detail = f"upstream seems to have it ({', '.join(signals)})"
     if conflicts:
         detail += f", and its own form of {', '.join(conflicts)}"
@@ -56,7 +59,13 @@ def absorbed(
 
 
 def _conflicted(
-    repository: Repository, carry: Carry, change: CarryChange, ours: str, result: MergeResult
+    repository: Repository,
+    carry: Carry,
+    change: CarryChange,
+    ours: str,
+    result: MergeResult,
+    *,
+    store: Store | None,
 ) -> Outcome:
     if reverse_applies(repository, change, ours):
         return absorbed(repository, carry, change, ours, ("reverse-apply",))
@@ -75,17 +84,17 @@ def _conflicted(
         return Outcome(
             carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=detail, conflicts=result.conflicts
         )
-    return _applied(repository, carry, change, ours, tree, conflicts=result.conflicts)
+    return _applied(repository, carry, change, ours, tree, store=store, conflicts=result.conflicts)
 
 
 def _shortened(paths: Sequence[str]) -> str:
-    """The first few of *paths*, and how many there are."""
+    """Return the first few of *paths*, and how many there are."""
     shown = ", ".join(paths[:_SHOWN])
     return f"{shown} and {len(paths) - _SHOWN} more files" if len(paths) > _SHOWN else shown
 
 
 def _with_ours(repository: Repository, result: MergeResult, ours: str) -> str:
-    """The merged tree with our form of every conflicted file."""
+    """Return the merged tree with the form in *ours* of every conflicted file."""
     entries = repository.files(ours, result.conflicts)
     files = {
         path: FileEntry(entries[path].mode, repository.blob(entries[path].blob)) if path in entries else None
@@ -101,21 +110,26 @@ def _applied(
     ours: str,
     merged: str,
     *,
+    store: Store | None,
     conflicts: tuple[str, ...] = (),
 ) -> Outcome:
-    flaws, hazards = examine(repository, Sides(change.base, ours, change.theirs, merged))
-    if flaws:
+    found = examine(repository, Sides(change.base, ours, change.theirs, merged), store)
+    if found.flaws:
         return Outcome(
-            carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail="; ".join(flaws), hazards=hazards
+            carry=carry.name,
+            kind=OutcomeKind.REFUSED,
+            tree=ours,
+            detail="; ".join(found.flaws),
+            hazards=found.hazards,
         )
-    kind = OutcomeKind.CONFLICT_IN_TEXTS if conflicts else OutcomeKind.APPLIED
+    kind = OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS if conflicts else OutcomeKind.APPLIED
     detail = f"upstream's form was kept of {', '.join(conflicts)}" if conflicts else ""
     return Outcome(
         carry=carry.name,
         kind=kind,
         tree=merged,
         detail=detail,
-        hazards=hazards,
+        hazards=found.hazards,
         conflicts=conflicts,
         paths=tuple(sorted(repository.changed(ours, merged))),
     )

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import gc
 import re
 import symtable
 import warnings
 from collections import Counter, defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,12 +27,20 @@ _GIVEN = frozenset(dir(builtins)) | {
     "__annotations__", "__class__", "__module__", "__qualname__", "__debug__",
 }  # fmt: skip
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-_TOLD = (
-    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Call, ast.Assign, ast.AnnAssign, ast.Dict,
-    ast.Import, ast.ImportFrom,
+_NOTED = frozenset(
+    {
+        ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Call, ast.Assign, ast.AnnAssign, ast.Dict,
+        ast.Import, ast.ImportFrom,
+    }
 )  # fmt: skip
-# Two of three nodes are of these kinds, and nothing that is looked for is below them.
-_SMALL = (ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.cmpop, ast.alias)
+# Values of a node's fields that have no noted node below them; two of three nodes are among them.
+_LEAVES = frozenset(
+    {
+        str, int, type(None), ast.Name, ast.Constant, ast.alias,
+        *ast.expr_context.__subclasses__(), *ast.operator.__subclasses__(), *ast.unaryop.__subclasses__(),
+        *ast.boolop.__subclasses__(), *ast.cmpop.__subclasses__(),
+    }
+)  # fmt: skip
 
 
 class Thing(NamedTuple):
@@ -88,8 +98,9 @@ def read_module(text: bytes) -> Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            table = symtable.symtable(text, "module.py", "exec")  # type: ignore[arg-type]
-            return _facts(text, ast.parse(text), table)
+            with _without_collector():
+                table = symtable.symtable(text, "module.py", "exec")  # type: ignore[arg-type]
+                return _facts(text, ast.parse(text), table)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Module(open=True)
 
@@ -107,6 +118,18 @@ def fault_of(text: bytes) -> str:
     return ""
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause the garbage collector, which would visit the growing tree many times and triple the duration."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _facts(text: bytes, tree: ast.Module, table: symtable.SymbolTable) -> Module:
     bound, used = _names(table)
     reader = _Reader(_LINE_END.split(text.decode(errors="replace")))
@@ -121,7 +144,7 @@ def _facts(text: bytes, tree: ast.Module, table: symtable.SymbolTable) -> Module
 
 
 def _names(table: symtable.SymbolTable) -> tuple[set[str], set[str]]:
-    """Names that the module binds, and those that it uses as globals."""
+    """Return names that the module binds, and those that it uses as globals."""
     bound: set[str] = set()
     used: set[str] = set()
     tables = [table]
@@ -149,16 +172,17 @@ class _Reader:
         stack: list[tuple[ast.AST, str, ast.AST]] = [(tree, "", tree)]
         while stack:
             node, prefix, scope = stack.pop()
-            if isinstance(node, _TOLD):
+            if type(node) in _NOTED:
                 prefix, scope = self._note(node, prefix, scope)
-            # As ast.iter_child_nodes, which takes twice as long; what comes first is to be popped first.
+            # The same children as ast.iter_child_nodes in a third of the time; the first is popped first.
             for name in reversed(node._fields):
-                value = getattr(node, name, None)
-                stack.extend(
-                    (child, prefix, scope)
-                    for child in (reversed(value) if isinstance(value, list) else (value,))
-                    if isinstance(child, ast.AST) and not isinstance(child, _SMALL)
-                )
+                value = getattr(node, name)
+                if type(value) is list:
+                    for child in reversed(value):
+                        if type(child) not in _LEAVES:
+                            stack.append((child, prefix, scope))  # noqa: PERF401 - a generator is slower
+                elif type(value) not in _LEAVES:
+                    stack.append((value, prefix, scope))
 
     def _note(self, node: ast.AST, prefix: str, scope: ast.AST) -> tuple[str, ast.AST]:
         """Take down what *node* tells; returns the prefix and the scope of what is below it."""

@@ -1,6 +1,6 @@
 """From a carry to something that can be merged: a base commit and a changed tree.
 
-A carry of our own is its patch on the release that it was written for; a pull request is its pinned
+A carry of kind ``own`` is its patch on the release that it was written for; a pull request is its pinned
 head and the commit where it left upstream's branch.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 BaseFinder = Callable[[Revision], str]
 """Gives the id of the pristine tree that a revision was written against."""
 
-# These say nothing about a carry: the next one would meet them too.
+# These are not about one carry: the next one would meet them too.
 _FATAL = (BusyError, ProcessError, StorageError, ToolError)
 
 
@@ -80,7 +80,7 @@ def prepare(
 
 
 def attempt(carry: Carry, change: Callable[[], CarryChange]) -> Preparation:
-    """What *change* gives; what is wrong with *carry* becomes its refusal, anything else is raised."""
+    """Return the result of *change*; an error in *carry* becomes its refusal, any other is raised."""
     try:
         return Preparation(carry, change())
     except _FATAL:
@@ -119,7 +119,7 @@ def _own_change(
 
 
 def patched(repository: Repository, base: str, patch: Patch) -> CarryChange:
-    """The change that *patch* makes to the tree *base*.
+    """Return the change that *patch* makes to the tree *base*.
 
     Raises:
         PatchError: it was written for other blobs.
@@ -139,7 +139,7 @@ def patched(repository: Repository, base: str, patch: Patch) -> CarryChange:
 
 
 def _pull_change(repository: Repository, pull: PullRequest, *, offline: bool) -> CarryChange:
-    """The pinned change of a pull request; its objects are fetched by id when they are not here."""
+    """Return the pinned change of a pull request; its objects are fetched by id when they are not here."""
     head, base = check_object_id(pull.head), check_object_id(pull.base)
     here = repository.has(head) and repository.has(base)
     if offline:
@@ -176,5 +176,5 @@ def refuse_moved_head(repository: Repository, pull: PullRequest) -> None:
         raise MovedHeadError(
             f"the head of pull request {pull.number} moved",
             because=f"it was pinned at {pull.head[:12]} and now is {found.commit[:12]}",
-            next_step="look at what changed, then pin it anew with 'sparkwright carry refresh'",
+            next_step="read the new commits, then pin its present head with 'sparkwright carry refresh'",
         )

@@ -1,4 +1,4 @@
-"""Moving a carry of our own onto the pin: by the merge where it is clean, by a person where not."""
+"""Moving a carry of kind ``own`` onto the pin: by the merge where it is clean, by a person where not."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What the next revision of a carry is written against.
+class RevisionBase:
+    """The tree that the next revision of a carry is written against.
 
     Attributes:
         tree: the pin's tree, with the carries on which the carry's present revision is stacked.
@@ -33,8 +33,8 @@ class Ground:
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """Where carries of our own are put on the pin to be worked on.
+class CarryEditor:
+    """Carries of kind ``own`` put on the pin for editing.
 
     Attributes:
         repository: the store's repository.
@@ -50,8 +50,8 @@ class Workshop:
     carries: Sequence[Carry]
     find_base: BaseFinder
 
-    def ground(self, carry: Carry) -> Ground:
-        """What the next revision of *carry* is written against.
+    def base_for(self, carry: Carry) -> RevisionBase:
+        """Return the base of the next revision of *carry*.
 
         Raises:
             ConfigError: it is a pull request, which is edited upstream and not here, or it changes
@@ -85,15 +85,15 @@ class Workshop:
                     next_step=f"have {name} in the patchset, and refresh it first",
                 )
             tree = merged.tree
-        return Ground(tree, revision.stacked_on)
+        return RevisionBase(tree, revision.stacked_on)
 
-    def merged(self, carry: Carry, ground: Ground) -> MergeResult:
-        """The change of *carry* merged onto its *ground*; with markers where that conflicts.
+    def merged(self, carry: Carry, base: RevisionBase) -> MergeResult:
+        """Return the change of *carry* merged onto its *base*; with markers where that conflicts.
 
         Raises:
             PatchError: its newest revision does not fit its own base.
         """
-        return self._merge(carry, onto=ground.tree)
+        return self._merge(carry, onto=base.tree)
 
     def _merge(self, carry: Carry, *, onto: str) -> MergeResult:
         (ready,) = prepare(
@@ -106,27 +106,27 @@ class Workshop:
             self.repository, base=ready.change.base_commit, ours=onto, theirs=ready.change.theirs
         )
 
-    def moved(self, carry: Carry, ground: Ground, folder: Path) -> bytes:
-        """The change of *carry* as a patch against its *ground*; empty when the ground has it already.
+    def moved(self, carry: Carry, base: RevisionBase, folder: Path) -> bytes:
+        """Return the change of *carry* as a patch against its *base*; empty when the base has it already.
 
         Raises:
             PatchError: its newest revision does not fit its own base.
             CarryConflictError: the merge conflicts; the tree with markers is in *folder*.
             ConfigError: it conflicts, and *folder* holds something already, such as work on it.
         """
-        merged = self.merged(carry, ground)
+        merged = self.merged(carry, base)
         if merged.clean:
-            return self.repository.diff(ground.tree, merged.tree, context=0)
-        goes_on = f"sparkwright carry refresh {carry.name} --from {folder}"
+            return self.repository.diff(base.tree, merged.tree, context=0)
+        resume = f"sparkwright carry refresh {carry.name} --from {folder}"
         if folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(
                 f"carry {carry.name} is being reworked in {folder}",
                 because="that folder holds what an earlier refresh left there, and perhaps your work",
-                next_step=f"finish there and run: {goes_on}; or remove the folder to start over",
+                next_step=f"finish there and run: {resume}; or remove the folder to start over",
             )
         write_tree(self.repository, merged.tree, folder)
         raise CarryConflictError(
             f"carry {carry.name} does not merge onto {self.version} by itself",
             because=f"{', '.join(merged.conflicts)} conflict",
-            next_step=f"resolve the markers in {folder}, then: {goes_on}",
+            next_step=f"resolve the markers in {folder}, then: {resume}",
         )

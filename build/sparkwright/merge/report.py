@@ -1,4 +1,4 @@
-"""What became of each carry."""
+"""Outcomes of a merge, one for each carry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OutcomeKind(StrEnum):
     SUPERSEDED = "superseded"
     """The carry itself declares that upstream has another answer from this release on."""
 
-    CONFLICT_IN_TEXTS = "conflict-in-texts"
+    CONFLICT_IN_TESTS_OR_DOCS = "conflict-in-tests-or-docs"
     """Shipped code merged cleanly; only tests or documents conflict, and keep upstream's form."""
 
     CONFLICT = "conflict"
@@ -32,19 +32,24 @@ class OutcomeKind(StrEnum):
     LEFT_OUT = "left-out"
     """Nothing that is made here depends on it: what it would change is not compiled."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> OutcomeKind | None:
+        """Read the name that records written by earlier versions have for one of the kinds."""
+        return cls.CONFLICT_IN_TESTS_OR_DOCS if value == "conflict-in-texts" else None
+
     @property
-    def harmless(self) -> bool:
-        """Whether a wheel may be made with a carry in this state."""
-        return self not in {OutcomeKind.CONFLICT, OutcomeKind.REFUSED}
+    def blocks_build(self) -> bool:
+        """Tell if no wheel may be made with a carry of this outcome."""
+        return self in {OutcomeKind.CONFLICT, OutcomeKind.REFUSED}
 
     @property
     def in_tree(self) -> bool:
-        """Whether the carry's own change is in the merged tree."""
-        return self in {OutcomeKind.APPLIED, OutcomeKind.CONFLICT_IN_TEXTS}
+        """Tell if the carry's own change is in the merged tree."""
+        return self in {OutcomeKind.APPLIED, OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS}
 
     @property
     def wants_proof(self) -> bool:
-        """Whether a probe has to say that the defect is gone: by the carry, or by upstream."""
+        """Tell if a probe has to show that the defect is gone: by the carry, or by upstream."""
         return self.in_tree or self is OutcomeKind.ABSORBED
 
 
@@ -65,7 +70,7 @@ class Hazard(Model, frozen=True):
 
 
 class Outcome(Model, frozen=True):
-    """What became of one carry.
+    """The outcome of one carry.
 
     Attributes:
         carry: its name.
@@ -93,12 +98,12 @@ class Outcome(Model, frozen=True):
 
     @property
     def proof_paths(self) -> tuple[str, ...]:
-        """Files that a proof is about: those that it changed, or would have."""
+        """Return files that a proof is about: those that it changed, or would have."""
         return self.paths or self.concerns
 
     @property
     def named_paths(self) -> tuple[str, ...]:
-        """`paths` for people: one in a dependency's tree is named as git would, ``source:path``."""
+        """Return `paths` for people: one in a dependency's tree is named as git would, ``source:path``."""
         return tuple(f"{self.source}:{path}" if self.source else path for path in self.paths)
 
 
@@ -117,7 +122,7 @@ class MergedSource(Model, frozen=True):
 
 
 class MergeReport(Model, frozen=True):
-    """What became of a patchset.
+    """The outcomes of a patchset.
 
     Attributes:
         version: the upstream version that it was merged onto.
@@ -125,7 +130,7 @@ class MergeReport(Model, frozen=True):
         tree: id of the merged tree.
         commit: id of a commit of the merged tree, on top of one commit for each applied carry.
         outcomes: one for each carry, in order.
-        sources: dependencies' sources that carries change, where they were at hand.
+        sources: dependencies' sources that carries change, where the store had them.
     """
 
     version: str
@@ -137,13 +142,13 @@ class MergeReport(Model, frozen=True):
 
     @property
     def failed(self) -> tuple[Outcome, ...]:
-        """Outcomes that stand in the way of a wheel."""
-        return tuple(outcome for outcome in self.outcomes if not outcome.kind.harmless)
+        """Return the outcomes that block a wheel."""
+        return tuple(outcome for outcome in self.outcomes if outcome.kind.blocks_build)
 
     def outcome(self, carry: str) -> Outcome:
-        """The outcome of the carry called *carry*."""
+        """Return the outcome of the carry called *carry*."""
         return next(outcome for outcome in self.outcomes if outcome.carry == carry)
 
     def source(self, name: str) -> MergedSource | None:
-        """The dependency's source called *name*, if carries were applied to it."""
+        """Return the dependency's source called *name*, if carries were applied to it."""
         return next((source for source in self.sources if source.name == name), None)

@@ -26,6 +26,12 @@ _MOST_MODULES = 2_000
 _MOST_WORDS = 20_000
 
 
+def forget() -> None:
+    """Drop the facts of all files that this process has read, as in a new process."""
+    for kept in (_modules, _faults, _words):
+        kept.clear()
+
+
 def _kept(kept: dict[K, V], key: K, make: Callable[[], V], most: int) -> V:
     """Return what *kept* has under *key*, made now where it has none; the oldest of *most* makes way."""
     if key not in kept:
@@ -87,7 +93,7 @@ class Side:
         return _kept(_words, (pattern, entry.blob), find, _MOST_WORDS)
 
     def holds(self, module: str, name: str) -> bool | None:
-        """Whether ``from module import name`` finds something; `None` where the tree has no such module."""
+        """Tell if ``from module import name`` finds something; `None` where the tree has no such module."""
         folder = module.replace(".", "/")
         if name and name != "*" and self._file(f"{folder}/{name}") is not None:
             return True
@@ -98,7 +104,7 @@ class Side:
         return name in {"", "*"} or name in found.bound or found.open
 
     def sources(self, module: str, name: str) -> tuple[TreeEntry | None, ...]:
-        """Return the files on which it hangs what `holds` says of *name* in *module*."""
+        """Return the files that determine `holds` for *name* in *module*."""
         folder = module.replace(".", "/")
         stems = (folder, f"{folder}/{name}")
         return tuple(self.entry(f"{stem}{end}") for stem in stems for end in (".py", "/__init__.py"))

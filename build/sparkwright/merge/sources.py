@@ -24,10 +24,16 @@ if TYPE_CHECKING:
     from sparkwright.carries import Carry
     from sparkwright.git import Repository
     from sparkwright.merge.absorb import CarryChange
+    from sparkwright.store import Store
 
 
 def apply_to_source(
-    repository: Repository, tree: str, carries: Sequence[Carry], *, version: str
+    repository: Repository,
+    tree: str,
+    carries: Sequence[Carry],
+    *,
+    version: str,
+    store: Store | None = None,
 ) -> tuple[str, tuple[Outcome, ...]]:
     """Merge *carries* of one dependency's source into its *tree*, in order.
 
@@ -38,6 +44,7 @@ def apply_to_source(
         tree: id of the source's tree.
         carries: carries with that source.
         version: the upstream version whose lock pins it.
+        store: remembers findings on clean merges.
 
     Returns:
         The id of the tree with all carries in it that merge, and each one's outcome.
@@ -51,7 +58,7 @@ def apply_to_source(
         if ready.change is None:
             outcome = Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=tree, detail=ready.refusal)
         else:
-            outcome = land(repository, carry, ready.change, tree)
+            outcome = land(repository, carry, ready.change, tree, store=store)
         outcome = replace(outcome, source=carry.spec.source or "")
         outcomes.append(outcome)
         tree = outcome.tree
@@ -59,10 +66,10 @@ def apply_to_source(
 
 
 def source_change(repository: Repository, carry: Carry, tree: str, *, version: str) -> CarryChange:
-    """The change of *carry*, on the base that its revision for *version* was written against.
+    """Return the change of *carry*, on the base that its revision for *version* was written against.
 
     Raises:
-        PatchError: a blob of that base is not at hand, or the patch does not fit it.
+        PatchError: a blob of that base is not in the store, or the patch does not fit it.
     """
     revision = carry.revision_for(version)
     if revision is None:
@@ -77,7 +84,7 @@ def source_change(repository: Repository, carry: Carry, tree: str, *, version: s
         elif entry is None or entry.blob != file.old:
             if not repository.has(file.old):
                 raise PatchError(
-                    f"the base of {carry.name} is not at hand",
+                    f"the base of {carry.name} is not in the store",
                     because=f"it was written against {carry.spec.source} at {revision.source_ref}, "
                     f"and {file.path} is another one in the pinned tree",
                     next_step="write a revision of it against the pinned source",

@@ -18,7 +18,7 @@ Part = tuple["Carry", ...]
 
 
 def prefixes(carries: Sequence[Carry]) -> Iterator[Part]:
-    """The first carry, the first two, and so on to all of *carries*.
+    """Return the first carry, the first two, and so on to all of *carries*.
 
     Args:
         carries: in a valid order: each after what it requires, so that every prefix is closed.
@@ -27,7 +27,7 @@ def prefixes(carries: Sequence[Carry]) -> Iterator[Part]:
 
 
 def closure(wanted: Collection[str], carries: Sequence[Carry]) -> Part:
-    """Those of *carries* that are called one of *wanted*, with all that they require, in order.
+    """Return those of *carries* that are called one of *wanted*, with all that they require, in order.
 
     Args:
         wanted: names.
@@ -41,7 +41,7 @@ def closure(wanted: Collection[str], carries: Sequence[Carry]) -> Part:
 
 
 def closed_subsets(carries: Sequence[Carry]) -> Iterator[Part]:
-    """Every closed part of *carries* but the empty one, each once and always in the same order.
+    """Yield every closed part of *carries* but the empty one, each once and always in the same order.
 
     Args:
         carries: in a valid order: each after what it requires.
@@ -60,7 +60,7 @@ def closed_subsets(carries: Sequence[Carry]) -> Iterator[Part]:
 
 
 def telling_subsets(carries: Sequence[Carry], touched: Mapping[str, Collection[str]]) -> tuple[Part, ...]:
-    """Closed parts of *carries* that all merge cleanly only if every closed part does.
+    """Return closed parts of *carries* that all merge cleanly only if every closed part does.
 
     A merge decides file by file, and what it finds for a file hangs on those carries alone that touch
     it. So it is enough that, for each file, every combination of its carries that occurs in a closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 
 _TEXTS = (
     "tests/*",
@@ -15,8 +16,9 @@ _TEXTS = (
     "*.md",
     "*.rst",
 )
+_IS_TEXT = re.compile("|".join(map(fnmatch.translate, _TEXTS)))
 
 
 def is_text(path: str) -> bool:
-    """Whether *path* is a test or a document, and so neither shipped nor compiled."""
-    return any(fnmatch.fnmatchcase(path, pattern) for pattern in _TEXTS)
+    """Tell if *path* is a test or a document, and so neither shipped nor compiled."""
+    return _IS_TEXT.match(path) is not None

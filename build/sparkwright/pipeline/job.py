@@ -147,6 +147,7 @@ class Job:
             offline=self.options.offline,
             left_out=self.spec.left_out,
             sources=self.available_sources if version == self.spec.lock.release.version else {},
+            store=self.store,
         )
 
     @property

@@ -28,12 +28,12 @@ _READY = "ready.json"
 
 
 def requirements() -> str:
-    """The pinned requirements of the environment, in pip's format."""
+    """Return the pinned requirements of the environment, in pip's format."""
     return resources.files("sparkwright.probe").joinpath("requirements.txt").read_text(encoding="utf-8")
 
 
 def prepare_environment(store: Store, *, offline: bool = False) -> Path:
-    """The environment's interpreter; the environment is made when it is not there yet.
+    """Return the environment's interpreter; the environment is made when it is not there yet.
 
     Raises:
         NotInStoreError: it is not there and the network is off.
@@ -88,6 +88,6 @@ def _versions(python: Path) -> dict[str, str]:
 
 
 def describe_environment(python: Path) -> dict[str, str]:
-    """Versions of the interpreter and the packages that matter to a verdict."""
+    """Return versions of the interpreter and the packages that matter to a verdict."""
     versions: dict[str, str] = json.loads((python.parents[1] / _READY).read_text(encoding="utf-8"))
     return versions

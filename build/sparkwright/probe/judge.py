@@ -1,4 +1,4 @@
-"""Run a carry's probe on both trees and say what the two runs mean together."""
+"""Run a carry's probe on both trees, and give the two runs one verdict."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Prover:
         return self._key(carry, self._touched(carry, paths), absorbed=absorbed)
 
     def find(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Proof | None:
-        """A proof that still holds: the one recorded beside the carry, or the store's; see `key`."""
+        """Return a proof that still holds: the one recorded beside the carry, or the store's; see `key`."""
         if carry.spec.probe is None:
             return None
         key = self.key(carry, paths, absorbed=absorbed)
@@ -145,30 +145,30 @@ class Prover:
             verdict=str(proof.verdict),
             seconds=[pristine.seconds, merged.seconds],
         )
-        if proof.verdict is not ProbeVerdict.BROKEN:  # what could not run says nothing about an earlier proof
+        if proof.verdict is not ProbeVerdict.BROKEN:  # a run that failed to start disproves no earlier proof
             self.store.put_record(_KIND, proof.key, to_builtins(proof))
         return proof
 
     def _bench(self, carry: Carry, spec: ProbeSpec) -> ProbeSetup | str:
-        """What the runs are made with, or why what the probe needs from the outside cannot be had."""
+        """Return what the runs are made with, or why what the probe needs from the outside cannot be had."""
         trees = Trees(self.store, self.repository, self.pristine, self.merged)
         if not spec.needs:
             return trees.importing(offline=self.offline)
         try:
             return trees.configuring(carry, self._source(carry), facilities_of(spec, self.facilities))
         except (BusyError, StorageError):
-            raise  # they say nothing about the probe
+            raise  # they are not about the probe
         except SparkwrightError as error:
             return str(error)
 
     def _source(self, carry: Carry) -> MergedSource | None:
-        """The dependency's source that *carry* changes, where it is at hand."""
+        """Return the dependency's source that *carry* changes, where the store has it."""
         return next((source for source in self.sources if source.name == carry.spec.source), None)
 
     def _run_both(
         self, name: str, spec: ProbeSpec, probe: Path, bench: ProbeSetup
     ) -> tuple[ProbeReport, ProbeReport]:
-        """Both runs at the same time; an interrupt ends them instead of waiting."""
+        """Return both runs at the same time; an interrupt ends them instead of waiting."""
         stop = threading.Event()
         run = partial(run_probe, self.store, bench.python, probe, spec, version=self.version, stop=stop)
         with task(f"prove {name}"), ThreadPoolExecutor(max_workers=2) as pool:
@@ -198,7 +198,7 @@ class Prover:
         return proof_key(probe.read_bytes(), harness_sources(spec), settings, touched)
 
     def _touched(self, carry: Carry, paths: Sequence[str]) -> tuple[Touched, ...]:
-        """The files that the proof of *carry*, which changes *paths*, hangs on."""
+        """Return the files that the proof of *carry*, which changes *paths*, hangs on."""
         if carry.spec.source is None:
             return self._of(carry, paths, self.pristine, self.merged)
         found = self._of(carry, (), self.merged, self.merged)
@@ -209,7 +209,7 @@ class Prover:
     def _of(
         self, carry: Carry, paths: Sequence[str], pristine: str, merged: str, *, prefix: str = ""
     ) -> tuple[Touched, ...]:
-        """Those in one pair of trees: *paths*, what the probe imports, and what it says that it reads."""
+        """Return those in one pair of trees: *paths*, the probe's imports, and the files that it declares."""
         before, after = self.repository.files(pristine), self.repository.files(merged)
         wanted = set(paths)
         if carry.probe_path is not None:

@@ -1,9 +1,9 @@
-"""What is recorded of a proof, and what it hangs on.
+"""The record of a proof, and its key.
 
 A proof is kept beside its carry as ``proof.json``. Its key is a digest of the probe, of the harness
 that ran it, and of both forms of every file of upstream's that it touches: the files that the carry
 changes and the modules that the probe names in its imports. When any of them differs, the
-proof says nothing and is made anew.
+proof does not count and is made again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FILE = "proof.json"
 
 
 class ProbeVerdict(StrEnum):
-    """What a probe's two runs mean together."""
+    """The verdict on a probe's two runs."""
 
     PROVED = "proved"
     """Fails on the pristine tree, passes on the merged one."""
@@ -87,7 +87,7 @@ class Proof(Model, frozen=True):
 
     @property
     def finding(self) -> str:
-        """What the verdict rests on: what the run with the carry said if that one failed or broke.
+        """Return what the verdict rests on: what the run with the carry said if that one failed or broke.
 
         Of a proved carry it is the defect, as the run without it found it; of a needless one, nothing.
         """
@@ -101,7 +101,7 @@ class Proof(Model, frozen=True):
 def proof_key(
     probe: bytes, harness: Iterable[bytes], settings: dict[str, Any], touched: Iterable[Touched]
 ) -> str:
-    """The key of a proof; see the module's text."""
+    """Return the key of a proof; see the module's text."""
     return digest_of(
         {
             "format": PROOF_FORMAT,
@@ -114,7 +114,7 @@ def proof_key(
 
 
 def named_modules(probe: bytes, package: str, known: Container[str]) -> set[str]:
-    """Paths of the files of *package* that a probe's import statements name, wherever they stand.
+    """Return paths of the files of *package* that a probe's import statements name, wherever they stand.
 
     Args:
         probe: the probe's source.
@@ -141,7 +141,7 @@ def named_modules(probe: bytes, package: str, known: Container[str]) -> set[str]
 
 
 def read_proof(folder: Path) -> Proof | None:
-    """The proof recorded in a carry's *folder*, or `None`.
+    """Return the proof recorded in a carry's *folder*, or `None`.
 
     Raises:
         ConfigError: the file is damaged.
@@ -155,7 +155,7 @@ def read_proof(folder: Path) -> Proof | None:
         raise ConfigError(
             f"{path} is not a recorded proof",
             because=str(error),
-            next_step="remove it and run 'sparkwright carry prove' to make it anew",
+            next_step="remove it and run 'sparkwright carry prove' to make it again",
         ) from error
 
 

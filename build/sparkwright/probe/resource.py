@@ -1,8 +1,8 @@
-"""What a probe may need from the outside, such as compilers to run CMake with.
+"""Resources from outside that a probe may need, such as compilers to run CMake with.
 
 Probes of Python import the tree under test and want nothing else. A probe of how kernels are
-compiled needs a toolchain, and finding or making one is another room's work: so the plan hands
-the providers in, and this room asks no more of them than `ProbeResource`.
+compiled needs a toolchain, and finding or making one is another package's work: so the pipeline passes
+the providers in, and this package requires no more of them than `ProbeResource`.
 
 The child gets one JSON file, named by an environment variable; ``child/buildkit.py`` reads it.
 """
@@ -26,29 +26,29 @@ class ProbeResource(Protocol):
 
     @property
     def key(self) -> str:
-        """Digest of what decides a verdict here, and of no machine: a part of the proof's key.
+        """Return digest of what decides a verdict here, and of no machine: a part of the proof's key.
 
         It is asked for when nothing may be fetched, so it comes from the lock.
         """
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Files and folders at the top of upstream's tree that the probe gets, such as ``csrc``."""
+        """Return files and folders at the top of upstream's tree that the probe gets, such as ``csrc``."""
 
     def describe(self) -> Mapping[str, Any]:
-        """What the child is told, JSON-ready; what it names is made when it is not there yet.
+        """Return what the child is told, JSON-ready; what it names is made when it is not there yet.
 
         Raises:
             SparkwrightError: it cannot be had.
         """
 
     def versions(self) -> Mapping[str, str]:
-        """Versions for the proof's record; asked for after `describe`."""
+        """Return versions for the proof's record; asked for after `describe`."""
 
 
 @dataclass(frozen=True)
 class ProbeInput:
-    """What a run is about, for the child.
+    """The input of a run, for the child.
 
     Attributes:
         facilities: what each facility says of itself.
@@ -59,7 +59,7 @@ class ProbeInput:
     trees: Mapping[str, Mapping[str, Path]]
 
     def to_json(self) -> bytes:
-        """The file that the child reads."""
+        """Return the file that the child reads."""
         trees = {
             place: {which: str(folder) for which, folder in folders.items()}
             for place, folders in self.trees.items()

@@ -49,7 +49,7 @@ class _Found(Model, frozen=True):
 
 
 def harness_sources(spec: ProbeSpec) -> list[bytes]:
-    """The sources of what runs inside the child beside a probe as *spec* says; a proof hangs on them."""
+    """Return the sources that run inside the child beside a probe of *spec*; a proof's key has them."""
     names = (*_CHILD, _BUILDKIT) if spec.needs else _CHILD
     return [(_child_folder() / name).read_bytes() for name in names]
 
@@ -131,7 +131,7 @@ def run_probe(
 
 
 def _importable(scratch: Path, version: str, helpers: Sequence[Path]) -> Path:
-    """A folder with *helpers* and the least that makes ``importlib.metadata`` find the package."""
+    """Return a folder with *helpers* and the least that makes ``importlib.metadata`` find the package."""
     folder = scratch / "metadata"
     info = folder / f"vllm-{version}.dist-info"
     info.mkdir(parents=True)
@@ -143,7 +143,7 @@ def _importable(scratch: Path, version: str, helpers: Sequence[Path]) -> Path:
 
 
 def _short(message: str, tree: Path) -> str:
-    """*message* without the tree's place on this machine, which says nothing to anybody else."""
+    """Return *message* without the tree's place on this machine, which means nothing on another."""
     return message.replace(str(tree.resolve()), "<tree>").replace(str(tree), "<tree>").strip()
 
 

@@ -1,4 +1,4 @@
-"""What the two runs of a probe are made with: an interpreter, two folders, and what the child is told."""
+"""The setup of a probe's two runs: an interpreter, two folders, and the input of the child."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ProbeTree:
 
 @dataclass(frozen=True)
 class ProbeSetup:
-    """What both runs are made with.
+    """The setup of both runs.
 
     Attributes:
         python: the interpreter.
@@ -103,7 +103,7 @@ class Trees:
         others: dict[str, dict[str, Path]] = {}
         if carry.spec.source is not None:
             if source is None:
-                raise ToolError(f"the source of {carry.spec.source} is not at hand")
+                raise ToolError(f"the source of {carry.spec.source} is not in the store")
             place, others = f"deps/{source.name}", {_OWN: {"here": own[1], "pristine": own[1]}}
             own = [
                 tree_folder(self.store, self.repository, tree, under="")
@@ -124,7 +124,7 @@ class Trees:
 
 
 def facilities_of(spec: ProbeSpec, known: Mapping[str, ProbeResource]) -> dict[str, ProbeResource]:
-    """What a probe needs, by name.
+    """Return what a probe needs, by name.
 
     Raises:
         ToolError: there is no such thing here.

@@ -30,7 +30,7 @@ _MOMENT_NS = 946_684_800 * 10**9
 def tree_folder(
     store: Store, repository: Repository, tree: str, *, under: str, like: str | None = None
 ) -> Path:
-    """A folder with the files of *tree* below *under*; made once, remade when it was touched.
+    """Return a folder with the files of *tree* below *under*; made once, remade when it was touched.
 
     Args:
         store: where it is kept.
@@ -47,7 +47,7 @@ def tree_folder(
             if recorded is not None and recorded.get("fingerprint") == fingerprint(folder):
                 note_use(folder)
                 return folder
-            warn(f"the checked-out tree {tree[:12]} was changed; making it anew")
+            warn(f"the checked-out tree {tree[:12]} was changed; it is written again")
             remove_tree(folder)
         with task(f"check out {tree[:12]}"), store.scratch() as scratch:
             fresh = scratch / "tree"
@@ -67,7 +67,7 @@ def tree_folder(
 
 
 def part_of(repository: Repository, tree: str, names: Sequence[str]) -> str:
-    """Id of the tree that has only those of *names* at its top that *tree* has there."""
+    """Return id of the tree that has only those of *names* at its top that *tree* has there."""
     top = repository.objects.node(tree)
     entries = {name: top[name] for name in names if name in top}
     return repository.objects.edit(None, entries) or repository.objects.write("tree", b"")
@@ -81,7 +81,7 @@ def _fix_times(folder: Path) -> None:
 
 
 def bytecode_folder(store: Store) -> Path:
-    """Where Python keeps bytecode of what probes import (``-X pycache_prefix``)."""
+    """Return where Python keeps bytecode of what probes import (``-X pycache_prefix``)."""
     return store.bytecode
 
 
@@ -97,7 +97,7 @@ def _take_over_bytecode(store: Store, old: Path, new: Path, differing: set[str])
 
 
 def fingerprint(folder: Path) -> str:
-    """Digest of the path and mode, and for all but folders the size and time of change, below *folder*."""
+    """Return a digest of path and mode, and but for folders of size and time of change, below *folder*."""
     found = []
     for parent, folders, names in os.walk(folder):
         folders.sort()

@@ -1,4 +1,4 @@
-"""Locks between runs: whoever comes second waits, says so, and finds the work done."""
+"""Locks between runs: the second run waits, reports that, and finds the work done."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _LOCK = ".lock"
 
 @contextlib.contextmanager
 def owned_file(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
-    """A new, empty file in *folder* whose name begins with *prefix*, ours for the length of the block.
+    """Give a new, empty file in *folder* whose name begins with *prefix*, ours for the length of the block.
 
     It is gone after the block unless it was renamed.
 
@@ -45,12 +45,12 @@ def owned_file(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
 
 @contextlib.contextmanager
 def owned_folder(parent: Path) -> Iterator[Path]:
-    """A new folder in *parent*, ours for the length of the block and gone after it."""
+    """Give a new folder in *parent*, ours for the length of the block and gone after it."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent))
         handle = _open_lock(folder)
         if handle is None:
-            continue  # whoever sweeps was faster
+            continue  # another sweep was faster
         if _take(handle):
             break
         os.close(handle)
@@ -73,7 +73,7 @@ def shared(path: Path) -> Iterator[None]:
 
 
 def is_owned(path: Path) -> bool:
-    """Whether the file at *path*, made by `owned_file`, belongs to a process that is alive."""
+    """Tell if the file at *path*, made by `owned_file`, belongs to a process that is alive."""
     with _opened(path) as handle:
         return handle is not None and not _lock(handle)
 
@@ -118,7 +118,7 @@ def _lock(handle: int) -> bool:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """A descriptor of the file at *path*, or `None` where it is gone or no file that has an owner."""
+    """Give a descriptor of the file at *path*, or `None` where it is gone or no file that has an owner."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -133,7 +133,7 @@ def _opened(path: Path) -> Iterator[int | None]:
 
 
 def _open_lock(folder: Path) -> int | None:
-    """A descriptor of the folder's lock file, made when missing, or `None` where the folder is gone."""
+    """Return a descriptor of the folder's lock file, made when missing; `None` where the folder is gone."""
     try:
         return os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
@@ -151,6 +151,6 @@ def _remove_folder(folder: Path) -> None:
         try:
             folder.rmdir()
         except OSError as error:
-            # Another sweep made the lock file anew in this moment: it holds that one, and goes on.
+            # Another sweep made a new lock file in this moment: it holds that one.
             if error.errno != errno.ENOTEMPTY:
                 raise

@@ -1,4 +1,4 @@
-"""Where the store keeps what, and the few ways to put something into it."""
+"""Paths of the store, and the few ways to put something into it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def default_home() -> Path:
-    """``SPARKWRIGHT_HOME``, or the user's cache folder."""
+    """Return ``SPARKWRIGHT_HOME``, or the user's cache folder."""
     if chosen := os.environ.get("SPARKWRIGHT_HOME"):
         return Path(chosen).expanduser().absolute()
     from platformdirs import user_cache_path
@@ -41,7 +41,7 @@ def default_home() -> Path:
 
 
 def open_store(home: Path | None = None) -> Store:
-    """The store at *home*, made when missing, with what dead runs left swept away."""
+    """Return the store at *home*, made when missing, with what dead runs left swept away."""
     store = Store(home or default_home())
     with storing(f"opening the store {store.home}"):
         for folder in (store.files, store.records, store.trees, store.partial, store.scratch_root):
@@ -94,61 +94,61 @@ class Store:
 
     @property
     def files(self) -> Path:
-        """Files by SHA-256, read-only."""
+        """Return files by SHA-256, read-only."""
         return self.home / "files"
 
     @property
     def records(self) -> Path:
-        """Small JSON results by kind and key."""
+        """Return small JSON results by kind and key."""
         return self.home / "records"
 
     @property
     def trees(self) -> Path:
-        """Checked-out trees by git tree id."""
+        """Return Checked-out trees by git tree id."""
         return self.home / "trees"
 
     @property
     def partial(self) -> Path:
-        """Downloads under way, by the SHA-256 that they should have."""
+        """Return downloads under way, by the SHA-256 that they should have."""
         return self.home / "partial"
 
     @property
     def scratch_root(self) -> Path:
-        """Scratch folders, each with a lock that its owner holds."""
+        """Return scratch folders, each with a lock that its owner holds."""
         return self.home / "scratch"
 
     @property
     def git(self) -> Path:
-        """The bare git repository."""
+        """Return the bare git repository."""
         return self.home / "git"
 
     @property
     def environments(self) -> Path:
-        """Python environments for probes, by the digest of their requirements."""
+        """Return Python environments for probes, by the digest of their requirements."""
         return self.home / "environments"
 
     @property
     def toolchains(self) -> Path:
-        """Unpacked compilers, headers and libraries, and what was made of them."""
+        """Return unpacked compilers, headers and libraries, and what was made of them."""
         return self.home / "toolchains"
 
     @property
     def named(self) -> Path:
-        """Files under names that tell what they are: links into `files`."""
+        """Return files under names that tell what they are: links into `files`."""
         return self.home / "named"
 
     @property
     def bytecode(self) -> Path:
-        """Bytecode of checked-out trees, which Python keeps by their whole path."""
+        """Return bytecode of checked-out trees, which Python keeps by their whole path."""
         return self.home / "bytecode"
 
     @property
     def runs(self) -> Path:
-        """One locked file for each run under way."""
+        """Return one locked file for each run under way."""
         return self.home / "runs"
 
     def bytecode_of(self, folder: Path) -> Path:
-        """Where the bytecode of the tree in *folder* is."""
+        """Return where the bytecode of the tree in *folder* is."""
         return self.bytecode / folder.resolve().relative_to("/")
 
     def running(self) -> contextlib.AbstractContextManager[ActiveRun]:
@@ -156,17 +156,17 @@ class Store:
         return running(self.runs)
 
     def lock(self, name: str, what: str) -> contextlib.AbstractContextManager[None]:
-        """Hold the store's lock called *name*; *what* it protects is told to those who wait."""
+        """Hold the store's lock called *name*; *what* it protects is shown to runs that wait."""
         return hold(self.home / "locks" / f"{name}.lock", what)
 
     # Files -----------------------------------------------------------------------------
 
     def file_path(self, sha256: str) -> Path:
-        """Where the file with that digest is, or would be."""
+        """Return where the file with that digest is, or would be."""
         return self.files / sha256[:2] / sha256
 
     def find_file(self, sha256: str, *, size: int | None = None) -> Path | None:
-        """The file with that digest, or `None`. Its bytes were verified when it came in, and are not read.
+        """Return the file with that digest, or `None`; its bytes were verified when it came in.
 
         Args:
             sha256: the digest.
@@ -200,7 +200,7 @@ class Store:
         return None
 
     def require_intact(self, sha256: str) -> Path:
-        """The file with that digest, whose bytes were read.
+        """Return the file with that digest, whose bytes were read.
 
         Raises:
             LostFileError: it is not here, or held other bytes, which are dropped.
@@ -309,7 +309,7 @@ class Store:
                 raise _lost(target, why) from error
 
     def named_file(self, sha256: str, filename: str) -> Path:
-        """The file with that digest under a *filename* that tells what it is; it must be here."""
+        """Return the file with that digest under a *filename* that tells what it is; it must be here."""
         target = self.named / sha256[:16] / filename
         if not _leads_to(target, self.file_path(sha256)):
             return self.link(sha256, target)
@@ -319,7 +319,7 @@ class Store:
     # Records ---------------------------------------------------------------------------
 
     def find_record(self, kind: str, key: str) -> dict[str, Any] | None:
-        """The JSON object recorded under *kind* and *key*, or `None`; a damaged one counts as none."""
+        """Return the JSON object recorded under *kind* and *key*, or `None`; a damaged one counts as none."""
         data = self._read_record(kind, key)
         try:
             found = None if data is None else json.loads(data)
@@ -328,7 +328,7 @@ class Store:
         return found if isinstance(found, dict) else None
 
     def find_record_as(self, model: type[T], kind: str, key: str) -> T | None:
-        """The same, read as a *model*; one that does not fit it counts as none."""
+        """Return the same, read as a *model*; one that does not fit it counts as none."""
         import msgspec
 
         data = self._read_record(kind, key)
@@ -351,19 +351,19 @@ class Store:
         path = self.record_path(kind, key)
         with storing(f"recording {kind} {key[:12]}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_dir():  # nothing of ours
+            if path.is_dir():  # not made by the store
                 remove_tree(path)
             write_atomically(path, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
 
     def record_path(self, kind: str, key: str) -> Path:
-        """Where what is recorded under *kind* and *key* is, or would be."""
+        """Return where what is recorded under *kind* and *key* is, or would be."""
         return self.records / kind / key[:2] / f"{key}.json"
 
     # Scratch and folders ---------------------------------------------------------------
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder on the store's own disk that is gone after the block."""
+        """Give a folder on the store's own disk that is gone after the block."""
         with contextlib.ExitStack() as stack:
             with storing("making a scratch folder"):
                 self.scratch_root.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ _DAY_S = 86400.0
 
 @dataclass(frozen=True)
 class PruneLimits:
-    """What may stay.
+    """The limits of what may stay.
 
     Attributes:
         days: what was used within so many days; `None` for everything.
@@ -44,7 +44,7 @@ class PruneLimits:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What `prune` did, or would do.
+    """The result of `prune`, or of its rehearsal.
 
     Attributes:
         removed: what is gone.
@@ -71,8 +71,8 @@ def prune(
         store: what to make room in.
         entries: what it holds, from `survey`; logs among them count for `PruneLimits.days` only.
         limits: what may stay.
-        run: the run that does this, which is in nobody's way.
-        dry: only say what would be removed.
+        run: the run that does this, which blocks nothing.
+        dry: only list the entries that would be removed.
 
     Raises:
         StorageError: the disk cannot be written.
@@ -90,7 +90,7 @@ def prune(
 
 
 def prune_logs(places: Iterable[Path], days: float) -> None:
-    """Remove the files in the folders *places* that nobody has written to for so many *days*."""
+    """Remove the files in the folders *places* that were not written to for so many *days*."""
     for place in places:
         for path in place.iterdir() if place.is_dir() else (place,):
             with contextlib.suppress(OSError):  # another run's clean-up, or a disk that is read-only
@@ -99,7 +99,7 @@ def prune_logs(places: Iterable[Path], days: float) -> None:
 
 
 def _choose(entries: Iterable[StoreEntry], limits: PruneLimits) -> list[StoreEntry]:
-    """What is beyond *limits*, the least recently used first."""
+    """Return what is beyond *limits*, the least recently used first."""
     oldest_first = sorted((entry for entry in entries if entry.removable), key=lambda entry: entry.used)
     too_much = 0 if limits.size is None else _size(entries) - limits.size
     too_old = float("-inf") if limits.days is None else time.time() - limits.days * _DAY_S
@@ -139,7 +139,7 @@ def _remove(entry: StoreEntry, trash: Path) -> bool:
 
 
 def _put_away(path: Path, trash: Path) -> None:
-    """Take *path* away at once: a folder is renamed, and emptied when nobody waits any more."""
+    """Take *path* away at once: a folder is renamed, and emptied after the lock is released."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return

@@ -1,4 +1,4 @@
-"""What the store holds: one entry for each thing that could be removed by itself."""
+"""The contents of the store: one entry for each thing that could be removed by itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LOGS = "logs"
 """The kind of what is outside the store: event logs and tracebacks of the checkout."""
 
-# Files are kept by digest alone; a record that names one says what it is.
+# Files are kept by digest alone; a record that names one tells its kind.
 _KIND_OF_RECORD = {"unit": "objects", "extension": "extensions", "link": "extensions", "wheel": "wheels"}
 _DIGEST = re.compile(rb'"([0-9a-f]{64})"')
 # What an index said of a release when it was first asked is what later answers are held against.
@@ -61,7 +61,7 @@ class StoreEntry:
 
 @dataclass(frozen=True)
 class KindTotal:
-    """What one kind takes up; ``used`` is the last use of any of it."""
+    """The size of one kind; ``used`` is the last use of any of it."""
 
     kind: str
     count: int
@@ -70,7 +70,7 @@ class KindTotal:
 
 
 def survey(store: Store, logs: Iterable[Path] = ()) -> list[StoreEntry]:
-    """Everything in *store*, and the event logs in the folders *logs*."""
+    """Return everything in *store*, and the event logs in the folders *logs*."""
     left = list(_left_by_git(store))
     return [
         *_files(store),
@@ -84,7 +84,7 @@ def survey(store: Store, logs: Iterable[Path] = ()) -> list[StoreEntry]:
 
 
 def totals(entries: Iterable[StoreEntry]) -> list[KindTotal]:
-    """*entries* by kind, the largest first."""
+    """Return *entries* by kind, the largest first."""
     kinds: dict[str, list[StoreEntry]] = {}
     for entry in entries:
         kinds.setdefault(entry.kind, []).append(entry)
@@ -142,7 +142,7 @@ def _companions(store: Store, kind: str, path: Path) -> tuple[Path, ...]:
 
 
 def _new_bytes(place: Path, counted: set[tuple[int, int]]) -> int:
-    """Bytes at or below *place* but for files with several names that were *counted* under another."""
+    """Return bytes at or below *place* but for files with several names that were *counted* under another."""
     size = 0
     for _, state in _walk(place):
         inode = (state.st_dev, state.st_ino)
@@ -167,7 +167,7 @@ def _left_by_git(store: Store) -> Iterator[StoreEntry]:
 
 
 def _rest(store: Store, counted: Collection[Path]) -> Iterator[StoreEntry]:
-    """What cannot be removed one by one: the repository, scratch in use, whatever else there is."""
+    """Yield what cannot be removed one by one: the repository, scratch in use, whatever else there is."""
     known = {*_UNLISTED, *(place.partition("/")[0] for place in _FOLDERS), store.partial.name}
     for path in _children(store.home):
         if path.name in known or path.suffix == ".lock":
@@ -184,7 +184,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _walk(place: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every plain file at or below *place* with its state; what goes meanwhile is left out."""
+    """Yield every plain file at or below *place* with its state; what goes meanwhile is left out."""
     if place.is_file() and not place.is_symlink():
         with contextlib.suppress(FileNotFoundError):
             yield place, place.stat()

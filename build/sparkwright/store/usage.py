@@ -1,4 +1,4 @@
-"""When something in the store was last used, and which runs are using it.
+"""The time of last use of things in the store, and the runs that use them.
 
 A use is noted in the times of the thing itself: a file's or record's time of access (its time of
 change is left alone, it tells copies from originals), a folder's time of change (listing a folder
@@ -26,7 +26,7 @@ NOTED_EVERY_S = 3600.0
 
 
 def last_used(state: os.stat_result) -> float:
-    """When the file or folder of that *state* was last used, in seconds since the epoch."""
+    """Return when the file or folder of that *state* was last used, in seconds since the epoch."""
     if stat.S_ISDIR(state.st_mode):
         return state.st_mtime
     return max(state.st_atime, state.st_mtime)
@@ -44,7 +44,7 @@ def note_use(path: Path, state: os.stat_result | None = None) -> None:
 
 @dataclass(frozen=True)
 class ActiveRun:
-    """A run of ours, for others to see.
+    """A run under way, visible to others.
 
     Attributes:
         path: a file that is locked while it lasts.
@@ -86,7 +86,7 @@ def _locked(folder: Path, kind: int) -> Iterator[None]:
 
 
 def oldest_run(folder: Path, *, but: ActiveRun | None = None) -> float | None:
-    """When the oldest run seen in *folder*, other than *but*, began; `None` where there is none."""
+    """Return when the oldest run seen in *folder*, other than *but*, began; `None` where there is none."""
     started = []
     for path in folder.iterdir() if folder.is_dir() else ():
         if but is not None and path == but.path:

@@ -42,7 +42,7 @@ class StoreFault:
 
 
 def verify(store: Store) -> list[StoreFault]:
-    """Everything in *store* that is damaged.
+    """Return everything in *store* that is damaged.
 
     That is: files whose bytes are not those of their digest, records that cannot be read, and names that
     lead to no such file. Reading them does not count as a use.
@@ -61,7 +61,7 @@ def verify(store: Store) -> list[StoreFault]:
 
 
 def remove_faults(faults: Sequence[StoreFault]) -> None:
-    """Remove what is damaged; whoever needs it fetches or makes it again.
+    """Remove what is damaged; it is fetched or made again when needed.
 
     Raises:
         StorageError: the disk cannot be written.
@@ -88,7 +88,7 @@ def require_sound(faults: Sequence[StoreFault]) -> None:
 
 
 def _file_fault(store: Store, path: Path) -> tuple[int, StoreFault | None]:
-    """How many bytes were read, and what is wrong."""
+    """Return how many bytes were read, and what is wrong."""
     named = (store.named / path.name[:16],)
     if not _DIGEST.fullmatch(path.name) or path != store.file_path(path.name):
         return 0, StoreFault(path, "its name is no digest, or not the one that its folder is for")
@@ -105,7 +105,7 @@ def _file_fault(store: Store, path: Path) -> tuple[int, StoreFault | None]:
 
 @contextlib.contextmanager
 def _opened_unnoticed(path: Path) -> Iterator[BinaryIO]:
-    """The file at *path*, read without a trace in its time of access where we may do that."""
+    """Give the file at *path*, read without a trace in its time of access where we may do that."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)
     except PermissionError:  # it is another user's
@@ -131,7 +131,7 @@ def _record_faults(store: Store) -> Iterator[StoreFault]:
 
 
 def _name_faults(store: Store) -> Iterator[StoreFault]:
-    """Names in ``named/`` that lead to another file than the one whose digest they stand under."""
+    """Yield names in ``named/`` that lead to another file than the one whose digest they stand under."""
     for path in sorted(store.named.glob("*/*")):
         prefix = path.parent.name
         owners = list((store.files / prefix[:2]).glob(f"{prefix}*"))
@@ -142,7 +142,7 @@ def _name_faults(store: Store) -> Iterator[StoreFault]:
 
 
 def _same(path: Path, owner: Path) -> bool:
-    """Whether *path* is a link to *owner*, or (on a disk without links) a copy of it."""
+    """Tell if *path* is a link to *owner*, or (on a disk without links) a copy of it."""
     with contextlib.suppress(OSError):
         if path.samefile(owner):
             return True

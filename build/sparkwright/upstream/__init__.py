@@ -1,4 +1,4 @@
-"""Where pristine trees and stock wheels come from: the package index, a git remote, a folder.
+"""Sources of pristine trees and stock wheels: the package index, a git remote, a folder.
 
 Open `source` first. `settings`, `network`, `index`, `download` and `members` talk to the index,
 `archive` reads sdists, `releases` turns them into trees, and `evidence` gathers what

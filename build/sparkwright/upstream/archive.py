@@ -52,7 +52,7 @@ class ArchiveEntry(NamedTuple):
 
 
 def read_sdist(path: Path) -> Iterator[ArchiveEntry]:
-    """Every file of the sdist at *path*, in its order, with the top folder taken off.
+    """Yield every file of the sdist at *path*, in its order, with the top folder taken off.
 
     Faults are raised when they are reached: use nothing before the iteration has ended.
 
@@ -79,7 +79,7 @@ def read_sdist(path: Path) -> Iterator[ArchiveEntry]:
 
 
 def bad_component(part: str) -> str | None:
-    """What is wrong with *part* as one component of a path in a git tree, or `None`."""
+    """Return what is wrong with *part* as one component of a path in a git tree, or `None`."""
     if part in {"", ".", ".."}:
         return f"a component is {part!r}"
     if _is_like_git(part):
@@ -154,7 +154,7 @@ class _Tree:
         self.measure = Measure(self.name)
 
     def inside(self, member: str) -> str:
-        """The path of *member* below the top folder, checked; empty for the top folder itself."""
+        """Return the path of *member* below the top folder, checked; empty for the top folder itself."""
         if len(member.encode(errors="surrogateescape")) > MAX_PATH_BYTES:
             raise _refused(self.name, f"a path is longer than {MAX_PATH_BYTES} bytes")
         parts = member.rstrip("/").split("/")
@@ -210,7 +210,7 @@ def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree) -> Archiv
 
 
 def inward_target(path: str, target: str, name: str) -> str:
-    """*target*, if the symlink at *path* stays inside the tree called *name* with it.
+    """Return *target*, if the symlink at *path* stays inside the tree called *name* with it.
 
     Raises:
         ArchiveError: it leads outside, or into a ``.git``.

@@ -33,7 +33,7 @@ _CHUNK = 1 << 16  # small enough that a dropped connection costs little of what 
 
 
 def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings, *, otherwise: str = "") -> Path:
-    """The file *artifact* in the store, fetched from the package index when it is not there.
+    """Return the file *artifact* in the store, fetched from the package index when it is not there.
 
     A run that is interrupted leaves what it got in the store's ``partial`` folder, and the next
     one asks for the rest (RFC 9110, "Range Requests"). Two runs at once download once.
@@ -84,7 +84,7 @@ def adopt_copy(store: Store, path: Path, artifact: Artifact) -> Path:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The plain file at *path*; a named pipe would be waited for, and a device may have no end.
+    """Give the plain file at *path*; a named pipe would be waited for, and a device may have no end.
 
     Raises:
         FetchError: it is no plain file, or cannot be read.

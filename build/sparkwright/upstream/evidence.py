@@ -1,4 +1,4 @@
-"""What a release says about itself, gathered for `sparkwright.lock.check` and `sparkwright.lock.bump`.
+"""Statements of a release about itself, gathered for `sparkwright.lock.check` and `sparkwright.lock.bump`.
 
 Every file is fetched by digest before a word of it is believed.
 """
@@ -34,7 +34,7 @@ _PATIENCE_S = 20.0
 
 
 def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> ReleaseEvidence:
-    """The evidence about the release that *lock* pins.
+    """Return the evidence about the release that *lock* pins.
 
     The index is asked how it names the files with the lock's digests, and the git remote what the
     release's tag is; if either does not answer, a ``lock.unverified`` event says what that leaves open.
@@ -64,7 +64,7 @@ def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> R
 
 
 def gather_cuda(access: Access, lock: Lock) -> CudaEvidence | None:
-    """What the pinned torch and CUDA's release package say about versions; `None` without ``[native]``.
+    """Return the versions that the pinned torch and CUDA's packages state; `None` without ``[native]``.
 
     Raises:
         FetchError, DigestError, NotInStoreError: one of the two could not be had.
@@ -90,7 +90,7 @@ def _metadata(access: Access, package: Package) -> bytes:
 
 
 def propose(access: Access, text: str, version: str) -> Bumped:
-    """The lock *text* moved to the release *version*.
+    """Return the lock *text* moved to the release *version*.
 
     The wheels are taken as the index lists them; they are read when the new lock is checked.
 
@@ -118,7 +118,7 @@ def propose(access: Access, text: str, version: str) -> Bumped:
 
 
 def read_wheel(path: Path, file: Artifact) -> WheelEvidence:
-    """What the wheel at *path* says.
+    """Return what the wheel at *path* says.
 
     Raises:
         WheelError: it is no wheel, or lacks one of the files that every vLLM wheel has.
@@ -149,7 +149,7 @@ def _tree_texts(access: Access, tree: str) -> dict[str, bytes]:
 
 
 def _names_on_index(access: Access, lock: Lock) -> dict[str, str]:
-    """File name by digest, as the index lists the release; empty where it was not asked."""
+    """Return file name by digest, as the index lists the release; empty where it was not asked."""
     if not access.settings.offline:
         try:
             listed = find(project_of(lock.sdist.filename), lock.release.version, access.settings)
@@ -161,13 +161,13 @@ def _names_on_index(access: Access, lock: Lock) -> dict[str, str]:
 
 
 def _as_found(artifact: Artifact, path: Path, names: dict[str, str]) -> Artifact:
-    """The lock's *artifact* as it really is: what the index calls it, and how large it is."""
+    """Return the lock's *artifact* as it really is: what the index calls it, and how large it is."""
     filename = names.get(artifact.sha256, artifact.filename)
     return Artifact(filename=filename, sha256=artifact.sha256, size=path.stat().st_size)
 
 
 def _tag_commit(access: Access, address: str, version: str) -> str | None:
-    """The commit of the release's tag at the git remote; `None` where it did not say."""
+    """Return the commit of the release's tag at the git remote; `None` where it did not say."""
     if access.settings.offline:
         return None
     tag = f"refs/tags/v{version}"
@@ -189,7 +189,7 @@ def _unverified(what: str, why: str) -> None:
 
 
 def _only(listed: Iterable[IndexFile], version: str, wanted: str) -> IndexFile:
-    """The one file among *listed* that is the sdist, or the wheel for the machine *wanted*."""
+    """Return the one file among *listed* that is the sdist, or the wheel for the machine *wanted*."""
     found = [file for file in listed if _kind(file) == wanted]
     if len(found) != 1:
         names = ", ".join(file.filename for file in found) or "none"

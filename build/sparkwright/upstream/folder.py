@@ -61,7 +61,7 @@ class FolderSource:
     path: Path
 
     def pristine(self, lock: Lock) -> Pristine:
-        """Upstream's files at the pinned release, in whichever form the folder has them.
+        """Return Upstream's files at the pinned release, in whichever form the folder has them.
 
         A repository gives the pinned commit with the history that it has; a folder with the sdist
         gives that, by its digest; anything else that looks like vLLM's tree is taken as it is,
@@ -85,7 +85,7 @@ class FolderSource:
         )
 
     def known(self, lock: Lock) -> Pristine | None:
-        """The same, if the store has it and the folder cannot have changed it: a commit, or a digest.
+        """Return the same, if the store has it and the folder cannot have changed it: a commit, or a digest.
 
         How much history a repository has is only known once it was fetched from.
         """
@@ -104,7 +104,7 @@ class FolderSource:
         return digest_of([str(self.path), lock.release.commit])
 
     def release(self, version: str, *, sha256: str | None = None) -> Pristine:
-        """Another release: its sdist if the folder has it, and `other_release` otherwise."""
+        """Return another release: its sdist if the folder has it, and `other_release` otherwise."""
         path = self.path / f"{PROJECT}-{version}.tar.gz"
         if not path.is_file():
             return other_release(self.access, version, sha256=sha256)
@@ -113,7 +113,7 @@ class FolderSource:
         return self._from_sdist(artifact, verified=False)
 
     def wheel(self, lock: Lock, machine: str) -> Path:
-        """The wheel in the folder, verified by its digest; the index's if it has none."""
+        """Return the wheel in the folder, verified by its digest; the index's if it has none."""
         artifact = lock.wheel(machine)
         path = self.path / artifact.filename
         if path.is_file():
@@ -178,7 +178,7 @@ class FolderSource:
 
 
 def walk_folder(root: Path) -> Iterator[tuple[str, FileEntry]]:
-    """Every file under *root* by its path there, but for repositories and Python's caches.
+    """Yield every file under *root* by its path there, but for repositories and Python's caches.
 
     Raises:
         ArchiveError: a name or link is not safe everywhere, something is no file, folder or link, or all

@@ -42,7 +42,7 @@ class IndexFile:
 
 
 def find(project: str, version: str, settings: IndexSettings) -> list[IndexFile]:
-    """The sdist and wheels of one release, from the first index that has it.
+    """Return the sdist and wheels of one release, from the first index that has it.
 
     A release is never mixed from two indexes: anybody could add a file to it on the second.
 
@@ -63,7 +63,7 @@ def find(project: str, version: str, settings: IndexSettings) -> list[IndexFile]
 
 
 def locate(artifact: Artifact, settings: IndexSettings) -> IndexFile:
-    """Where *artifact* is to be had: the file of that name whose stated digest is the lock's.
+    """Return where *artifact* is to be had: the file of that name whose stated digest is the lock's.
 
     Raises:
         DigestError: the indexes list that name with other digests only.
@@ -91,7 +91,7 @@ def locate(artifact: Artifact, settings: IndexSettings) -> IndexFile:
 
 
 def project_of(filename: str) -> str:
-    """The normalized project name (PEP 503) in the file name of an sdist or wheel.
+    """Return the normalized project name (PEP 503) in the file name of an sdist or wheel.
 
     Raises:
         FetchError: it is the name of neither.
@@ -160,7 +160,7 @@ def _page(session: requests.Session, address: str, project: str, settings: Index
 
 
 def _is_absent(error: Exception) -> bool:
-    """Whether the index answered, and does not have the project."""
+    """Tell if the index answered, and does not have the project."""
     from pypi_simple import NoSuchProjectError
 
     return isinstance(error, (NoSuchProjectError, FileNotFoundError))
@@ -192,13 +192,13 @@ def _files(page: Any) -> list[tuple[Any, IndexFile]]:
 
 
 def local_path(url: str) -> Path | None:
-    """The path that a ``file://`` address names, or `None` for any other address."""
+    """Return the path that a ``file://`` address names, or `None` for any other address."""
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 def remote_size(file: IndexFile, settings: IndexSettings) -> int:
-    """The size of *file* in bytes: as the index states it, or as its server does.
+    """Return the size of *file* in bytes: as the index states it, or as its server does.
 
     Raises:
         FetchError: neither states it.

@@ -46,7 +46,7 @@ class _NoRangesError(Exception):
 def fetch_members(
     store: Store, artifact: Artifact, wanted: Callable[[str], bool], settings: IndexSettings
 ) -> Iterator[Path]:
-    """A file that reads like the wheel *artifact*, with at least the members that are *wanted*.
+    """Give a file that reads like the wheel *artifact*, with at least the members that are *wanted*.
 
     It is the whole wheel, verified by its digest, where the store has that or the server sends
     nothing less. Otherwise it is gone after the block, and the caller verifies the members.
@@ -143,7 +143,7 @@ class _Source:
 
 
 def _is_transfer(error: OSError) -> bool:
-    """Whether *error* is the network's and not the disk's: requests' errors are `OSError` too."""
+    """Tell if *error* is the network's and not the disk's: requests' errors are `OSError` too."""
     import requests
 
     return isinstance(error, requests.RequestException)
@@ -163,7 +163,7 @@ def _fetch(source: _Source, partial: Path, wanted: Callable[[str], bool]) -> Non
 
 
 def _list_start(sink: BinaryIO, artifact: Artifact, start: int) -> int:
-    """Where the archive's list of members begins (APPNOTE.TXT 4.3.16), *start* being where our copy does."""
+    """Return the offset of the archive's list of members (APPNOTE.TXT 4.3.16), *start* that of the copy."""
     sink.seek(start)
     tail = sink.read()
     place = tail.rfind(b"PK\x05\x06")
@@ -176,7 +176,7 @@ def _list_start(sink: BinaryIO, artifact: Artifact, start: int) -> int:
 def _spans(
     sink: BinaryIO, artifact: Artifact, wanted: Callable[[str], bool], end: int
 ) -> list[tuple[int, int]]:
-    """What has to be fetched, as (start, end), neighbours in one: each member up to where the next begins."""
+    """Return (start, end) of the bytes to fetch, neighbours joined: each member up to the next."""
     sink.flush()
     sink.seek(0)
     try:

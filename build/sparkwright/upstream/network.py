@@ -32,7 +32,7 @@ class InterruptedFetch(Exception):  # noqa: N818 - never reaches a user; `retryi
 
 
 class RefusedFetchError(Exception):
-    """A transfer that is not gone on with; another try would be the same."""
+    """A transfer that is not retried; another try would be the same."""
 
 
 class _Paced:
@@ -63,7 +63,7 @@ class _Paced:
 
 
 def open_session(settings: IndexSettings) -> requests.Session:
-    """A session that trusts what the user told pip to trust."""
+    """Return a session that trusts what the user told pip to trust."""
     import requests
     from requests.adapters import HTTPAdapter
 
@@ -110,7 +110,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 def retrying(settings: IndexSettings, what: str, progress: Callable[[], int] = lambda: 0) -> Retrying:
-    """A retry loop for *what*: it gives up after some tries in a row that made no *progress*.
+    """Return a retry loop for *what*: it gives up after some tries in a row that made no *progress*.
 
     The last error is raised as it came.
     """
@@ -151,7 +151,7 @@ def _is_passing(error: BaseException) -> bool:
 
 
 def fetch_failed(what: str, error: BaseException) -> FetchError:
-    """The error to show when fetching *what* was given up."""
+    """Return the error to show when fetching *what* was given up."""
     return FetchError(
         f"{what} could not be fetched",
         because=reason_of(error),
@@ -160,7 +160,7 @@ def fetch_failed(what: str, error: BaseException) -> FetchError:
 
 
 def reason_of(error: Any) -> str:
-    """What *error* says, without a user's name or password in its address."""
+    """Return what *error* says, without a user's name or password in its address."""
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
@@ -169,7 +169,7 @@ def reason_of(error: Any) -> str:
 
 
 def shown(url: str) -> str:
-    """*url* as it may be shown: without a user's name or password."""
+    """Return *url* as it may be shown: without a user's name or password."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, parts.query, ""))

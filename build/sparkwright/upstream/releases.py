@@ -29,7 +29,7 @@ PROJECT = "vllm"
 
 @dataclass(frozen=True)
 class Access:
-    """What every source needs: the store, its git repository, and how to reach the index."""
+    """The tools that every source needs: the store, its git repository, and how to reach the index."""
 
     store: Store
     repository: Repository
@@ -42,7 +42,7 @@ class Pristine:
 
     Attributes:
         tree: id of their tree in the store's repository.
-        commit: upstream's own commit, where its object is in the store.
+        commit: upstream's commit, where its object is in the store.
         origin: where they came from, in words.
         verified: whether they are what the lock names, by digest or commit id.
         history: whether commits before `commit` are in the store too.
@@ -56,7 +56,7 @@ class Pristine:
 
 
 def pinned_tag(repository: Repository, lock: Lock, address: str) -> tuple[str, str]:
-    """The ref of the release's tag at *address*, and its commit, which is the pinned one.
+    """Return the ref of the release's tag at *address*, and its commit, which is the pinned one.
 
     Args:
         repository: what asks.
@@ -85,7 +85,7 @@ def pinned_tag(repository: Repository, lock: Lock, address: str) -> tuple[str, s
 
 
 def sdist_tree(access: Access, artifact: Artifact, fetch: Callable[[], Path]) -> str:
-    """The tree of the sdist *artifact*, imported once and remembered.
+    """Return the tree of the sdist *artifact*, imported once and remembered.
 
     Args:
         access: where to.
@@ -111,19 +111,19 @@ def sdist_tree(access: Access, artifact: Artifact, fetch: Callable[[], Path]) ->
 
 
 def known_tree(access: Access, sha256: str) -> str | None:
-    """The tree that the sdist of that digest was imported as, if git still has it."""
+    """Return the tree that the sdist of that digest was imported as, if git still has it."""
     record = access.store.find_record("sdist-tree", sha256)
     tree = record.get("tree") if record else None
     return tree if isinstance(tree, str) and access.repository.has(tree) else None
 
 
 def upstream_ref(commit: str) -> str:
-    """The ref that keeps upstream's own *commit* in the store's repository."""
+    """Return the ref that keeps upstream's *commit* in the store's repository."""
     return f"refs/sparkwright/upstream/{commit}"
 
 
 def other_release(access: Access, version: str, *, sha256: str | None = None) -> Pristine:
-    """The files of any release, by its version, from the index.
+    """Return the files of any release, by its version, from the index.
 
     The digest that the index states when it is first asked is remembered, and is what counts
     from then on, offline too. As no lock names it, the result is not `verified`.
@@ -184,10 +184,10 @@ def _release_sdist(access: Access, version: str) -> Artifact:
 
 
 def as_artifact(file: IndexFile, settings: IndexSettings) -> Artifact:
-    """The file of an index as a lock would name it.
+    """Return the file of an index as a lock would name it.
 
     Raises:
-        FetchError: the index states no digest for it, or nobody its size.
+        FetchError: the index states no digest for it, or neither it nor the server its size.
     """
     if file.sha256 is None:
         raise FetchError(

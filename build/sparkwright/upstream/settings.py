@@ -1,4 +1,4 @@
-"""Which package index to ask, as the user told pip.
+"""The package indexes of the user's pip configuration.
 
 The order is pip's own (its user guide, "Configuration"): the machine's files, the user's, the
 virtual environment's, the one that ``PIP_CONFIG_FILE`` names, then ``PIP_*`` variables. Of each
@@ -27,14 +27,14 @@ _KEYS = ("index-url", "extra-index-url", "cert", "trusted-host")
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """Where and how to fetch.
+    """Addresses and limits for fetching.
 
     Attributes:
         index_url: the index's base address; empty for the library's default.
         extra_index_urls: further indexes, asked after it.
         cert: file or folder of certificates to trust; empty for the system's choice.
         trusted_hosts: hosts, with or without a port, that may be asked without encryption.
-        offline: fetch nothing, and say what is missing instead.
+        offline: fetch nothing, and report what is missing instead.
         timeout_s: how long a connection may be silent, in seconds.
         attempts: tries in a row that may bring nothing before giving up.
         backoff_s: wait before the second try, in seconds; it doubles up to half a minute.
@@ -51,7 +51,7 @@ class IndexSettings:
 
 
 def read_settings(environment: Mapping[str, str] | None = None, *, offline: bool = False) -> IndexSettings:
-    """The settings that pip would use under *environment* (ours by default).
+    """Return the settings that pip would use under *environment* (ours by default).
 
     Raises:
         ConfigError: one of pip's files cannot be read.
@@ -73,7 +73,7 @@ def read_settings(environment: Mapping[str, str] | None = None, *, offline: bool
 
 
 def pip_files(environment: Mapping[str, str]) -> Iterator[Path]:
-    """The configuration files of pip, weakest first, whether they exist or not."""
+    """Yield the configuration files of pip, weakest first, whether they exist or not."""
     chosen = environment.get("PIP_CONFIG_FILE")
     if chosen == os.devnull:  # pip's way to say "no file at all"
         return

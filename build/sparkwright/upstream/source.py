@@ -31,20 +31,20 @@ class UpstreamSource(Protocol):
     """Somewhere that upstream's files come from."""
 
     def pristine(self, lock: Lock) -> Pristine:
-        """Upstream's files at the pinned release."""
+        """Return Upstream's files at the pinned release."""
 
     def known(self, lock: Lock) -> Pristine | None:
-        """What `pristine` would give, if the store holds it; nothing is fetched or written."""
+        """Return what `pristine` would give, if the store holds it; nothing is fetched or written."""
 
     def release(self, version: str, *, sha256: str | None = None) -> Pristine:
-        """Upstream's files at another release, whose sdist has the digest *sha256* if one is given."""
+        """Return Upstream's files at another release, whose sdist has the digest *sha256* if one is given."""
 
     def wheel(self, lock: Lock, machine: str) -> Path:
-        """Upstream's own wheel of the pinned release for *machine*, verified by its digest."""
+        """Return upstream's wheel of the pinned release for *machine*, verified by its digest."""
 
 
 def open_source(spec: str, access: Access) -> UpstreamSource:
-    """The source that *spec* names.
+    """Return the source that *spec* names.
 
     Args:
         spec: ``index``, ``git`` (the lock's repository), the address of a repository, or a folder.
@@ -77,7 +77,7 @@ class IndexSource:
     access: Access
 
     def pristine(self, lock: Lock) -> Pristine:
-        """The files of the pinned sdist; see `fetch_artifact` for what can go wrong."""
+        """Return the files of the pinned sdist; see `fetch_artifact` for what can go wrong."""
         access = self.access
         tree = sdist_tree(
             access,
@@ -87,7 +87,7 @@ class IndexSource:
         return self._as_pristine(lock, tree)
 
     def known(self, lock: Lock) -> Pristine | None:
-        """The tree of the pinned sdist, if it was imported before."""
+        """Return the tree of the pinned sdist, if it was imported before."""
         tree = known_tree(self.access, lock.sdist.sha256)
         return None if tree is None else self._as_pristine(lock, tree)
 
@@ -118,7 +118,7 @@ class GitSource:
     address: str = ""
 
     def pristine(self, lock: Lock) -> Pristine:
-        """The tree of the pinned commit, fetched without history.
+        """Return the tree of the pinned commit, fetched without history.
 
         Raises:
             LockMismatchError: the release's tag is another commit than the pinned one.
@@ -131,7 +131,7 @@ class GitSource:
         return self._as_pristine(commit, address)
 
     def known(self, lock: Lock) -> Pristine | None:
-        """The tree of the pinned commit, if it was fetched before."""
+        """Return the tree of the pinned commit, if it was fetched before."""
         commit = lock.release.commit
         if len(commit) != _FULL_ID or not self.access.repository.has(commit):
             return None
@@ -142,7 +142,7 @@ class GitSource:
         return Pristine(tree, commit, f"commit {commit[:12]} of {address}", verified=True)
 
     def _commit(self, lock: Lock, address: str) -> str:
-        """The full id of the pinned commit, which is in the store afterwards."""
+        """Return the full id of the pinned commit, which is in the store afterwards."""
         pinned, repository = lock.release.commit, self.access.repository
         is_full = len(pinned) == _FULL_ID
         if is_full and repository.has(pinned):

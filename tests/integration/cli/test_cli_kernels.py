@@ -119,7 +119,7 @@ class TestNative:
     def test_a_source_that_is_not_at_hand(self, compiling: World) -> None:
         found = outcomes(compiling, "--kernels", "native")
         assert found["card"] == ("applied", "")
-        assert found["feed"] == ("left-out", "the source of quack is not at hand")
+        assert found["feed"] == ("left-out", "the source of quack is not in the store")
 
     def test_a_source_that_is(self, compiling: World) -> None:
         tree = bring(compiling)

@@ -42,7 +42,7 @@ EXPECTED = {
     "clamp": OutcomeKind.APPLIED,
     "align": OutcomeKind.ABSORBED,
     "words": OutcomeKind.CONFLICT,
-    "texts": OutcomeKind.CONFLICT_IN_TEXTS,
+    "texts": OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS,
     "needy": OutcomeKind.REFUSED,
     "dated": OutcomeKind.SUPERSEDED,
 }

@@ -15,7 +15,8 @@ from sparkwright.base.errors import ProcessError, ServerError, ToolError
 _BEGUN = ".sparkwright-environment"
 _DONE = ".sparkwright-wheel.json"
 _INSTALL_S = 3600.0
-_MERGED = {"applied", "conflict-in-texts"}  # outcomes, as the wheel's record names them
+# Outcomes as wheels' records name them; the last one is what earlier wheels have for the second.
+_MERGED = {"applied", "conflict-in-tests-or-docs", "conflict-in-texts"}
 _ASK = """
 import json
 from importlib.metadata import distribution
