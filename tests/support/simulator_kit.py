@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from sparkwright.verify.simulator import Settings, StepCosts, parse_faults
-from sparkwright.verify.simulator.ask import read_ask
-from sparkwright.verify.simulator.clock import Clock
+from sparkwright.verify.simulator.api import parse_params
+from sparkwright.verify.simulator.driver import Clock
 from sparkwright.verify.simulator.engine import Engine
-from sparkwright.verify.simulator.generate import make_request
-from sparkwright.verify.simulator.life import listening
+from sparkwright.verify.simulator.generate import TraceFile, make_request
 from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.truth import RequestTruth
+from sparkwright.verify.simulator.server import listening
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from sparkwright.verify.simulator.driver import Driver
-    from sparkwright.verify.simulator.request import Request
+    from sparkwright.verify.simulator.engine import Request
 
 QUICK = StepCosts(base=20, request=1, context=0, prefill=0.01)
 
@@ -57,8 +56,8 @@ class Bench:
 
     def add(self, text: str, max_tokens: int = 64, **fields: Any) -> Request:
         self.added += 1
-        ask = read_ask(body(text, max_tokens, **fields), self.engine.settings, chat=False)
-        request = make_request(ask, self.engine.settings, self.added, self.now)
+        params = parse_params(body(text, max_tokens, **fields), self.engine.settings, chat=False)
+        request = make_request(params, self.engine.settings, self.added, self.now)
         self.engine.add(request)
         return request
 
@@ -116,7 +115,7 @@ class Served:
         _, pieces = await self.raw(path, {"stream": True} | data)
         return list(parsed(b"".join(pieces).decode()))
 
-    def witnesses(self) -> list[dict[str, Any]]:
+    def traces(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.truth.read_text().splitlines()]
 
 
@@ -135,13 +134,13 @@ async def served(folder: Path, *faults: str, **changes: Any) -> AsyncIterator[Se
     told = settings(*faults, **({"speed": 100.0, "engine": False} | changes))
     log, truth = folder / "log", folder / "truth.jsonl"
     clock = Clock(told.speed)
-    writer, witness = Log(log, clock, told.dialect, (1, 2)), RequestTruth(truth)
+    writer, trace = Log(log, clock, told.dialect, (1, 2)), TraceFile(truth)
     try:
         async with (
-            listening(told, clock, writer, witness) as (driver, url),
+            listening(told, clock, writer, trace) as (driver, url),
             aiohttp.ClientSession() as session,
         ):
             yield Served(driver, url, session, log, truth)
     finally:
         writer.close()
-        witness.close()
+        trace.close()

@@ -1,21 +1,58 @@
-"""Drives the engine through simulated time, and passes on what each step brings."""
+"""Simulated time: real time, some times as fast.
+
+Drives the engine through simulated time, and passes on what each step brings.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Final
 
-from sparkwright.verify.simulator.counters import Counters
 from sparkwright.verify.simulator.engine import Engine
-from sparkwright.verify.simulator.harm import EngineDeadError, OutOfMemoryError
+from sparkwright.verify.simulator.faults import EngineDeadError, OutOfMemoryError
+from sparkwright.verify.simulator.metrics import Counters
 
 if TYPE_CHECKING:
-    from sparkwright.verify.simulator.clock import Clock
+    from sparkwright.verify.simulator.engine import Request, StreamDelta
     from sparkwright.verify.simulator.log import Log
-    from sparkwright.verify.simulator.request import Request, StreamDelta
     from sparkwright.verify.simulator.settings import Settings
+
+_MOST_LATE_S: Final = 0.5  # real seconds; a machine that is slower than this stretches simulated time
+
+
+class Clock:
+    """Simulated seconds since it was made, *speed* of them in a real second."""
+
+    def __init__(self, speed: float) -> None:
+        self.speed = speed
+        self.epoch_s = time.time()
+        self._origin = time.perf_counter()
+
+    def now(self) -> float:
+        """Simulated seconds since the start."""
+        return (time.perf_counter() - self._origin) * self.speed
+
+    def wall(self) -> float:
+        """Simulated time of day, in seconds since 1970."""
+        return self.epoch_s + self.now()
+
+    async def sleep_until(self, moment: float) -> float:
+        """Sleep until the simulated *moment*; returns it, or later where we cannot keep up.
+
+        Being late does not move the moments that follow, so that rates stay right while a busy machine
+        catches up; only lateness of more than half a second is given up.
+        """
+        late = (self.now() - moment) / self.speed
+        await asyncio.sleep(max(0.0, -late))
+        return moment if late < _MOST_LATE_S else self.now()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep for simulated *seconds*."""
+        await asyncio.sleep(seconds / self.speed)
+
 
 DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 _REPORT_S: Final = 10.0  # between two lines of figures in the log
@@ -37,7 +74,7 @@ class Driver:
         self.settings, self.clock, self.log = settings, clock, log
         self.engine = Engine(settings)
         self.dead = ""
-        self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.started_s = clock.wall()
         self._queues: dict[Request, asyncio.Queue[StreamDelta | None]] = {}
         self._work = asyncio.Event()
@@ -51,7 +88,7 @@ class Driver:
         self._work.set()
         return queue
 
-    def leave(self, request: Request) -> None:
+    def cancel(self, request: Request) -> None:
         """The client of *request* is gone, or has all."""
         self.engine.abort(request)
         self._queues.pop(request, None)
@@ -70,12 +107,12 @@ class Driver:
             try:
                 step = self.engine.step(due)
             except EngineDeadError as error:
-                self.die(str(error))
+                self.fail(str(error))
                 return
             except OutOfMemoryError:
                 os.kill(os.getpid(), signal.SIGKILL)
                 return
-            due = await self.clock.until(due + step.seconds)
+            due = await self.clock.sleep_until(due + step.seconds)
             for index, (request, delta) in enumerate(step.deltas, 1):
                 self._deliver(request, delta)
                 if not index % _AT_ONCE:
@@ -91,7 +128,7 @@ class Driver:
                 self.engine.counters = Counters(self.settings.k)
                 self.started_s = self.clock.wall()
 
-    def die(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         """The engine is dead: whoever waits is told, and the server ends soon."""
         if self.dead:
             return
@@ -105,12 +142,12 @@ class Driver:
         )
         for queue in self._queues.values():
             queue.put_nowait(None)
-        asyncio.get_running_loop().call_later(_GRACE_S, self.end, 1)
+        asyncio.get_running_loop().call_later(_GRACE_S, self.stop, 1)
 
-    def end(self, status: int) -> None:
+    def stop(self, status: int) -> None:
         """The server has to end with *status*."""
-        if not self.over.done():
-            self.over.set_result(status)
+        if not self.exit_status.done():
+            self.exit_status.set_result(status)
 
     async def report(self) -> None:
         """Write figures into the log, as vLLM does every ten seconds while something runs."""

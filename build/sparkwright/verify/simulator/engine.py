@@ -1,4 +1,8 @@
-"""The engine: a scheduler and a model, step by step. It knows no clock and no network.
+"""Blocks of the KV cache: allotted to requests, shared by equal prefixes, found again by their hashes.
+
+One request while the engine works on it.
+
+The engine: a scheduler and a model, step by step. It knows no clock and no network.
 
 `Engine.step` is given the simulated moment at which a step begins and returns how long it takes and what it
 brings; whoever drives it waits that long and passes it on. The scheduling is vLLM's in outline: requests that
@@ -9,22 +13,239 @@ who finds no block takes those of the request that was scheduled last.
 from __future__ import annotations
 
 import math
-from collections import deque
+from array import array
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.simulator import acceptance
-from sparkwright.verify.simulator.cache import Pool
-from sparkwright.verify.simulator.counters import Counters
-from sparkwright.verify.simulator.harm import Harm
-from sparkwright.verify.simulator.hashing import bell, mix
-from sparkwright.verify.simulator.language import EOS
-from sparkwright.verify.simulator.memory import share_out
-from sparkwright.verify.simulator.settings import BLOCK
+from sparkwright.verify.simulator.faults import FaultEffects
+from sparkwright.verify.simulator.language import (
+    CATEGORIES,
+    EOS,
+    acceptance_table,
+    accepted_tokens,
+    gaussian,
+    mix,
+)
+from sparkwright.verify.simulator.metrics import Counters
+from sparkwright.verify.simulator.settings import BLOCK, plan_memory
 
 if TYPE_CHECKING:
-    from sparkwright.verify.simulator.request import Request, StreamDelta
+    from collections.abc import Sequence
+
+    from sparkwright.verify.simulator.language import Choice, TokenGenerator
     from sparkwright.verify.simulator.settings import Settings
+
+
+def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Hash of a full block: of its tokens and of all before it."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+@dataclass
+class BlockTable:
+    """Blocks that one request holds.
+
+    Attributes:
+        shared: hashes of those that others may find, in order.
+        private: how many others it holds, each of them partly filled or equal to one that is cached already.
+    """
+
+    shared: list[bytes] = field(default_factory=list)
+    private: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """How many it holds."""
+        return len(self.shared) + self.private
+
+
+class BlockPool:
+    """All blocks of the cache. Blocks that nobody holds keep what is in them until they are needed."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self._holders: dict[bytes, int] = {}
+        self._idle: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
+        self._private = 0
+
+    @property
+    def used(self) -> int:
+        """Blocks that requests hold."""
+        return len(self._holders) + self._private
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that requests hold."""
+        return self.used / self.blocks
+
+    @property
+    def cached(self) -> int:
+        """Blocks that could be found by their hashes."""
+        return len(self._holders) + len(self._idle)
+
+    def match(self, hashes: Sequence[bytes]) -> int:
+        """How many of *hashes*, from the first on, are cached."""
+        for count, name in enumerate(hashes):
+            if name not in self._holders and name not in self._idle:
+                return count
+        return len(hashes)
+
+    def allocate(self, block_table: BlockTable, found: Sequence[bytes], blocks: int) -> bool:
+        """Give *block_table* the cached blocks *found* and as many others as make *blocks*; all or nothing."""
+        more = blocks - block_table.blocks - len(found)
+        waking = sum(name in self._idle for name in found)
+        if max(more, 0) + waking > self.blocks - self.used:
+            return False
+        for name in found:
+            self._idle.pop(name, None)
+            self._holders[name] = self._holders.get(name, 0) + 1
+            block_table.shared.append(name)
+        if more > 0:
+            block_table.private += more
+            self._private += more
+        while self.used + len(self._idle) > self.blocks:
+            self._idle.popitem(last=False)
+        return True
+
+    def cache_block(self, block_table: BlockTable, name: bytes) -> None:
+        """One private block of *block_table* is full: others may find it, unless an equal one is cached."""
+        if name in self._holders or name in self._idle or not block_table.private:
+            return
+        block_table.private -= 1
+        self._private -= 1
+        self._holders[name] = 1
+        block_table.shared.append(name)
+
+    def release(self, block_table: BlockTable) -> None:
+        """Take everything back; later blocks of a sequence are forgotten before earlier ones."""
+        self._private -= block_table.private
+        for name in reversed(block_table.shared):
+            self._holders[name] -= 1
+            if not self._holders[name]:
+                del self._holders[name]
+                self._idle[name] = None
+        block_table.shared, block_table.private = [], 0
+
+    def reset(self) -> bool:
+        """Forget what is cached; only while nobody holds a block, as vLLM has it."""
+        if self.used:
+            return False
+        self._idle.clear()
+        return True
+
+
+@dataclass(frozen=True)
+class StreamDelta:
+    """What one step brought one request.
+
+    Attributes:
+        choices: its new tokens, at least one.
+        finish: ``stop``, ``length`` or ``abort`` if that was all, else empty.
+    """
+
+    choices: tuple[Choice, ...]
+    finish: str = ""
+
+
+@dataclass
+class Spans:
+    """Simulated moments of a request, in seconds; -1 before they come."""
+
+    arrived: float
+    scheduled: float = -1
+    first: float = -1
+    last: float = -1
+
+
+@dataclass(eq=False)
+class Request:
+    """A request: what it asks for, and how far it is.
+
+    Attributes:
+        number: from 1, in the order of arrival.
+        name: its id.
+        tokens: prompt and output so far.
+        prompt_tokens: how many of them are the prompt.
+        max_tokens: the longest output.
+        generator: says what comes next.
+        category: of its prompt.
+        identity: what decides its acceptance.
+        spans: when it got where.
+        limit: a fault ends it after so many tokens; 0 for none.
+        limit_finish: the finish reason then.
+        computed: tokens whose keys and values are in the cache.
+        hashes: of the full blocks of `tokens`.
+        block_table: its blocks.
+        cached: prompt tokens that were found in the cache when it was first scheduled; -1 before.
+        drafts: steps with drafted tokens.
+        steps: accepted tokens of each of them.
+        preemptions: how often it lost its blocks.
+        finish: the finish reason once it is done.
+    """
+
+    number: int
+    name: str
+    tokens: list[int]
+    max_tokens: int
+    generator: TokenGenerator
+    category: str
+    identity: int
+    spans: Spans
+    limit: int = 0
+    limit_finish: str = ""
+    computed: int = 0
+    prompt_tokens: int = 0
+    hashes: list[bytes] = field(default_factory=list)
+    block_table: BlockTable = field(default_factory=BlockTable)
+    cached: int = -1
+    steps: list[int] = field(default_factory=list)
+    preemptions: int = 0
+    finish: str = ""
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tokens)
+        self.hash_blocks()
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that were generated."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def decoding(self) -> bool:
+        """Whether all but its last token is in the cache, so that it can go on."""
+        return self.output_tokens > 0 and self.computed >= len(self.tokens) - 1
+
+    @property
+    def missing(self) -> int:
+        """Tokens that a prefill has yet to compute."""
+        return len(self.tokens) - self.computed
+
+    def hash_blocks(self) -> None:
+        """Name the blocks that have become full."""
+        while (len(self.hashes) + 1) * BLOCK <= len(self.tokens):
+            begin = len(self.hashes) * BLOCK
+            parent = self.hashes[-1] if self.hashes else b""
+            self.hashes.append(block_hash(parent, self.tokens[begin : begin + BLOCK]))
+
+    def accept(self, choices: tuple[Choice, ...], end: int) -> StreamDelta:
+        """Take the tokens of a step, up to *end* of sequence or the longest output; returns what is sent."""
+        kept: list[Choice] = []
+        for choice in choices:
+            kept.append(choice)
+            self.tokens.append(choice.token)
+            if choice.token == end:
+                self.finish = "stop"
+            elif self.limit and self.output_tokens >= self.limit:
+                self.finish = self.limit_finish
+            elif self.output_tokens >= self.max_tokens:
+                self.finish = "length"
+            if self.finish:
+                break
+        self.hash_blocks()
+        return StreamDelta(tuple(kept), self.finish)
 
 
 @dataclass(frozen=True)
@@ -41,7 +262,7 @@ class EngineStep:
 
 
 @dataclass
-class _Plan:
+class _StepPlan:
     """What a step does: who decodes, and how many tokens of whose prompts are worked through."""
 
     budget: int
@@ -57,10 +278,10 @@ class Engine:
         self.counters = Counters(settings.k)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.pool = Pool(share_out(settings).kv_tokens // BLOCK)
-        self._harm = Harm(settings.faults)
-        self._tables = {name: acceptance.table(name, settings.k) for name in acceptance.CATEGORIES}
-        self._lottery = math.exp(settings.costs.lottery * bell(mix(settings.seed, 3)))
+        self.pool = BlockPool(plan_memory(settings).kv_tokens // BLOCK)
+        self._effects = FaultEffects(settings.faults)
+        self._tables = {name: acceptance_table(name, settings.k) for name in CATEGORIES}
+        self._boot_jitter = math.exp(settings.costs.boot_jitter * gaussian(mix(settings.seed, 3)))
         self._steps = 0
         self._decoded = 0
 
@@ -79,7 +300,7 @@ class Engine:
             self.waiting.remove(request)
         elif request in self.running:
             self.running.remove(request)
-            self.pool.release(request.holding)
+            self.pool.release(request.block_table)
 
     def step(self, now: float) -> EngineStep:
         """Schedule and run one step that begins at the simulated moment *now*.
@@ -89,7 +310,7 @@ class Engine:
             OutOfMemoryError: a fault ended the server.
         """
         plan = self._schedule(now)
-        self._harm.check_batch(len(plan.decodes), self._decoded)
+        self._effects.check_batch(len(plan.decodes), self._decoded)
         self._decoded = len(plan.decodes)
         self._steps += 1
         batch = len(plan.decodes) + len(plan.prefills)
@@ -98,15 +319,15 @@ class Engine:
         for request, count in plan.prefills:
             request.computed += count
             if not request.missing:
-                deltas.append((request, self._say(request, 1, batch)))
+                deltas.append((request, self._generate(request, 1, batch)))
             self._fill(request)
         self._settle(plan, deltas, now + seconds)
         return EngineStep(seconds, tuple(deltas))
 
     # Scheduling -----------------------------------------------------------------------------------------
 
-    def _schedule(self, now: float) -> _Plan:
-        plan = _Plan(self.settings.max_batched_tokens)
+    def _schedule(self, now: float) -> _StepPlan:
+        plan = _StepPlan(self.settings.max_batched_tokens)
         preemptions = self.counters.preemptions
         index = 0
         while index < len(self.running):
@@ -116,12 +337,12 @@ class Engine:
             self._admit(plan, now)
         return plan
 
-    def _schedule_running(self, request: Request, plan: _Plan) -> None:
+    def _schedule_running(self, request: Request, plan: _StepPlan) -> None:
         """Give a running request its tokens of this step, or take its blocks if it was the last one."""
         count = 1 + self.settings.k if request.decoding else min(request.missing, plan.budget)
         if count <= 0:
             return
-        while not self.pool.take(request.holding, (), _blocks(request.computed + count)):
+        while not self.pool.allocate(request.block_table, (), _blocks(request.computed + count)):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
@@ -135,20 +356,20 @@ class Engine:
     def _preempt(self, request: Request) -> None:
         """Take all blocks of *request*, and let it wait at the front."""
         self.running.remove(request)
-        self.pool.release(request.holding)
+        self.pool.release(request.block_table)
         request.computed = 0
         request.preemptions += 1
         self.counters.preemptions += 1
         self.waiting.appendleft(request)
 
-    def _admit(self, plan: _Plan, now: float) -> None:
+    def _admit(self, plan: _StepPlan, now: float) -> None:
         """Let waiting requests run, first come first served, while there is room for them."""
         while self.waiting and len(self.running) < self.settings.max_num_seqs and plan.budget > 0:
             request = self.waiting[0]
             found = self._cached(request)
             hit = found * BLOCK
             count = min(len(request.tokens) - hit, plan.budget)
-            if not self.pool.take(request.holding, request.hashes[:found], _blocks(hit + count)):
+            if not self.pool.allocate(request.block_table, request.hashes[:found], _blocks(hit + count)):
                 return
             self.waiting.popleft()
             self.running.append(request)
@@ -174,7 +395,7 @@ class Engine:
 
     # The model ------------------------------------------------------------------------------------------
 
-    def _seconds(self, plan: _Plan) -> float:
+    def _seconds(self, plan: _StepPlan) -> float:
         costs = self.settings.costs
         context = sum(len(request.tokens) for request in plan.decodes)
         prefilled = sum(count for _, count in plan.prefills)
@@ -184,35 +405,35 @@ class Engine:
             + costs.context * context
             + costs.prefill * prefilled
         )
-        drawn = math.exp(costs.jitter * bell(mix(mix(self.settings.seed, 4), self._steps)))
-        return healthy / 1000 * drawn * self._lottery * self._harm.duration()
+        drawn = math.exp(costs.jitter * gaussian(mix(mix(self.settings.seed, 4), self._steps)))
+        return healthy / 1000 * drawn * self._boot_jitter * self._effects.duration()
 
     def _decode(self, request: Request, batch: int, now: float) -> StreamDelta:
         """Draft, verify and say what was accepted, and the token after it."""
         if not self.settings.k:
-            delta = self._say(request, 1, batch)
+            delta = self._generate(request, 1, batch)
         else:
-            factor = self._harm.acceptance(request, now, batch)
+            factor = self._effects.acceptance(request, now, batch)
             state = mix(request.identity, len(request.steps))
-            count = acceptance.accepted(self._tables[request.category], factor, state)
+            count = accepted_tokens(self._tables[request.category], factor, state)
             request.steps.append(count)
             self.counters.observe_draft(self.settings.k, count)
-            delta = self._say(request, count + 1, batch)
+            delta = self._generate(request, count + 1, batch)
         request.computed = len(request.tokens) - 1
         self._fill(request)
         return delta
 
-    def _say(self, request: Request, count: int, batch: int) -> StreamDelta:
+    def _generate(self, request: Request, count: int, batch: int) -> StreamDelta:
         noise = 2 if batch > 1 else 1  # kernels for one request round otherwise than those for many
-        return request.accept(tuple(request.speaker.next(noise) for _ in range(count)), EOS)
+        return request.accept(tuple(request.generator.next(noise) for _ in range(count)), EOS)
 
     def _fill(self, request: Request) -> None:
         """Let others find the blocks of *request* that are full and computed."""
         if self.settings.prefix_caching:
-            for name in request.hashes[len(request.holding.shared) : request.computed // BLOCK]:
-                self.pool.fill(request.holding, name)
+            for name in request.hashes[len(request.block_table.shared) : request.computed // BLOCK]:
+                self.pool.cache_block(request.block_table, name)
 
-    def _settle(self, plan: _Plan, deltas: list[tuple[Request, StreamDelta]], end: float) -> None:
+    def _settle(self, plan: _StepPlan, deltas: list[tuple[Request, StreamDelta]], end: float) -> None:
         """Count what the step brought, and let go of requests that are done."""
         counters = self.counters
         prefilled = sum(count for _, count in plan.prefills)
@@ -222,7 +443,7 @@ class Engine:
             counters.tokens(request, len(delta.choices), end)
             if delta.finish:
                 self.running.remove(request)
-                self.pool.release(request.holding)
+                self.pool.release(request.block_table)
                 counters.finished(request)
 
 

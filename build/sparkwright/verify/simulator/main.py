@@ -1,22 +1,124 @@
-"""``sparkwright-simulator``: the command line of the simulated server."""
+"""A server's life: it starts, listens, and ends by a signal or by its engine's death.
+
+``sparkwright-simulator``: the command line of the simulated server.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.base.process import start_unguarded
+from sparkwright.verify.simulator.driver import Clock, Driver
 from sparkwright.verify.simulator.faults import FAULTS, parse_faults
-from sparkwright.verify.simulator.life import serve
-from sparkwright.verify.simulator.memory import fitted
-from sparkwright.verify.simulator.settings import VERSIONS, Settings, StepCosts
+from sparkwright.verify.simulator.generate import TraceFile
+from sparkwright.verify.simulator.log import Log, boot_lines, failing_lines
+from sparkwright.verify.simulator.server import listening
+from sparkwright.verify.simulator.settings import VERSIONS, Settings, StepCosts, fit_max_model_len
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from sparkwright.base.process import UnguardedProcess
+
+
+async def serve(settings: Settings) -> int:
+    """Boot, listen, and stay until a signal or the engine's death; returns the exit status."""
+    clock = Clock(settings.speed)
+    child = _start_engine(settings)
+    log = Log(settings.log, clock, settings.dialect, (os.getpid(), child.pid if child else os.getpid()))
+    truth = TraceFile(settings.truth)
+    try:
+        if not await _boot(settings, clock, log):
+            return 1
+        return await _listen(settings, clock, log, truth, child)
+    finally:
+        truth.close()
+        log.close()
+        if child and "orphan" not in settings.faults:
+            child.kill()
+            child.wait()
+
+
+def _start_engine(settings: Settings) -> UnguardedProcess | None:
+    if not settings.engine:
+        return None
+    orphan = "1" if "orphan" in settings.faults else "0"
+    return start_unguarded(
+        [sys.executable, "-I", "-S", Path(__file__).with_name("engine_process.py"), orphan]
+    )
+
+
+async def _boot(settings: Settings, clock: Clock, log: Log) -> bool:
+    """Say what a starting server says, in its time; False when the start fails."""
+    failing = failing_lines(settings)
+    lines = list(boot_lines(settings))
+    lines = lines[: len(lines) // 2] if failing else lines
+    seconds = settings.faults.value("boot-slow", "seconds") or settings.boot_s
+    for index, line in enumerate(lines):
+        if index == len(lines) // 2 and "boot-killed" in settings.faults:
+            os.kill(os.getpid(), signal.SIGKILL)
+        log.line(line)
+        await clock.sleep(seconds / len(lines))
+    for line in failing:
+        log.line(line)
+    return not failing
+
+
+async def _listen(
+    settings: Settings, clock: Clock, log: Log, truth: TraceFile, child: UnguardedProcess | None
+) -> int:
+    """Serve until it is over; returns the exit status."""
+    async with listening(settings, clock, log, truth) as (driver, url):
+        log.write(f"Starting vLLM server on {url}", where="api_server.py:581")
+        log.write("Application startup complete.", where="on.py:62")
+        _write_ready(settings, url)
+        ignore = _watch(driver, child)
+        try:
+            return await driver.exit_status
+        finally:
+            ignore()
+            log.write("Shutting down", where="launcher.py:99")
+
+
+def _write_ready(settings: Settings, url: str) -> None:
+    """Tell whoever waits for it where it listens, all of it at once."""
+    if settings.ready is None:
+        return
+    ready = {"url": url, "pid": os.getpid(), "model": settings.model}
+    part = settings.ready.with_name(settings.ready.name + ".part")
+    part.write_text(json.dumps(ready), encoding="utf-8")
+    part.replace(settings.ready)
+
+
+def _watch(driver: Driver, child: UnguardedProcess | None) -> Callable[[], None]:
+    """End on signals, and notice the death of the engine's process until what is returned is called."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, driver.stop, 0)
+    if child is None:
+        return lambda: None
+    descriptor = os.pidfd_open(child.pid)
+
+    def ignore() -> None:
+        if loop.remove_reader(descriptor):
+            os.close(descriptor)
+
+    def died() -> None:
+        ignore()
+        driver.fail(f"Engine core proc EngineCore died unexpectedly (status {child.wait()}).")
+
+    loop.add_reader(descriptor, died)
+    return ignore
+
 
 _DEFAULTS = Settings()
 
@@ -87,7 +189,7 @@ def _command(
         click.echo(_fault_table(as_json=as_json))
         return 0
     settings = Settings(**options, costs=_costs(step_ms), faults=parse_faults(faults))
-    return asyncio.run(serve(fitted(settings)))
+    return asyncio.run(serve(fit_max_model_len(settings)))
 
 
 def _costs(text: str) -> StepCosts:

@@ -1,9 +1,12 @@
-"""What a simulated server is told when it starts."""
+"""What a simulated server is told when it starts.
+
+How the simulated card's memory is shared out when the server starts.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Literal
 
 from sparkwright.verify.simulator.faults import Faults
 
@@ -28,7 +31,7 @@ class StepCosts:
         context: more, for each token in those requests' context.
         prefill: more, for each token of a prompt that is worked through in it.
         jitter: standard deviation of a step's own factor.
-        lottery: standard deviation of a start's factor: kernels are tuned anew at each start.
+        boot_jitter: standard deviation of a start's factor: kernels are tuned anew at each start.
     """
 
     base: float = 105.0
@@ -36,7 +39,7 @@ class StepCosts:
     context: float = 0.0008
     prefill: float = 0.6
     jitter: float = 0.01
-    lottery: float = 0.015
+    boot_jitter: float = 0.015
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Settings:
         k: drafted tokens a step; 0 serves without speculation.
         method: of speculation.
         max_num_seqs: requests that may run at a time.
-        max_model_len: tokens of the longest request; 0 for what fits (see `memory.fitted`).
+        max_model_len: tokens of the longest request; 0 for what fits (see `memory.fit_max_model_len`).
         max_batched_tokens: tokens of prompts and drafts in one step.
         kv_tokens: tokens that the KV cache holds; 0 for what is left of the memory.
         kv_dtype: their type.
@@ -109,3 +112,52 @@ class Settings:
     def version(self) -> str:
         """The version that it says it is."""
         return VERSIONS[self.dialect]
+
+
+_GIB: Final = 1 << 30
+_MOST_LEN: Final = 40_960
+_OTHER_GIB: Final = 3.42  # activations at their peak, and what is not torch's
+_GRAPHS_GIB: Final = {"estimated": 1.03, "actual": 0.86}
+# Bytes that a token takes, of a hybrid model with 16 layers of full attention and the drafter's own layers.
+# NVFP4 holds less than twice what FP8 does: scales, and states that stay as they are (published: 1.79 times).
+_BYTES: Final = {"auto": 146_000, "bfloat16": 146_000, "fp8": 73_000, "fp8_e4m3": 73_000, "nvfp4": 40_850}
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Shares of the card's memory, in GiB.
+
+    Attributes:
+        kv_gib: the KV cache.
+        kv_tokens: tokens that it holds, whole blocks.
+        kv_dtype: their type.
+        graphs_gib: CUDA graphs as estimated.
+        graphs_actual_gib: as captured.
+    """
+
+    kv_gib: float
+    kv_tokens: int
+    kv_dtype: str
+    graphs_gib: float
+    graphs_actual_gib: float
+
+
+def plan_memory(settings: Settings) -> MemoryPlan:
+    """What is left for the KV cache, as vLLM reckons it: what may be used, less weights, less graphs."""
+    dtype = "nvfp4" if "nvfp4-no-gain" in settings.faults else settings.kv_dtype
+    size = _BYTES["fp8" if "nvfp4-no-gain" in settings.faults else dtype]
+    wrong = settings.faults.value("negative-estimate", "gib")
+    estimate = _GRAPHS_GIB["estimated"] if wrong is None else wrong
+    budget = settings.utilization * settings.total_gib - settings.weights_gib - _OTHER_GIB - estimate
+    tokens = settings.kv_tokens or int(budget * _GIB / size)
+    tokens -= tokens % BLOCK
+    gib = tokens * size / _GIB if settings.kv_tokens else budget
+    return MemoryPlan(round(gib, 2), tokens, dtype, estimate, _GRAPHS_GIB["actual"])
+
+
+def fit_max_model_len(settings: Settings) -> Settings:
+    """The same settings with the longest request that fits, where they say 0 for it."""
+    if settings.max_model_len:
+        return settings
+    most = plan_memory(settings).kv_tokens - BLOCK - 1 - settings.k
+    return replace(settings, max_model_len=min(_MOST_LEN, most - most % BLOCK))

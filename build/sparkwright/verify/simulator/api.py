@@ -1,19 +1,181 @@
-"""What a server answers: events and bodies, as the two dialects write them."""
+"""What a client asks for: the body of a request, read as vLLM reads it.
+
+What a server answers: events and bodies, as the two dialects write them.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.simulator.language import text_of
+from sparkwright.verify.simulator.language import encode, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from sparkwright.verify.simulator.ask import Ask
+    from sparkwright.verify.simulator.engine import Request, StreamDelta
     from sparkwright.verify.simulator.language import Choice
-    from sparkwright.verify.simulator.request import Request, StreamDelta
     from sparkwright.verify.simulator.settings import Settings
+
+_COMPLETION_TOKENS = 16  # what OpenAI's API generates when it is not told
+
+
+class ApiError(Exception):
+    """A request that cannot be served.
+
+    Args:
+        status: of the response.
+        kind: the error's type, as vLLM names it.
+        message: what is wrong.
+        parameter: which field of the body.
+    """
+
+    def __init__(self, status: int, kind: str, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.message, self.parameter = status, kind, message, parameter
+
+    def body(self) -> dict[str, Any]:
+        """The response's JSON."""
+        error = {"message": self.message, "type": self.kind, "param": self.parameter, "code": self.status}
+        return {"error": error}
+
+
+@dataclass(frozen=True)
+class RequestParams:
+    """One request for text.
+
+    Attributes:
+        chat: asked at the chat endpoint.
+        model: the name that it gave.
+        text: the prompt, or all messages in the chat template.
+        tokens: the same as tokens.
+        max_tokens: the longest output.
+        stream: in events, or in one answer.
+        usage: a last event with the count.
+        continuous: a count in each event.
+        token_ids: ids beside the text.
+        logprobs: alternatives for each token; -1 asks for no log-probabilities.
+        ids_as_tokens: write tokens as ``token_id:N`` there.
+        ignore_eos: go on after the end.
+        temperature: of sampling.
+        seed: of sampling.
+        named: the request id that the client gave.
+    """
+
+    chat: bool
+    model: str
+    text: str
+    tokens: tuple[int, ...]
+    max_tokens: int
+    stream: bool
+    usage: bool
+    continuous: bool
+    token_ids: bool
+    logprobs: int
+    ids_as_tokens: bool
+    ignore_eos: bool
+    temperature: float
+    seed: int
+    named: str
+
+
+def template(messages: list[Mapping[str, Any]]) -> str:
+    """Messages as one text, in a chat template such as Qwen's."""
+    parts = [f"<|im_start|>{each.get('role', 'user')}\n{_content(each)}<|im_end|>\n" for each in messages]
+    return "".join([*parts, "<|im_start|>assistant\n"])
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
+
+
+def parse_params(
+    body: Mapping[str, Any], settings: Settings, *, chat: bool, named: str = ""
+) -> RequestParams:
+    """Read the *body* of a request.
+
+    Raises:
+        ApiError: another model is wanted, the prompt is missing or too long, or a field has the wrong type.
+    """
+    model = body.get("model") or settings.model
+    if model != settings.model:
+        raise ApiError(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
+    try:
+        return _read(body, settings, model, named, chat=chat)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ApiError(400, "BadRequestError", f"The body could not be read: {error}") from error
+
+
+def _read(
+    body: Mapping[str, Any], settings: Settings, model: str, named: str, *, chat: bool
+) -> RequestParams:
+    text, tokens = _prompt(body, chat=chat)
+    room = settings.max_model_len - len(tokens)
+    wanted = body.get("max_tokens") or body.get("max_completion_tokens")
+    most = int(wanted) if wanted else (room if chat else _COMPLETION_TOKENS)
+    if room < most or room < 1:
+        raise ApiError(
+            400,
+            "BadRequestError",
+            f"This model's maximum context length is {settings.max_model_len} tokens. However, you requested "
+            f"{most} output tokens and your prompt contains at least {len(tokens)} input tokens, for a total "
+            f"of at least {most + len(tokens)} tokens. Please reduce the length of the input prompt or the "
+            "number of requested output tokens.",
+            "input_tokens",
+        )
+    options = body.get("stream_options") or {}
+    usage = bool(options.get("include_usage"))
+    temperature = body.get("temperature")
+    seed = body.get("seed")
+    temperature = 1.0 if temperature is None else float(temperature)
+    if not math.isfinite(temperature) or temperature < 0:
+        raise ApiError(400, "BadRequestError", f"temperature must be non-negative, got {temperature}.")
+    return RequestParams(
+        chat=chat,
+        model=model,
+        text=text,
+        tokens=tokens,
+        max_tokens=max(1, most),
+        stream=bool(body.get("stream")),
+        usage=usage,
+        continuous=usage and bool(options.get("continuous_usage_stats")),
+        token_ids=bool(body.get("return_token_ids")),
+        logprobs=_logprobs(body, chat=chat),
+        ids_as_tokens=bool(body.get("return_tokens_as_token_ids")),
+        ignore_eos=bool(body.get("ignore_eos")),
+        temperature=temperature,
+        seed=0 if seed is None else int(seed),
+        named=named,
+    )
+
+
+def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int:
+    wanted = body.get("logprobs")
+    if not chat:
+        return -1 if wanted is None else int(wanted)
+    return int(body.get("top_logprobs") or 0) if wanted else -1
+
+
+def _prompt(body: Mapping[str, Any], *, chat: bool) -> tuple[str, tuple[int, ...]]:
+    if chat:
+        messages = body.get("messages")
+        if not messages:
+            raise ApiError(400, "BadRequestError", "messages: Field required", "messages")
+        text = template(messages)
+        return text, tuple(encode(text))
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return prompt, tuple(encode(prompt))
+    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
+        return "", tuple(prompt)
+    raise ApiError(400, "BadRequestError", "prompt: one text or one list of token ids is required", "prompt")
+
 
 _THOUGHTS = 24  # tokens of reasoning where there is a parser for it
 
@@ -39,11 +201,11 @@ def usage_of(request: Request, settings: Settings, *, more: int = 0, details: bo
 
 
 @dataclass
-class Answer:
+class ResponseBuilder:
     """Writes the events of one request.
 
     Attributes:
-        ask: what was asked.
+        params: what was asked.
         request: what the engine makes of it.
         settings: of the server.
         created: when, seconds since 1970.
@@ -51,7 +213,7 @@ class Answer:
         delta_kind: ``content``, ``reasoning``, ``reasoning_content`` or ``tool``: where a chat's text goes.
     """
 
-    ask: Ask
+    params: RequestParams
     request: Request
     settings: Settings
     created: int
@@ -64,7 +226,7 @@ class Answer:
         """One event."""
         event: dict[str, Any] = {
             "id": self.request.name,
-            "object": "chat.completion.chunk" if self.ask.chat else "text_completion",
+            "object": "chat.completion.chunk" if self.params.chat else "text_completion",
             "created": self.created,
             "model": self.settings.model,
             "choices": choices,
@@ -75,7 +237,7 @@ class Answer:
 
     def opening(self) -> list[dict[str, Any]]:
         """What comes before the first token: a chat's role."""
-        if not self.ask.chat:
+        if not self.params.chat:
             return []
         event = self.event(
             [
@@ -89,7 +251,7 @@ class Answer:
             self._running(),
         )
         if self._with_ids:
-            event["prompt_token_ids"] = list(self.ask.tokens)
+            event["prompt_token_ids"] = list(self.params.tokens)
         return [event]
 
     def delta(self, delta: StreamDelta) -> dict[str, Any]:
@@ -97,17 +259,17 @@ class Answer:
         tokens = [choice.token for choice in delta.choices]
         text = text_of(tokens)
         choice: dict[str, Any] = {"index": 0}
-        if self.ask.chat:
+        if self.params.chat:
             choice["delta"] = self._message(text)
         else:
             choice["text"] = text
         choice["logprobs"] = self._logprobs(delta.choices)
         choice["finish_reason"] = self._finish(delta.finish)
-        if delta.finish or not self.ask.chat:
+        if delta.finish or not self.params.chat:
             choice["stop_reason"] = None
-        if not self.ask.chat:
+        if not self.params.chat:
             first = self._sent == 0 and self._with_ids
-            choice["prompt_token_ids"] = list(self.ask.tokens) if first else None
+            choice["prompt_token_ids"] = list(self.params.tokens) if first else None
         choice["token_ids"] = tokens if self._with_ids else None
         self._sent += len(tokens)
         self._offset += len(text)
@@ -127,16 +289,16 @@ class Answer:
         tokens = [choice.token for choice in choices]
         text = text_of(tokens)
         one: dict[str, Any] = {"index": 0, "logprobs": self._logprobs(choices)}
-        if self.ask.chat:
+        if self.params.chat:
             one["message"] = {"role": "assistant", "content": None, **self._message(text)}
         else:
             one["text"] = text
-            one["prompt_token_ids"] = list(self.ask.tokens) if self._with_ids else None
+            one["prompt_token_ids"] = list(self.params.tokens) if self._with_ids else None
         one["finish_reason"] = self._finish(deltas[-1].finish)
         one["stop_reason"] = None
         one["token_ids"] = tokens if self._with_ids else None
         body = self.event([one], usage_of(self.request, self.settings, more=more))
-        body["object"] = "chat.completion" if self.ask.chat else "text_completion"
+        body["object"] = "chat.completion" if self.params.chat else "text_completion"
         metrics = self._metrics()
         if metrics:
             body["metrics"] = metrics
@@ -146,10 +308,10 @@ class Answer:
 
     @property
     def _with_ids(self) -> bool:
-        return self.ids and self.ask.token_ids
+        return self.ids and self.params.token_ids
 
     def _running(self) -> dict[str, Any] | None:
-        if not (self.ids and self.ask.continuous):
+        if not (self.ids and self.params.continuous):
             return None
         usage = usage_of(self.request, self.settings, details=False)
         usage["completion_tokens"] = self._sent
@@ -174,16 +336,16 @@ class Answer:
         return reason or None
 
     def _logprobs(self, choices: Sequence[Choice]) -> dict[str, Any] | None:
-        if self.ask.logprobs < 0:
+        if self.params.logprobs < 0:
             return None
-        return self._chat_logprobs(choices) if self.ask.chat else self._completion_logprobs(choices)
+        return self._chat_logprobs(choices) if self.params.chat else self._completion_logprobs(choices)
 
     def _token(self, token: int) -> str:
-        return f"token_id:{token}" if self.ask.ids_as_tokens else text_of([token])
+        return f"token_id:{token}" if self.params.ids_as_tokens else text_of([token])
 
     def _tops(self, choice: Choice) -> list[tuple[int, float]]:
         """The alternatives that are sent; the chosen one is among them, whatever its rank."""
-        tops = list(choice.top[: self.ask.logprobs])
+        tops = list(choice.top[: self.params.logprobs])
         if all(token != choice.token for token, _ in tops):
             tops.append((choice.token, choice.logprob))
         return tops
@@ -212,7 +374,7 @@ class Answer:
                 entry(choice.token, choice.logprob)
                 | {
                     "top_logprobs": [
-                        entry(token, logprob) for token, logprob in choice.top[: self.ask.logprobs]
+                        entry(token, logprob) for token, logprob in choice.top[: self.params.logprobs]
                     ]
                 }
                 for choice in choices
