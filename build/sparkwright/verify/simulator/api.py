@@ -1,7 +1,4 @@
-"""What a client asks for: the body of a request, read as vLLM reads it.
-
-What a server answers: events and bodies, as the two dialects write them.
-"""
+"""Requests and responses of the OpenAI API, as the two vLLM releases read and write them."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ if TYPE_CHECKING:
     from sparkwright.verify.simulator.language import Choice
     from sparkwright.verify.simulator.settings import Settings
 
-_COMPLETION_TOKENS = 16  # what OpenAI's API generates when it is not told
+_COMPLETION_TOKENS = 16  # default of OpenAI's API
 
 
 class ApiError(Exception):
     """A request that cannot be served.
 
     Args:
-        status: of the response.
+        status: status of the response.
         kind: the error's type, as vLLM names it.
-        message: what is wrong.
-        parameter: which field of the body.
+        message: the error's message.
+        parameter: the offending field of the body.
     """
 
     def __init__(self, status: int, kind: str, message: str, parameter: str | None = None) -> None:
@@ -36,30 +33,30 @@ class ApiError(Exception):
         self.status, self.kind, self.message, self.parameter = status, kind, message, parameter
 
     def body(self) -> dict[str, Any]:
-        """The response's JSON."""
+        """Return the response's JSON."""
         error = {"message": self.message, "type": self.kind, "param": self.parameter, "code": self.status}
         return {"error": error}
 
 
 @dataclass(frozen=True)
 class RequestParams:
-    """One request for text.
+    """The parameters of one request for text.
 
     Attributes:
-        chat: asked at the chat endpoint.
-        model: the name that it gave.
+        chat: sent to the chat endpoint.
+        model: the requested model name.
         text: the prompt, or all messages in the chat template.
         tokens: the same as tokens.
         max_tokens: the longest output.
-        stream: in events, or in one answer.
-        usage: a last event with the count.
-        continuous: a count in each event.
-        token_ids: ids beside the text.
-        logprobs: alternatives for each token; -1 asks for no log-probabilities.
+        stream: respond with events rather than one body.
+        usage: send a last event with the count.
+        continuous: send a count in each event.
+        token_ids: send ids beside the text.
+        logprobs: alternatives for each token; -1 for no log-probabilities.
         ids_as_tokens: write tokens as ``token_id:N`` there.
-        ignore_eos: go on after the end.
-        temperature: of sampling.
-        seed: of sampling.
+        ignore_eos: continue after the end of sequence.
+        temperature: sampling temperature.
+        seed: sampling seed.
         named: the request id that the client gave.
     """
 
@@ -81,7 +78,7 @@ class RequestParams:
 
 
 def template(messages: list[Mapping[str, Any]]) -> str:
-    """Messages as one text, in a chat template such as Qwen's."""
+    """Return messages as one text, in a chat template such as Qwen's."""
     parts = [f"<|im_start|>{each.get('role', 'user')}\n{_content(each)}<|im_end|>\n" for each in messages]
     return "".join([*parts, "<|im_start|>assistant\n"])
 
@@ -96,10 +93,10 @@ def _content(message: Mapping[str, Any]) -> str:
 def parse_params(
     body: Mapping[str, Any], settings: Settings, *, chat: bool, named: str = ""
 ) -> RequestParams:
-    """Read the *body* of a request.
+    """Parse the *body* of a request.
 
     Raises:
-        ApiError: another model is wanted, the prompt is missing or too long, or a field has the wrong type.
+        ApiError: the model is another, the prompt is missing or too long, or a field has the wrong type.
     """
     model = body.get("model") or settings.model
     if model != settings.model:
@@ -114,10 +111,10 @@ def _read(
     body: Mapping[str, Any], settings: Settings, model: str, named: str, *, chat: bool
 ) -> RequestParams:
     text, tokens = _prompt(body, chat=chat)
-    room = settings.max_model_len - len(tokens)
-    wanted = body.get("max_tokens") or body.get("max_completion_tokens")
-    most = int(wanted) if wanted else (room if chat else _COMPLETION_TOKENS)
-    if room < most or room < 1:
+    left = settings.max_model_len - len(tokens)
+    requested = body.get("max_tokens") or body.get("max_completion_tokens")
+    most = int(requested) if requested else (left if chat else _COMPLETION_TOKENS)
+    if left < most or left < 1:
         raise ApiError(
             400,
             "BadRequestError",
@@ -154,10 +151,10 @@ def _read(
 
 
 def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int:
-    wanted = body.get("logprobs")
+    requested = body.get("logprobs")
     if not chat:
-        return -1 if wanted is None else int(wanted)
-    return int(body.get("top_logprobs") or 0) if wanted else -1
+        return -1 if requested is None else int(requested)
+    return int(body.get("top_logprobs") or 0) if requested else -1
 
 
 def _prompt(body: Mapping[str, Any], *, chat: bool) -> tuple[str, tuple[int, ...]]:
@@ -177,17 +174,17 @@ def _prompt(body: Mapping[str, Any], *, chat: bool) -> tuple[str, tuple[int, ...
     raise ApiError(400, "BadRequestError", "prompt: one text or one list of token ids is required", "prompt")
 
 
-_THOUGHTS = 24  # tokens of reasoning where there is a parser for it
+_THOUGHTS = 24  # tokens of reasoning with a reasoning parser
 
 
 def usage_of(request: Request, settings: Settings, *, more: int = 0, details: bool = True) -> dict[str, Any]:
-    """The count of a request's tokens so far.
+    """Return the count of a request's tokens so far.
 
     Args:
-        request: whose.
-        settings: of the server.
+        request: the request.
+        settings: the server's settings.
         more: tokens that a fault adds.
-        details: whether to say how many came from the prefix cache; only the last count of a stream does.
+        details: include the tokens from the prefix cache; only the last count of a stream does.
     """
     output = request.output_tokens + more
     usage: dict[str, Any] = {
@@ -202,15 +199,15 @@ def usage_of(request: Request, settings: Settings, *, more: int = 0, details: bo
 
 @dataclass
 class ResponseBuilder:
-    """Writes the events of one request.
+    """Builds the events or the body of one response.
 
     Attributes:
-        params: what was asked.
-        request: what the engine makes of it.
-        settings: of the server.
-        created: when, seconds since 1970.
-        ids: whether token ids are sent when they are asked for.
-        delta_kind: ``content``, ``reasoning``, ``reasoning_content`` or ``tool``: where a chat's text goes.
+        params: the request's parameters.
+        request: the engine's request.
+        settings: the server's settings.
+        created: creation time, seconds since 1970.
+        ids: send token ids if they are requested.
+        delta_kind: ``content``, ``reasoning``, ``reasoning_content`` or ``tool``: the field of a chat's text.
     """
 
     params: RequestParams
@@ -223,7 +220,7 @@ class ResponseBuilder:
     _sent: int = field(default=0, init=False)
 
     def event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One event."""
+        """Return one event."""
         event: dict[str, Any] = {
             "id": self.request.name,
             "object": "chat.completion.chunk" if self.params.chat else "text_completion",
@@ -236,7 +233,7 @@ class ResponseBuilder:
         return event
 
     def opening(self) -> list[dict[str, Any]]:
-        """What comes before the first token: a chat's role."""
+        """Return the events before the first token: a chat's role."""
         if not self.params.chat:
             return []
         event = self.event(
@@ -255,7 +252,7 @@ class ResponseBuilder:
         return [event]
 
     def delta(self, delta: StreamDelta) -> dict[str, Any]:
-        """The event of one step's tokens."""
+        """Return the event of one step's tokens."""
         tokens = [choice.token for choice in delta.choices]
         text = text_of(tokens)
         choice: dict[str, Any] = {"index": 0}
@@ -276,7 +273,7 @@ class ResponseBuilder:
         return self.event([choice], self._running())
 
     def closing(self, *, more: int = 0) -> dict[str, Any]:
-        """The last event: the count, and in newer versions how the drafts did."""
+        """Return the last event: the count, and in newer versions the acceptance."""
         event = self.event([], usage_of(self.request, self.settings, more=more))
         metrics = self._metrics()
         if metrics:
@@ -284,7 +281,7 @@ class ResponseBuilder:
         return event
 
     def whole(self, deltas: Sequence[StreamDelta], *, more: int = 0) -> dict[str, Any]:
-        """The answer in one piece, for a client that asked for no stream."""
+        """Return the response in one body, for a request without streaming."""
         choices = [choice for delta in deltas for choice in delta.choices]
         tokens = [choice.token for choice in choices]
         text = text_of(tokens)
@@ -304,7 +301,7 @@ class ResponseBuilder:
             body["metrics"] = metrics
         return body
 
-    # Parts ----------------------------------------------------------------------------------------------
+    # Fields ----------------------------------------------------------------------------------------------
 
     @property
     def _with_ids(self) -> bool:
@@ -344,7 +341,7 @@ class ResponseBuilder:
         return f"token_id:{token}" if self.params.ids_as_tokens else text_of([token])
 
     def _tops(self, choice: Choice) -> list[tuple[int, float]]:
-        """The alternatives that are sent; the chosen one is among them, whatever its rank."""
+        """Return the alternatives to send; the chosen one is among them, whatever its rank."""
         tops = list(choice.top[: self.params.logprobs])
         if all(token != choice.token for token, _ in tops):
             tops.append((choice.token, choice.logprob))
@@ -382,7 +379,7 @@ class ResponseBuilder:
         }
 
     def _metrics(self) -> dict[str, Any] | None:
-        """Acceptance of this one request (vLLM 0.33)."""
+        """Return the acceptance of this one request (vLLM 0.33)."""
         settings, steps = self.settings, self.request.steps
         if settings.dialect == "0.24" or not (settings.spec_metrics and settings.k and steps):
             return None

@@ -1,7 +1,4 @@
-"""Simulated time: real time, some times as fast.
-
-Drives the engine through simulated time, and passes on what each step brings.
-"""
+"""The simulated clock, and the driver that runs the engine by it and delivers the tokens of each step."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _MOST_LATE_S: Final = 0.5  # real seconds; a machine that is slower than this st
 
 
 class Clock:
-    """Simulated seconds since it was made, *speed* of them in a real second."""
+    """Simulated seconds since its creation, *speed* of them in a real second."""
 
     def __init__(self, speed: float) -> None:
         self.speed = speed
@@ -32,15 +29,15 @@ class Clock:
         self._origin = time.perf_counter()
 
     def now(self) -> float:
-        """Simulated seconds since the start."""
+        """Return simulated seconds since the start."""
         return (time.perf_counter() - self._origin) * self.speed
 
     def wall(self) -> float:
-        """Simulated time of day, in seconds since 1970."""
+        """Return the simulated time of day, in seconds since 1970."""
         return self.epoch_s + self.now()
 
     async def sleep_until(self, moment: float) -> float:
-        """Sleep until the simulated *moment*; returns it, or later where we cannot keep up.
+        """Sleep until the simulated *moment*; returns it, or the present where that is long past.
 
         Being late does not move the moments that follow, so that rates stay right while a busy machine
         catches up; only lateness of more than half a second is given up.
@@ -56,18 +53,18 @@ class Clock:
 
 DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 _REPORT_S: Final = 10.0  # between two lines of figures in the log
-_AT_ONCE: Final = 8  # deltas that go out before new requests are looked at: each of these waits so long
-_GRACE_S: Final = 0.5  # real seconds from the engine's death to the server's, to tell those who wait
+_AT_ONCE: Final = 8  # deltas that are delivered before new requests are admitted
+_GRACE_S: Final = 0.5  # real seconds from the engine's death to the server's, for error responses
 
 
 class Driver:
-    """One engine, its clock, and the queues of those who wait for tokens.
+    """One engine, its clock, and a queue of tokens for each request.
 
     Attributes:
-        engine: all requests.
-        dead: why the engine died, or empty.
-        over: the server's exit status, once it has to end.
-        started_s: when this life of the server began, seconds since 1970.
+        engine: the engine.
+        dead: the reason of the engine's death, or empty.
+        exit_status: the server's exit status, once it must end.
+        started_s: start of the server as its metrics give it, seconds since 1970.
     """
 
     def __init__(self, settings: Settings, clock: Clock, log: Log) -> None:
@@ -81,7 +78,7 @@ class Driver:
         self._finished = 0
 
     def submit(self, request: Request) -> asyncio.Queue[StreamDelta | None]:
-        """Let *request* run; the queue gives what it gets, and `None` when the engine is dead."""
+        """Queue *request*; the returned queue yields its tokens, and `None` if the engine dies."""
         queue: asyncio.Queue[StreamDelta | None] = asyncio.Queue()
         self._queues[request] = queue
         self.engine.add(request)
@@ -89,12 +86,12 @@ class Driver:
         return queue
 
     def cancel(self, request: Request) -> None:
-        """The client of *request* is gone, or has all."""
+        """Drop *request*, whose client has disconnected or has everything."""
         self.engine.abort(request)
         self._queues.pop(request, None)
 
     async def run(self) -> None:
-        """Step by step, until the engine dies."""
+        """Step until the engine dies."""
         due = self.clock.now()
         while not self.dead:
             if not self.engine.busy:
@@ -103,7 +100,7 @@ class Driver:
                 due = self.clock.now()
             after = self.settings.faults.value("dead-engine", "after")
             if after is not None and self._finished >= after:
-                return  # and nobody hears of it
+                return  # undetected: /health still answers 200
             try:
                 step = self.engine.step(due)
             except EngineDeadError as error:
@@ -129,7 +126,7 @@ class Driver:
                 self.started_s = self.clock.wall()
 
     def fail(self, reason: str) -> None:
-        """The engine is dead: whoever waits is told, and the server ends soon."""
+        """Mark the engine dead, notify all waiting requests, and end the server soon."""
         if self.dead:
             return
         self.dead = reason
@@ -145,12 +142,12 @@ class Driver:
         asyncio.get_running_loop().call_later(_GRACE_S, self.stop, 1)
 
     def stop(self, status: int) -> None:
-        """The server has to end with *status*."""
+        """End the server with *status*."""
         if not self.exit_status.done():
             self.exit_status.set_result(status)
 
     async def report(self) -> None:
-        """Write figures into the log, as vLLM does every ten seconds while something runs."""
+        """Log figures every ten seconds while requests run, as vLLM does."""
         before = self._totals()
         while not self.dead:
             await self.clock.sleep(_REPORT_S)

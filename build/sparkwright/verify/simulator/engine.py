@@ -1,13 +1,9 @@
-"""Blocks of the KV cache: allotted to requests, shared by equal prefixes, found again by their hashes.
+"""The engine: requests, the blocks of the KV cache that they hold, and a scheduler, without clock or network.
 
-One request while the engine works on it.
-
-The engine: a scheduler and a model, step by step. It knows no clock and no network.
-
-`Engine.step` is given the simulated moment at which a step begins and returns how long it takes and what it
-brings; whoever drives it waits that long and passes it on. The scheduling is vLLM's in outline: requests that
-run come first, each with its drafted tokens; prompts are worked through in chunks within a budget of tokens;
-who finds no block takes those of the request that was scheduled last.
+`Engine.step` receives the simulated time at which a step begins and returns its duration and its tokens;
+`driver` waits that long and delivers them. The scheduling is vLLM's in outline: running requests come first,
+each with its drafted tokens; prompts are prefilled in chunks within a budget of tokens; a request that finds
+no free block preempts the one that was scheduled last.
 """
 
 from __future__ import annotations
@@ -39,17 +35,17 @@ if TYPE_CHECKING:
 
 
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Hash of a full block: of its tokens and of all before it."""
+    """Return the hash of a full block: of its tokens and of all before it."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
 @dataclass
 class BlockTable:
-    """Blocks that one request holds.
+    """The blocks of one request.
 
     Attributes:
-        shared: hashes of those that others may find, in order.
-        private: how many others it holds, each of them partly filled or equal to one that is cached already.
+        shared: hashes of the cached blocks, which other requests may reuse, in order.
+        private: number of other blocks, each partly filled or equal to one that is cached already.
     """
 
     shared: list[bytes] = field(default_factory=list)
@@ -57,12 +53,12 @@ class BlockTable:
 
     @property
     def blocks(self) -> int:
-        """How many it holds."""
+        """Return the number of blocks."""
         return len(self.shared) + self.private
 
 
 class BlockPool:
-    """All blocks of the cache. Blocks that nobody holds keep what is in them until they are needed."""
+    """All blocks of the cache. Free blocks keep their content until they are needed."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
@@ -72,28 +68,28 @@ class BlockPool:
 
     @property
     def used(self) -> int:
-        """Blocks that requests hold."""
+        """Return the number of blocks that requests hold."""
         return len(self._holders) + self._private
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that requests hold."""
+        """Return the share of the blocks that requests hold."""
         return self.used / self.blocks
 
     @property
     def cached(self) -> int:
-        """Blocks that could be found by their hashes."""
+        """Return the number of blocks that can be found by their hashes."""
         return len(self._holders) + len(self._idle)
 
     def match(self, hashes: Sequence[bytes]) -> int:
-        """How many of *hashes*, from the first on, are cached."""
+        """Return how many of *hashes*, from the first on, are cached."""
         for count, name in enumerate(hashes):
             if name not in self._holders and name not in self._idle:
                 return count
         return len(hashes)
 
     def allocate(self, block_table: BlockTable, found: Sequence[bytes], blocks: int) -> bool:
-        """Give *block_table* the cached blocks *found* and as many others as make *blocks*; all or nothing."""
+        """Add the cached blocks *found* to *block_table*, and new ones up to *blocks*; all or nothing."""
         more = blocks - block_table.blocks - len(found)
         waking = sum(name in self._idle for name in found)
         if max(more, 0) + waking > self.blocks - self.used:
@@ -110,7 +106,7 @@ class BlockPool:
         return True
 
     def cache_block(self, block_table: BlockTable, name: bytes) -> None:
-        """One private block of *block_table* is full: others may find it, unless an equal one is cached."""
+        """Cache one full private block of *block_table*, unless an equal one is cached."""
         if name in self._holders or name in self._idle or not block_table.private:
             return
         block_table.private -= 1
@@ -119,7 +115,7 @@ class BlockPool:
         block_table.shared.append(name)
 
     def release(self, block_table: BlockTable) -> None:
-        """Take everything back; later blocks of a sequence are forgotten before earlier ones."""
+        """Free all blocks; later blocks of a sequence are evicted before earlier ones."""
         self._private -= block_table.private
         for name in reversed(block_table.shared):
             self._holders[name] -= 1
@@ -129,7 +125,7 @@ class BlockPool:
         block_table.shared, block_table.private = [], 0
 
     def reset(self) -> bool:
-        """Forget what is cached; only while nobody holds a block, as vLLM has it."""
+        """Empty the cache; refused while a request holds a block, as in vLLM."""
         if self.used:
             return False
         self._idle.clear()
@@ -138,11 +134,11 @@ class BlockPool:
 
 @dataclass(frozen=True)
 class StreamDelta:
-    """What one step brought one request.
+    """The tokens that one step adds to one request.
 
     Attributes:
         choices: its new tokens, at least one.
-        finish: ``stop``, ``length`` or ``abort`` if that was all, else empty.
+        finish: ``stop``, ``length`` or ``abort`` if the request is finished, else empty.
     """
 
     choices: tuple[Choice, ...]
@@ -151,7 +147,7 @@ class StreamDelta:
 
 @dataclass
 class Spans:
-    """Simulated moments of a request, in seconds; -1 before they come."""
+    """Simulated times of a request, in seconds; -1 before they come."""
 
     arrived: float
     scheduled: float = -1
@@ -161,27 +157,26 @@ class Spans:
 
 @dataclass(eq=False)
 class Request:
-    """A request: what it asks for, and how far it is.
+    """A request and its progress.
 
     Attributes:
         number: from 1, in the order of arrival.
         name: its id.
         tokens: prompt and output so far.
-        prompt_tokens: how many of them are the prompt.
+        prompt_tokens: number of prompt tokens among them.
         max_tokens: the longest output.
-        generator: says what comes next.
-        category: of its prompt.
-        identity: what decides its acceptance.
-        spans: when it got where.
+        generator: generator of its output.
+        category: category of its prompt.
+        identity: source of the draws that decide acceptance.
+        spans: times of its stages.
         limit: a fault ends it after so many tokens; 0 for none.
-        limit_finish: the finish reason then.
+        limit_finish: the finish reason in that case.
         computed: tokens whose keys and values are in the cache.
-        hashes: of the full blocks of `tokens`.
+        hashes: hashes of the full blocks of `tokens`.
         block_table: its blocks.
-        cached: prompt tokens that were found in the cache when it was first scheduled; -1 before.
-        drafts: steps with drafted tokens.
-        steps: accepted tokens of each of them.
-        preemptions: how often it lost its blocks.
+        cached: prompt tokens found in the cache when it was first scheduled; -1 before.
+        steps: accepted tokens of each step with drafted tokens.
+        preemptions: number of preemptions.
         finish: the finish reason once it is done.
     """
 
@@ -210,28 +205,28 @@ class Request:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens that were generated."""
+        """Return the number of generated tokens."""
         return len(self.tokens) - self.prompt_tokens
 
     @property
     def decoding(self) -> bool:
-        """Whether all but its last token is in the cache, so that it can go on."""
+        """Tell if all but its last token is in the cache, so that it can decode."""
         return self.output_tokens > 0 and self.computed >= len(self.tokens) - 1
 
     @property
     def missing(self) -> int:
-        """Tokens that a prefill has yet to compute."""
+        """Return the number of tokens that a prefill has yet to compute."""
         return len(self.tokens) - self.computed
 
     def hash_blocks(self) -> None:
-        """Name the blocks that have become full."""
+        """Hash the blocks that have become full."""
         while (len(self.hashes) + 1) * BLOCK <= len(self.tokens):
             begin = len(self.hashes) * BLOCK
             parent = self.hashes[-1] if self.hashes else b""
             self.hashes.append(block_hash(parent, self.tokens[begin : begin + BLOCK]))
 
     def accept(self, choices: tuple[Choice, ...], end: int) -> StreamDelta:
-        """Take the tokens of a step, up to *end* of sequence or the longest output; returns what is sent."""
+        """Append the tokens of a step, up to *end* of sequence or the longest output; returns them."""
         kept: list[Choice] = []
         for choice in choices:
             kept.append(choice)
@@ -250,11 +245,11 @@ class Request:
 
 @dataclass(frozen=True)
 class EngineStep:
-    """What one step came to.
+    """The result of one step.
 
     Attributes:
-        seconds: how long it took, simulated.
-        deltas: the requests that got tokens, with what they got.
+        seconds: its simulated duration.
+        deltas: the requests that got tokens, with those tokens.
     """
 
     seconds: float
@@ -263,7 +258,7 @@ class EngineStep:
 
 @dataclass
 class _StepPlan:
-    """What a step does: who decodes, and how many tokens of whose prompts are worked through."""
+    """The requests that decode in a step, and those that prefill, each with its number of tokens."""
 
     budget: int
     decodes: list[Request] = field(default_factory=list)
@@ -271,7 +266,7 @@ class _StepPlan:
 
 
 class Engine:
-    """All requests of one server."""
+    """The engine of one server, with all its requests."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -287,15 +282,15 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether any request runs or waits."""
+        """Tell if any request runs or waits."""
         return bool(self.running or self.waiting)
 
     def add(self, request: Request) -> None:
-        """Let *request* wait for its turn."""
+        """Queue *request*."""
         self.waiting.append(request)
 
     def abort(self, request: Request) -> None:
-        """Forget *request*, whose client is gone; nothing if it is done."""
+        """Drop *request*, whose client is gone; nothing if it is done."""
         if request in self.waiting:
             self.waiting.remove(request)
         elif request in self.running:
@@ -303,7 +298,7 @@ class Engine:
             self.pool.release(request.block_table)
 
     def step(self, now: float) -> EngineStep:
-        """Schedule and run one step that begins at the simulated moment *now*.
+        """Schedule and run one step that begins at the simulated time *now*.
 
         Raises:
             EngineDeadError: a fault ended the engine.
@@ -338,7 +333,7 @@ class Engine:
         return plan
 
     def _schedule_running(self, request: Request, plan: _StepPlan) -> None:
-        """Give a running request its tokens of this step, or take its blocks if it was the last one."""
+        """Schedule a running request's tokens, preempting the last request where blocks are short."""
         count = 1 + self.settings.k if request.decoding else min(request.missing, plan.budget)
         if count <= 0:
             return
@@ -354,7 +349,7 @@ class Engine:
             plan.prefills.append((request, count))
 
     def _preempt(self, request: Request) -> None:
-        """Take all blocks of *request*, and let it wait at the front."""
+        """Free all blocks of *request* and put it at the front of the queue."""
         self.running.remove(request)
         self.pool.release(request.block_table)
         request.computed = 0
@@ -363,7 +358,7 @@ class Engine:
         self.waiting.appendleft(request)
 
     def _admit(self, plan: _StepPlan, now: float) -> None:
-        """Let waiting requests run, first come first served, while there is room for them."""
+        """Start waiting requests, first come first served, while the budget and the blocks allow."""
         while self.waiting and len(self.running) < self.settings.max_num_seqs and plan.budget > 0:
             request = self.waiting[0]
             found = self._cached(request)
@@ -383,10 +378,10 @@ class Engine:
                 self.counters.prefix_hits += hit
 
     def _cached(self, request: Request) -> int:
-        """Blocks at the start of *request* that are in the cache and may be used.
+        """Return the number of cached blocks at the start of *request* that may be reused.
 
-        The last token is always computed, since what follows it is wanted; and a drafter that reads hidden
-        states needs those of one block more.
+        The last token is always computed, since its output is needed; and a drafter that reads hidden states
+        needs those of one block more.
         """
         if not self.settings.prefix_caching or "no-hits" in self.settings.faults:
             return 0
@@ -409,7 +404,7 @@ class Engine:
         return healthy / 1000 * drawn * self._boot_jitter * self._effects.duration()
 
     def _decode(self, request: Request, batch: int, now: float) -> StreamDelta:
-        """Draft, verify and say what was accepted, and the token after it."""
+        """Draft, verify, and generate the accepted tokens and one more."""
         if not self.settings.k:
             delta = self._generate(request, 1, batch)
         else:
@@ -428,13 +423,13 @@ class Engine:
         return request.accept(tuple(request.generator.next(noise) for _ in range(count)), EOS)
 
     def _fill(self, request: Request) -> None:
-        """Let others find the blocks of *request* that are full and computed."""
+        """Cache the blocks of *request* that are full and computed."""
         if self.settings.prefix_caching:
             for name in request.hashes[len(request.block_table.shared) : request.computed // BLOCK]:
                 self.pool.cache_block(request.block_table, name)
 
     def _settle(self, plan: _StepPlan, deltas: list[tuple[Request, StreamDelta]], end: float) -> None:
-        """Count what the step brought, and let go of requests that are done."""
+        """Count the tokens of the step, and release finished requests."""
         counters = self.counters
         prefilled = sum(count for _, count in plan.prefills)
         generated = sum(len(delta.choices) for _, delta in deltas)

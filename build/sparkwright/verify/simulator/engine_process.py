@@ -1,7 +1,7 @@
-"""The engine's process: it does nothing but live, so that servers' ends can be tested with a real child.
+"""The engine's process: it runs idle, so that the end of servers can be tested with a real child.
 
-Run as a program, with nothing but the standard library: ``child.py ORPHAN``. It ends when the server that
-started it is gone (its standard input ends), or a minute after that where it is to be an orphan.
+Run as a program, with the standard library only: ``engine_process.py ORPHAN``. It ends when the server that
+started it is gone (its standard input ends), or a minute after that where ORPHAN is 1.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import sys
 import time
 from pathlib import Path
 
-_ORPHAN_S = 60.0  # an orphan is a fault to be found, and nothing to leave on somebody's machine
+_ORPHAN_S = 60.0  # an undetected orphan must not stay on the machine
 
 
 def main() -> None:
-    """Wait for the end."""
+    """Wait for the end of standard input."""
     orphan = sys.argv[1] == "1"
-    with contextlib.suppress(OSError):  # what `ps` calls it
+    with contextlib.suppress(OSError):  # the name that `ps` shows
         Path("/proc/self/comm").write_text("VLLM::EngineCor")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if orphan:

@@ -1,8 +1,7 @@
-"""What really happened: a line about each request, to hold a client's figures against.
+"""One request for text, from its parameters to the last byte of its response.
 
-Server-sent events on a socket, and all that can happen to them on the way.
-
-One request for text, from its body to its last byte.
+`EventStream` writes server-sent events and applies the faults of streams; `TraceFile` records the true times
+and counts of each request, to hold a client's figures against.
 """
 
 from __future__ import annotations
@@ -46,25 +45,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class RequestTrace:
-    """One request. Moments are those of `time.perf_counter_ns`, which processes of one machine share.
+    """The true figures of one request; times as of `time.perf_counter_ns`, which processes of one machine share.
 
     Attributes:
-        id: the request's.
+        id: the request's id.
         number: from 1, in the order of arrival.
-        head: how its prompt begins.
-        category: that the simulator took it for.
-        received_ns: when its last byte had come to the socket, however busy the simulator was then.
-        accepted_ns: when the simulator took it up.
+        head: the beginning of its prompt.
+        category: category that the simulator assigned.
+        received_ns: arrival of its last byte at the socket, by the kernel's timestamp.
+        accepted_ns: time at which the simulator began to handle it.
         first_token_written_ns: just before its first token's bytes were given to the kernel; 0 if never.
-        last_token_written_ns: the same of its last.
+        last_token_written_ns: the same of its last token.
         tokens: generated tokens that were written.
         chunks: events with tokens that were written.
-        prompt_tokens: of its prompt.
-        cached_tokens: of those, found in the cache.
+        prompt_tokens: tokens of its prompt.
+        cached_tokens: prompt tokens found in the cache.
         drafts: steps with drafted tokens.
         accepted: drafted tokens that were accepted.
         finish: the finish reason, or empty.
-        fault: the fault that befell it, or empty.
+        fault: the fault that affected it, or empty.
     """
 
     id: str
@@ -86,19 +85,19 @@ class RequestTrace:
 
 
 class TraceFile:
-    """Writes traces to a file; to none if there is no *path*."""
+    """A file of `RequestTrace` lines; nothing is written without a *path*."""
 
     def __init__(self, path: Path | None) -> None:
         self._file = path.open("a", encoding="utf-8") if path else None
 
     def write(self, trace: RequestTrace) -> None:
-        """Write one line, at once."""
+        """Write one line and flush it."""
         if self._file and not self._file.closed:
             self._file.write(json.dumps(asdict(trace), ensure_ascii=False) + "\n")
             self._file.flush()
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         if self._file:
             self._file.close()
 
@@ -107,18 +106,18 @@ CUTS: Final = ("cut-fin", "cut-close", "cut-reset", "cut-json", "error-in-band",
 _DONE: Final = b"[DONE]"
 
 
-class StreamCut(Exception):  # noqa: N818 - what a fault does to a stream, no error of ours
-    """The stream is over before its end; the argument is the fault's name."""
+class StreamCut(Exception):  # noqa: N818 - an effect of a fault, not an error of this program
+    """A fault ended the stream early; the argument is the fault's name."""
 
 
 class EventStream:
-    """One response that streams.
+    """One streaming response.
 
     Args:
-        response: prepared; its headers are out.
-        transport: of its connection.
-        faults: of the server.
-        trace: takes note of what is written when.
+        response: the prepared response; its headers are sent.
+        transport: transport of its connection.
+        faults: the server's faults.
+        trace: record of the times of writing.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class EventStream:
         await self._send(self._framed(data), tokens)
 
     async def done(self) -> None:
-        """Send the end."""
+        """Send ``[DONE]`` and everything held back."""
         await self._send(self._framed(_DONE), 0)
         await self._flush()
 
@@ -170,7 +169,7 @@ class EventStream:
         written = time.perf_counter_ns()
         await self._write(b"".join(data for data, _ in events))
         if tokens:
-            if self._socket is not None:  # what is held back by a full socket counts as written here
+            if self._socket is not None:  # bytes held back by a full socket count from here
                 written = max(written, self._socket.last_sent_ns)
             trace = self._trace
             trace.first_token_written_ns = trace.first_token_written_ns or written
@@ -188,7 +187,7 @@ class EventStream:
             await asyncio.sleep(0)
 
     async def _break(self, data: bytes) -> None:
-        """Do what the fault does to this stream."""
+        """Apply the fault that ends this stream."""
         await self._flush()
         if self._cut == "cut-json":
             await self._write(self._framed(data[: len(data) // 2]) + self._framed(_DONE))
@@ -207,7 +206,7 @@ class EventStream:
         raise StreamCut(self._cut)
 
     def _drop(self, *, reset: bool) -> None:
-        """Close the connection in the middle; with a reset, what is on the way is lost too."""
+        """Close the connection in the middle; a reset also discards bytes not yet delivered."""
         if self._transport is None:
             return
         connection = self._transport.get_extra_info("socket")
@@ -223,7 +222,7 @@ _STREAM: Final = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 
 def sampling_of(params: RequestParams, settings: Settings, number: int) -> Sampling:
-    """How the tokens of a request are chosen, faults included."""
+    """Return the sampling parameters of a request, faults included."""
     faults, speculates = settings.faults, settings.k > 0
     wrong_at = faults.value("lossy-position", "at")
     loop = next((text for name, text in _LOOPS.items() if name in faults), "")
@@ -231,7 +230,7 @@ def sampling_of(params: RequestParams, settings: Settings, number: int) -> Sampl
         temperature=params.temperature,
         seed=params.seed or mix(settings.seed, number),
         stops=not params.ignore_eos,
-        # Kernels that verify drafts round otherwise than those that do not, and each start tunes them anew.
+        # Kernels that verify drafts round differently from those that do not, and each start tunes its own.
         noise=mix(mix(settings.seed, 5), settings.k) | 1,
         ties=(faults.value("near-ties", "share") or 0.0) if speculates else 0.0,
         wrong=(faults.value("lossy", "rate") or 0.0) if speculates else 0.0,
@@ -242,7 +241,7 @@ def sampling_of(params: RequestParams, settings: Settings, number: int) -> Sampl
 
 
 def make_request(params: RequestParams, settings: Settings, number: int, now: float) -> Request:
-    """What the engine works on, for what was *params*-ed; it arrived at the simulated moment *now*."""
+    """Return the engine's request for *params*, which arrived at the simulated time *now*."""
     text = params.text or text_of(params.tokens)
     limit, reason = 0, ""
     for name, finish in (("early-stop", "stop"), ("abort", "abort")):
@@ -276,14 +275,14 @@ def _delta_kind(settings: Settings) -> str:
 
 
 class Generation:
-    """Serves one request.
+    """The serving of one request.
 
     Args:
-        driver: of the engine.
-        params: what is wanted.
-        number: of the request, from 1.
-        received_ns: when its last byte had come to the socket.
-        accepted_ns: when it was taken up.
+        driver: the engine's driver.
+        params: the request's parameters.
+        number: number of the request, from 1.
+        received_ns: arrival of its last byte at the socket.
+        accepted_ns: time at which its handling began.
     """
 
     def __init__(
@@ -315,7 +314,7 @@ class Generation:
         )
 
     async def serve(self, http: web.Request) -> web.StreamResponse:
-        """Answer; the request is forgotten when its client goes.
+        """Respond; the request is dropped when its client disconnects.
 
         Raises:
             ApiError: the engine is dead.
@@ -329,7 +328,7 @@ class Generation:
             self._driver.cancel(self.request)
 
     def finish_trace(self) -> RequestTrace:
-        """What is to be told of the request, now that it is over."""
+        """Return the request's trace, completed at its end."""
         request, trace = self.request, self.trace
         trace.prompt_tokens = request.prompt_tokens
         trace.cached_tokens = max(0, request.cached)
@@ -337,7 +336,7 @@ class Generation:
         trace.finish = request.finish
         return trace
 
-    # In one piece ---------------------------------------------------------------------------------------
+    # One body --------------------------------------------------------------------------------------------
 
     async def _whole(self, queue: asyncio.Queue[StreamDelta | None]) -> web.Response:
         from aiohttp import web
@@ -354,7 +353,7 @@ class Generation:
         self.trace.chunks = 1
         return web.json_response(body)
 
-    # In events ------------------------------------------------------------------------------------------
+    # Events ----------------------------------------------------------------------------------------------
 
     async def _stream(
         self, http: web.Request, queue: asyncio.Queue[StreamDelta | None]
@@ -399,6 +398,6 @@ class Generation:
             await stream.event(self._builder.event([self._odd({"role": "assistant"}, "")]))
 
     def _odd(self, delta: dict[str, Any], text: str) -> dict[str, Any]:
-        """A choice that brings no token."""
+        """Return a choice without tokens."""
         content: dict[str, Any] = {"delta": delta} if self._params.chat else {"text": text}
         return {"index": 0, **content, "logprobs": None, "finish_reason": None}

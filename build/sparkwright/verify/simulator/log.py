@@ -1,7 +1,4 @@
-"""What a starting server writes into its log, in the words of vLLM 0.24 and 0.33.
-
-The server's log: lines as vLLM writes them, stamped with simulated time.
-"""
+"""The server's log: the lines of a start as vLLM 0.24 and 0.33 write them, stamped with simulated time."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
 _GRAPH_MODE: Final = "FULL_AND_PIECEWISE"
 _LARGEST: Final = 512
-# Files and lines that the messages come from, by dialect.
+# Source files and lines of the messages, by dialect.
 _PLACES: Final = {
     "args": ("api_utils.py:273", "startup.py:96"),
     "length": ("model.py:1725", "model.py:2210"),
@@ -54,22 +51,22 @@ class LogLine:
     """One line of the log.
 
     Args:
-        place: key of the file and line that it comes from; empty for a bar of progress.
-        text: what it says.
-        level: how bad it is.
-        engine: whether the engine's process says it, or the server's.
+        place: key of the source file and line that write it; empty for a progress bar.
+        text: its message.
+        level: its log level.
+        engine: the engine's process writes it, not the API server's.
     """
 
     def __init__(self, place: str, text: str, level: str = "INFO", *, engine: bool = True) -> None:
         self.place, self.text, self.level, self.engine = place, text, level, engine
 
     def where(self, dialect: str) -> str:
-        """File and line in that dialect, empty if it has none."""
+        """Return source file and line in *dialect*, empty if it has none."""
         return _PLACES[self.place][0 if dialect == "0.24" else 1] if self.place else ""
 
 
 def capture_sizes(settings: Settings) -> tuple[int, ...]:
-    """Batch sizes (in tokens) that graphs are captured for, as the configuration lists them.
+    """Return the batch sizes (in tokens) that graphs are captured for, as the configuration lists them.
 
     vLLM logs the list before it rounds it to multiples of 1 + k for graphs of whole decode steps.
     """
@@ -80,7 +77,7 @@ def capture_sizes(settings: Settings) -> tuple[int, ...]:
 
 
 def captured_sizes(settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes that graphs really are captured for: piecewise ones, and those of whole decode steps."""
+    """Return the sizes that graphs are captured for: piecewise ones, and those of whole decode steps."""
     listed, step = capture_sizes(settings), 1 + settings.k
     if "unrounded-graphs" in settings.faults:
         rounded = listed
@@ -91,7 +88,7 @@ def captured_sizes(settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def boot_lines(settings: Settings) -> Iterator[LogLine]:
-    """What a good start says, in order, up to the server's own start."""
+    """Return the lines of a successful start, in order, up to the HTTP server's own."""
     yield from _configuration(settings)
     yield from _loading(settings)
     yield from _sharing(settings)
@@ -208,7 +205,7 @@ def _capturing(settings: Settings) -> Iterator[LogLine]:
 
 
 def _use(settings: Settings, memory: MemoryPlan) -> str:
-    """What the card's memory is used for; 0.24 says so only to those who debug."""
+    """Return the line on the use of the card's memory, which 0.24 logs at level DEBUG."""
     total = settings.total_gib
     return (
         f"Free memory on device ({total - 3.1:.2f}/{total} GiB) on startup. Desired GPU memory utilization "
@@ -220,7 +217,7 @@ def _use(settings: Settings, memory: MemoryPlan) -> str:
 
 
 def failing_lines(settings: Settings) -> tuple[LogLine, ...]:
-    """What a start that fails says last; empty where nothing goes wrong with it."""
+    """Return the last lines of a start that fails; empty for one that succeeds."""
     faults = settings.faults
     if "boot-cuda-oom" in faults:
         reason = (
@@ -250,21 +247,21 @@ def failing_lines(settings: Settings) -> tuple[LogLine, ...]:
 
 
 class Log:
-    """Writes to a file, or to the standard error stream."""
+    """A writer of log lines to a file, or to the standard error stream."""
 
     def __init__(self, path: Path | None, clock: Clock, dialect: str, pids: tuple[int, int]) -> None:
         self._clock, self._dialect = clock, dialect
         self.server_pid, self.engine_pid = pids
-        self._logger = logging.Logger("simulator")  # noqa: LOG001 - its own, in nobody's tree
+        self._logger = logging.Logger("simulator")  # noqa: LOG001 - independent of the logging hierarchy
         handler = logging.StreamHandler() if path is None else logging.FileHandler(path, encoding="utf-8")
         self._logger.addHandler(handler)
 
     def line(self, line: LogLine) -> None:
-        """Write one of the lines that vLLM has."""
+        """Write one of vLLM's lines."""
         self.write(line.text, where=line.where(self._dialect), level=line.level, engine=line.engine)
 
     def write(self, text: str, *, where: str, level: str = "INFO", engine: bool = False) -> None:
-        """Write a line of the server's process, or of the engine's; without a place, only what it says."""
+        """Write a line of the API server's process, or of the engine's; without a place, only its text."""
         process = f"EngineCore pid={self.engine_pid}" if engine else f"APIServer pid={self.server_pid}"
         if not where:
             self._logger.info("(%s) %s", process, text)

@@ -1,7 +1,4 @@
-"""A server's life: it starts, listens, and ends by a signal or by its engine's death.
-
-``sparkwright-simulator``: the command line of the simulated server.
-"""
+"""``sparkwright-simulator``: the command line, and the server's process from its start to its end."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
 
 async def serve(settings: Settings) -> int:
-    """Boot, listen, and stay until a signal or the engine's death; returns the exit status."""
+    """Boot, listen, and serve until a signal or the engine's death; returns the exit status."""
     clock = Clock(settings.speed)
     child = _start_engine(settings)
     log = Log(settings.log, clock, settings.dialect, (os.getpid(), child.pid if child else os.getpid()))
@@ -58,7 +55,7 @@ def _start_engine(settings: Settings) -> UnguardedProcess | None:
 
 
 async def _boot(settings: Settings, clock: Clock, log: Log) -> bool:
-    """Say what a starting server says, in its time; False when the start fails."""
+    """Log the lines of a start at their times; returns False when the start fails."""
     failing = failing_lines(settings)
     lines = list(boot_lines(settings))
     lines = lines[: len(lines) // 2] if failing else lines
@@ -76,7 +73,7 @@ async def _boot(settings: Settings, clock: Clock, log: Log) -> bool:
 async def _listen(
     settings: Settings, clock: Clock, log: Log, truth: TraceFile, child: UnguardedProcess | None
 ) -> int:
-    """Serve until it is over; returns the exit status."""
+    """Serve until the end; returns the exit status."""
     async with listening(settings, clock, log, truth) as (driver, url):
         log.write(f"Starting vLLM server on {url}", where="api_server.py:581")
         log.write("Application startup complete.", where="on.py:62")
@@ -90,7 +87,7 @@ async def _listen(
 
 
 def _write_ready(settings: Settings, url: str) -> None:
-    """Tell whoever waits for it where it listens, all of it at once."""
+    """Write the URL and process id to the ready file, atomically."""
     if settings.ready is None:
         return
     ready = {"url": url, "pid": os.getpid(), "model": settings.model}
@@ -100,7 +97,7 @@ def _write_ready(settings: Settings, url: str) -> None:
 
 
 def _watch(driver: Driver, child: UnguardedProcess | None) -> Callable[[], None]:
-    """End on signals, and notice the death of the engine's process until what is returned is called."""
+    """End on signals, and detect the death of the engine's process until the returned function is called."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, driver.stop, 0)
@@ -151,23 +148,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 @click.option("--log", type=click.Path(path_type=Path), help="File for its log; else standard error.")
 @click.option("--truth", type=click.Path(path_type=Path), help="File for a JSON line about each request.")
 @click.option(
-    "--dialect", default="0.24", type=click.Choice(list(VERSIONS)), help="Which vLLM it speaks like."
+    "--dialect", default="0.24", type=click.Choice(list(VERSIONS)), help="The vLLM release to imitate."
 )
 @click.option("--speed", default=1.0, help="Simulated seconds in a real one.")
-@click.option("--seed", default=0, help="Of all that is drawn.")
-@click.option("--model", default=_DEFAULTS.model, help="The name that it serves.")
-@click.option("--api-key", default="", help="What clients must know.")
+@click.option("--seed", default=0, help="Seed of every random draw.")
+@click.option("--model", default=_DEFAULTS.model, help="Served model name.")
+@click.option("--api-key", default="", help="Key that requests must carry.")
 @click.option("--k", default=_DEFAULTS.k, help="Drafted tokens a step; 0 serves without speculation.")
 @click.option("--max-num-seqs", default=_DEFAULTS.max_num_seqs, help="Requests that may run at a time.")
-@click.option("--max-model-len", default=0, help="Tokens of the longest request; 0 for what fits.")
-@click.option("--kv-tokens", default=0, help="Tokens that the KV cache holds; 0 for what memory allows.")
+@click.option("--max-model-len", default=0, help="Tokens of the longest request; 0 for the most that fits.")
+@click.option("--kv-tokens", default=0, help="KV cache size in tokens; 0 for the rest of the memory.")
 @click.option(
-    "--kv-dtype", default="fp8", type=click.Choice(["bfloat16", "fp8", "nvfp4"]), help="Their type."
+    "--kv-dtype", default="fp8", type=click.Choice(["bfloat16", "fp8", "nvfp4"]), help="KV cache type."
 )
 @click.option("--runner", default="v1", type=click.Choice(["v1", "v2"]), help="Model runner.")
-@click.option("--prefix-caching/--no-prefix-caching", default=True, help="Find blocks again.")
-@click.option("--prompt-details/--no-prompt-details", default=True, help="Say what came from the cache.")
-@click.option("--reasoning", is_flag=True, help="Chat answers begin with thoughts.")
+@click.option("--prefix-caching/--no-prefix-caching", default=True, help="Reuse cached blocks.")
+@click.option("--prompt-details/--no-prompt-details", default=True, help="Include cached tokens in usage.")
+@click.option("--reasoning", is_flag=True, help="Begin chat output with reasoning.")
 @click.option(
     "--per-request-spec-decode-metrics",
     "spec_metrics",
@@ -176,15 +173,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     help="Acceptance on each response (0.33).",
 )
 @click.option("--boot-seconds", "boot_s", default=_DEFAULTS.boot_s, help="Simulated time until it is ready.")
-@click.option("--step-ms", default="", help="BASE,REQUEST,CONTEXT,PREFILL: what a step costs.")
-@click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="What is wrong with it.")
+@click.option("--step-ms", default="", help="BASE,REQUEST,CONTEXT,PREFILL: duration of a step.")
+@click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Fault to switch on.")
 @click.option("--engine/--no-engine", default=True, help="Start the engine's process.")
 @click.option("--list-faults", is_flag=True, help="List the faults and end.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def _command(
     *, list_faults: bool, as_json: bool, step_ms: str, faults: tuple[str, ...], **options: Any
 ) -> int:
-    """A server that speaks like vLLM with speculative decoding, and computes nothing."""
+    """Serve like vLLM with speculative decoding, without computing anything."""
     if list_faults:
         click.echo(_fault_table(as_json=as_json))
         return 0

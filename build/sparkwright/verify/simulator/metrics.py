@@ -1,7 +1,4 @@
-"""What the server counts, as vLLM counts it.
-
-``/metrics``: the counters in Prometheus' text format, with vLLM's names and labels.
-"""
+"""The server's counters, and ``/metrics``: Prometheus' text format, with vLLM's names and labels."""
 
 from __future__ import annotations
 
@@ -99,7 +96,7 @@ class Counters:
     """The counters of one start of the server.
 
     A *draft* is one request in one step with drafted tokens; the token that follows the accepted ones is not
-    among them. Drafts count before an answer is cut at its end, generated tokens after that.
+    among them. Drafts count before an output is cut at its end, generated tokens after that.
     """
 
     k: int
@@ -135,9 +132,9 @@ class Counters:
         self.generated += generated
 
     def tokens(self, request: Request, count: int, end: float) -> None:
-        """Count *count* tokens that *request* got at the simulated moment *end*."""
+        """Count *count* tokens that *request* got at the simulated time *end*."""
         spans = request.spans
-        end = max(end, spans.arrived)  # an engine that is late may be behind who has just come
+        end = max(end, spans.arrived)  # a late engine may be behind a request that has just arrived
         if spans.first < 0:
             spans.first = end
             self.prompt += request.prompt_tokens
@@ -148,7 +145,7 @@ class Counters:
         spans.last = end
 
     def finished(self, request: Request) -> None:
-        """Count a request that is done."""
+        """Count a finished request."""
         spans, observe = request.spans, self._observe
         self.success[request.finish] += 1
         observe("request_prompt_tokens", request.prompt_tokens)
@@ -168,10 +165,10 @@ class Counters:
 
 @dataclass(frozen=True)
 class ProcessTimes:
-    """One times of the server as its metrics tell it.
+    """Times of the server's process in its metrics.
 
     Attributes:
-        started_s: when its process started, seconds since 1970.
+        started_s: start of the process, seconds since 1970.
         cpu_s: simulated seconds since.
     """
 
@@ -180,7 +177,7 @@ class ProcessTimes:
 
 
 def render_metrics(engine: Engine, times: ProcessTimes) -> str:
-    """All series, as ``GET /metrics`` answers."""
+    """Return all series, as the body of ``GET /metrics``."""
     lines = [
         *_process(times),
         *_gauges(engine),
@@ -254,7 +251,7 @@ def _counter(
     text: str,
     values: Mapping[tuple[tuple[str, str], ...], float],
 ) -> Iterator[str]:
-    """One counter as Prometheus' own client writes it: ``_total``, and when it was made."""
+    """Return one counter as Prometheus' own client writes it: ``_total``, and its creation time."""
     sets = [(_labels(_common(engine) | dict(labels)), value) for labels, value in values.items()]
     yield from _head(f"vllm:{name}_total", text, "counter")
     yield from (f"vllm:{name}_total{labels} {_number(value)}" for labels, value in sets)

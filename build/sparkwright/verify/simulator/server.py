@@ -1,4 +1,4 @@
-"""The HTTP side: what a vLLM server answers at each of its addresses."""
+"""The HTTP side: the endpoints of a vLLM server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BACKLOG: Final = 1024
 
 
 class SimulatedServer:
-    """Answers for one engine."""
+    """The HTTP handlers of one engine."""
 
     def __init__(self, driver: Driver, truth: TraceFile) -> None:
         self._driver, self._truth = driver, truth
@@ -46,7 +46,7 @@ class SimulatedServer:
         self._requests = 0
 
     def application(self) -> web.Application:
-        """The application, ready to be run."""
+        """Return the application, ready to be run."""
         from aiohttp import web
 
         @web.middleware
@@ -74,7 +74,7 @@ class SimulatedServer:
         return application
 
     async def _around(self, http: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Keys, errors as JSON, and a line in the log, around each request."""
+        """Check the key, turn errors into JSON, and log each request."""
         from aiohttp import web
 
         try:
@@ -93,13 +93,13 @@ class SimulatedServer:
         return response
 
     def _allowed(self, http: web.Request) -> bool:
-        """Whether the request has the key; only addresses below /v1 params for it, as in vLLM."""
+        """Tell if the request has the key; only paths below /v1 require it, as in vLLM."""
         key = self._settings.api_key
         if not key or not http.path.startswith("/v1"):
             return True
         return hmac.compare_digest(http.headers.get("Authorization", "").encode(), f"Bearer {key}".encode())
 
-    # Text -----------------------------------------------------------------------------------------------
+    # Generation ------------------------------------------------------------------------------------------
 
     async def _completions(self, http: web.Request) -> web.StreamResponse:
         return await self._generate(http, chat=False)
@@ -122,7 +122,7 @@ class SimulatedServer:
             self._truth.write(generation.finish_trace())
 
     def _refuse(self, generation: Generation) -> web.Response | None:
-        """What faults answer instead of generating."""
+        """Return the response of a fault that replaces generation, if one applies."""
         from aiohttp import web
 
         faults, trace = self._settings.faults, generation.trace
@@ -166,7 +166,7 @@ class SimulatedServer:
         body = await self._json(http)
         return web.json_response({"prompt": text_of(body.get("tokens", []))})
 
-    # What it is, and how it does ------------------------------------------------------------------------
+    # Status ----------------------------------------------------------------------------------------------
 
     async def _health(self, _http: web.Request) -> web.Response:
         from aiohttp import web
@@ -230,7 +230,7 @@ class SimulatedServer:
 async def listening(
     settings: Settings, clock: Clock, log: Log, truth: TraceFile
 ) -> AsyncIterator[tuple[Driver, str]]:
-    """A server that listens, in this process: its driver and its URL."""
+    """Run a server in this process; yields its driver and its URL."""
     from aiohttp import web
 
     driver = Driver(settings, clock, log)
