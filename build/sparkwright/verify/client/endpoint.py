@@ -88,7 +88,7 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     """
     import aiohttp
 
-    from sparkwright.verify.client.connection import StampingConnector
+    from sparkwright.verify.arrival import make_socket
 
     async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
         if (sent := context.trace_request_ctx) is not None:
@@ -101,8 +101,12 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     if endpoint.api_key:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"
     return aiohttp.ClientSession(
-        connector=StampingConnector(
-            limit=0, keepalive_timeout=_IDLE_S, ttl_dns_cache=None, ssl=not endpoint.insecure
+        connector=aiohttp.TCPConnector(
+            limit=0,
+            keepalive_timeout=_IDLE_S,
+            ttl_dns_cache=None,
+            ssl=not endpoint.insecure,
+            socket_factory=make_socket,
         ),
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=None),

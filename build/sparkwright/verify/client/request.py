@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sparkwright.verify.arrival import arrivals_of
 from sparkwright.verify.client.reply import Reply, ReplyError
 from sparkwright.verify.client.sse import EventParser
 from sparkwright.verify.model import FailureKind, Load, Prompt, RequestFailure, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import aiohttp
 
+    from sparkwright.verify.arrival import ArrivalSocket
     from sparkwright.verify.client.endpoint import Endpoint
     from sparkwright.verify.profile import Deadlines
 
@@ -106,8 +106,6 @@ class Exchange:
         """
         import aiohttp
 
-        from sparkwright.verify.client.connection import read_clock, sent_at
-
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.deadlines.connect_s)
         self._started = perf_counter_ns()
         try:
@@ -122,11 +120,12 @@ class Exchange:
                     trace_request_ctx=self._note_sent,
                 ) as response,
             ):
-                read_at = read_clock(response)
-                self._headers = read_at()
-                self._started = max(self._started, sent_at(response))
+                connection = response.connection  # absent once the whole response has been read
+                socket = arrivals_of(connection.transport if connection is not None else None)
+                self._headers = _arrived_ns(socket)
+                self._started = max(self._started, socket.sent_ns if socket is not None else 0)
                 await self._check_head(response)
-                await self._read(response, deadline, read_at)
+                await self._read(response, deadline, socket)
         except ReplyError as error:
             self._failure = error.failure
         except (aiohttp.ClientError, OSError) as error:
@@ -176,7 +175,7 @@ class Exchange:
         raise ReplyError(FailureKind.NOT_JSON, f"{response.content_type} instead of an event stream: {said}")
 
     async def _read(
-        self, response: aiohttp.ClientResponse, deadline: asyncio.Timeout, read_at: Callable[[], int]
+        self, response: aiohttp.ClientResponse, deadline: asyncio.Timeout, socket: ArrivalSocket | None
     ) -> None:
         parser, reply = EventParser(), self._reply
         stall = patience(self.deadlines.stall_s, self.speed)
@@ -184,7 +183,7 @@ class Exchange:
         end = now() + patience(self.deadlines.whole_s(self.max_tokens), self.speed)
         left = _MORE_BYTES + _BYTES_A_TOKEN * self.max_tokens
         while data := await response.content.readany():
-            at = read_at()
+            at = _arrived_ns(socket)
             chunks = len(reply.chunks)
             left -= len(data)
             for event in parser.feed(data):
@@ -240,6 +239,11 @@ class Exchange:
             whole = self.deadlines.whole_s(self.max_tokens)
             return FailureKind.OVERDUE, f"no end within {whole:g} s, and {chunks} chunks until then"
         return FailureKind.STALL, f"nothing for {self.deadlines.stall_s:g} s after {chunks} chunks"
+
+
+def _arrived_ns(socket: ArrivalSocket | None) -> int:
+    """Return the arrival of the bytes last read; the present time where it is not recorded."""
+    return socket.arrived_ns if socket is not None else perf_counter_ns()
 
 
 def _body(model: str, text: str, load: Load, max_tokens: int) -> bytes:

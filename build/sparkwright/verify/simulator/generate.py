@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RequestTrace:
-    """The true figures of one request; times as of `time.perf_counter_ns`, which processes of one machine share.
+    """The true figures of one request; times as of `time.perf_counter_ns`, one clock for all processes.
 
     Attributes:
         id: the request's id.

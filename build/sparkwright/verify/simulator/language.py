@@ -303,8 +303,8 @@ class TokenGenerator:
 
 
 # Chance that the first drafted token is accepted, and the factor from each position to the next, given that
-# all before it were accepted. With seven drafted tokens the mean acceptance lengths lie between 2.4 and 4.2, in the
-# order that published figures for this machine have.
+# all before it were accepted. With seven drafted tokens the mean acceptance lengths lie between 2.4 and 4.2,
+# in the order that published figures for this machine have.
 CATEGORIES: Final = {
     "code": (0.86, 0.93),
     "math": (0.88, 0.945),

@@ -115,7 +115,7 @@ _GIB: Final = 1 << 30
 _MOST_LEN: Final = 40_960
 _OTHER_GIB: Final = 3.42  # peak activations and non-torch memory
 _GRAPHS_GIB: Final = {"estimated": 1.03, "actual": 0.86}
-# Bytes of a token in the KV cache, for a hybrid model with 16 layers of full attention and the drafter's own layers.
+# Bytes of a token in the KV cache of a hybrid model with 16 layers of full attention, the drafter's included.
 # NVFP4 holds less than twice what FP8 does: scales, and states that stay as they are (published: 1.79 times).
 _BYTES: Final = {"auto": 146_000, "bfloat16": 146_000, "fp8": 73_000, "fp8_e4m3": 73_000, "nvfp4": 40_850}
 
