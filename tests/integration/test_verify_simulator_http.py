@@ -403,7 +403,7 @@ def test_an_engine_that_dies_tells_all_that_wait(tmp_path: Path) -> None:
         waiting = [asyncio.create_task(server.events(body(prompt(n), 50))) for n in range(4)]
         ended = await asyncio.gather(*waiting)
         late, _ = await server.raw("/v1/completions", body(prompt(9)) | {"stream": True})
-        status = await server.driver.over
+        status = await server.driver.exit_status
         return [events[-2] for events in ended], [events[-1] for events in ended], late, status
 
     errors, ends, late, status = on(tmp_path, ask, "crash-at=4")

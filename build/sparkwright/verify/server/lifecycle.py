@@ -384,7 +384,7 @@ class ServerProcess:
         self._ending = True
         try:
             if running.poll() is None:
-                running.ask_to_end()
+                running.terminate()
                 await _while(lambda: _runs(running.pid), self.launch.end_s)
                 if not _runs(running.pid):
                     # Some are on their way out yet: none that is still there after a while is.
