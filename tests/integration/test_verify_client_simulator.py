@@ -129,6 +129,7 @@ WRONG = {
     "wrong-usage": {FailureKind.COUNT},
     "early-stop": {FailureKind.LENGTH},
     "abort": {FailureKind.LENGTH},
+    "runaway": {FailureKind.RUNAWAY},
 }
 
 

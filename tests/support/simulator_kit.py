@@ -28,23 +28,23 @@ QUICK = StepCosts(base=20, request=1, context=0, prefill=0.01)
 
 
 def settings(*faults: str, **changes: Any) -> Settings:
-    """A small, quick server with *faults*."""
+    """Return settings of a small, quick server with *faults*."""
     return replace(Settings(costs=QUICK, faults=parse_faults(faults)), **changes)
 
 
 def body(text: str, max_tokens: int = 64, **fields: Any) -> dict[str, Any]:
-    """A completion's body: greedy, and going on to *max_tokens*."""
+    """Return the body of a completion: greedy, up to *max_tokens*."""
     return {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True} | fields
 
 
 def prompt(number: int, words: int = 20) -> str:
-    """A prompt of its own from its first block on."""
+    """Return a prompt that differs from its first block on."""
     return f"[{number:012x}]\nWrite a Python function" + " that sorts" * words
 
 
 @dataclass
 class Bench:
-    """An engine, and the simulated moment that it has come to."""
+    """An engine and its simulated time."""
 
     engine: Engine
     now: float = 0.0
@@ -73,14 +73,14 @@ class Bench:
         raise AssertionError("the engine never comes to an end")
 
     def serve(self, many: int, max_tokens: int = 64, **fields: Any) -> list[Request]:
-        """*many* different requests at once, to their end."""
+        """Run *many* different requests at once, to their end."""
         requests = [self.add(prompt(self.added + 1), max_tokens, **fields) for _ in range(many)]
         self.drain()
         return requests
 
     @property
     def rate(self) -> float:
-        """Share of the drafted tokens that were accepted."""
+        """Return the share of drafted tokens that were accepted."""
         return self.engine.counters.accepted / self.engine.counters.draft_tokens
 
 
@@ -106,12 +106,12 @@ class Served:
             return response.status, await response.json()
 
     async def raw(self, path: str, data: Any) -> tuple[int, list[bytes]]:
-        """The pieces of a stream as they were read."""
+        """Return the pieces of a stream as they were read."""
         async with self.session.post(self.url + path, json=data) as response:
             return response.status, [piece async for piece in response.content.iter_any()]
 
     async def events(self, data: Any, path: str = "/v1/completions") -> list[Any]:
-        """The events of a stream, JSON where it is JSON."""
+        """Return the events of a stream, parsed where they are JSON."""
         _, pieces = await self.raw(path, {"stream": True} | data)
         return list(parsed(b"".join(pieces).decode()))
 
@@ -130,14 +130,14 @@ def parsed(text: str) -> Iterator[Any]:
 
 @asynccontextmanager
 async def served(folder: Path, *faults: str, **changes: Any) -> AsyncIterator[Served]:
-    """A server with *faults*, a hundred times as fast as the clock, that listens in this process."""
-    told = settings(*faults, **({"speed": 100.0, "engine": False} | changes))
+    """Run a server with *faults* in this process, a hundred times as fast as the clock."""
+    chosen = settings(*faults, **({"speed": 100.0, "engine": False} | changes))
     log, truth = folder / "log", folder / "truth.jsonl"
-    clock = Clock(told.speed)
-    writer, trace = Log(log, clock, told.dialect, (1, 2)), TraceFile(truth)
+    clock = Clock(chosen.speed)
+    writer, trace = Log(log, clock, chosen.dialect, (1, 2)), TraceFile(truth)
     try:
         async with (
-            listening(told, clock, writer, trace) as (driver, url),
+            listening(chosen, clock, writer, trace) as (driver, url),
             aiohttp.ClientSession() as session,
         ):
             yield Served(driver, url, session, log, truth)
