@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from vllm_like import MODEL, Stream, answering, data, delta, healthy, lasting, serving, token, until, usage
 
+from sparkwright.verify.arrival import ArrivalSocket
 from sparkwright.verify.client import Endpoint, Exchange, LagProbe, canary, open_session
 from sparkwright.verify.model import FailureKind, Load, Prompt, Sample
 from sparkwright.verify.profile import Deadlines
@@ -466,30 +467,22 @@ def test_the_probe_sees_a_loop_that_is_held_up() -> None:
     assert 0 <= free.p99_ms <= free.worst_ms < 1900
 
 
-def test_moments_are_those_of_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came is timed when it was read, not when the task that waits for it gets its turn."""
-    from sparkwright.verify.client.connection import StampingConnector
+def test_times_are_those_of_the_arrival_at_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes count from their arrival, not from the turn of the task that waits for them."""
+    receive = ArrivalSocket.recv
 
-    make = StampingConnector._make
-
-    def slow(connector: StampingConnector) -> Any:
-        """A protocol after whose reads the loop is held up."""
-        protocol = make(connector)
-        read = protocol.data_received
-
-        def data_received(received: bytes) -> None:
-            read(received)
-            time.sleep(0.5 if b"[DONE]" in received else 0)
-
-        protocol.data_received = data_received  # type: ignore[method-assign]
-        return protocol
+    def slow(connection: ArrivalSocket, size: int) -> bytes:
+        """Read, then hold up the loop."""
+        received = receive(connection, size)
+        time.sleep(0.5 if b"[DONE]" in received else 0)
+        return received
 
     async def in_two_reads(stream: Stream) -> None:
         await stream.tokens(2)
         await asyncio.sleep(0.2)
         await stream.say(token(3, 4, finish="length"), usage(4), b"[DONE]")
 
-    monkeypatch.setattr(StampingConnector, "_make", slow)
+    monkeypatch.setattr(ArrivalSocket, "recv", slow)
     got = sample(in_two_reads)
     done = time.perf_counter_ns()
     assert got.failure is None

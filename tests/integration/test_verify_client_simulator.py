@@ -23,10 +23,10 @@ from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.model import Cell, FailureKind, Load, Prompt, Sample
 from sparkwright.verify.profile import Deadlines
 from sparkwright.verify.simulator import FAULTS, Settings, parse_faults
-from sparkwright.verify.simulator.clock import Clock
-from sparkwright.verify.simulator.life import listening
+from sparkwright.verify.simulator.driver import Clock
+from sparkwright.verify.simulator.generate import TraceFile
 from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.truth import RequestTruth
+from sparkwright.verify.simulator.server import listening
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -45,7 +45,7 @@ async def simulated(folder: Path, *faults: str, **options: Any) -> AsyncIterator
     settings = Settings(
         speed=SPEED, engine=False, faults=parse_faults(faults), truth=folder / "truth.jsonl", **options
     )
-    clock, truth = Clock(SPEED), RequestTruth(settings.truth)
+    clock, truth = Clock(SPEED), TraceFile(settings.truth)
     log = Log(folder / "log", clock, settings.dialect, (os.getpid(), os.getpid()))
     try:
         async with listening(settings, clock, log, truth) as (_, url):
@@ -129,6 +129,7 @@ WRONG = {
     "wrong-usage": {FailureKind.COUNT},
     "early-stop": {FailureKind.LENGTH},
     "abort": {FailureKind.LENGTH},
+    "runaway": {FailureKind.RUNAWAY},
 }
 
 

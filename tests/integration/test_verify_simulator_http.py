@@ -188,20 +188,20 @@ def test_addresses_answer_as_vllms_do(tmp_path: Path) -> None:
 def test_the_truth_is_told_of_each_request(tmp_path: Path) -> None:
     async def ask(server: Served) -> list[dict[str, Any]]:
         await asyncio.gather(*(server.events(body(prompt(number), 40)) for number in range(6)))
-        return server.witnesses()
+        return server.traces()
 
-    witnesses = on(tmp_path, ask)
-    assert sorted(witness["number"] for witness in witnesses) == [1, 2, 3, 4, 5, 6]
-    for witness in witnesses:
+    traces = on(tmp_path, ask)
+    assert sorted(trace["number"] for trace in traces) == [1, 2, 3, 4, 5, 6]
+    for trace in traces:
         assert (
-            witness["received_ns"]
-            <= witness["accepted_ns"]
-            < witness["first_token_written_ns"]
-            < witness["last_token_written_ns"]
+            trace["received_ns"]
+            <= trace["accepted_ns"]
+            < trace["first_token_written_ns"]
+            < trace["last_token_written_ns"]
         )
-        assert witness["tokens"] == 40
-        assert witness["drafts"] == witness["chunks"] - 1
-        assert witness["category"] == "code"
+        assert trace["tokens"] == 40
+        assert trace["drafts"] == trace["chunks"] - 1
+        assert trace["category"] == "code"
 
 
 def test_a_client_that_goes_is_forgotten(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_an_engine_that_dies_tells_all_that_wait(tmp_path: Path) -> None:
         waiting = [asyncio.create_task(server.events(body(prompt(n), 50))) for n in range(4)]
         ended = await asyncio.gather(*waiting)
         late, _ = await server.raw("/v1/completions", body(prompt(9)) | {"stream": True})
-        status = await server.driver.over
+        status = await server.driver.exit_status
         return [events[-2] for events in ended], [events[-1] for events in ended], late, status
 
     errors, ends, late, status = on(tmp_path, ask, "crash-at=4")

@@ -9,13 +9,13 @@ __all__ = ["Boot"]
 
 @dataclass(frozen=True)
 class Boot:
-    """One start; what it says of itself.
+    """The log of one start.
 
     Attributes:
         dialect: ``0.24`` or ``0.33``.
         runner: ``v1`` or ``v2``.
         k: drafted tokens a step; 0 without speculation.
-        estimate: of the graphs' memory, as the log words it; empty where it is not said.
+        estimate: of the graphs' memory, as the log words it; empty where it is absent.
         sizes: capture sizes as configured.
         captured: how many graphs are captured for mixed batches.
         mode: of graphs, as configured.

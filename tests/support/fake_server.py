@@ -1,4 +1,4 @@
-"""A server that speaks as little of vLLM's language as a canary needs, with an engine, and its faults.
+"""A server with as little of vLLM's API as a canary needs, with an engine, and its faults.
 
 Run as a program: ``fake_server.py --port N [--fault NAME …]``. Standard library only.
 """
@@ -25,7 +25,7 @@ vllm:generation_tokens_total{engine="0",model_name="fake"} 8.0
 vllm:cache_config_info{block_size="16",cache_dtype="fp8_e4m3",engine="0",gpu_memory_utilization="0.7",\
 kv_cache_max_concurrency="26.1",kv_cache_size_tokens="1069056",num_gpu_blocks="66816"} 1.0
 """
-# An engine that does not hear SIGTERM; with an argument it also leaves the session.
+# An engine that ignores SIGTERM; with an argument it also leaves the session.
 ENGINE = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -37,7 +37,7 @@ time.sleep(600)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers what a canary asks."""
+    """Responds to canaries."""
 
     faults: frozenset[str] = frozenset()
     protocol_version = "HTTP/1.1"
@@ -98,7 +98,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--fault", action="append", default=[])
-    parser.add_argument("--say", type=Path, help="file whose lines it says while it starts")
+    parser.add_argument("--say", type=Path, help="file whose lines it prints while it starts")
     parser.add_argument("--exit", type=int, help="status to end with after that")
     args = parser.parse_args()
     Handler.faults = frozenset(args.fault)
@@ -116,7 +116,7 @@ def main() -> int:
         time.sleep(600)
     server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
     if "deaf" not in args.fault:
-        # As vLLM: it hears SIGTERM, ends its engine and then itself.
+        # As vLLM: on SIGTERM it ends its engine and then itself.
         keep = bool({"orphan", "engine-escapes"} & Handler.faults)
         signal.signal(signal.SIGTERM, lambda *_: (say("goodbye"), keep or engine.kill(), os._exit(0)))
     server.serve_forever()

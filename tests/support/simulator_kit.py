@@ -10,42 +10,41 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from sparkwright.verify.simulator import Settings, StepCosts, parse_faults
-from sparkwright.verify.simulator.ask import read_ask
-from sparkwright.verify.simulator.clock import Clock
+from sparkwright.verify.simulator.api import parse_params
+from sparkwright.verify.simulator.driver import Clock
 from sparkwright.verify.simulator.engine import Engine
-from sparkwright.verify.simulator.generate import make_request
-from sparkwright.verify.simulator.life import listening
+from sparkwright.verify.simulator.generate import TraceFile, make_request
 from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.truth import RequestTruth
+from sparkwright.verify.simulator.server import listening
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from sparkwright.verify.simulator.driver import Driver
-    from sparkwright.verify.simulator.request import Request
+    from sparkwright.verify.simulator.engine import Request
 
 QUICK = StepCosts(base=20, request=1, context=0, prefill=0.01)
 
 
 def settings(*faults: str, **changes: Any) -> Settings:
-    """A small, quick server with *faults*."""
+    """Return settings of a small, quick server with *faults*."""
     return replace(Settings(costs=QUICK, faults=parse_faults(faults)), **changes)
 
 
 def body(text: str, max_tokens: int = 64, **fields: Any) -> dict[str, Any]:
-    """A completion's body: greedy, and going on to *max_tokens*."""
+    """Return the body of a completion: greedy, up to *max_tokens*."""
     return {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True} | fields
 
 
 def prompt(number: int, words: int = 20) -> str:
-    """A prompt of its own from its first block on."""
+    """Return a prompt that differs from its first block on."""
     return f"[{number:012x}]\nWrite a Python function" + " that sorts" * words
 
 
 @dataclass
 class Bench:
-    """An engine, and the simulated moment that it has come to."""
+    """An engine and its simulated time."""
 
     engine: Engine
     now: float = 0.0
@@ -57,8 +56,8 @@ class Bench:
 
     def add(self, text: str, max_tokens: int = 64, **fields: Any) -> Request:
         self.added += 1
-        ask = read_ask(body(text, max_tokens, **fields), self.engine.settings, chat=False)
-        request = make_request(ask, self.engine.settings, self.added, self.now)
+        params = parse_params(body(text, max_tokens, **fields), self.engine.settings, chat=False)
+        request = make_request(params, self.engine.settings, self.added, self.now)
         self.engine.add(request)
         return request
 
@@ -74,14 +73,14 @@ class Bench:
         raise AssertionError("the engine never comes to an end")
 
     def serve(self, many: int, max_tokens: int = 64, **fields: Any) -> list[Request]:
-        """*many* different requests at once, to their end."""
+        """Run *many* different requests at once, to their end."""
         requests = [self.add(prompt(self.added + 1), max_tokens, **fields) for _ in range(many)]
         self.drain()
         return requests
 
     @property
     def rate(self) -> float:
-        """Share of the drafted tokens that were accepted."""
+        """Return the share of drafted tokens that were accepted."""
         return self.engine.counters.accepted / self.engine.counters.draft_tokens
 
 
@@ -107,16 +106,16 @@ class Served:
             return response.status, await response.json()
 
     async def raw(self, path: str, data: Any) -> tuple[int, list[bytes]]:
-        """The pieces of a stream as they were read."""
+        """Return the pieces of a stream as they were read."""
         async with self.session.post(self.url + path, json=data) as response:
             return response.status, [piece async for piece in response.content.iter_any()]
 
     async def events(self, data: Any, path: str = "/v1/completions") -> list[Any]:
-        """The events of a stream, JSON where it is JSON."""
+        """Return the events of a stream, parsed where they are JSON."""
         _, pieces = await self.raw(path, {"stream": True} | data)
         return list(parsed(b"".join(pieces).decode()))
 
-    def witnesses(self) -> list[dict[str, Any]]:
+    def traces(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.truth.read_text().splitlines()]
 
 
@@ -131,17 +130,17 @@ def parsed(text: str) -> Iterator[Any]:
 
 @asynccontextmanager
 async def served(folder: Path, *faults: str, **changes: Any) -> AsyncIterator[Served]:
-    """A server with *faults*, a hundred times as fast as the clock, that listens in this process."""
-    told = settings(*faults, **({"speed": 100.0, "engine": False} | changes))
+    """Run a server with *faults* in this process, a hundred times as fast as the clock."""
+    chosen = settings(*faults, **({"speed": 100.0, "engine": False} | changes))
     log, truth = folder / "log", folder / "truth.jsonl"
-    clock = Clock(told.speed)
-    writer, witness = Log(log, clock, told.dialect, (1, 2)), RequestTruth(truth)
+    clock = Clock(chosen.speed)
+    writer, trace = Log(log, clock, chosen.dialect, (1, 2)), TraceFile(truth)
     try:
         async with (
-            listening(told, clock, writer, witness) as (driver, url),
+            listening(chosen, clock, writer, trace) as (driver, url),
             aiohttp.ClientSession() as session,
         ):
             yield Served(driver, url, session, log, truth)
     finally:
         writer.close()
-        witness.close()
+        trace.close()

@@ -144,10 +144,10 @@ def test_asking_it_to_end_reaches_the_program_alone(tmp_path: Path) -> None:
     )
     running = begin(tmp_path, script)
     wait_until(lambda: "ready" in output(tmp_path))
-    running.ask_to_end()
+    running.terminate()
     assert ended(running).status == 3
     assert output(tmp_path).endswith("asked None\n"), "its child was not asked"
-    running.ask_to_end()  # nothing is there any more
+    running.terminate()  # nothing is there any more
 
 
 def test_what_it_leaves_behind_is_killed(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_kernel_that_notes_nothing_leaves_the_moment_of_the_read(
     pair: tuple[ArrivalSocket, ArrivalSocket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, reader = pair
-    monkeypatch.setattr("sparkwright.verify.arrival._TIMESTAMPS", -1)
+    monkeypatch.setattr("sparkwright.verify.arrival._SO_TIMESTAMPNS", -1)
     sender.sendall(b"a")
     time.sleep(PAUSE_S)
     before = time.perf_counter_ns()

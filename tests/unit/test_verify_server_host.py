@@ -251,7 +251,7 @@ def test_a_wheel_whose_record_is_broken_says_so(tmp_path: Path, record: str) -> 
     with pytest.raises(ServerError, match="cannot be read") as caught:
         find_installed(python)
     assert caught.value.because
-    assert "install the wheel anew" in caught.value.next_step
+    assert "sparkwright audit" in caught.value.next_step
 
 
 def test_smoke_starts_on_generated_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator_kit import Bench, prompt
 
-from sparkwright.verify.simulator.acceptance import CATEGORIES, accepted, category_of, table
-from sparkwright.verify.simulator.cache import Holding, Pool, block_hash
-from sparkwright.verify.simulator.hashing import mix
+from sparkwright.verify.simulator.engine import BlockPool, BlockTable, block_hash
+from sparkwright.verify.simulator.language import (
+    CATEGORIES,
+    acceptance_table,
+    accepted_tokens,
+    category_of,
+    mix,
+)
 from sparkwright.verify.simulator.settings import BLOCK
 
 # Counters ------------------------------------------------------------------------------------------------
@@ -45,7 +50,7 @@ def test_acceptance_follows_the_table_at_each_position() -> None:
     bench = Bench.of(k=7)
     bench.serve(32, max_tokens=400)
     counters, chance = bench.engine.counters, 1.0
-    for position, conditional in enumerate(table("code", 7)):
+    for position, conditional in enumerate(acceptance_table("code", 7)):
         chance *= conditional
         assert counters.per_position[position] / counters.drafts == pytest.approx(chance, abs=0.02)
 
@@ -55,8 +60,8 @@ def test_acceptance_follows_the_table_at_each_position() -> None:
     [("code", 3.6, 4.0), ("math", 4.0, 4.4), ("prose", 2.2, 2.6), ("dialogue", 2.4, 2.8)],
 )
 def test_categories_have_their_acceptance_lengths(category: str, least: float, most: float) -> None:
-    chances = table(category, 7)
-    drawn = [accepted(chances, 1.0, mix(1, number)) for number in range(4000)]
+    chances = acceptance_table(category, 7)
+    drawn = [accepted_tokens(chances, 1.0, mix(1, number)) for number in range(4000)]
     assert least < 1 + sum(drawn) / len(drawn) < most
 
 
@@ -196,37 +201,37 @@ def test_answers_of_one_turn_are_found_in_the_next() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), max_size=40), st.integers(12, 40))
 def test_blocks_are_neither_lost_nor_doubled(moves: list[tuple[int, int]], size: int) -> None:
-    pool, held = Pool(size), dict[int, tuple[Holding, list[bytes]]]()
+    pool, held = BlockPool(size), dict[int, tuple[BlockTable, list[bytes]]]()
     for who, blocks in moves:
         if who in held:
             pool.release(held.pop(who)[0])
         else:
             hashes = [block_hash(b"", [who, index]) for index in range(blocks)]
-            holding, found = Holding(), pool.match(hashes)
+            block_table, found = BlockTable(), pool.match(hashes)
             before = pool.used
-            if pool.take(holding, hashes[:found], blocks):
+            if pool.allocate(block_table, hashes[:found], blocks):
                 for name in hashes[found:]:
-                    pool.fill(holding, name)
-                held[who] = holding, hashes
+                    pool.cache_block(block_table, name)
+                held[who] = block_table, hashes
                 assert pool.match(hashes) == blocks
             else:
-                assert (holding.blocks, pool.used) == (0, before)
-        assert pool.used == sum(holding.blocks for holding, _ in held.values()) <= size
+                assert (block_table.blocks, pool.used) == (0, before)
+        assert pool.used == sum(block_table.blocks for block_table, _ in held.values()) <= size
         assert pool.cached <= size
-    for holding, _ in held.values():
-        pool.release(holding)
+    for block_table, _ in held.values():
+        pool.release(block_table)
     assert pool.used == 0
 
 
 def test_blocks_that_are_needed_are_taken_from_those_used_longest_ago() -> None:
-    pool = Pool(4)
+    pool = BlockPool(4)
     names = [block_hash(b"", [index]) for index in range(4)]
     for name in names:
-        holding = Holding()
-        assert pool.take(holding, (), 1)
-        pool.fill(holding, name)
-        pool.release(holding)
-    assert pool.take(Holding(), (), 1)
+        block_table = BlockTable()
+        assert pool.allocate(block_table, (), 1)
+        pool.cache_block(block_table, name)
+        pool.release(block_table)
+    assert pool.allocate(BlockTable(), (), 1)
     assert [pool.match([name]) for name in names] == [0, 1, 1, 1]
 
 

@@ -7,15 +7,15 @@ from simulator_kit import Bench, prompt, settings
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.verify.simulator import FAULTS, Faults, parse_faults
-from sparkwright.verify.simulator.bootlog import (
+from sparkwright.verify.simulator.faults import EngineDeadError, OutOfMemoryError
+from sparkwright.verify.simulator.language import text_of
+from sparkwright.verify.simulator.log import (
     boot_lines,
     capture_sizes,
     captured_sizes,
     failing_lines,
 )
-from sparkwright.verify.simulator.harm import EngineDeadError, OutOfMemoryError
-from sparkwright.verify.simulator.language import text_of
-from sparkwright.verify.simulator.memory import share_out
+from sparkwright.verify.simulator.settings import plan_memory
 
 HEALTHY = 0.41  # acceptance rate of code with seven drafted tokens
 
@@ -276,7 +276,7 @@ def test_generation_ends_early(fault: str, reason: str) -> None:
 
 
 def test_a_negative_estimate_gives_the_cache_what_is_not_there() -> None:
-    healthy, wrong = share_out(settings()), share_out(settings("negative-estimate"))
+    healthy, wrong = plan_memory(settings()), plan_memory(settings("negative-estimate"))
     told = settings()
     budget = told.utilization * told.total_gib
     assert healthy.graphs_gib > 0
@@ -289,8 +289,8 @@ def test_a_negative_estimate_gives_the_cache_what_is_not_there() -> None:
 
 
 def test_nvfp4_gains_nothing() -> None:
-    fp8, nvfp4 = share_out(settings(kv_dtype="fp8")), share_out(settings(kv_dtype="nvfp4"))
-    wrong = share_out(settings("nvfp4-no-gain", kv_dtype="nvfp4"))
+    fp8, nvfp4 = plan_memory(settings(kv_dtype="fp8")), plan_memory(settings(kv_dtype="nvfp4"))
+    wrong = plan_memory(settings("nvfp4-no-gain", kv_dtype="nvfp4"))
     assert nvfp4.kv_tokens / fp8.kv_tokens == pytest.approx(1.79, abs=0.01)
     assert (wrong.kv_dtype, wrong.kv_tokens) == ("nvfp4", fp8.kv_tokens)
 
@@ -317,7 +317,7 @@ def test_a_request_that_cannot_fit_fails_the_start() -> None:
 def test_a_good_start_speaks_the_dialect(dialect: str, runner: str) -> None:
     told = settings(dialect=dialect, runner=runner)
     lines = [line.text for line in boot_lines(told)]
-    memory = share_out(told)
+    memory = plan_memory(told)
     size = f"GPU KV cache size: {memory.kv_tokens:,} tokens"
     assert f"Available KV cache memory: {memory.kv_gib} GiB" in lines
     assert (size in lines) == (dialect == "0.24")

@@ -1,8 +1,8 @@
-"""TCP sockets that tell when bytes came to them and left them, whatever else their program had to do.
+"""TCP sockets that record when bytes arrived at them and when bytes were sent, independent of the event loop.
 
-A program learns of bytes after all else that it has to do, and on a busy machine after what others do: that
-is milliseconds in which its clock runs and nothing has happened. Linux notes when each packet came
-(``SO_TIMESTAMPNS``, see socket(7)) and tells it with the bytes.
+A program reads bytes only after its other work, and on a busy machine after that of other programs: its own
+clock then runs milliseconds late. Linux timestamps each packet as it arrives (``SO_TIMESTAMPNS``, see
+socket(7)) and returns the timestamp with the bytes.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from weakref import WeakValueDictionary
 if TYPE_CHECKING:
     from asyncio import BaseTransport
 
-_TIMESTAMPS: Final = 35  # SO_TIMESTAMPNS and SCM_TIMESTAMPNS, which Python does not name
+_SO_TIMESTAMPNS: Final = 35  # also SCM_TIMESTAMPNS; Python's socket module names neither
 _TIMESPEC: Final = struct.Struct("@ll")
-_ROOM: Final = socket.CMSG_SPACE(_TIMESPEC.size)
+_ANCILLARY_SIZE: Final = socket.CMSG_SPACE(_TIMESPEC.size)
 
 
 class ArrivalSocket(socket.socket):
-    """Notes when the bytes that were last read had come, and when a turn to speak began.
+    """A socket that records the arrival of the bytes last read, and the start of sending.
 
-    Where one read takes what several packets brought, it is the last of them that counts: a moment may be
-    told too late, by less than a reader without these notes would be late, and never too early.
+    Where one read returns the bytes of several packets, the last of them counts: a time may be late, by less
+    than without timestamps, and never early.
 
     Attributes:
-        arrived_ns: that moment as of `time.perf_counter_ns`, never before the one told for an earlier read;
-            that of the read where the kernel notes nothing. 0 before the first.
-        sent_ns: just before the kernel was given the first bytes that were sent after the last read; on a
-            HTTP connection that is a request's beginning, or an answer's. 0 before the first.
-        last_sent_ns: the same of what was sent last.
+        arrived_ns: arrival of the bytes last read, as of `time.perf_counter_ns`, never before that of an
+            earlier read; the time of the read where the kernel has no timestamp. 0 before the first read.
+        sent_ns: just before the first send after the last read; on an HTTP connection that is the beginning
+            of a request, or of a response. 0 before the first send.
+        last_sent_ns: just before the last send.
     """
 
     arrived_ns = 0
@@ -41,78 +41,78 @@ class ArrivalSocket(socket.socket):
     _sending = False
 
     def accept(self) -> tuple[ArrivalSocket, Any]:
-        """As ever; connections note arrivals too."""
+        """Same as `socket.accept`; the connection is an `ArrivalSocket` too."""
         connection, address = super().accept()
-        return _known(ArrivalSocket(fileno=connection.detach())), address
+        return _register(ArrivalSocket(fileno=connection.detach())), address
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        """As ever, and note when it began."""
-        self._begin()
+        """Same as `socket.send`; records the start time."""
+        self._record_send()
         return super().send(data, flags)
 
     def sendmsg(self, buffers: Any, *more: Any) -> int:
-        """As ever, and note when it began; newer asyncio sends several pieces so."""
-        self._begin()
+        """Same as `socket.sendmsg`, which asyncio uses from Python 3.12 on; records the start time."""
+        self._record_send()
         return super().sendmsg(buffers, *more)
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        """As ever, and note when it came."""
-        data, notes, _, _ = self.recvmsg(bufsize, _ROOM, flags)
-        self._note(notes)
+        """Same as `socket.recv`; records the arrival time."""
+        data, ancillary, _, _ = self.recvmsg(bufsize, _ANCILLARY_SIZE, flags)
+        self._record_arrival(ancillary)
         return data
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """As ever, and note when it came; this is how asyncio reads below TLS."""
-        room = memoryview(buffer).cast("B")
-        count, notes, _, _ = self.recvmsg_into([room[: nbytes or len(room)]], _ROOM, flags)
-        self._note(notes)
+        """Same as `socket.recv_into`, which asyncio uses below TLS; records the arrival time."""
+        view = memoryview(buffer).cast("B")
+        count, ancillary, _, _ = self.recvmsg_into([view[: nbytes or len(view)]], _ANCILLARY_SIZE, flags)
+        self._record_arrival(ancillary)
         return count
 
-    def _begin(self) -> None:
+    def _record_send(self) -> None:
         self.last_sent_ns = time.perf_counter_ns()
         if not self._sending:
             self._sending, self.sent_ns = True, self.last_sent_ns
 
-    def _note(self, notes: list[tuple[int, int, bytes]]) -> None:
+    def _record_arrival(self, ancillary: list[tuple[int, int, bytes]]) -> None:
         arrived = time.perf_counter_ns()
-        for level, kind, data in notes:
-            if (level, kind) == (socket.SOL_SOCKET, _TIMESTAMPS):
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
                 seconds, nanoseconds = _TIMESPEC.unpack_from(data)
-                arrived = min(arrived, seconds * 1_000_000_000 + nanoseconds + _since_the_day_clock())
+                arrived = min(arrived, seconds * 1_000_000_000 + nanoseconds + _clock_offset_ns())
         self.arrived_ns = max(self.arrived_ns, arrived)
         self._sending = False
 
 
-def _since_the_day_clock() -> int:
-    """What `time.perf_counter_ns` is ahead of the clock of the day, which is the kernel's.
+def _clock_offset_ns() -> int:
+    """Return the offset of `time.perf_counter_ns` from the time of day, which the kernel's timestamps have.
 
-    Whoever is interrupted between the two readings takes the difference for too large: the least of a few.
+    An interruption between the two readings makes the difference too large: the least of three counts.
     """
     return -max(time.time_ns() - time.perf_counter_ns() for _ in range(3))
 
 
-# asyncio hands out no socket itself, but a stand-in that has its number.
+# By file descriptor, since asyncio's transports expose a `TransportSocket` in place of the socket itself.
 _OPEN: Final[WeakValueDictionary[int, ArrivalSocket]] = WeakValueDictionary()
 
 
-def _known(made: ArrivalSocket) -> ArrivalSocket:
+def _register(made: ArrivalSocket) -> ArrivalSocket:
     _OPEN[made.fileno()] = made
     return made
 
 
 def make_socket(address: tuple[int, int, int, Any, Any]) -> ArrivalSocket:
-    """A socket for *address*, as `socket.getaddrinfo` tells it; for clients, before they connect."""
+    """Return a socket for *address*, an entry of `socket.getaddrinfo`; a socket factory for aiohttp."""
     family, kind, protocol, _, _ = address
     made = ArrivalSocket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
-    return _known(made)
+    made.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    return _register(made)
 
 
 def listen(host: str, port: int, backlog: int) -> ArrivalSocket:
-    """A socket that listens at the first address of *host*; its connections note arrivals.
+    """Return a socket that listens at the first address of *host*; its connections record arrivals.
 
     Raises:
-        OSError: the address is unknown, or taken.
+        OSError: the address is unknown, or in use.
     """
     address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     made = make_socket(address)
@@ -127,6 +127,6 @@ def listen(host: str, port: int, backlog: int) -> ArrivalSocket:
 
 
 def arrivals_of(transport: BaseTransport | None) -> ArrivalSocket | None:
-    """The socket below *transport* if it notes arrivals."""
-    stand_in = transport.get_extra_info("socket") if transport is not None else None
-    return _OPEN.get(stand_in.fileno()) if stand_in is not None else None
+    """Return the socket of *transport* if it is an `ArrivalSocket`."""
+    exposed = transport.get_extra_info("socket") if transport is not None else None
+    return _OPEN.get(exposed.fileno()) if exposed is not None else None

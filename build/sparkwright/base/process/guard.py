@@ -26,8 +26,8 @@ def kill_group(_number: int = 0, _frame: object = None) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def die_with(parent: int) -> None:
-    """Have the group killed when *parent*, by process id, dies; at once if it is dead already."""
+def kill_group_on_parent_death(parent: int) -> None:
+    """Kill the group when the process *parent* dies; at once if it is dead already."""
     signal.signal(signal.SIGTERM, kill_group)
     with contextlib.suppress(OSError, AttributeError):  # not Linux: the parent still ends us when it can
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -56,7 +56,7 @@ def end_like(status: int) -> int:
 
 def main(parent: int, nice: int, oom_score_adj: int, argv: list[str]) -> int:
     """Run *argv* to its end; return the exit status."""
-    die_with(parent)
+    kill_group_on_parent_death(parent)
     os.nice(nice)
     with contextlib.suppress(OSError):
         # Where the scheduler groups by session (sched(7), autogroup), niceness counts within ours alone; what

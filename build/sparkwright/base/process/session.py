@@ -90,8 +90,8 @@ class Running:
             self._end()
         return self._ended
 
-    def ask_to_end(self) -> None:
-        """Send SIGTERM to the program, if it runs; its guard would kill the whole group on hearing it."""
+    def terminate(self) -> None:
+        """Send SIGTERM to the program, if it runs, but not to its guard, which would kill the whole group."""
         import psutil
 
         with _vanishing():

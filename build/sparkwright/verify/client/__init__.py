@@ -1,7 +1,7 @@
-"""The client: sends requests, times what comes back, and lets nothing count that did not end as it must.
+"""The client: sends requests, times the responses, and counts only those that ended correctly.
 
-`request` is the file to open first: one request. `load` sends many, `endpoint` looks at the server before,
-`sse` and `reply` read streams, `lag` and `calibrate` say how far the client's own clock can be trusted.
+Read `request` first: one request. `load` sends many, `endpoint` checks the server beforehand, `sse` and
+`reply` read streams, `lag` and `calibrate` measure the client's own error.
 """
 
 from sparkwright.verify.client.endpoint import (

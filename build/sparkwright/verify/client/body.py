@@ -1,4 +1,4 @@
-"""Bodies of answers that are read whole, to a limit: what answers may send without end."""
+"""Response bodies that are read whole, up to a limit, since a server may send without end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READ = 1 << 16
 
 
 async def read_body(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body of *response*.
+    """Return the whole body of *response*.
 
     Raises:
         EndpointError: it is longer than `MOST_BYTES`; the connection is closed.
@@ -31,7 +31,7 @@ async def read_body(response: aiohttp.ClientResponse) -> bytes:
             response.close()
             raise EndpointError(
                 f"{response.url} is not read to its end",
-                because=f"it goes on beyond {MOST_BYTES >> 20} MiB",
-                next_step="see what answers there: no page that vLLM has is as long",
+                because=f"it is longer than {MOST_BYTES >> 20} MiB",
+                next_step="check which server listens there: no page of vLLM is that long",
             )
     return b"".join(parts)

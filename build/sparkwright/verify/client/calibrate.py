@@ -1,9 +1,9 @@
-"""How wrong the client's own figures are, against a server that knows what really happened.
+"""The client's own error, measured against a simulator that records the true times.
 
-The simulator notes when a request's last byte has come to its socket and when it writes the first and the
-last token, on the same monotonic clock that the client reads. How long it lets a request wait is part of the
-truth, as with any server; what differs is the client's error, together with the way between both sockets: an
-upper limit.
+The simulator records the arrival of a request's last byte at its socket and the writing of the first and the
+last token, on the monotonic clock that the client reads. The time for which it lets a request wait is part of
+the truth, as with any server; the difference is the client's error, together with the transfer between both
+sockets: an upper limit.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _STAGGER_S = 0.25  # sent at once, requests would wait for the simulator itself 
 
 
 class Floor(Model, frozen=True):
-    """What the client cannot measure better than, at one concurrency.
+    """The least error of the client at one concurrency.
 
     Attributes:
         concurrency: requests at a time.
-        requests: requests that this rests on.
-        events_per_s: chunks that came in a second.
-        ttft_p50_ms: half of the times to the first token are wrong by less.
-        ttft_p99_ms: 99 of 100 are.
-        tpot_p50_percent: half of the times per output token are wrong by less.
-        tpot_p99_percent: 99 of 100 are.
-        lag_p99_ms: how late the client's loop was meanwhile.
-        read_p99_ms: of the error at the first token, what lies between the simulator's writing it and the
-            moment that the client has for it. The rest lies on the request's way to the simulator.
+        requests: number of requests measured.
+        events_per_s: chunks received in a second.
+        ttft_p50_ms: median error of the times to the first token.
+        ttft_p99_ms: their 99th percentile.
+        tpot_p50_percent: median error of the times per output token.
+        tpot_p99_percent: their 99th percentile.
+        lag_p99_ms: lateness of the client's event loop meanwhile.
+        read_p99_ms: the part of the error at the first token between the simulator's write and the client's
+            time of arrival. The rest is on the request's way to the simulator.
     """
 
     concurrency: int
@@ -72,7 +72,7 @@ class Floor(Model, frozen=True):
 
 
 class CalibrationTruth(msgspec.Struct, frozen=True):
-    """The simulator's line about one request; moments as of `time.perf_counter_ns`."""
+    """The simulator's line about one request; times as of `time.perf_counter_ns`."""
 
     id: str
     received_ns: int
@@ -82,12 +82,12 @@ class CalibrationTruth(msgspec.Struct, frozen=True):
 
     @property
     def ttft_ms(self) -> float:
-        """Time to the first token, as it really was."""
+        """Return the true time to the first token."""
         return (self.first_token_written_ns - self.received_ns) / 1e6
 
     @property
     def tpot_ms(self) -> float:
-        """Time per output token after the first, as it really was."""
+        """Return the true time per output token after the first."""
         return (self.last_token_written_ns - self.first_token_written_ns) / 1e6 / (self.tokens - 1)
 
 
@@ -98,8 +98,8 @@ async def calibrate(
 
     Args:
         levels: concurrencies.
-        seed: of the simulator.
-        tokens: output of one request.
+        seed: seed of the simulator.
+        tokens: output tokens of one request.
         events_per_s: chunks that the simulator sends in a second, whatever the concurrency.
 
     Raises:
@@ -133,16 +133,16 @@ async def _floor_at(level: int, endpoint: Endpoint, folder: Path, tokens: int) -
 def floor(
     level: int, samples: Sequence[Sample], truths: dict[str, CalibrationTruth], *, lag_p99_ms: float
 ) -> Floor:
-    """Compare *samples* with what really happened.
+    """Compare *samples* with the true times.
 
     Args:
-        level: how many requests ran at a time.
-        samples: the client's, all of them good.
-        truths: by `Sample.request`.
-        lag_p99_ms: of the client's loop.
+        level: number of requests at a time.
+        samples: the client's samples, all of them without failure.
+        truths: true times by `Sample.request`.
+        lag_p99_ms: lateness of the client's event loop.
 
     Raises:
-        ServerError: a sample failed, or nothing is known of it.
+        ServerError: a sample failed, or its true times are missing.
     """
     import numpy as np
 
@@ -175,11 +175,11 @@ def floor(
 
 @contextlib.asynccontextmanager
 async def simulator(folder: Path, *options: str, seqs: int = 64) -> AsyncIterator[Endpoint]:
-    """A simulated server in a process of its own that writes ``truth.jsonl`` into *folder*.
+    """Run a simulated server in a process of its own that writes ``truth.jsonl`` into *folder*.
 
     Args:
-        folder: for its files.
-        options: more for its command line.
+        folder: folder for its files.
+        options: further command-line options.
         seqs: requests that it runs at a time.
 
     Raises:
@@ -191,8 +191,8 @@ async def simulator(folder: Path, *options: str, seqs: int = 64) -> AsyncIterato
     argv = [*command, "--max-num-seqs", str(seqs), *map(str, files), *options]
     running = start(argv, cwd=Path.cwd(), env=os.environ, log=folder / "output")
     try:
-        said = await _ready(ready, running, folder / "output")
-        yield Endpoint(said["url"], said["model"])
+        server = await _ready(ready, running, folder / "output")
+        yield Endpoint(server["url"], server["model"])
     finally:
         running.kill()
 
@@ -201,14 +201,14 @@ async def _ready(ready: Path, running: Running, output: Path) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
     end = loop.time() + _BOOT_S
     while loop.time() < end and running.poll() is None:
-        if said := _read(ready):
-            server: dict[str, Any] = msgspec.json.decode(said)
+        if content := _read(ready):
+            server: dict[str, Any] = msgspec.json.decode(content)
             return server
         await asyncio.sleep(0.05)
     raise ServerError(
         "the simulator did not start",
-        because=_read(output)[-_EXCERPT:].decode(errors="replace") or "it said nothing",
-        next_step="run sparkwright-simulator by hand to see what it says",
+        because=_read(output)[-_EXCERPT:].decode(errors="replace") or "it wrote nothing",
+        next_step="run sparkwright-simulator by hand and read its output",
     )
 
 
@@ -216,19 +216,19 @@ def _read(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-async def _truths(path: Path, wanted: Sequence[str]) -> dict[str, CalibrationTruth]:
-    """What is known of each of *wanted*; a line may come a moment after its request's end."""
+async def _truths(path: Path, requests: Sequence[str]) -> dict[str, CalibrationTruth]:
+    """Return the true times of each request in *requests*; its line may come after the response."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _LAST_LINES_S
     while True:
         truths = read_truth(path)
-        if set(wanted) <= truths.keys() or loop.time() >= end:
+        if set(requests) <= truths.keys() or loop.time() >= end:
             return truths
         await asyncio.sleep(0.1)
 
 
 def read_truth(path: Path) -> dict[str, CalibrationTruth]:
-    """The simulator's lines by request; a line that is still being written is left out."""
+    """Return the simulator's lines by request; a line that is still being written is left out."""
     decoder = msgspec.json.Decoder(CalibrationTruth)
     truths = [decoder.decode(line) for line in _read(path).split(b"\n")[:-1]]
     return {truth.id: truth for truth in truths}

@@ -1,4 +1,4 @@
-"""Where the server is, and whether what answers there can be verified."""
+"""The address of a server, and the checks that it can be verified."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Endpoint:
 
     Attributes:
         url: its root, such as ``http://host:8000``; a slash or ``/v1`` at the end is taken off.
-        model: name of the model to ask for; empty for the only one that it serves.
-        api_key: what it asks for as a bearer token, if it does.
-        insecure: whether its certificate may be anybody's.
+        model: name of the model to request; empty for the only one that it serves.
+        api_key: bearer token that it requires, if any.
+        insecure: accept any TLS certificate.
     """
 
     url: str
@@ -54,12 +54,12 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class EndpointFacts:
-    """What a server says of itself.
+    """Facts that a server reports.
 
     Attributes:
-        version: vLLM's.
-        model: the model that will be asked for.
-        max_model_len: tokens of its longest request, prompt and output; -1 if not said.
+        version: vLLM's version.
+        model: the model that will be requested.
+        max_model_len: tokens of its longest request, prompt and output; -1 if not reported.
     """
 
     version: str
@@ -81,14 +81,14 @@ class _Version(msgspec.Struct):
 
 
 def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
-    """A session for *endpoint*, an async context manager.
+    """Return a session for *endpoint*, an async context manager.
 
-    It opens as many connections as there are requests, keeps them for as long as the server surely does,
-    and lets each request of `request.send` know when its bytes went to the socket.
+    It opens as many connections as there are requests and drops idle ones before the server does. Its sockets
+    record arrivals, and its trace calls a request's context when the request's bytes are written.
     """
     import aiohttp
 
-    from sparkwright.verify.client.connection import StampingConnector
+    from sparkwright.verify.arrival import make_socket
 
     async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
         if (sent := context.trace_request_ctx) is not None:
@@ -101,8 +101,12 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     if endpoint.api_key:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"
     return aiohttp.ClientSession(
-        connector=StampingConnector(
-            limit=0, keepalive_timeout=_IDLE_S, ttl_dns_cache=None, ssl=not endpoint.insecure
+        connector=aiohttp.TCPConnector(
+            limit=0,
+            keepalive_timeout=_IDLE_S,
+            ttl_dns_cache=None,
+            ssl=not endpoint.insecure,
+            socket_factory=make_socket,
         ),
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=None),
@@ -114,10 +118,10 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
 async def check_endpoint(
     session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines
 ) -> EndpointFacts:
-    """See whether what answers at *endpoint* can be verified.
+    """Check that the server at *endpoint* can be verified, and return its facts.
 
     Raises:
-        EndpointError: it is no vLLM that we know, does not let us in, or does not serve the model.
+        EndpointError: it is no supported vLLM, refuses the key, or does not serve the model.
     """
     check_address(endpoint.url)
     served = _read_json(await _get(session, endpoint, "/v1/models", deadlines), _Models)
@@ -134,20 +138,20 @@ async def check_endpoint(
 
 
 def check_address(url: str) -> None:
-    """Do nothing if *url* is a server's root and holds no secret.
+    """Check that *url* is a server's root and holds no secret.
 
     Raises:
-        EndpointError: it is none, or holds a name or a password: these would stand in reports and journals.
+        EndpointError: it is none, or holds a user name or a password, which would appear in reports.
     """
     if "@" in url:
         raise EndpointError(
             f"the address of {url.rpartition('@')[2]} was given with a name or a password before it",
             because="addresses stand in reports and journals, and what is in them would too",
-            next_step="leave them out; SPARKWRIGHT_API_KEY takes the key that the server asks for",
+            next_step="leave them out; SPARKWRIGHT_API_KEY holds the key that the server requires",
         )
     if "?" in url or "#" in url:
         shown = url.partition("#")[0].partition("?")[0]
-        raise _no_address(shown, "it goes on with a query or a fragment")
+        raise _no_address(shown, "it has a query or a fragment")
     try:
         parts = urlsplit(url)
         because = "" if parts.port != 0 else "its port is 0"
@@ -168,7 +172,7 @@ def _no_address(url: str, because: str) -> EndpointError:
     )
 
 
-# What it says -------------------------------------------------------------------------------------------
+# Responses --------------------------------------------------------------------------------------------
 
 _OK, _NOT_FOUND, _REFUSED = 200, 404, (401, 403)
 
@@ -186,9 +190,9 @@ class _Answer:
 
     @property
     def excerpt(self) -> str:
-        """The beginning of the body, on one line."""
+        """Return the beginning of the body, on one line."""
         shown = " ".join(self.text.split())[:_EXCERPT]
-        return f"it says {shown!r}" if shown else "it says nothing"
+        return f"its body is {shown!r}" if shown else "its body is empty"
 
     @property
     def is_html(self) -> bool:
@@ -209,10 +213,10 @@ async def _get(
         raise _unreachable(endpoint, url, error) from error
     if answer.status in _REFUSED:
         raise EndpointError(
-            f"{endpoint.url} does not let us in (status {answer.status})",
+            f"{endpoint.url} refuses the request (status {answer.status})",
             because="the API key is wrong"
             if endpoint.api_key
-            else "it asks for an API key and none was given",
+            else "it requires an API key and none was given",
             next_step="give the key that the server was started with (--api-key)",
         )
     return answer
@@ -290,7 +294,7 @@ async def _version(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines
     version = _read_json(answer, _Version).version
     found = _RELEASE.match(version)
     if found is None:
-        warn(f"{endpoint.url} calls itself vLLM {version[:_EXCERPT]!r}, which may be older than we know")
+        warn(f"{endpoint.url} reports vLLM {version[:_EXCERPT]!r}, which may be too old to be verified")
     elif (int(found[1]), int(found[2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise EndpointError(

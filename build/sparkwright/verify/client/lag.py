@@ -1,4 +1,4 @@
-"""How late the client's own loop is: what it measures cannot be better than that."""
+"""The lateness of the client's event loop, which limits the accuracy of its times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EVERY_S = 0.05
 
 
 class LagProbe:
-    """Sets itself a timer every 50 ms and notes by how much each is late; an async context manager."""
+    """A timer every 50 ms whose lateness is recorded; an async context manager."""
 
     def __init__(self) -> None:
         self._late_ms: list[float] = []
@@ -32,12 +32,12 @@ class LagProbe:
 
     @property
     def worst_ms(self) -> float:
-        """The latest that a timer was, in milliseconds."""
+        """Return the greatest lateness of a timer, in milliseconds."""
         return max(self._late_ms, default=0.0)
 
     @property
     def p99_ms(self) -> float:
-        """What 99 of 100 timers were not later than, in milliseconds."""
+        """Return the 99th percentile of lateness, in milliseconds."""
         ordered = sorted(self._late_ms)
         return ordered[int(0.99 * (len(ordered) - 1) + 0.5)] if ordered else 0.0
 

@@ -1,7 +1,7 @@
-"""Many requests, in the shape that a cell asks for.
+"""Many requests, in the shape of a cell's load.
 
-Requests are made ready before the first one is sent, but for loops that go on for a time: there each is made
-when its turn comes, with its number as salt. Times of a `Load` are in the server's clock.
+Requests are prepared before the first one is sent, except in loops of a given duration: there each is
+prepared when it is sent, with its number as salt. Times of a `Load` are in the server's clock.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ async def run_load(
     speed: float,
     on_sample: Callable[[Sample], None] | None = None,
 ) -> list[Sample]:
-    """Send the warm-up of *cell* and then its load; all samples, in the order of their starts.
+    """Send the warm-up of *cell* and then its load; returns all samples, in the order of their starts.
 
-    When requests fail one after another, twice as many as run at a time and eight at the least, nothing more
-    is sent: the server is gone, and the samples say how. Of requests that time ran out for, as many as run at
-    a time are enough, and two at the least.
+    When requests fail one after another, twice as many as run at a time and eight at the least, no more are
+    sent: the server is gone, and the samples record the failures. Of requests that timed out, as many as run
+    at a time are enough, and two at the least.
 
     Args:
         session: from `endpoint.open_session`.
         endpoint: the server.
-        cell: what to send, and how.
-        deadlines: after how long to give a request up.
-        speed: how many of the server's seconds pass in one of ours.
-        on_sample: called with each sample as soon as it is there, and with those of requests that a
-            cancellation stopped; what it raises ends the load.
+        cell: prompts and load.
+        deadlines: deadlines of a request.
+        speed: seconds of the server's clock in a real one.
+        on_sample: called with each sample as soon as it is complete, and with those of cancelled requests;
+            an exception from it ends the load.
     """
     make = partial(Exchange, endpoint, load=cell.load, deadlines=deadlines, speed=speed)
     return await _Run(session, cell, make, speed, on_sample).run()
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Moments of a Poisson process with *rate* a second, in seconds from its begin; endless."""
+    """Return the times of a Poisson process with *rate* a second, in seconds from its start; endless."""
     draw = random.Random(seed)  # noqa: S311 - load, not secrets
     at = 0.0
     while True:
@@ -70,7 +70,7 @@ def arrivals(rate: float, seed: int) -> Iterator[float]:
 
 
 def output_lengths(load: Load) -> list[int]:
-    """The tokens to ask for with each request: all alike, or for ``drain`` from the longest down."""
+    """Return the output tokens of each request: all alike, or for ``drain`` from the longest down."""
     if load.shape != "drain" or load.requests == 1:
         return [load.max_tokens] * load.requests
     span, last = load.max_tokens - load.min_tokens, load.requests - 1
@@ -78,7 +78,7 @@ def output_lengths(load: Load) -> list[int]:
 
 
 class _Run:
-    """One load under way."""
+    """The execution of one load."""
 
     def __init__(
         self,
@@ -105,14 +105,14 @@ class _Run:
                 await self._open()
         return sorted(self._samples, key=lambda sample: sample.started)
 
-    # What is sent -------------------------------------------------------------------------------------------
+    # Requests -----------------------------------------------------------------------------------------------
 
     def _exchange(self, number: int, max_tokens: int, salt: str, *, counted: bool = True) -> Exchange:
         prompt = self._cell.prompts[number % len(self._cell.prompts)]
         return self._make(prompt, max_tokens=max_tokens, counted=counted, salt=salt)
 
     def _warm_up(self) -> list[Exchange]:
-        """Warm-ups are salted: they must not put the prompts that are measured into the prefix cache."""
+        """Return the warm-ups, salted so that they do not put measured prompts into the prefix cache."""
         tokens, key = self._load.max_tokens, self._cell.key
         return [
             self._exchange(number, tokens, f"warm-up {key} {number}", counted=False)
@@ -120,7 +120,7 @@ class _Run:
         ]
 
     def _listed(self) -> list[Exchange]:
-        """Each prompt as it is; prompts that come again get a salt, or the prefix cache would know them."""
+        """Return a request for each prompt; a repeated one gets a salt, or the prefix cache would hold it."""
         once = len(self._cell.prompts)
         return [
             self._exchange(number, length, "" if number < once else str(number))
@@ -134,7 +134,7 @@ class _Run:
                 return
             yield self._exchange(number, self._load.max_tokens, str(number))
 
-    # How it is sent -----------------------------------------------------------------------------------------
+    # Shapes -------------------------------------------------------------------------------------------------
 
     @property
     def _gone(self) -> bool:
@@ -160,7 +160,7 @@ class _Run:
             self._on_sample(sample)
 
     async def _closed(self, exchanges: Iterable[Exchange], stagger_s: float) -> None:
-        """Each of the clients sends one request after another, all out of the same *exchanges*."""
+        """Run a closed loop: each client sends one request after another, all from the same *exchanges*."""
         turns = iter(exchanges)
         clients = self._load.concurrency
 
@@ -205,7 +205,7 @@ class _Run:
 
 
 async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
-    """Run all of them at once; the first error ends the others and is raised as itself."""
+    """Run all coroutines concurrently; the first error cancels the others and is raised as itself."""
     try:
         async with asyncio.TaskGroup() as group:
             for coroutine in coroutines:

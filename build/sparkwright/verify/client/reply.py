@@ -1,8 +1,8 @@
-"""What one stream of chunks says: tokens, text, counts and its end, in the dialects of vLLM 0.20 to 0.33.
+"""The content of one stream of chunks: tokens, text, counts and its end, as vLLM 0.20 to 0.33 write them.
 
-A chunk brings output when it has token ids, when it has text, reasoning or tool calls, or when the usage that
+A chunk has output when it has token ids, when it has text, reasoning or tool calls, or when the usage that
 a server may repeat in each chunk has grown. A chunk with a role alone, or with empty content and nothing
-else, brings none: it must not stop the clock of the first token.
+else, has none: it must not stop the clock of the first token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EXCERPT = 200
 
 
 class ReplyError(Exception):
-    """The stream said something that ends the request's chances to count."""
+    """The stream contains something for which the request cannot count."""
 
     def __init__(self, kind: FailureKind, detail: str, status: int = 0) -> None:
         super().__init__(detail)
@@ -53,7 +53,7 @@ class _ChatToken(msgspec.Struct):
 
 
 class _Logprobs(msgspec.Struct):
-    """Both forms: ``content`` is that of chat, the other lists run beside each other."""
+    """Both forms: ``content`` is that of chat, the other lists are parallel."""
 
     content: list[_ChatToken] | None = None
     tokens: list[str] | None = None
@@ -94,15 +94,15 @@ _Problem = tuple[FailureKind, str]
 
 
 class Reply:
-    """What a stream has brought so far.
+    """The content of a stream so far.
 
     Attributes:
-        request: the server's name for the request.
+        request: the server's id of the request.
         chunks: events with output, in order.
-        done: whether ``[DONE]`` was said.
+        done: ``[DONE]`` was received.
         finish_reason: as the server gave it, or empty.
-        token_ids: those that came.
-        logprobs: those that came, by token.
+        token_ids: token ids received.
+        logprobs: log-probabilities received, by token.
         prompt_tokens: from usage.
         cached_tokens: from usage, or -1.
     """
@@ -125,28 +125,28 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """What was generated: reasoning, then content, then arguments of tool calls."""
+        """Return the generated text: reasoning, then content, then arguments of tool calls."""
         return "".join(part for parts in self._texts.values() for part in parts)
 
     @property
     def counted_by(self) -> Literal["usage", "ids", ""]:
-        """Where `output_tokens` comes from; token ids count only where no chunk lacks them."""
+        """Return the source of `output_tokens`; token ids count only where no chunk lacks them."""
         if self._usage is not None:
             return "usage"
         return "ids" if self._seen_ids and not self._unnumbered else ""
 
     @property
     def output_tokens(self) -> int:
-        """How many tokens were generated, as the server says; never guessed from text."""
+        """Return the number of generated tokens that the server reports; never estimated from text."""
         if self._usage is not None:
             return self._usage
         return len(self.token_ids) if self.counted_by else 0
 
     def take(self, data: bytes, at: int) -> None:
-        """Read one event's *data*, whose last byte was read at *at* (ns); nothing counts after ``[DONE]``.
+        """Read one event's *data*, whose last byte arrived at *at* (ns); nothing counts after ``[DONE]``.
 
         Raises:
-            ReplyError: it is no chunk, or tells of an error.
+            ReplyError: it is no chunk, or reports an error.
         """
         self.done = self.done or data == b"[DONE]"
         if self.done:
@@ -164,7 +164,7 @@ class Reply:
             self._take_choice(choice, grown, at)
 
     def _take_usage(self, usage: _Usage | None, *, with_choice: bool) -> int:
-        """Note *usage*; by how many tokens it has grown, if it comes with each chunk."""
+        """Store *usage*; returns the tokens by which it has grown, if it comes with each chunk."""
         if with_choice and not self._seen_choice:
             self._seen_choice, self._running_usage = True, usage is not None
         if usage is None:
@@ -182,7 +182,7 @@ class Reply:
             self.finish_reason = choice.finish_reason
             if choice.finish_reason == "error":
                 raise ReplyError(FailureKind.IN_BAND, "the finish reason is 'error'")
-        spoke = self._take_text(choice)
+        has_text = self._take_text(choice)
         if choice.logprobs is not None:
             self.logprobs += _logprobs(choice.logprobs)
         if choice.token_ids is not None:
@@ -190,30 +190,30 @@ class Reply:
             self.token_ids += choice.token_ids
             tokens = len(choice.token_ids)
         else:
-            self._unnumbered += spoke
+            self._unnumbered += has_text
             tokens = max(grown, 0)
-        if tokens or spoke:
+        if tokens or has_text:
             self.chunks.append(Chunk(at=at, tokens=tokens, kind=self._kind))
 
     def _take_text(self, choice: _Choice) -> bool:
-        """Keep what *choice* says; whether it says anything."""
-        said: list[tuple[_Kind, str]] = [("content", choice.text or "")]
+        """Store the text of *choice*; returns whether there is any."""
+        texts: list[tuple[_Kind, str]] = [("content", choice.text or "")]
         if (delta := choice.delta) is not None:
             functions = [call.function for call in delta.tool_calls or () if call.function is not None]
-            said = [
+            texts = [
                 ("tool", "".join((part.name or "") + (part.arguments or "") for part in functions)),
                 ("reasoning", delta.reasoning or delta.reasoning_content or ""),
                 ("content", delta.content or ""),
             ]
-        spoke = False
-        for kind, text in said:
+        has_text = False
+        for kind, text in texts:
             if text:
                 self._texts[kind].append(text)
-                self._kind, spoke = kind, True
-        return spoke
+                self._kind, has_text = kind, True
+        return has_text
 
     def problem(self, *, max_tokens: int, natural_stop: bool) -> RequestFailure | None:
-        """Why a stream that has ended by itself does not count, if so."""
+        """Return the reason for which a stream that has ended does not count, if any."""
         found = self._end_problem() or self._count_problem() or self._length_problem(max_tokens, natural_stop)
         return None if found is None else RequestFailure(kind=found[0], detail=found[1])
 
@@ -240,8 +240,11 @@ class Reply:
         stopped = natural_stop and reason not in {"length", "abort"} and 1 <= count <= max_tokens
         if stopped or (count == max_tokens and reason == "length"):
             return None
-        asked = f"up to {max_tokens}" if natural_stop else f"{max_tokens}"
-        return FailureKind.LENGTH, f"{count} tokens came and finish reason {reason!r}, asked were {asked}"
+        requested = f"up to {max_tokens}" if natural_stop else f"{max_tokens}"
+        return (
+            FailureKind.LENGTH,
+            f"{count} tokens came and finish reason {reason!r}, requested were {requested}",
+        )
 
 
 def _in_band(error: Any) -> ReplyError:
@@ -275,5 +278,5 @@ def _logprobs(given: _Logprobs) -> list[TokenLogprobs]:
 
 
 def _number(logprob: float | None) -> float:
-    """A log-probability; NaN, which JSON writes as null, stays one."""
+    """Return a log-probability; NaN, which JSON writes as null, stays NaN."""
     return float("nan") if logprob is None else logprob

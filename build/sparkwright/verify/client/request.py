@@ -1,8 +1,8 @@
-"""One request, and everything that came of it. Whatever the server does ends up in the sample.
+"""One request and its outcome. Every behaviour of the server is recorded in the sample.
 
-The clock is `perf_counter_ns`: when the request was handed to the socket, and when the bytes of its answer
-came to it, however late they are looked at. A request counts only if its stream ended as it must: ``[DONE]``,
-a finish reason, a count of tokens that adds up and is what was asked for.
+The clock is `perf_counter_ns`: the time at which the request was passed to the socket, and the arrival of the
+response's bytes at the socket, however late they are read. A request counts only if its stream ended
+correctly: ``[DONE]``, a finish reason, a consistent count of tokens that is the requested one.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sparkwright.verify.arrival import arrivals_of
 from sparkwright.verify.client.reply import Reply, ReplyError
 from sparkwright.verify.client.sse import EventParser
 from sparkwright.verify.model import FailureKind, Load, Prompt, RequestFailure, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import aiohttp
 
+    from sparkwright.verify.arrival import ArrivalSocket
     from sparkwright.verify.client.endpoint import Endpoint
     from sparkwright.verify.profile import Deadlines
 
 _OK = 200
 _EXCERPT = 300
 _LAST_BYTES_S = 1.0  # for the end of the response that follows [DONE]
-# What may come beyond what was asked for. Chunks without tokens of their own, such as a parser's, are a few;
+# Allowance beyond the requested length. Chunks without tokens of their own, such as a parser's, are a few;
 # an event with log-probabilities is some kB a token, and the first one repeats the ids of the prompt.
 _MORE_TOKENS = 64
 _MORE_BYTES, _BYTES_A_TOKEN = 4 << 20, 1 << 15
-_OWN_S = 1.0  # that our own side may lose
+_OWN_S = 1.0  # allowance for delays of the client's machine
 _NEARLY = 0.98  # of a deadline: clocks are read one after another
 
 
 def patience(seconds: float, speed: float) -> float:
-    """*seconds* of the server's clock in our seconds, for waiting.
+    """Return *seconds* of the server's clock as real seconds to wait.
 
-    A simulated clock may run faster than ours, but the machine that both run on does not: what it may lose
-    on the way is added as the speed grows.
+    A simulated clock may run faster than the real one, but the machine that both run on does not: an
+    allowance for its delays is added as the speed grows.
     """
     return seconds / speed + _OWN_S * max(0.0, 1 - 1 / speed)
 
 
 def salted(prompt: Prompt, salt: str) -> str:
-    """The text of *prompt*, made unlike any other by *salt*.
+    """Return the text of *prompt*, made unique by *salt*.
 
-    The salt comes first, so that no block of the prompt is found in the prefix cache. What prompts share on
-    purpose stays in front of it; where `Prompt.prefix` only names that, the salt comes last.
+    The salt comes first, so that no block of the prompt is found in the prefix cache. A shared prefix stays
+    in front of it; where `Prompt.prefix` only names that prefix, the salt comes last.
     """
     if not salt:
         return prompt.text
@@ -64,17 +64,17 @@ def salted(prompt: Prompt, salt: str) -> str:
 
 @dataclass(eq=False)
 class Exchange:
-    """One request: ready to be sent when made, and with its sample at any time after.
+    """One request: ready to be sent when created, and with a sample at any time after.
 
     Attributes:
         endpoint: the server.
-        prompt: what to ask.
-        load: how: endpoint, sampling, log-probabilities, natural stop.
+        prompt: the prompt.
+        load: endpoint, sampling, log-probabilities, natural stop.
         max_tokens: tokens of output; exactly so many unless the load lets the model stop by itself.
-        deadlines: after how long to give up.
-        speed: how many of the server's seconds pass in one of ours.
-        counted: whether the sample belongs to what is measured.
-        salt: makes the prompt unlike any other; see `salted`.
+        deadlines: deadlines of its stages.
+        speed: seconds of the server's clock in a real one.
+        counted: the sample belongs to the measurement.
+        salt: makes the prompt unique; see `salted`.
     """
 
     endpoint: Endpoint
@@ -97,16 +97,14 @@ class Exchange:
         self._failure: RequestFailure | None = None
 
     async def run(self, session: aiohttp.ClientSession) -> Sample:
-        """Send it once and read what comes; never raises for what the server does.
+        """Send the request once and read the response; never raises for the server's behaviour.
 
-        The connection is back or closed when this returns or is cancelled.
+        The connection is returned or closed when this returns or is cancelled.
 
         Args:
             session: from `endpoint.open_session`.
         """
         import aiohttp
-
-        from sparkwright.verify.client.connection import read_clock, sent_at
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.deadlines.connect_s)
         self._started = perf_counter_ns()
@@ -122,24 +120,25 @@ class Exchange:
                     trace_request_ctx=self._note_sent,
                 ) as response,
             ):
-                read_at = read_clock(response)
-                self._headers = read_at()
-                self._started = max(self._started, sent_at(response))
+                connection = response.connection  # absent once the whole response has been read
+                socket = arrivals_of(connection.transport if connection is not None else None)
+                self._headers = _arrived_ns(socket)
+                self._started = max(self._started, socket.sent_ns if socket is not None else 0)
                 await self._check_head(response)
-                await self._read(response, deadline, read_at)
+                await self._read(response, deadline, socket)
         except ReplyError as error:
             self._failure = error.failure
         except (aiohttp.ClientError, OSError) as error:
             self._failure = self._broken(error)
         except asyncio.CancelledError:
-            self._failure = RequestFailure(kind=FailureKind.CANCELLED, detail="we stopped it")
+            self._failure = RequestFailure(kind=FailureKind.CANCELLED, detail="the client cancelled it")
             raise
         finally:
             self._ended = self._ended or perf_counter_ns()
         return self.sample()
 
     def sample(self) -> Sample:
-        """All that is known of it."""
+        """Return everything known of the request."""
         reply = self._reply
         return Sample(
             prompt=self.prompt.name,
@@ -166,17 +165,17 @@ class Exchange:
             self._sent, self._started = True, perf_counter_ns()
 
     async def _check_head(self, response: aiohttp.ClientResponse) -> None:
-        """Refuse whatever is no event stream, with what it says instead."""
+        """Refuse a response that is not an event stream, with its text as the reason."""
         if response.status == _OK and response.content_type == "text/event-stream":
             return
         body = await response.content.read(_EXCERPT * 10)
-        said = " ".join(body.decode(errors="replace").split())[:_EXCERPT]
+        text = " ".join(body.decode(errors="replace").split())[:_EXCERPT]
         if response.status != _OK:
-            raise ReplyError(FailureKind.STATUS, f"status {response.status}: {said}", response.status)
-        raise ReplyError(FailureKind.NOT_JSON, f"{response.content_type} instead of an event stream: {said}")
+            raise ReplyError(FailureKind.STATUS, f"status {response.status}: {text}", response.status)
+        raise ReplyError(FailureKind.NOT_JSON, f"{response.content_type} instead of an event stream: {text}")
 
     async def _read(
-        self, response: aiohttp.ClientResponse, deadline: asyncio.Timeout, read_at: Callable[[], int]
+        self, response: aiohttp.ClientResponse, deadline: asyncio.Timeout, socket: ArrivalSocket | None
     ) -> None:
         parser, reply = EventParser(), self._reply
         stall = patience(self.deadlines.stall_s, self.speed)
@@ -184,7 +183,7 @@ class Exchange:
         end = now() + patience(self.deadlines.whole_s(self.max_tokens), self.speed)
         left = _MORE_BYTES + _BYTES_A_TOKEN * self.max_tokens
         while data := await response.content.readany():
-            at = read_at()
+            at = _arrived_ns(socket)
             chunks = len(reply.chunks)
             left -= len(data)
             for event in parser.feed(data):
@@ -201,18 +200,18 @@ class Exchange:
             await _read_to_end(response, deadline)
 
     def _check_length(self, bytes_left: int) -> None:
-        """Refuse a stream that goes on beyond all that was asked for: it would be read for ever."""
+        """Refuse a stream that continues beyond the requested length, which might never end."""
         reply = self._reply
         came = max(len(reply.chunks), len(reply.token_ids))
         if not reply.done and (came > self.max_tokens + _MORE_TOKENS or bytes_left < 0):
             shown = f"{len(reply.chunks)} chunks and {len(reply.token_ids)} token ids"
             shown += " in more bytes than they can have" if bytes_left < 0 else ""
             raise ReplyError(
-                FailureKind.RUNAWAY, f"{shown} came without an end, asked were {self.max_tokens}"
+                FailureKind.RUNAWAY, f"{shown} came without an end, requested were {self.max_tokens}"
             )
 
     def _broken(self, error: Exception) -> RequestFailure:
-        """What *error* means for this request at its present stage."""
+        """Return the failure that *error* means at the request's present stage."""
         import aiohttp
 
         detail = " ".join(str(error).split())[:_EXCERPT] or type(error).__name__
@@ -242,10 +241,15 @@ class Exchange:
         return FailureKind.STALL, f"nothing for {self.deadlines.stall_s:g} s after {chunks} chunks"
 
 
-def _body(model: str, text: str, load: Load, max_tokens: int) -> bytes:
-    """The request as JSON.
+def _arrived_ns(socket: ArrivalSocket | None) -> int:
+    """Return the arrival of the bytes last read; the present time where it is not recorded."""
+    return socket.arrived_ns if socket is not None else perf_counter_ns()
 
-    vLLM tells the count of tokens in its last chunk (``include_usage``) and the ids of tokens in each of them
+
+def _body(model: str, text: str, load: Load, max_tokens: int) -> bytes:
+    """Return the request as JSON.
+
+    vLLM sends the count of tokens in its last chunk (``include_usage``) and the ids of tokens in each of them
     (``return_token_ids``), so usage in each chunk (``continuous_usage_stats``) would only be more to send.
     """
     body: dict[str, Any] = {
@@ -273,7 +277,7 @@ def _body(model: str, text: str, load: Load, max_tokens: int) -> bytes:
 
 
 async def _read_to_end(response: aiohttp.ClientResponse, deadline: asyncio.Timeout) -> None:
-    """Read what follows ``[DONE]``, so that the connection can be used again; it decides nothing more."""
+    """Read the bytes after ``[DONE]``, so that the connection can be reused; they change no outcome."""
     import aiohttp
 
     deadline.reschedule(None)
@@ -292,7 +296,7 @@ _CANARY_LOAD = Load(max_tokens=8)
 async def canary(
     session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines, speed: float
 ) -> str:
-    """Ask for a few tokens, within `Deadlines.canary_s`; empty if they came, else why not."""
+    """Request a few tokens, within `Deadlines.canary_s`; returns empty on success, else the failure."""
     limits = msgspec.structs.replace(deadlines, first_token_s=deadlines.canary_s, stall_s=deadlines.canary_s)
     exchange = Exchange(
         endpoint,

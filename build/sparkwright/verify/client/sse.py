@@ -1,4 +1,4 @@
-"""Server-sent events out of bytes, whatever the reads that brought them (WHATWG HTML, section 9.2)."""
+"""A parser of server-sent events, whatever the sizes of the reads (WHATWG HTML, section 9.2)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class ServerSentEvent(NamedTuple):
 
 
 class EventParser:
-    """Takes bytes as they come and gives the events that they complete.
+    """An incremental parser: receives bytes and returns the events that they complete.
 
-    Everything stays bytes, so a character that is split over two reads is no matter. Lines end with LF, CRLF
-    or CR; comments, ``id`` and ``retry`` are passed over.
+    Everything stays bytes, so a character that is split over two reads needs no care. Lines end with LF, CRLF
+    or CR; comments, ``id`` and ``retry`` are ignored.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class EventParser:
 
     @property
     def pending(self) -> bool:
-        """Whether an event has begun and not ended."""
+        """Tell if an event has begun and not ended."""
         return bool(self._rest or self._data or self._name)
 
     def feed(self, data: bytes) -> list[ServerSentEvent]:
-        """The events that *data* completes, in order."""
+        """Return the events that *data* completes, in order."""
         if not data:
             return []
         if self._after_cr:

@@ -1,4 +1,4 @@
-"""How many tokens a text has, by the server's own tokenizer."""
+"""The token count of a text, by the server's own tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXCERPT = 200
 
 
 class _Counted(msgspec.Struct):
-    """What ``POST /tokenize`` answers, as far as it matters here."""
+    """The needed field of the response to ``POST /tokenize``."""
 
     count: int
 
@@ -29,11 +29,11 @@ class _Counted(msgspec.Struct):
 async def count_tokens(
     session: aiohttp.ClientSession, endpoint: Endpoint, text: str, deadlines: Deadlines, speed: float
 ) -> int:
-    """Tokens of a chat of which *text* is the only message, its template's among them.
+    """Return the tokens of a chat with *text* as its only message, the template's included.
 
     Raises:
-        EndpointError: the server has no ``POST /tokenize`` (vLLM has, what stands before it may not), or it
-            did not answer with a count.
+        EndpointError: the server has no ``POST /tokenize`` (vLLM has, a proxy before it may not), or it
+            did not respond with a count.
     """
     import aiohttp
 
@@ -44,16 +44,16 @@ async def count_tokens(
         async with session.post(
             url, data=body, headers={"Content-Type": "application/json"}, timeout=timeout
         ) as response:
-            status, said = response.status, await read_body(response)
+            status, data = response.status, await read_body(response)
     except (aiohttp.ClientError, OSError) as error:
         raise EndpointError(f"{url} did not answer", because=str(error) or type(error).__name__) from error
     if status != _OK:
         because = (
-            "there is no such address" if status in _ABSENT else said[:_EXCERPT].decode(errors="replace")
+            "there is no such address" if status in _ABSENT else data[:_EXCERPT].decode(errors="replace")
         )
         raise EndpointError(f"{url} answers with status {status}", because=because)
     try:
-        counted = msgspec.json.decode(said, type=_Counted).count
+        counted = msgspec.json.decode(data, type=_Counted).count
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EndpointError(f"{url} does not answer as vLLM does", because=str(error)) from error
     if counted <= 0:

@@ -1,6 +1,6 @@
-"""What is asked of the server: our own prompts by category, and long documents made from a seed.
+"""The prompts: this project's own by category, and long documents generated from a seed.
 
-`collection` is the file to open first; the prompts are in the TOML files beside it. Nothing is downloaded.
+Read `collection` first; the prompts are in the TOML files beside it. Nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a generated text holds the answer that was expected."""
+"""The comparison of a generated text with the expected answer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _NOT_A_SIGN = re.compile(r"(?<=[\w)\]])-(?=\d)")  # 12-15 is a range, not a nega
 
 
 def holds(expect: str, text: str) -> bool:
-    """Whether *text* gives the answer *expect*.
+    """Tell if *text* contains the answer *expect*.
 
     A number is compared as a number, so that ``2,315.250`` is ``2315.25`` and ``112`` is not ``12``. Anything
     else must stand in the text as it is but for its case, and not as a part of a longer word.
 
     Args:
         expect: the answer, such as ``2315.25`` or ``HL-2291-B``; nothing is expected where it is empty.
-        text: what was generated.
+        text: the generated text.
     """
     plain = text.replace("\u2212", "-")
     if not _NUMBER.fullmatch(expect):

@@ -1,4 +1,4 @@
-"""The prompts that ship, in as many salted copies as are asked for."""
+"""The prompts that ship, in any number of salted copies."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class CorpusEntry(Model, frozen=True):
 
     Attributes:
         name: unique within its category.
-        text: what the user says.
-        expect: a string that a right answer holds, or empty.
-        working: how `expect` is had, as a Python expression that the tests work out; only for math.
+        text: the user's message.
+        expect: a string that a correct answer contains, or empty.
+        working: a Python expression with the value of `expect`, which the tests evaluate; only for math.
     """
 
     name: str
@@ -51,23 +51,23 @@ class Corpus:
     """Prompts by category.
 
     Attributes:
-        entries: what ships, by category.
+        entries: the shipped prompts, by category.
     """
 
     entries: Mapping[str, tuple[CorpusEntry, ...]]
 
     def prompts(self, category: str, count: int, seed: int, salt: str) -> tuple[Prompt, ...]:
-        """*count* prompts of *category*, each beginning with a nonce of its own.
+        """Return *count* prompts of *category*, each beginning with a nonce of its own.
 
         The nonce stands first so that no two prompts share a block of the prefix cache, not even copies of
-        the same text, which appear when more are asked for than ship. The same arguments give the same
-        prompts; another *salt* or *seed* gives other nonces, names and another order.
+        the same text, which appear when *count* is larger than the shipped number. The same arguments give
+        the same prompts; another *salt* or *seed* gives other nonces, names and another order.
 
         Args:
             category: one of `CATEGORIES`.
-            count: how many.
-            seed: of their order.
-            salt: tells those who ask apart, for example ``sweep code c=8``.
+            count: number of prompts.
+            seed: seed of their order.
+            salt: separates callers, for example ``sweep code c=8``.
 
         Raises:
             UnknownNameError: no such category.
@@ -101,16 +101,16 @@ class Corpus:
         salt: str = "",
         words_per_token: float = WORDS_PER_TOKEN,
     ) -> Prompt:
-        """A document of about *tokens* tokens that states a code somewhere, and a question for that code.
+        """Return a document of about *tokens* tokens that states a code somewhere, with a question for it.
 
-        See `sparkwright.verify.corpus.document.write_document` for how it is made and how long it really is.
+        See `sparkwright.verify.corpus.document.write_document` for its content and its true length.
         It begins with a nonce, so that documents of different seeds or salts share no block of the prefix
-        cache. For a prompt of another length but the same kind, ask for another number of tokens.
+        cache. For a prompt of another length but the same kind, use another number of tokens.
 
         Args:
             tokens: length of the whole prompt, at least 120.
-            seed: of its words and of the needle's place and code.
-            needle: name of what the code is for; made from the seed where it is empty.
+            seed: seed of its words and of the needle's place and code.
+            needle: name that the code belongs to; generated from the seed where it is empty.
             salt: as for `prompts`.
             words_per_token: as for `write_document`.
 
@@ -124,7 +124,7 @@ class Corpus:
         )
 
     def notes(self, tokens: int, seed: int, salt: str = "") -> str:
-        """Text of about *tokens* tokens that asks nothing: what prompts with a shared prefix begin with.
+        """Return text of about *tokens* tokens without a question: a shared prefix for prompts.
 
         It begins with a nonce, as `document` does.
         """
@@ -132,9 +132,9 @@ class Corpus:
         return f"[{nonce}]\n{write_notes(tokens, seed)}\n\n"
 
     def tasks(self, count: int, seed: int, salt: str) -> tuple[Prompt, ...]:
-        """*count* small tasks that a model in good order hardly ever gets wrong: sums and look-ups.
+        """Return *count* small tasks that a healthy model hardly ever gets wrong: sums and look-ups.
 
-        What `expect` says of them is sure, and one wrong token spoils the answer. Nonces are as in `prompts`.
+        Their `expect` is certain, and one wrong token spoils the answer. Nonces are as in `prompts`.
         """
         made = []
         for number in range(count):
@@ -150,7 +150,7 @@ class Corpus:
 
 @functools.cache
 def load_corpus() -> Corpus:
-    """The corpus that ships with this package.
+    """Return the corpus that ships with this package.
 
     Raises:
         ConfigError: a file of it is damaged.

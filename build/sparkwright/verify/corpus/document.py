@@ -1,4 +1,4 @@
-"""Long documents that nobody has written: English-like notes from a seed, with one fact hidden in them.
+"""Long documents that occur nowhere else: English-like notes from a seed, with one fact hidden in them.
 
 The sentences come from a small grammar over common words, so that tokenizers treat them as English and a
 reader may follow them, but no model has seen them before.
@@ -10,8 +10,8 @@ import functools
 import random
 
 WORDS_PER_TOKEN = 0.8
-"""Words of a document for each token of it. By Qwen3's tokenizer, documents come to 96 to 98 % of the tokens
-that were asked for from 2,000 on, and to 111 % at 200, where nonce and question weigh more."""
+"""Words of a document for each token of it. By Qwen3's tokenizer, documents come to 96 to 98 % of the
+requested tokens from 2,000 on, and to 111 % at 200, where nonce and question weigh more."""
 
 _PEOPLE = (
     "the harbour master", "a young surveyor", "the baker's widow", "the second engineer", "an old pilot",
@@ -67,18 +67,18 @@ _LEAST_TOKENS = 120
 def write_document(
     tokens: int, seed: int, needle: str = "", words_per_token: float = WORDS_PER_TOKEN
 ) -> tuple[str, str]:
-    """A document and a question about it.
+    """Return a document that ends with a question about it, and the answer.
 
-    Its length is a number of words, because no tokenizer is at hand; what it really is comes back in the
-    server's ``usage``. With the *words_per_token* of the server's tokenizer it is within 2 % of what was
-    asked for, where nonce, template and question weigh little: from some thousand tokens on. The needle
+    Its length is a number of words, because no tokenizer is available; the true count comes back in the
+    server's ``usage``. With the *words_per_token* of the server's tokenizer it is within 2 % of *tokens*
+    where nonce, template and question weigh little: from some thousand tokens on. The needle
     stands at a random place between a tenth and nine tenths of the text, as ``The code for NAME is CODE.``
 
     Args:
         tokens: length of the whole prompt.
-        seed: of everything random in it.
+        seed: seed of everything random in it.
         needle: NAME; one is chosen where it is empty.
-        words_per_token: of documents like these.
+        words_per_token: words per token of documents like these.
 
     Returns:
         The text, and CODE (six digits).
@@ -102,15 +102,15 @@ def write_document(
     return f"{_paragraphs(sentences, random_)}\n\n{question}", code
 
 
-@functools.lru_cache(maxsize=64)  # the same prefixes are asked for in every round of a soak
+@functools.lru_cache(maxsize=64)  # every round of a soak uses the same prefixes
 def write_notes(tokens: int, seed: int) -> str:
-    """Notes of about *tokens* tokens that hide nothing and ask nothing, for prompts to begin with."""
+    """Return notes of about *tokens* tokens without a fact or a question, for prompts to begin with."""
     random_ = random.Random(f"notes {tokens} {seed}")  # noqa: S311 - words, not secrets
     return _paragraphs(_sentences(int(tokens * WORDS_PER_TOKEN), random_), random_)
 
 
 def _sentences(words: int, random_: random.Random) -> list[str]:
-    """Sentences of about *words* words together."""
+    """Return sentences of about *words* words together."""
     made: list[str] = []
     left = words
     while left > 0:
@@ -120,7 +120,7 @@ def _sentences(words: int, random_: random.Random) -> list[str]:
 
 
 def _sentence(random_: random.Random) -> str:
-    """One sentence."""
+    """Return one sentence."""
     if random_.random() < 0.2:  # noqa: PLR2004 - one in five is a remark
         return random_.choice(_REMARKS).format(n=random_.randrange(20, 900), m=random_.randrange(4, 20))
     who, did, what = random_.choice(_PEOPLE), random_.choice(_VERBS), random_.choice(_THINGS)
@@ -137,7 +137,7 @@ def _sentence(random_: random.Random) -> str:
 
 
 def _paragraphs(sentences: list[str], random_: random.Random) -> str:
-    """The sentences in paragraphs of four to nine."""
+    """Return the sentences in paragraphs of four to nine."""
     blocks: list[str] = []
     start = 0
     while start < len(sentences):

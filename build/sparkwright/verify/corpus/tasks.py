@@ -1,4 +1,4 @@
-"""Small tasks with one right answer, made from a seed: sums, and looking something up in a list."""
+"""Small tasks with one correct answer, generated from a seed: sums, and look-ups in a list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMES = (
 
 
 def write_task(seed: int, salt: str, number: int) -> tuple[str, str, str]:
-    """Task *number*: its category, its text and its answer. Even ones are sums, odd ones look-ups."""
+    """Return task *number*: its category, text and answer. Even ones are sums, odd ones look-ups."""
     random_ = random.Random(f"task {seed} {salt} {number}")  # noqa: S311 - numbers, not secrets
     return _look_up(random_) if number % 2 else _sum(random_)
 

@@ -1,7 +1,7 @@
-"""The server's own counters: read exactly, compared, and held against what clients saw.
+"""The server's own counters: parsed exactly, compared, and checked against the clients' counts.
 
-`counters` is the file to open first: it turns two `Snapshot`s into what drafting brought. `exposition` reads
-Prometheus text, `snapshot` picks vLLM's series out of it, `scrape` fetches it, and `identities` says where
+Read `counters` first: it computes the speculation between two `MetricsSnapshot`s. `exposition` parses
+Prometheus text, `snapshot` selects vLLM's series, `scrape` fetches them, and `identities` finds where
 counters contradict each other or the clients.
 """
 

@@ -1,4 +1,4 @@
-"""What happened between two snapshots of a server's counters.
+"""The difference of a server's counters between two snapshots.
 
 Definitions are vLLM's (``vllm/v1/spec_decode/metrics.py``): one *draft* is one request in one step with
 draft tokens; *accepted* leaves out the token that the target model adds to each draft. With MAL the mean
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 
 class CountersResetError(ValueError):
-    """Counters went back, or another process answers: the server was started again in between."""
+    """Counters decreased, or another process responds: the server was restarted in between."""
 
 
 class SeriesAbsentError(ValueError):
-    """The server does not expose a counter that is needed."""
+    """The server does not expose a required counter."""
 
 
 class SpeculationAbsentError(SeriesAbsentError):
-    """The server exposes no counters of speculative decoding: it is off, or its series have other names."""
+    """The server exposes no counters of speculative decoding: it is off, or has other names."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """What drafting brought between two snapshots.
+    """The speculative decoding between two snapshots.
 
-    Where nothing was drafted, rates are 0 and the mean acceptance length is 1: each step gave one token.
+    Without any draft, rates are 0 and the mean acceptance length is 1: each step gave one token.
 
     Attributes:
         drafts: requests times steps with draft tokens.
-        draft_tokens: tokens that were drafted.
-        accepted: of these, how many were accepted.
+        draft_tokens: drafted tokens.
+        accepted: drafted tokens that were accepted.
         per_position: the same by position in the draft.
-        generation_tokens: tokens that were generated, by whatever means; -1 if not exposed.
-        requests: requests that finished; -1 if not exposed.
+        generation_tokens: generated tokens, drafted or not; -1 if not exposed.
+        requests: finished requests; -1 if not exposed.
     """
 
     drafts: float
@@ -52,22 +52,22 @@ class Speculation:
 
     @property
     def acceptance_rate(self) -> float:
-        """Share of drafted tokens that were accepted, 0 to 1."""
+        """Return the share of drafted tokens that were accepted, 0 to 1."""
         return _ratio(self.accepted, self.draft_tokens)
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per draft and step, with the one that the target model adds (MAL)."""
+        """Return tokens per draft and step, with the target model's own (MAL)."""
         return 1 + _ratio(self.accepted, self.drafts)
 
     @property
     def position_rates(self) -> tuple[float, ...]:
-        """Share of drafts whose token at each position was accepted, 0 to 1; never increasing."""
+        """Return the share of drafts accepted at each position, 0 to 1; never increasing."""
         return tuple(_ratio(count, self.drafts) for count in self.per_position)
 
     @property
     def conditional_rates(self) -> tuple[float, ...]:
-        """Share of accepted tokens at each position among drafts that were accepted up to there."""
+        """Return the share accepted at each position, of drafts accepted up to there."""
         before = (self.drafts, *self.per_position)
         return tuple(
             _ratio(count, reached) for count, reached in zip(self.per_position, before, strict=False)
@@ -75,16 +75,16 @@ class Speculation:
 
     @property
     def k(self) -> float:
-        """Tokens per draft."""
+        """Return the tokens per draft."""
         return _ratio(self.draft_tokens, self.drafts)
 
 
 def speculation(before: MetricsSnapshot, after: MetricsSnapshot) -> Speculation:
-    """What drafting brought between two snapshots.
+    """Return the speculative decoding between two snapshots.
 
     Raises:
         SpeculationAbsentError: there are no counters of speculative decoding.
-        CountersResetError: the server was started again in between.
+        CountersResetError: the server was restarted in between.
     """
     ensure_same_process(before, after)
     if min(after.drafts, after.draft_tokens, after.accepted) < 0:
@@ -100,11 +100,11 @@ def speculation(before: MetricsSnapshot, after: MetricsSnapshot) -> Speculation:
 
 
 def hit_rate(before: MetricsSnapshot, after: MetricsSnapshot) -> float:
-    """Share of looked-up prompt tokens that the prefix cache held, 0 to 1; 0 if none was looked up.
+    """Return the share of looked-up prompt tokens found in the prefix cache, 0 to 1; 0 if none was looked up.
 
     Raises:
         SeriesAbsentError: there are no counters of the prefix cache.
-        CountersResetError: the server was started again in between.
+        CountersResetError: the server was restarted in between.
     """
     ensure_same_process(before, after)
     hits = counter_delta(before, after, "prefix_hits")
@@ -112,10 +112,10 @@ def hit_rate(before: MetricsSnapshot, after: MetricsSnapshot) -> float:
 
 
 def step_time_ms(mal: float, decode_rate: float) -> float:
-    """Time of one verify step, in ms: tokens that a step brings, over tokens a second of one request.
+    """Return the time of one verify step, in ms: tokens a step, over tokens a second of one request.
 
-    It tells the engine's speed from the drafter's quality: with one request at a time it does not depend on
-    what is generated. In published tables of three models it varies by 1.0 to 2.7 % over six categories.
+    It separates the engine's speed from the drafter's quality: with one request at a time it does not depend
+    on the generated text. In published tables of three models it varies by 1.0 to 2.7 % over six categories.
 
     Args:
         mal: mean acceptance length, in tokens a step.
@@ -130,13 +130,13 @@ def step_time_ms(mal: float, decode_rate: float) -> float:
 
 
 def counter_delta(before: MetricsSnapshot, after: MetricsSnapshot, name: str) -> float:
-    """By how much the counter in the field *name* grew.
+    """Return the increase of the counter in the field *name*.
 
-    A counter that is absent before and present after has begun meanwhile, and so at 0.
+    A counter that is absent before and present after was created meanwhile, and so started at 0.
 
     Raises:
         SeriesAbsentError: it is in neither.
-        CountersResetError: it went back or away.
+        CountersResetError: it decreased or vanished.
     """
     start, end = getattr(before, name), getattr(after, name)
     if start < 0 and end < 0:
@@ -148,10 +148,10 @@ def counter_delta(before: MetricsSnapshot, after: MetricsSnapshot, name: str) ->
 
 
 def ensure_same_process(before: MetricsSnapshot, after: MetricsSnapshot) -> None:
-    """Make sure that one process counted from the first snapshot to the second.
+    """Check that one process counted from the first snapshot to the second.
 
     Raises:
-        CountersResetError: the process's start changed, or any counter went back or away.
+        CountersResetError: the process's start changed, or any counter decreased or vanished.
         ValueError: the second snapshot was taken before the first.
     """
     if after.at < before.at:

@@ -1,7 +1,7 @@
-"""Where counters must agree with each other and with the clients, and by how much they do not.
+"""Equalities that the counters must satisfy among each other and with the clients, and their deviations.
 
-A figure that no identity holds together is not evidence: a crashed engine, a second client on the server, a
-harness that counts characters, a drafter's counter that counts something else, all show here first.
+A figure without a satisfied identity is not evidence: a crashed engine, a second client on the server, a
+harness that counts characters, a drafter's counter with another meaning, all show here first.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ EXACT_LIMIT = 1e-9  # counters are whole numbers
 
 @dataclass(frozen=True)
 class Identity:
-    """One thing that must hold.
+    """One equality or bound that must hold.
 
     Attributes:
-        name: what, in words.
-        deviation: how far it is off, as a share of the larger side; 0 is exact.
-        limit: how far it may be.
+        name: its statement.
+        deviation: its deviation, as a share of the larger side; 0 is exact.
+        limit: the largest allowed deviation.
     """
 
     name: str
@@ -45,22 +45,22 @@ class Identity:
 
     @property
     def broken(self) -> bool:
-        """Whether it does not hold."""
+        """Tell if it does not hold."""
         return not self.deviation <= self.limit
 
 
 def identities(
     before: MetricsSnapshot, after: MetricsSnapshot, samples: Sequence[Sample]
 ) -> tuple[Identity, ...]:
-    """All identities that the exposed counters allow to check.
+    """Return all identities that the exposed counters allow to check.
 
     Args:
-        before: counters when nothing ran.
-        after: counters when nothing ran any more.
-        samples: every request that was sent in between, warm-ups and failed ones included.
+        before: counters while the server was idle, before the load.
+        after: counters while the server was idle, after the load.
+        samples: every request sent in between, warm-ups and failed ones included.
 
     Raises:
-        CountersResetError: the server was started again in between.
+        CountersResetError: the server was restarted in between.
     """
     ensure_same_process(before, after)
     found = [*_of_clients(before, after, samples), *_of_cache(before, after)]
@@ -73,10 +73,10 @@ def identities(
 
 
 def _of_tokens(spec: Speculation, preemptions: float) -> Iterator[Identity]:
-    """Every token comes from a draft, from the target's own word after it, or from a request's prompt.
+    """Check that every token comes from a draft, from the target after it, or from a request's prompt.
 
     So ``generated = accepted + drafts + requests``. But a request's last step may bring up to k tokens beyond
-    its end, which are accepted and not generated; and a request that was preempted begins once more from its
+    its end, which are accepted and not generated; and a preempted request starts once more from its
     prompt. Between these bounds nothing deviates.
     """
     if spec.generation_tokens < 0 or spec.requests < 0:
@@ -93,7 +93,7 @@ def _of_tokens(spec: Speculation, preemptions: float) -> Iterator[Identity]:
 
 
 def _of_drafts(spec: Speculation) -> Iterator[Identity]:
-    """What one draft can bring."""
+    """Check the bounds of drafts."""
     yield _identity(
         "accepted tokens <= drafted tokens", spec.accepted - spec.draft_tokens, spec.accepted, EXACT_LIMIT
     )
@@ -118,7 +118,7 @@ def _of_drafts(spec: Speculation) -> Iterator[Identity]:
 def _of_clients(
     before: MetricsSnapshot, after: MetricsSnapshot, samples: Sequence[Sample]
 ) -> Iterator[Identity]:
-    """The server's counts against the clients'; a failed request may have brought more than was seen."""
+    """Check the server's counts against the clients'; a failed request may have brought more tokens."""
     good = [sample for sample in samples if sample.failure is None]
     failed = len(samples) - len(good)
     for name, counter, counted in (
@@ -136,7 +136,7 @@ def _of_clients(
 
 
 def _of_cache(before: MetricsSnapshot, after: MetricsSnapshot) -> Iterator[Identity]:
-    """What was found had been looked up."""
+    """Check that the tokens found in the cache were looked up."""
     try:
         hits = counter_delta(before, after, "prefix_hits")
         queries = counter_delta(before, after, "prefix_queries")

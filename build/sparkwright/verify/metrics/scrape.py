@@ -1,4 +1,4 @@
-"""Fetching counters from a running server, and waiting until it has nothing to do."""
+"""Fetching counters from a running server, and waiting until it is idle."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _OK = 200
 
 
 class NotQuietError(UndecidedError):
-    """The server is not idle after the deadline, though no client waits for anything.
+    """The server is not idle after the deadline, though no client waits for a response.
 
     Attributes:
-        last: the counters as last seen.
-        because: requests that run or wait; without any, what does not stay as it is.
+        last: the counters as last fetched.
+        because: requests that run or wait; without any, the counters that still change.
     """
 
     def __init__(self, last: MetricsSnapshot, seconds: float, moving: str = "") -> None:
@@ -42,17 +42,17 @@ class NotQuietError(UndecidedError):
             because=busy
             if last.running or last.waiting
             else f"nothing ran after {seconds:g} s, and {moving}",
-            next_step="make sure that nobody else uses it; if nobody does, its engine hangs",
+            next_step="make sure that no other client uses it; without one, its engine hangs",
         )
 
 
 async def fetch_snapshot(session: aiohttp.ClientSession, endpoint: Endpoint) -> MetricsSnapshot:
-    """The server's counters now.
+    """Return the server's counters now.
 
-    Plain text is asked for: Python's front end would write OpenMetrics with ``_`` for the ``:`` in its names.
+    It requests plain text: Python's front end would write OpenMetrics with ``_`` for the ``:`` in names.
 
     Raises:
-        EndpointError: nothing answers, or not with Prometheus text.
+        EndpointError: there is no response, or it is no Prometheus text.
     """
     import aiohttp
 
@@ -76,21 +76,21 @@ async def fetch_snapshot(session: aiohttp.ClientSession, endpoint: Endpoint) -> 
 async def quiesce(
     session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines, speed: float
 ) -> MetricsSnapshot:
-    """Wait until nothing runs and nothing waits, and give the counters of then.
+    """Wait until no request runs or waits, and return the counters of that moment.
 
-    vLLM answers a client before it counts what it answered, and its gauges are those of the last step: idle
-    is what looks idle twice with the same counters.
+    vLLM sends a response before it counts it, and its gauges are those of the last step: the server is idle
+    once two snapshots in a row are idle and equal.
 
     Args:
-        session: to ask with.
-        endpoint: whom to ask.
-        deadlines: ``quiesce_s`` counts.
-        speed: the server's seconds in one of ours.
+        session: the HTTP session.
+        endpoint: the server.
+        deadlines: ``quiesce_s`` applies.
+        speed: seconds of the server's clock in a real one.
 
     Raises:
         NotQuietError: it did not become idle in time.
-        CountersResetError: its counters went back meanwhile.
-        EndpointError: it does not answer, or exposes no counters of vLLM's.
+        CountersResetError: its counters decreased meanwhile.
+        EndpointError: it does not respond, or exposes no counters of vLLM's.
     """
     give_up = time.perf_counter() + deadlines.quiesce_s / speed
     earlier = previous = None
@@ -114,9 +114,9 @@ async def quiesce(
 
 
 def _moving(earlier: MetricsSnapshot | None, later: MetricsSnapshot) -> str:
-    """What keeps two looks from being the same."""
+    """Return the difference between two snapshots in words."""
     if earlier is None:
-        return "one look at its counters took as long"
+        return "one read of its counters took as long"
     fields = [name for name in later.__struct_fields__ if name != "at"]
     moved = [name for name in fields if getattr(earlier, name) != getattr(later, name)]
     names = ", ".join(COUNTERS.get(name, name) for name in moved)
@@ -124,5 +124,5 @@ def _moving(earlier: MetricsSnapshot | None, later: MetricsSnapshot) -> str:
 
 
 def _same(one: MetricsSnapshot, other: MetricsSnapshot) -> bool:
-    """Whether two snapshots say the same, but for their time."""
+    """Tell if two snapshots are equal but for their time."""
     return msgspec.structs.replace(one, at=0) == msgspec.structs.replace(other, at=0)

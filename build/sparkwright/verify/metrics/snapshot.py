@@ -47,17 +47,17 @@ _EXPOSED = {
 
 
 def parse_snapshot(text: str, at: int) -> MetricsSnapshot:
-    """What an exposition says of the server, summed over its engines.
+    """Return the snapshot in an exposition, summed over the server's engines.
 
     The share of the KV cache in use is the mean over engines, whose caches are of one size; ``start_s`` is
-    the latest start of a process; ``cache`` is what the first engine says. What is not there is -1 or empty.
+    the latest start of a process; ``cache`` is the first engine's. Absent values are -1 or empty.
 
     Args:
-        text: of ``/metrics``.
-        at: when it had been read, ns of ``perf_counter``.
+        text: body of ``/metrics``.
+        at: time at which it was read, ns of ``perf_counter``.
 
     Raises:
-        ValueError: a line is not Prometheus text, or a series that we read comes twice, or its value is
+        ValueError: a line is not Prometheus text, or a required series is repeated, or its value is
             negative, infinite or not a number. The message names the line.
     """
     series = _series(parse_exposition(text, _EXPOSED.__contains__))
@@ -74,7 +74,7 @@ def parse_snapshot(text: str, at: int) -> MetricsSnapshot:
 
 
 def _series(points: Iterable[MetricSample]) -> defaultdict[str, list[MetricSample]]:
-    """Points by registered name, ``_total`` being preferred where both are exposed."""
+    """Return points by registered name, ``_total`` being preferred where both are exposed."""
     exposed: defaultdict[str, list[MetricSample]] = defaultdict(list)
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for point in points:
@@ -99,7 +99,7 @@ def _mean(points: Sequence[MetricSample]) -> float:
 
 
 def _by_position(points: Sequence[MetricSample]) -> tuple[float, ...]:
-    """Sums over engines, from position 0 up.
+    """Return sums over engines, from position 0 up.
 
     Raises:
         ValueError: a position is missing, or no number.
@@ -116,7 +116,7 @@ def _by_position(points: Sequence[MetricSample]) -> tuple[float, ...]:
 
 
 def _cache(points: Sequence[MetricSample]) -> dict[str, str]:
-    """Labels of the engine with the lowest number."""
+    """Return the labels of the engine with the lowest number."""
     if not points:
         return {}
     first = min(points, key=lambda point: int(point.labels.get("engine") or 0))

@@ -1,7 +1,7 @@
-"""The server under test: which, with which options, started how, and what it says of itself.
+"""The server under test: its recipe and options, its process, and the facts in its log.
 
-`launch` is the file to open first: `start_server`. `recipe` and `rules` say what may be started, `lifecycle`
-keeps it running, `bootlog` reads what it says, `failures` and `evidence` say why it did not.
+Read `launch` first: `start_server`. `recipe` and `rules` define the servers that may be started, `lifecycle`
+runs one, `bootlog` reads its log, `failures` and `evidence` explain and record a failed one.
 """
 
 from sparkwright.verify.server.bootlog import error_lines, facts_from_metrics, read_boot_log

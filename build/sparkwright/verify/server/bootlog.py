@@ -1,8 +1,8 @@
-"""What a server's log tells of its start, for vLLM 0.24 to 0.33.
+"""The facts in a server's log about its start, for vLLM 0.24 to 0.33.
 
-The lines are upstream's; where a wording or a place changed between 0.24.0 and 0.33.0, the expression takes
-both. Beside each stands the file under ``vllm/`` that writes it. Numbers that ``/metrics`` knows better are
-taken from there by `facts_from_metrics`.
+The lines are upstream's; where a wording or a file changed between 0.24.0 and 0.33.0, the expression matches
+both. Beside each stands the file under ``vllm/`` that writes it. Numbers that ``/metrics`` has more exactly
+are taken from there by `facts_from_metrics`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
 _ENGINE = re.compile(r"Initializing a V1 LLM engine \(v([^)]+)\) with config: (.*)")
 # entrypoints: 0.24 serve/utils/api_utils.py, 0.33 common/startup.py; as a sentence, or in the logo
 _VERSION = re.compile(r"(?:vLLM (?:API )?server version|[█▄▀ ]  version) v?(\d[\w.+]*)")
-_RUNNER_V2 = re.compile(r"Using V2 Model Runner")  # v1/worker/gpu_worker.py; V1 says nothing of itself
+_RUNNER_V2 = re.compile(r"Using V2 Model Runner")  # v1/worker/gpu_worker.py; V1 logs no such line
 _LOADING = re.compile(r"Starting to load model|Model loading took|Loading model from scratch")
 # platforms/cuda.py: chosen among several, or named by the user
 _BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend\b")
@@ -65,25 +65,25 @@ _LONGEST = 400
 
 
 def plain(text: str) -> str:
-    """A log without colours."""
+    """Return a log without colours."""
     return _COLOURS.sub("", text)
 
 
 def error_lines(text: str, *, most: int = 200) -> tuple[str, ...]:
-    """The first *most* lines that tell of an error, none longer than 400 characters."""
+    """Return the first *most* lines that report an error, each cut to 400 characters."""
     lines = (line.rsplit("\r", 1)[-1] for line in plain(text).splitlines())
     bad = [line[:_LONGEST] for line in lines if _LEVEL.search(line) or _BAD.search(line)]
     return tuple(bad[:most])
 
 
 def read_boot_log(text: str) -> BootFacts:
-    """What a log says of the server's last start.
+    """Return the facts in a log about the server's last start.
 
     Args:
-        text: the log, whole; colours and progress bars may be in it.
+        text: the whole log; colours and progress bars may be in it.
 
     Returns:
-        The facts that were found; see `BootFacts` for what stands for those that were not.
+        The facts that were found; see `BootFacts` for the values of the others.
     """
     text = plain(text)
     engine = list(_ENGINE.finditer(text))
@@ -119,7 +119,7 @@ def read_boot_log(text: str) -> BootFacts:
 
 
 def facts_from_metrics(snapshot: MetricsSnapshot, facts: BootFacts) -> BootFacts:
-    """*facts* with what ``/metrics`` knows better: capacity, type and share of the KV cache.
+    """Return *facts* with those that ``/metrics`` has more exactly: capacity, type and share of the KV cache.
 
     The labels of ``vllm:cache_config_info`` are the fields of upstream's ``CacheConfig`` (config/cache.py).
     """
@@ -143,7 +143,7 @@ def _known(labels: Mapping[str, str], name: str, otherwise: float) -> float:
 
 
 def _kv_dtype(config: str) -> str:
-    """Type of the KV cache; the model's own where that is what was asked for."""
+    """Return the type of the KV cache; for ``auto`` the model's own."""
     dtype = _first(r"kv_cache_dtype=([\w.]+)", config)
     return _first(r"\bdtype=(?:torch\.)?(\w+)", config) if dtype == "auto" else dtype
 
@@ -167,11 +167,11 @@ def _graph_mode(text: str, config: str, since: int) -> str:
 
 
 def _capture_sizes(text: str, config: str, k: int) -> tuple[int, ...]:
-    """Sizes that graphs were captured for.
+    """Return the sizes that graphs were captured for.
 
     The configuration is printed before the worker rounds its sizes to whole requests of 1 + k tokens
-    (config/compilation.py, ``adjust_cudagraph_sizes_for_spec_decode``), and what comes of that is printed
-    nowhere. But their number is: if it is that of the rounded sizes and not that of the printed ones, they
+    (config/compilation.py, ``adjust_cudagraph_sizes_for_spec_decode``), and the result is printed
+    nowhere. But its length is: if it is that of the rounded sizes and not that of the printed ones, they
     were rounded.
     """
     listed = _first(r"'cudagraph_capture_sizes': \[([\d, ]*)\]", config)
@@ -180,7 +180,7 @@ def _capture_sizes(text: str, config: str, k: int) -> tuple[int, ...]:
     if k <= 0 or not sizes or count == len(sizes):
         return sizes
     if not count:
-        return ()  # rounded or not, nobody can tell
+        return ()  # rounded or not is unknown
     step = 1 + k
     rounded = sorted({-(-size // step) * step for size in sizes})
     rounded = [size for size in rounded if size <= max(sizes)] or [step]
@@ -188,7 +188,7 @@ def _capture_sizes(text: str, config: str, k: int) -> tuple[int, ...]:
 
 
 def _argument(text: str, name: str) -> str:
-    """A value of the last line of arguments that are not vLLM's defaults."""
+    """Return a value of the last line of arguments that are not vLLM's defaults."""
     _, found, after = text.rpartition("non-default args: ")
     match = re.search(_ARGUMENT.format(name=name), after.partition("\n")[0]) if found else None
     return (match.group(1) or match.group(2) or "") if match else ""
@@ -205,7 +205,7 @@ def _last(pattern: re.Pattern[str], text: str) -> str:
 
 
 def _number(text: str) -> float:
-    """A number as logs write it, or -1 where there is none."""
+    """Return a number as logs write it, or -1 where there is none."""
     try:
         return float(text.replace(",", ""))
     except ValueError:

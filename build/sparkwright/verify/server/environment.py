@@ -1,4 +1,4 @@
-"""Where vLLM comes from: an environment that has it, or a wheel for which one is made."""
+"""The environment of vLLM: an existing one, or one created for a wheel."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ print(json.dumps({"version": found.version, "carries": found.read_text("sparkwri
 
 
 def vllm_command(python: Path) -> tuple[str, ...]:
-    """How ``vllm`` is called by the interpreter *python*, whatever its scripts' first lines say."""
+    """Return the command ``vllm`` of the interpreter *python*, independent of its scripts' first lines."""
     return (str(python), "-m", "vllm.entrypoints.cli.main")
 
 
 @dataclass(frozen=True)
 class Installed:
-    """A vLLM that is installed.
+    """An installed vLLM.
 
     Attributes:
         version: local part included.
-        carries: names of those that were merged into it; none in a wheel that is not ours.
+        carries: names of the carries merged into it; none in a wheel that this project did not build.
     """
 
     version: str
@@ -44,7 +44,7 @@ class Installed:
 
 
 def find_installed(python: Path) -> Installed:
-    """The vLLM that *python* has, from its metadata alone: nothing of it is imported.
+    """Return the vLLM of the interpreter *python*, from its metadata alone: nothing of it is imported.
 
     Raises:
         ServerError: there is none, *python* cannot be run, or the wheel's record of carries is broken.
@@ -64,24 +64,24 @@ def find_installed(python: Path) -> Installed:
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ServerError(
-            f"what vLLM's wheel at {python} says of its carries cannot be read",
+            f"the record of carries in vLLM's wheel at {python} cannot be read",
             because=repr(error),
-            next_step="install the wheel anew; `sparkwright audit` says whether it is whole",
+            next_step="install the wheel again; `sparkwright audit` checks it",
         ) from error
 
 
 def prepare_wheel(wheel: Path, folder: Path) -> Path:
-    """Make an environment that has *wheel* and what it needs; returns its interpreter.
+    """Create an environment with *wheel* and its requirements; returns its interpreter.
 
-    Made once: a folder that was made for the same wheel, byte by byte, is taken as it is, and one that was
-    begun and not finished is made anew. Two calls at once wait for each other.
+    A folder that was created for the same wheel, byte by byte, is reused, and one that was begun and not
+    finished is created again. Two calls at once wait for each other.
 
     Args:
-        wheel: of vLLM.
-        folder: where; it must not exist, be empty, or be one of ours.
+        wheel: a wheel of vLLM.
+        folder: destination; it must not exist, be empty, or be such an environment.
 
     Raises:
-        ServerError: it cannot be made, or *folder* holds something else.
+        ServerError: it cannot be created, or *folder* holds something else.
     """
     from filelock import FileLock
 
@@ -124,7 +124,7 @@ def _clear(folder: Path) -> None:
 
 
 def _make(folder: Path, python: Path, wheel: Path) -> None:
-    """Make the environment and install into it: by uv where it is installed, else by venv and pip."""
+    """Create the environment and install into it: by uv where it is installed, else by venv and pip."""
     from sparkwright.base.process import run
 
     beside = Path(sys.executable).with_name("uv")

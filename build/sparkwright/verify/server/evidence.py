@@ -1,4 +1,4 @@
-"""What is kept of a server that dies or stops answering: its last words and counters, its end, the host."""
+"""The evidence kept of a server that dies or stops responding: log, counters, exit status, host."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _PROGRAMS = {
 
 @dataclass(frozen=True)
 class Incident:
-    """A server that died or does not answer.
+    """A server that died or does not respond.
 
     Attributes:
-        reason: what was noticed.
+        reason: the observed failure.
         status: its exit status, negative for a signal; `None` while it runs.
-        log: all that it said.
-        metrics: what ``/metrics`` said last, or empty.
-        argv: how it was started.
-        seconds: how long it ran.
+        log: its whole log.
+        metrics: its last ``/metrics``, or empty.
+        argv: its command.
+        seconds: seconds that it ran.
     """
 
     reason: str
@@ -45,7 +45,7 @@ class Incident:
 def keep_evidence(folder: Path, incident: Incident) -> Path:
     """Write evidence of *incident* into a new folder under *folder*; returns that folder.
 
-    Nothing that cannot be read keeps the rest from being written: ``incident.json`` lists what is missing.
+    Unreadable parts do not keep the rest from being written: ``incident.json`` lists them as missing.
     """
     place = _fresh(folder)
     cause = diagnose(incident.log, incident.status)

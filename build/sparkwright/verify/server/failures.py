@@ -1,4 +1,4 @@
-"""Why a server did not come up, or ended: known causes by what the log says and how the process ended."""
+"""Known causes of a server's failed start or end, by its log and its exit status."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Cause:
 
     Attributes:
         name: short and unique.
-        because: what happened.
-        next_step: what the user can do.
-        sign: what the log then says; empty where the exit status says it.
+        because: the cause in words.
+        next_step: the user's next step.
+        sign: expression that matches the log; empty where the exit status shows the cause.
     """
 
     name: str
@@ -76,7 +76,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "options-refused",
         "vLLM refused its options",
-        "correct the recipe by what the log says",
+        "correct the recipe by the log's message",
         r"error: unrecognized arguments|error: argument |validation errors? for \w*Config",
     ),
     Cause(
@@ -110,10 +110,10 @@ _LEAST_SIGNAL = 128
 
 
 def diagnose(log: str, status: int | None) -> Cause:
-    """The cause of a failure.
+    """Return the cause of a failure.
 
     Args:
-        log: what the server said.
+        log: the server's log.
         status: its exit status, negative for a signal; `None` while it runs.
     """
     text = plain(log)
@@ -123,17 +123,17 @@ def diagnose(log: str, status: int | None) -> Cause:
     if status in _KILLED_STATUS:
         return _KILLED
     how = "it does not answer" if status is None else f"it ended with {_named(status)}"
-    return Cause("unknown", _with_root(how, text), "the end of the log says what it did last")
+    return Cause("unknown", _with_root(how, text), "see the end of the log")
 
 
 def tail(log: str, *, lines: int = 40) -> str:
-    """The last *lines* of a log; of a progress bar, what it showed last."""
+    """Return the last *lines* of a log, with the last state of each progress bar."""
     kept = [line.rsplit("\r", 1)[-1].rstrip() for line in plain(log).rstrip("\n").split("\n")]
     return "\n".join(kept[-lines:])
 
 
 def excerpt(log: str, *, before: int = 6, lines: int = 12) -> str:
-    """The lines of a log that end with the first error that Python named; without one, its last *lines*."""
+    """Return the lines of a log that end with the first Python error; without one, its last *lines*."""
     text = plain(log)
     found = _ROOT.search(text)
     if found is None:
@@ -143,10 +143,10 @@ def excerpt(log: str, *, before: int = 6, lines: int = 12) -> str:
 
 
 def _with_root(because: str, text: str) -> str:
-    """*because*, with the first error that Python named."""
+    """Return *because* with the first Python error in the log."""
     found = _ROOT.search(text)
-    said = found.group(1)[:300] if found else ""
-    return f"{because} ({said})" if said and said not in because else because
+    root = found.group(1)[:300] if found else ""
+    return f"{because} ({root})" if root and root not in because else because
 
 
 def _named(status: int) -> str:

@@ -1,4 +1,4 @@
-"""The machine at one moment: memory, and the card's clock, power and temperature where they can be read."""
+"""The machine at one moment: memory, and the card's clock, power and temperature where available."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SECONDS = 10.0
 
 
 async def sample_host(pid: int | None = None) -> HostSample:
-    """Look at the machine.
+    """Sample the machine.
 
     Args:
         pid: the server's first process; its descendants count with it. `None` leaves its memory out.
 
     Returns:
-        The sample. What cannot be read, on a machine without an NVIDIA card for instance, is -1.
+        The sample. Values that cannot be read, on a machine without an NVIDIA card for instance, are -1.
     """
     loop = asyncio.get_running_loop()
-    # In an empty context: a sample every few seconds is no news to those who listen to what we start.
+    # In an empty context, so that samples every few seconds emit no process events.
     return await loop.run_in_executor(None, Context().run, _sample, pid)
 
 
@@ -42,7 +42,7 @@ def _sample(pid: int | None) -> HostSample:
 
 
 def card_memory_gib() -> float:
-    """Memory of the first card, or of a machine that shares its own (GB10 says ``[N/A]``); -1 without one."""
+    """Return the first card's memory, or the machine's if shared (GB10: ``[N/A]``); -1 without a card."""
     raw = _ask("memory.total")
     if not raw:
         return -1
@@ -51,7 +51,7 @@ def card_memory_gib() -> float:
 
 
 def card_capability() -> str:
-    """Compute capability of the first card, such as ``12.1``; empty where it cannot be read."""
+    """Return the compute capability of the first card, such as ``12.1``; empty where unreadable."""
     return _ask("compute_cap").strip()
 
 
@@ -60,7 +60,7 @@ def _card(query: str, count: int) -> tuple[float, ...]:
 
 
 def _ask(query: str) -> str:
-    """What ``nvidia-smi`` says of the first card, or nothing."""
+    """Return the output of ``nvidia-smi`` for the first card, or empty."""
     from sparkwright.base.process import run
 
     program = shutil.which("nvidia-smi")
@@ -73,7 +73,7 @@ def _ask(query: str) -> str:
 
 
 def _numbers(line: str, count: int) -> tuple[float, ...]:
-    """*count* numbers of a line with commas; -1 for what is none, as ``[N/A]``."""
+    """Return *count* numbers of a line with commas; -1 for a cell that is none, such as ``[N/A]``."""
     cells = [cell.strip() for cell in line.split(",")]
     found = []
     for cell in (cells + [""] * count)[:count]:
@@ -97,7 +97,7 @@ def _memory_total_gib() -> float:
 
 
 def _resident_mib(pid: int) -> float:
-    """Resident memory of *pid* and its descendants; -1 when it is gone."""
+    """Return the resident memory of *pid* and its descendants; -1 when it is gone."""
     import psutil
 
     try:

@@ -1,4 +1,4 @@
-"""From a recipe or a command to a server that is about to be started."""
+"""From a recipe or a command to a server that is ready to be started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOOT_S = 1800.0
 """For a boot: on GB10 tens of gigabytes are read, graphs captured and kernels tuned."""
 
 _DEFAULTS = {
-    "PYTHONUNBUFFERED": "1",  # so that the log holds what was said before a crash
+    "PYTHONUNBUFFERED": "1",  # so that the log is complete up to a crash
     "NO_COLOR": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -47,23 +47,23 @@ def start_server(
     end_s: float = 30.0,
     known: BootFacts | None = None,
 ) -> ServerProcess:
-    """A server that starts when its block of ``async with`` begins.
+    """Return a server that starts when its block of ``async with`` begins.
 
     Args:
-        what: a recipe, or the command of a server that speaks vLLM's language; in its arguments ``{host}``,
-            ``{port}`` and ``{folder}`` stand for these.
-        folder: takes the log, evidence and generated models.
-        environment: variables on top of ours and the recipe's.
-        speed: how many of the server's seconds pass in one of ours; above 1 only for a simulator.
-        deadlines: for canaries.
-        python: interpreter of the environment that has vLLM, for a recipe; ours by default.
+        what: a recipe, or the command of a server with vLLM's API; in its arguments ``{host}``,
+            ``{port}`` and ``{folder}`` are replaced by these.
+        folder: folder for the log, evidence and generated models.
+        environment: variables on top of this process's and the recipe's.
+        speed: seconds of the server's clock in a real one; above 1 only for a simulator.
+        deadlines: deadlines of canaries.
+        python: interpreter of the environment with vLLM, for a recipe; this process's by default.
         host: address to listen at.
         port: port to listen at; 0 chooses a free one.
-        model: name under which a command's server serves; empty asks it. A recipe's is its own name.
-        api_key: that clients send. A recipe's server is told to ask for it.
-        boot_s: for the boot, in the server's seconds.
-        end_s: from being asked to end until it is killed, in ours.
-        known: of a command's server, what its log does not say, such as the card's memory.
+        model: served model name of a command's server; empty reads it there. A recipe's is its name.
+        api_key: key that clients send. A recipe's server is started with it.
+        boot_s: limit of the boot, in the server's seconds.
+        end_s: time from SIGTERM until it is killed, in real seconds.
+        known: facts of a command's server that its log lacks, such as the card's memory.
 
     Raises:
         IncompatibleOptionsError: the recipe's options are known not to work with that vLLM on this card.
@@ -110,7 +110,7 @@ def _command(argv: list[str], host: str, port: int, folder: Path) -> tuple[str, 
 
 
 def _with_models(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with generated models in place of those that ask for them."""
+    """Return the recipe with paths of generated models in place of their placeholders."""
     if not recipe.model.startswith(TINY) and not recipe.drafter.startswith(TINY):
         return recipe
     from sparkwright.verify.tiny import write_tiny_models
@@ -125,7 +125,7 @@ def _with_models(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _foreseen(recipe: Recipe, version: str) -> BootFacts:
-    """What a recipe and the card say of a boot before it happens."""
+    """Return the facts of a boot that the recipe and the card determine beforehand."""
     whole = {name: value for name, value in recipe.flags.items() if isinstance(value, int)}
     return BootFacts(
         version=version,

@@ -1,8 +1,8 @@
-"""A server's life: started, ready when it has answered, watched, and ended with all that it started.
+"""The lifecycle of a server: started, ready after its first response, watched, ended with all processes.
 
-Ready means that a request was answered with tokens: ``/health`` says 200 while an engine is dead
-(vllm#39863), and a server that listens may still hang. Ended means that nothing of it runs any more: its
-process group is killed, and also what left the group, which is found by a variable in its environment.
+Ready means that a request was answered with tokens: ``/health`` returns 200 while an engine is dead
+(vllm#39863), and a server that listens may still hang. Ended means that none of its processes runs: its
+process group is killed, and also processes that left the group, which a variable in their environment marks.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _DYING_S = 3.0
 
 
 class ServerFailedError(ServerError):
-    """The server under test could not be started, or stopped answering.
+    """The server under test could not be started, or stopped responding.
 
     Attributes:
-        cause: what is known of why.
+        cause: the diagnosed cause.
         status: its exit status, negative for a signal; `None` if it still ran.
-        log_excerpt: of its log, what leads to the first error; its end if none is named.
-        evidence: folder that holds all that was kept.
+        log_excerpt: the lines of its log up to the first error; the last ones without an error.
+        evidence: folder with the evidence.
     """
 
     def __init__(self, what: str, cause: Cause, status: int | None, log_excerpt: str, evidence: Path) -> None:
@@ -69,21 +69,21 @@ class ServerFailedError(ServerError):
 
 @dataclass(frozen=True)
 class Launch:
-    """How a server is started, and for how long one waits.
+    """The command and limits of a server.
 
     Attributes:
         argv: program and arguments.
         environment: its whole environment.
-        folder: takes ``server.log`` and evidence; its working folder.
+        folder: folder for ``server.log`` and evidence; its working folder.
         host: address that it listens at.
         port: port that it listens at.
-        model: name under which it serves; empty to ask it.
-        api_key: that clients must send.
-        speed: how many of its seconds pass in one of ours; waits shrink by it.
-        deadlines: for canaries.
-        boot_s: from start to the first answer, in the server's seconds.
-        end_s: from being asked to end until it is killed, in ours.
-        facts: what is known beforehand and its log may not say.
+        model: served model name; empty to read it from the server.
+        api_key: key that clients must send.
+        speed: seconds of the server's clock in a real one; waits shrink by it.
+        deadlines: deadlines of canaries.
+        boot_s: limit from start to the first response, in the server's seconds.
+        end_s: time from SIGTERM until it is killed, in real seconds.
+        facts: facts known beforehand that its log may lack.
     """
 
     argv: tuple[str, ...]
@@ -104,10 +104,10 @@ class ServerProcess:
     """A server that runs as long as the block of ``async with`` does.
 
     Attributes:
-        launch: how it was started.
-        log: file with all that it says.
-        facts: what it said while it started.
-        model: name under which it serves.
+        launch: its command and limits.
+        log: its log file.
+        facts: the facts of its boot.
+        model: served model name.
         orphans: processes that outlived it, in its group or out of it, and were killed at its end.
     """
 
@@ -125,33 +125,33 @@ class ServerProcess:
         self._kept: Path | None = None
         self._metrics = ""
 
-    # What it is ------------------------------------------------------------------------------
+    # Properties ------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """Its root."""
+        """Return the server's root."""
         return f"http://{self.launch.host}:{self.launch.port}"
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where to send requests."""
+        """Return the endpoint for requests."""
         from sparkwright.verify.client.endpoint import Endpoint
 
         return Endpoint(self.url, self.model, self.launch.api_key)
 
     @property
     def restartable(self) -> bool:
-        """Another start of it is another process."""
+        """Tell that another start of it is another process."""
         return True
 
     @property
     def pid(self) -> int | None:
-        """The first of its processes, for `sample_host`; `None` before it is started."""
+        """Return the first of its processes, for `sample_host`; `None` before it is started."""
         return None if self._running is None else self._running.pid
 
     @property
     def died(self) -> int | None:
-        """Its exit status if it ended by itself, negative for a signal; `None` while it lives."""
+        """Return its exit status if it ended by itself, negative for a signal; `None` while it runs."""
         if self._died is None and self._running is not None and not self._ending:
             ended = self._running.poll()
             self._died = None if ended is None else ended.status
@@ -159,22 +159,22 @@ class ServerProcess:
 
     @property
     def log_seen(self) -> bool:
-        """Its log can be read: it is ours."""
+        """Tell that its log can be read."""
         return True
 
     @property
     def mark(self) -> int:
-        """A place in the log: where it ends now."""
+        """Return the present end of the log."""
         try:
             return self.log.stat().st_size
         except FileNotFoundError:
             return 0
 
     def errors_since(self, mark: int) -> tuple[str, ...]:
-        """Lines of the log that tell of an error, from *mark* on."""
-        return error_lines(self._said(mark))
+        """Return the lines of the log that report an error, from *mark* on."""
+        return error_lines(self._read_log(mark))
 
-    def _said(self, since: int = 0) -> str:
+    def _read_log(self, since: int = 0) -> str:
         try:
             with self.log.open("rb") as stream:
                 stream.seek(since)
@@ -182,14 +182,14 @@ class ServerProcess:
         except FileNotFoundError:
             return ""
 
-    # Its life --------------------------------------------------------------------------------
+    # Lifecycle --------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Start it and wait for its first answer.
+        """Start the server and wait for its first response.
 
         Raises:
-            ServerFailedError: it did not come up.
-            ServerError: its port is taken.
+            ServerFailedError: it did not start.
+            ServerError: its port is in use.
             ToolError: its program does not exist.
         """
         launch = self.launch
@@ -215,7 +215,7 @@ class ServerProcess:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it, with all that it started; keep evidence if it had ended by itself."""
+        """End the server with all its processes; keep evidence if it had ended by itself."""
         if self._watcher is not None:
             self._watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -227,17 +227,17 @@ class ServerProcess:
             await self._end()
 
     async def keep_evidence(self, reason: str) -> Path:
-        """Keep what can be known of a server that died or stopped answering; once, in one folder.
+        """Keep evidence of a server that died or stopped responding; once, in one folder.
 
         Args:
-            reason: what was noticed.
+            reason: the observed failure.
         """
         if self._kept is None:
             running = self._running
             incident = Incident(
                 reason=reason,
                 status=self.died,
-                log=self._said(),
+                log=self._read_log(),
                 metrics=self._metrics,
                 argv=self.launch.argv,
                 seconds=0.0 if running is None else time.monotonic() - running.started,
@@ -253,10 +253,10 @@ class ServerProcess:
         async with open_session(self.endpoint) as session:
             await self._until_ready(session)
             took = self._age * self.launch.speed
-            facts = _merged(read_boot_log(self._said()), self.launch.facts)
-            with contextlib.suppress(SparkwrightError):  # the checks will say what is missing
+            facts = _merged(read_boot_log(self._read_log()), self.launch.facts)
+            with contextlib.suppress(SparkwrightError):  # the checks report what is missing
                 facts = facts_from_metrics(await fetch_snapshot(session, self.endpoint), facts)
-            await self._look_at_metrics(session)
+            await self._fetch_metrics(session)
         self.facts = msgspec.structs.replace(facts, seconds=took)
 
     @property
@@ -265,7 +265,7 @@ class ServerProcess:
         return time.monotonic() - self._running.started
 
     async def _until_ready(self, session: aiohttp.ClientSession) -> None:
-        """Wait for the first good answer.
+        """Wait for the first correct response.
 
         Raises:
             ServerFailedError: it ended, or time is up.
@@ -282,17 +282,17 @@ class ServerProcess:
                 if not why:
                     return
             await asyncio.sleep(max(_POLL_S / launch.speed, 0.02))
-        # In the server's seconds, of which what we allow ourselves on top is no part.
+        # In the server's seconds, without the allowance for this machine's delays.
         waited = min(self._age * launch.speed, launch.boot_s)
         raise await self._failure(f"the server gave no answer within {waited:.0f} s", why)
 
     def _within(self, seconds: float) -> float:
-        """How long one waits for what takes *seconds* of the server's."""
+        """Return the real seconds to wait for *seconds* of the server's clock."""
         speed = self.launch.speed
         return seconds if speed == 1 else seconds / speed + _OWN_S
 
     async def _first_answer(self, session: aiohttp.ClientSession, end: float) -> str:
-        """Send canaries until one is answered, the server ends or it is *end* seconds old; says why not."""
+        """Send canaries until one succeeds, the server ends or is *end* seconds old; returns the failure."""
         why = "it accepts connections and does not answer"
         while self._age < end and self.died is None:
             attempt = asyncio.create_task(self._canary(session))
@@ -313,11 +313,11 @@ class ServerProcess:
         if not self.model:
             self.model = await self._served(session)
             if not self.model:
-                return "it does not say which model it serves"
+                return "it does not list the model that it serves"
         return await canary(session, self.endpoint, self.launch.deadlines, self.launch.speed)
 
     async def _served(self, session: aiohttp.ClientSession) -> str:
-        """The first model that it serves, or nothing."""
+        """Return the first model that the server lists, or empty."""
         import aiohttp
 
         from sparkwright.verify.client.body import read_body
@@ -330,7 +330,7 @@ class ServerProcess:
             return ""
 
     async def _listens(self) -> bool:
-        """Whether something takes connections at its port."""
+        """Tell if something accepts connections at its port."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 _, writer = await asyncio.open_connection(self.launch.host, self.launch.port)
@@ -342,29 +342,29 @@ class ServerProcess:
         return True
 
     async def _failure(self, what: str, why: str = "") -> ServerFailedError:
-        said, status = self._said(), self.died
-        cause = diagnose(said, status)
+        log, status = self._read_log(), self.died
+        cause = diagnose(log, status)
         if status is None and cause.name == "unknown":
-            next_step = "see what the log says last; allow more time if it was still at work"
+            next_step = "see the end of the log; allow more time if it was still starting"
             cause = Cause("boot-timeout", why, next_step)
         evidence = await self.keep_evidence(f"{what}: {why}" if why else what)
-        return ServerFailedError(what, cause, status, excerpt(said), evidence)
+        return ServerFailedError(what, cause, status, excerpt(log), evidence)
 
     async def _watch(self) -> None:
-        """Keep the last counters, and evidence as soon as it ends by itself."""
+        """Fetch the counters regularly, and keep evidence as soon as the server ends by itself."""
         from sparkwright.verify.client.endpoint import open_session
 
         async with open_session(self.endpoint) as session:
-            looked = time.monotonic()
+            fetched = time.monotonic()
             while self.died is None:
                 await asyncio.sleep(_POLL_S)
-                if time.monotonic() - looked > _METRICS_S:
-                    await self._look_at_metrics(session)
-                    looked = time.monotonic()
+                if time.monotonic() - fetched > _METRICS_S:
+                    await self._fetch_metrics(session)
+                    fetched = time.monotonic()
         warn(f"the server at {self.url} ended by itself with status {self._died}")
         await self.keep_evidence("it ended by itself")
 
-    async def _look_at_metrics(self, session: aiohttp.ClientSession) -> None:
+    async def _fetch_metrics(self, session: aiohttp.ClientSession) -> None:
         import aiohttp
 
         from sparkwright.verify.client.body import read_body
@@ -376,7 +376,7 @@ class ServerProcess:
                 self._metrics = text if response.ok else self._metrics
 
     async def _end(self) -> None:
-        """Ask it to end, kill what has not ended in time, and also what left its group."""
+        """Send SIGTERM, kill the server if it has not ended in time, and kill what left its group."""
         running = self._running
         if running is None:
             return
@@ -384,13 +384,13 @@ class ServerProcess:
         self._ending = True
         try:
             if running.poll() is None:
-                running.ask_to_end()
+                running.terminate()
                 await _while(lambda: _runs(running.pid), self.launch.end_s)
                 if not _runs(running.pid):
                     # Some are on their way out yet: none that is still there after a while is.
                     await _while(lambda: bool(_marked(self._marker, running.pid)), _DYING_S)
                     self.orphans = len(_marked(self._marker, running.pid))
-        finally:  # also when we are interrupted
+        finally:  # also when interrupted
             running.kill()
             self.orphans = max(self.orphans, _sweep(self._marker))
         if self.orphans:
@@ -399,14 +399,14 @@ class ServerProcess:
 
 
 def free_port(host: str) -> int:
-    """A port that nothing listens at now."""
+    """Return a port that nothing listens at now."""
     with socket.socket() as listener:
         listener.bind((host, 0))
         return int(listener.getsockname()[1])
 
 
 def _merged(read: BootFacts, known: BootFacts) -> BootFacts:
-    """What the log said, and for what it did not say, what was *known* beforehand."""
+    """Return the facts of the log, completed by those *known* beforehand."""
     unsaid = BootFacts()
     fields = {
         name: getattr(known, name)
@@ -417,14 +417,14 @@ def _merged(read: BootFacts, known: BootFacts) -> BootFacts:
 
 
 async def _while(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until *condition* is over, or time is."""
+    """Wait until *condition* is false, or time is up."""
     until = time.monotonic() + seconds
-    while condition() and time.monotonic() < until:  # noqa: ASYNC110 - no event tells of processes' ends
+    while condition() and time.monotonic() < until:  # noqa: ASYNC110 - processes' ends raise no event
         await asyncio.sleep(0.05)
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process runs; unlike `Running.poll`, this leaves alone what it left behind."""
+    """Tell if a process runs; unlike `Running.poll`, this does not kill what it left behind."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -433,7 +433,7 @@ def _runs(pid: int) -> bool:
 
 
 def _marked(marker: str, leader: int) -> list[psutil.Process]:
-    """Processes but the *leader* that are alive and whose environment holds *marker*."""
+    """Return the living processes but the *leader* whose environment holds *marker*."""
     import psutil
 
     found = []
@@ -445,7 +445,7 @@ def _marked(marker: str, leader: int) -> list[psutil.Process]:
 
 
 def _sweep(marker: str) -> int:
-    """Kill every process whose environment holds *marker*, and wait until they are gone; returns how many."""
+    """Kill the processes whose environment holds *marker*, wait for their ends, and return their number."""
     import psutil
 
     found = _marked(marker, leader=0)

@@ -1,4 +1,4 @@
-"""What is served, and how: a model, a drafter, flags and environment, as TOML."""
+"""A recipe for a server: a model, a drafter, flags and environment, as TOML."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 FORMAT = 1
 TINY = "tiny:"  # begins what stands for a generated model: "tiny:target", "tiny:drafter"
 _SHIPPED = Path(__file__).parents[1] / "recipes"
-_OURS = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
+_RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 
 Runner = Literal["", "v1", "v2"]
 
 
 class Recipe(Model, frozen=True):
-    """How a server is started.
+    """The options of a server.
 
     Attributes:
-        format: of this file.
-        name: short, unique; it is also the name under which the model is served.
+        format: format of this file.
+        name: short, unique; also the served model name.
         title: for people.
         model: a Hugging Face id, a folder, or ``tiny:target`` for the generated one.
         drafter: the same, or empty where the target drafts for itself or nothing drafts.
-        flags: of ``vllm serve`` without their dashes; `True` and `False` become ``--x`` and ``--no-x``,
+        flags: flags of ``vllm serve`` without their dashes; `True` and `False` become ``--x`` and ``--no-x``,
             tables become JSON.
-        environment: variables that the server gets on top of ours.
-        speculative: keys of ``--speculative-config`` as vLLM spells them, but for the drafter's place.
-        weights: how the checkpoint is quantized, in vLLM's words (``modelopt``, ``compressed-tensors``),
+        environment: variables on top of this process's.
+        speculative: keys of ``--speculative-config`` as vLLM spells them, without the drafter's path.
+        weights: quantization of the checkpoint, in vLLM's words (``modelopt``, ``compressed-tensors``),
             ``none``, or empty where unknown.
-        traits: what the model is that decides which options it takes.
-        capability: of the card that it is made for, such as ``12.1``; empty for any.
-        profile: sizes that this recipe asks for instead of the profile's own, by their names there.
+        traits: properties of the model that decide which options it takes.
+        capability: compute capability of the intended card, such as ``12.1``; empty for any.
+        profile: sizes in place of the profile's own, by their names there.
         band: key of the reference band, or empty.
     """
 
@@ -60,17 +60,17 @@ class Recipe(Model, frozen=True):
 
 
 def recipes() -> Mapping[str, Recipe]:
-    """The recipes that ship, by name."""
+    """Return the recipes that ship, by name."""
     found = (_load(path) for path in sorted(_SHIPPED.glob("*.toml")))
     return {recipe.name: recipe for recipe in found}
 
 
 def load_recipe(name_or_path: str | Path) -> Recipe:
-    """A recipe that ships, by its name, or one of the user's, by its path.
+    """Return a recipe that ships, by its name, or one of the user's, by its path.
 
     Raises:
         UnknownNameError: there is neither such a name nor such a file.
-        ConfigError: the file does not say what its format asks for.
+        ConfigError: the file does not follow its format.
     """
     path = Path(name_or_path)
     if path.suffix == ".toml" and path.exists():
@@ -88,15 +88,15 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 def _load(path: Path) -> Recipe:
     recipe = load_toml(path, Recipe, newest_format=FORMAT)
     flags = {name.replace("_", "-"): value for name, value in recipe.flags.items()}
-    if ours := sorted(flags.keys() & _OURS):
+    if reserved := sorted(flags.keys() & _RESERVED):
         raise ConfigError(
-            f"{path} is not as its format asks",
-            because=f"{', '.join(ours)} cannot be a flag: it is decided when the server is started",
+            f"{path} does not follow its format",
+            because=f"{', '.join(reserved)} cannot be a flag: it is decided when the server is started",
             next_step="use the recipe's own keys model, drafter and speculative; ports are chosen",
         )
     if "model" in recipe.speculative:
         raise ConfigError(
-            f"{path} is not as its format asks",
+            f"{path} does not follow its format",
             because="speculative.model is the recipe's own key `drafter`",
             next_step="move it there",
         )
@@ -112,13 +112,13 @@ def variant(
     model: str = "",
     drafter: str = "",
 ) -> Recipe:
-    """The same recipe with another model runner, graphs or none, no speculation, or other models.
+    """Return the recipe with another model runner, graphs or none, no speculation, or other models.
 
     Args:
-        recipe: what to change.
+        recipe: the recipe to change.
         runner: the model runner to force; empty leaves it to vLLM.
         eager: without CUDA graphs, with them, or as the recipe has it.
-        speculation: whether anything is drafted; without it, what is served is the baseline.
+        speculation: draft tokens; without it, the server is the baseline.
         model: another model.
         drafter: another drafter.
     """
@@ -138,7 +138,7 @@ def variant(
 
 
 def serve_arguments(recipe: Recipe, *, host: str, port: int) -> tuple[str, ...]:
-    """Arguments of ``vllm`` that serve *recipe* at *host* and *port*, from ``serve`` on."""
+    """Return the arguments of ``vllm`` that serve *recipe* at *host* and *port*, from ``serve`` on."""
     arguments = ["serve", recipe.model, "--served-model-name", recipe.name]
     arguments += ["--host", host, "--port", str(port)]
     for name, value in recipe.flags.items():

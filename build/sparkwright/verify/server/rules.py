@@ -1,8 +1,8 @@
-"""Options that are known not to work together, each with the reason and with what works instead.
+"""Options that are known not to work together, each with the reason and a working alternative.
 
-Every rule was read in upstream's source, and says where: `Rule.source` is the release and file:line whose
-words it repeats. A rule refuses only what is *known* to fail: where a release's source was not read, or a
-card is not known, it is silent and vLLM has the last word.
+Every rule was read in upstream's source: `Rule.source` is the release and file:line that it
+repeats. A rule refuses only options that are *known* to fail: where a release's source was not read, or the
+card is not known, it does not apply, and vLLM decides.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """A recipe as rules look at it.
+    """The options of a recipe, as rules read them.
 
     Attributes:
-        flags: of ``vllm serve``, with dashes.
+        flags: flags of ``vllm serve``, with dashes.
         environment: variables.
         speculative: the speculative configuration.
-        weights: how the checkpoint is quantized.
-        traits: what the model is.
-        capability: of the card, major and minor; `None` where it is not known.
-        carries: names of those that the wheel holds; none in a wheel that is not ours.
+        weights: quantization of the checkpoint.
+        traits: properties of the model.
+        capability: compute capability of the card, major and minor; `None` where it is not known.
+        carries: names of the wheel's carries; none in a wheel that this project did not build.
     """
 
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class ServerOptions:
     def of(
         cls, recipe: Recipe, capability: str = "", carries: Collection[str] = frozenset()
     ) -> ServerOptions:
-        """The options of *recipe* on a card of *capability*; by default on the one that it is made for."""
+        """Return the options of *recipe* on a card of *capability*; by default the recipe's own."""
         card = capability or recipe.capability
         major, _, minor = card.partition(".")
         return cls(
@@ -60,17 +60,17 @@ class ServerOptions:
 
     @property
     def kv(self) -> str:
-        """Type of the KV cache."""
+        """Return the type of the KV cache."""
         return str(self.flags.get("kv-cache-dtype", "auto"))
 
     @property
     def draft_kv(self) -> str:
-        """Type of the drafter's KV cache; the target's where nothing is said."""
+        """Return the type of the drafter's KV cache; by default the target's."""
         return str(self.speculative.get("kv_cache_dtype") or self.kv)
 
     @property
     def readers(self) -> tuple[tuple[str, str], ...]:
-        """Attention backends that are asked for, each with the type of KV cache that it would read."""
+        """Return the requested attention backends, each with the type of KV cache that it would read."""
         config = self.flags.get("attention-config")
         inner = config.get("backend") if isinstance(config, dict) else None
         named = (
@@ -83,57 +83,57 @@ class ServerOptions:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Attention backends that are asked for: the target's and the drafter's."""
+        """Return the requested attention backends: the target's and the drafter's."""
         return tuple(name for name, _ in self.readers)
 
     @property
     def fp8_readers(self) -> tuple[str, ...]:
-        """Those that would read plain FP8."""
+        """Return the backends that would read plain FP8."""
         return tuple(name for name, kv in self.readers if kv in {"fp8", "fp8_e4m3", "fp8_e5m2"})
 
     @property
     def nvfp4_readers(self) -> tuple[str, ...]:
-        """Those that would read NVFP4."""
+        """Return the backends that would read NVFP4."""
         return tuple(name for name, kv in self.readers if kv.startswith("nvfp4"))
 
     @property
     def method(self) -> str:
-        """How tokens are drafted; empty without speculation."""
+        """Return the method of drafting; empty without speculation."""
         return str(self.speculative.get("method", "")) if self.speculative else ""
 
     @property
     def k(self) -> int:
-        """Tokens that are drafted in a step; 0 without speculation, -1 where it is not said."""
+        """Return the tokens drafted in a step; 0 without speculation, -1 where not given."""
         return int(self.speculative.get("num_speculative_tokens", -1)) if self.speculative else 0
 
     @property
     def runner(self) -> str:
-        """The model runner that is forced, ``v1`` or ``v2``; empty where vLLM chooses."""
+        """Return the forced model runner, ``v1`` or ``v2``; empty where vLLM chooses."""
         value = self.environment.get("VLLM_USE_V2_MODEL_RUNNER", "")
         return {"1": "v2", "true": "v2", "0": "v1", "false": "v1"}.get(value.lower(), "")
 
     def number(self, flag: str) -> int | None:
-        """A flag's value, where it is given as a whole number."""
+        """Return a flag's value, where it is given as a whole number."""
         value = self.flags.get(flag)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def family(self, major: int) -> bool | None:
-        """Whether the card is of that major capability; `None` where it is not known."""
+        """Tell if the card has that major capability; `None` where it is not known."""
         return None if self.capability is None else self.capability[0] == major
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One combination that does not work.
+    """One combination of options that does not work.
 
     Attributes:
         name: short and unique.
-        reason: why it does not.
-        instead: what works.
-        source: release and file:line under ``vllm/`` where that is decided.
-        broken: whether options are such a combination.
+        reason: the reason why not.
+        instead: a working alternative.
+        source: release and file:line under ``vllm/`` that decides it.
+        broken: predicate of the combination.
         before: the first release in which it works, or whose source was not read; empty where none is known.
-        carry: the one that mends it, in wheels of ours that hold it.
+        carry: the carry that repairs it, in wheels that hold it.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Rule:
     carry: str = ""
 
     def holds_in(self, version: str) -> bool:
-        """Whether the rule holds in that release of vLLM."""
+        """Tell if the rule holds in that release of vLLM."""
         from packaging.version import InvalidVersion, Version
 
         try:
@@ -167,7 +167,7 @@ _GONE = ("VLLM_NVFP4_GEMM_BACKEND", "VLLM_USE_FLASHINFER_MOE_")
 
 
 def _rates_wrong(options: ServerOptions) -> bool:
-    """Whether synthetic acceptance is given in a way that is refused."""
+    """Tell if synthetic acceptance is given in a way that is refused."""
     rates = options.speculative.get("synthetic_acceptance_rates")
     length = options.speculative.get("synthetic_acceptance_length")
     if options.speculative.get("rejection_sample_method") != "synthetic":
@@ -181,7 +181,7 @@ def _rates_wrong(options: ServerOptions) -> bool:
 
 
 def _slots_missing(options: ServerOptions) -> bool:
-    """Whether a full batch's draft slots leave no token to schedule: k - 1 of them for each request."""
+    """Tell if a full batch's draft slots leave no token to schedule: k - 1 of them for each request."""
     tokens, requests = options.number("max-num-batched-tokens"), options.number("max-num-seqs")
     return (
         options.method == "dflash"
@@ -191,7 +191,7 @@ def _slots_missing(options: ServerOptions) -> bool:
 
 
 def _no_size_left(options: ServerOptions) -> bool:
-    """Whether no capture size is left when they are rounded to whole requests of 1 + k tokens."""
+    """Tell if no capture size is left when they are rounded to whole requests of 1 + k tokens."""
     sizes = options.flags.get("cudagraph-capture-sizes")
     most = options.number("max-cudagraph-capture-size")
     largest = max(sizes) if isinstance(sizes, list) and sizes else most
@@ -203,7 +203,7 @@ RULES: tuple[Rule, ...] = (
         "dflash-nvfp4-kv",
         "DFlash attends without a causal mask, and no backend does that on an NVFP4 KV cache: FlashInfer,"
         " the only one that reads such a cache, refuses it",
-        'use a wheel of ours (carry nvfp4-kv-triton), kv-cache-dtype = "fp8_e4m3" with DFlash, or a causal'
+        'use a wheel with the carry nvfp4-kv-triton, kv-cache-dtype = "fp8_e4m3" with DFlash, or a causal'
         " method such as mtp",
         # The same words stand in 0.33.0 v1/attention/backends/flashinfer.py:1391.
         "0.24.0 v1/attention/backends/flashinfer.py:807",
@@ -214,7 +214,7 @@ RULES: tuple[Rule, ...] = (
         "nvfp4-kv-card",
         "FlashInfer reads an NVFP4 KV cache by kernels of compute capability 10.x alone in this release, and "
         "a GB10 is 12.1",
-        "use a wheel of ours (carry nvfp4-kv-triton) and do not name FLASHINFER, kv-cache-dtype = "
+        "use a wheel with the carry nvfp4-kv-triton and do not name FLASHINFER, kv-cache-dtype = "
         '"fp8_e4m3", or vLLM 0.33, which reads it on 8.x, 9.x and 12.x too',
         # 0.33.0: _nvfp4_kv_on_fa2 (flashinfer.py:114). Releases 0.30 to 0.32 were not read.
         "0.24.0 v1/attention/backends/flashinfer.py:654",
@@ -227,8 +227,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "nvfp4-kv-backend",
-        "FLASHINFER is the only attention backend that takes an NVFP4 KV cache, and TRITON_ATTN in wheels of"
-        " ours (carry nvfp4-kv-triton)",
+        "FLASHINFER is the only attention backend that takes an NVFP4 KV cache, and TRITON_ATTN in wheels"
+        " with the carry nvfp4-kv-triton",
         "leave attention-backend out, or name one of these",
         "0.24.0 v1/attention/backends/flashinfer.py:327, triton_attn.py:254, flash_attn.py:183",
         lambda o: bool(
@@ -239,7 +239,7 @@ RULES: tuple[Rule, ...] = (
         "draft-kv-type",
         "this release has no KV cache type for the drafter alone: kv_cache_dtype is no key of its "
         "speculative configuration",
-        "use a wheel of ours (carry draft-kv-dtype) or vLLM 0.26, or leave the key out of [speculative]",
+        "use a wheel with the carry draft-kv-dtype or vLLM 0.26, or leave the key out of [speculative]",
         # vLLM 0.26.0 config/speculative.py:123; 0.25.1 has none.
         "0.24.0 config/speculative.py:75",
         lambda o: "kv_cache_dtype" in o.speculative,
@@ -283,7 +283,7 @@ RULES: tuple[Rule, ...] = (
         "flash-attn-fp8-kv",
         "FLASH_ATTN reads an FP8 KV cache with FlashAttention 3 on compute capability 9.x alone",
         'use attention-backend = "TRITON_ATTN" for the target, and the same in [speculative] for the drafter',
-        # 0.27.1 onwards asks the kernels instead (0.33.0 flash_attn.py:438).
+        # 0.27.1 and later query the kernels instead (0.33.0 flash_attn.py:438).
         "0.24.0 v1/attention/backends/flash_attn.py:186",
         lambda o: "FLASH_ATTN" in o.fp8_readers and o.family(9) is False,
         before="0.27",
@@ -310,7 +310,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "kv-type-unknown",
-        "this release knows no such type of KV cache",
+        "this release has no such type of KV cache",
         'use "auto", "fp8_e4m3" or another of its types',
         "0.24.0 config/cache.py:19",
         lambda o: o.kv not in _KV_024,
@@ -318,10 +318,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "quantization-other",
-        "the quantization that is asked for is not the checkpoint's, and vLLM does not convert between "
-        "the two",
+        "the requested quantization is not the checkpoint's, and vLLM does not convert between the two",
         "leave `quantization` out: vLLM reads it from the checkpoint",
-        # Other methods may override what the user says (modelopt.py:1062, and GPTQ's and AWQ's): not refused.
+        # Other methods may override the user's choice (modelopt.py:1062, and GPTQ's and AWQ's): not refused.
         "0.24.0 config/model.py:1042",
         lambda o: (
             o.weights in {"compressed-tensors", "fp8"}
@@ -343,7 +342,7 @@ RULES: tuple[Rule, ...] = (
         "tied-modelopt",
         "ModelOpt's quantization cannot tie the output layer to the embeddings in this release: loading "
         "ends in NotImplementedError",
-        "use a wheel of ours (carry tie-weights) or vLLM 0.25",
+        "use a wheel with the carry tie-weights or vLLM 0.25",
         "0.24.0 model_executor/layers/quantization/base_config.py:51",
         lambda o: o.weights.startswith("modelopt") and "tied-embeddings" in o.traits,
         before="0.25",
@@ -380,7 +379,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "async-method",
-        "asynchronous scheduling was asked for, and this way of drafting does not support it",
+        "asynchronous scheduling was requested, and this method of drafting does not support it",
         "leave async-scheduling out: vLLM switches it on where it can",
         "0.24.0 config/vllm.py:944",
         lambda o: (
@@ -448,7 +447,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "removed-variables",
         "VLLM_NVFP4_GEMM_BACKEND and VLLM_USE_FLASHINFER_MOE_* were removed: vLLM only warns of them, and"
-        " other kernels would be measured than those that were asked for",
+        " other kernels would be measured than the requested ones",
         "use the flags linear-backend and moe-backend",
         "0.24.0 envs.py:1998",
         lambda o: any(name.startswith(_GONE) and not name.endswith("_INT4") for name in o.environment),
@@ -459,13 +458,13 @@ RULES: tuple[Rule, ...] = (
 def incompatibilities(
     recipe: Recipe, version: str, capability: str = "", carries: Collection[str] = frozenset()
 ) -> tuple[Rule, ...]:
-    """The rules that *recipe* breaks.
+    """Return the rules that *recipe* breaks.
 
     Args:
-        recipe: what is to be served.
-        version: vLLM's; where it is no version at all, rules that are bound to releases are silent.
-        capability: of the card, such as ``9.0``; by default the recipe's.
-        carries: names of those that the wheel holds.
+        recipe: the recipe to serve.
+        version: vLLM's version; where it is not a valid one, rules that are bound to releases do not apply.
+        capability: compute capability of the card, such as ``9.0``; by default the recipe's.
+        carries: names of the wheel's carries.
     """
     options = ServerOptions.of(recipe, capability, carries)
     return tuple(
@@ -481,7 +480,7 @@ def check_compatible(
     """Refuse a recipe whose options are known not to work together; see `incompatibilities`.
 
     Raises:
-        IncompatibleOptionsError: with every reason, and what works instead.
+        IncompatibleOptionsError: with every reason, and working alternatives.
     """
     if broken := incompatibilities(recipe, version, capability, carries):
         raise IncompatibleOptionsError(

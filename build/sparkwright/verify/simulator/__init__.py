@@ -1,7 +1,7 @@
-"""A server that speaks like vLLM with speculative decoding, in its own process, and can be made to fail.
+"""A simulated vLLM server with speculative decoding and faults that can be switched on.
 
-`engine` is the file to open first: a scheduler and a model, step by step, that know no clock and no network.
-`server` puts HTTP in front of them, `faults` lists what can be wrong, `main` is the command.
+Read `engine` first: a scheduler and a model, step by step, without clock or network. `server` serves it over
+HTTP, `generate` streams one response, `faults` lists the faults, `main` is the command.
 """
 
 from __future__ import annotations

@@ -1,63 +1,97 @@
-"""Drives the engine through simulated time, and passes on what each step brings."""
+"""The simulated clock, and the driver that runs the engine by it and delivers the tokens of each step."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Final
 
-from sparkwright.verify.simulator.counters import Counters
 from sparkwright.verify.simulator.engine import Engine
-from sparkwright.verify.simulator.harm import EngineDeadError, OutOfMemoryError
+from sparkwright.verify.simulator.faults import EngineDeadError, OutOfMemoryError
+from sparkwright.verify.simulator.metrics import Counters
 
 if TYPE_CHECKING:
-    from sparkwright.verify.simulator.clock import Clock
+    from sparkwright.verify.simulator.engine import Request, StreamDelta
     from sparkwright.verify.simulator.log import Log
-    from sparkwright.verify.simulator.request import Request, StreamDelta
     from sparkwright.verify.simulator.settings import Settings
+
+_MOST_LATE_S: Final = 0.5  # real seconds; a machine that is slower than this stretches simulated time
+
+
+class Clock:
+    """Simulated seconds since its creation, *speed* of them in a real second."""
+
+    def __init__(self, speed: float) -> None:
+        self.speed = speed
+        self.epoch_s = time.time()
+        self._origin = time.perf_counter()
+
+    def now(self) -> float:
+        """Return simulated seconds since the start."""
+        return (time.perf_counter() - self._origin) * self.speed
+
+    def wall(self) -> float:
+        """Return the simulated time of day, in seconds since 1970."""
+        return self.epoch_s + self.now()
+
+    async def sleep_until(self, moment: float) -> float:
+        """Sleep until the simulated *moment*; returns it, or the present where that is long past.
+
+        Being late does not move the moments that follow, so that rates stay right while a busy machine
+        catches up; only lateness of more than half a second is given up.
+        """
+        late = (self.now() - moment) / self.speed
+        await asyncio.sleep(max(0.0, -late))
+        return moment if late < _MOST_LATE_S else self.now()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep for simulated *seconds*."""
+        await asyncio.sleep(seconds / self.speed)
+
 
 DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 _REPORT_S: Final = 10.0  # between two lines of figures in the log
-_AT_ONCE: Final = 8  # deltas that go out before new requests are looked at: each of these waits so long
-_GRACE_S: Final = 0.5  # real seconds from the engine's death to the server's, to tell those who wait
+_AT_ONCE: Final = 8  # deltas that are delivered before new requests are admitted
+_GRACE_S: Final = 0.5  # real seconds from the engine's death to the server's, for error responses
 
 
 class Driver:
-    """One engine, its clock, and the queues of those who wait for tokens.
+    """One engine, its clock, and a queue of tokens for each request.
 
     Attributes:
-        engine: all requests.
-        dead: why the engine died, or empty.
-        over: the server's exit status, once it has to end.
-        started_s: when this life of the server began, seconds since 1970.
+        engine: the engine.
+        dead: the reason of the engine's death, or empty.
+        exit_status: the server's exit status, once it must end.
+        started_s: start of the server as its metrics give it, seconds since 1970.
     """
 
     def __init__(self, settings: Settings, clock: Clock, log: Log) -> None:
         self.settings, self.clock, self.log = settings, clock, log
         self.engine = Engine(settings)
         self.dead = ""
-        self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.started_s = clock.wall()
         self._queues: dict[Request, asyncio.Queue[StreamDelta | None]] = {}
         self._work = asyncio.Event()
         self._finished = 0
 
     def submit(self, request: Request) -> asyncio.Queue[StreamDelta | None]:
-        """Let *request* run; the queue gives what it gets, and `None` when the engine is dead."""
+        """Queue *request*; the returned queue yields its tokens, and `None` if the engine dies."""
         queue: asyncio.Queue[StreamDelta | None] = asyncio.Queue()
         self._queues[request] = queue
         self.engine.add(request)
         self._work.set()
         return queue
 
-    def leave(self, request: Request) -> None:
-        """The client of *request* is gone, or has all."""
+    def cancel(self, request: Request) -> None:
+        """Drop *request*, whose client has disconnected or has everything."""
         self.engine.abort(request)
         self._queues.pop(request, None)
 
     async def run(self) -> None:
-        """Step by step, until the engine dies."""
+        """Step until the engine dies."""
         due = self.clock.now()
         while not self.dead:
             if not self.engine.busy:
@@ -66,16 +100,16 @@ class Driver:
                 due = self.clock.now()
             after = self.settings.faults.value("dead-engine", "after")
             if after is not None and self._finished >= after:
-                return  # and nobody hears of it
+                return  # undetected: /health still answers 200
             try:
                 step = self.engine.step(due)
             except EngineDeadError as error:
-                self.die(str(error))
+                self.fail(str(error))
                 return
             except OutOfMemoryError:
                 os.kill(os.getpid(), signal.SIGKILL)
                 return
-            due = await self.clock.until(due + step.seconds)
+            due = await self.clock.sleep_until(due + step.seconds)
             for index, (request, delta) in enumerate(step.deltas, 1):
                 self._deliver(request, delta)
                 if not index % _AT_ONCE:
@@ -91,8 +125,8 @@ class Driver:
                 self.engine.counters = Counters(self.settings.k)
                 self.started_s = self.clock.wall()
 
-    def die(self, reason: str) -> None:
-        """The engine is dead: whoever waits is told, and the server ends soon."""
+    def fail(self, reason: str) -> None:
+        """Mark the engine dead, notify all waiting requests, and end the server soon."""
         if self.dead:
             return
         self.dead = reason
@@ -105,15 +139,15 @@ class Driver:
         )
         for queue in self._queues.values():
             queue.put_nowait(None)
-        asyncio.get_running_loop().call_later(_GRACE_S, self.end, 1)
+        asyncio.get_running_loop().call_later(_GRACE_S, self.stop, 1)
 
-    def end(self, status: int) -> None:
-        """The server has to end with *status*."""
-        if not self.over.done():
-            self.over.set_result(status)
+    def stop(self, status: int) -> None:
+        """End the server with *status*."""
+        if not self.exit_status.done():
+            self.exit_status.set_result(status)
 
     async def report(self) -> None:
-        """Write figures into the log, as vLLM does every ten seconds while something runs."""
+        """Log figures every ten seconds while requests run, as vLLM does."""
         before = self._totals()
         while not self.dead:
             await self.clock.sleep(_REPORT_S)

@@ -1,39 +1,255 @@
-"""The engine: a scheduler and a model, step by step. It knows no clock and no network.
+"""The engine: requests, the blocks of the KV cache that they hold, and a scheduler, without clock or network.
 
-`Engine.step` is given the simulated moment at which a step begins and returns how long it takes and what it
-brings; whoever drives it waits that long and passes it on. The scheduling is vLLM's in outline: requests that
-run come first, each with its drafted tokens; prompts are worked through in chunks within a budget of tokens;
-who finds no block takes those of the request that was scheduled last.
+`Engine.step` receives the simulated time at which a step begins and returns its duration and its tokens;
+`driver` waits that long and delivers them. The scheduling is vLLM's in outline: running requests come first,
+each with its drafted tokens; prompts are prefilled in chunks within a budget of tokens; a request that finds
+no free block preempts the one that was scheduled last.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from array import array
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.simulator import acceptance
-from sparkwright.verify.simulator.cache import Pool
-from sparkwright.verify.simulator.counters import Counters
-from sparkwright.verify.simulator.harm import Harm
-from sparkwright.verify.simulator.hashing import bell, mix
-from sparkwright.verify.simulator.language import EOS
-from sparkwright.verify.simulator.memory import share_out
-from sparkwright.verify.simulator.settings import BLOCK
+from sparkwright.verify.simulator.faults import FaultEffects
+from sparkwright.verify.simulator.language import (
+    CATEGORIES,
+    EOS,
+    acceptance_table,
+    accepted_tokens,
+    gaussian,
+    mix,
+)
+from sparkwright.verify.simulator.metrics import Counters
+from sparkwright.verify.simulator.settings import BLOCK, plan_memory
 
 if TYPE_CHECKING:
-    from sparkwright.verify.simulator.request import Request, StreamDelta
+    from collections.abc import Sequence
+
+    from sparkwright.verify.simulator.language import Choice, TokenGenerator
     from sparkwright.verify.simulator.settings import Settings
+
+
+def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Return the hash of a full block: of its tokens and of all before it."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+@dataclass
+class BlockTable:
+    """The blocks of one request.
+
+    Attributes:
+        shared: hashes of the cached blocks, which other requests may reuse, in order.
+        private: number of other blocks, each partly filled or equal to one that is cached already.
+    """
+
+    shared: list[bytes] = field(default_factory=list)
+    private: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """Return the number of blocks."""
+        return len(self.shared) + self.private
+
+
+class BlockPool:
+    """All blocks of the cache. Free blocks keep their content until they are needed."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self._holders: dict[bytes, int] = {}
+        self._idle: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
+        self._private = 0
+
+    @property
+    def used(self) -> int:
+        """Return the number of blocks that requests hold."""
+        return len(self._holders) + self._private
+
+    @property
+    def usage(self) -> float:
+        """Return the share of the blocks that requests hold."""
+        return self.used / self.blocks
+
+    @property
+    def cached(self) -> int:
+        """Return the number of blocks that can be found by their hashes."""
+        return len(self._holders) + len(self._idle)
+
+    def match(self, hashes: Sequence[bytes]) -> int:
+        """Return how many of *hashes*, from the first on, are cached."""
+        for count, name in enumerate(hashes):
+            if name not in self._holders and name not in self._idle:
+                return count
+        return len(hashes)
+
+    def allocate(self, block_table: BlockTable, found: Sequence[bytes], blocks: int) -> bool:
+        """Add the cached blocks *found* to *block_table*, and new ones up to *blocks*; all or nothing."""
+        more = blocks - block_table.blocks - len(found)
+        waking = sum(name in self._idle for name in found)
+        if max(more, 0) + waking > self.blocks - self.used:
+            return False
+        for name in found:
+            self._idle.pop(name, None)
+            self._holders[name] = self._holders.get(name, 0) + 1
+            block_table.shared.append(name)
+        if more > 0:
+            block_table.private += more
+            self._private += more
+        while self.used + len(self._idle) > self.blocks:
+            self._idle.popitem(last=False)
+        return True
+
+    def cache_block(self, block_table: BlockTable, name: bytes) -> None:
+        """Cache one full private block of *block_table*, unless an equal one is cached."""
+        if name in self._holders or name in self._idle or not block_table.private:
+            return
+        block_table.private -= 1
+        self._private -= 1
+        self._holders[name] = 1
+        block_table.shared.append(name)
+
+    def release(self, block_table: BlockTable) -> None:
+        """Free all blocks; later blocks of a sequence are evicted before earlier ones."""
+        self._private -= block_table.private
+        for name in reversed(block_table.shared):
+            self._holders[name] -= 1
+            if not self._holders[name]:
+                del self._holders[name]
+                self._idle[name] = None
+        block_table.shared, block_table.private = [], 0
+
+    def reset(self) -> bool:
+        """Empty the cache; refused while a request holds a block, as in vLLM."""
+        if self.used:
+            return False
+        self._idle.clear()
+        return True
+
+
+@dataclass(frozen=True)
+class StreamDelta:
+    """The tokens that one step adds to one request.
+
+    Attributes:
+        choices: its new tokens, at least one.
+        finish: ``stop``, ``length`` or ``abort`` if the request is finished, else empty.
+    """
+
+    choices: tuple[Choice, ...]
+    finish: str = ""
+
+
+@dataclass
+class Spans:
+    """Simulated times of a request, in seconds; -1 before they come."""
+
+    arrived: float
+    scheduled: float = -1
+    first: float = -1
+    last: float = -1
+
+
+@dataclass(eq=False)
+class Request:
+    """A request and its progress.
+
+    Attributes:
+        number: from 1, in the order of arrival.
+        name: its id.
+        tokens: prompt and output so far.
+        prompt_tokens: number of prompt tokens among them.
+        max_tokens: the longest output.
+        generator: generator of its output.
+        category: category of its prompt.
+        identity: source of the draws that decide acceptance.
+        spans: times of its stages.
+        limit: a fault ends it after so many tokens; 0 for none.
+        limit_finish: the finish reason in that case.
+        computed: tokens whose keys and values are in the cache.
+        hashes: hashes of the full blocks of `tokens`.
+        block_table: its blocks.
+        cached: prompt tokens found in the cache when it was first scheduled; -1 before.
+        steps: accepted tokens of each step with drafted tokens.
+        preemptions: number of preemptions.
+        finish: the finish reason once it is done.
+    """
+
+    number: int
+    name: str
+    tokens: list[int]
+    max_tokens: int
+    generator: TokenGenerator
+    category: str
+    identity: int
+    spans: Spans
+    limit: int = 0
+    limit_finish: str = ""
+    computed: int = 0
+    prompt_tokens: int = 0
+    hashes: list[bytes] = field(default_factory=list)
+    block_table: BlockTable = field(default_factory=BlockTable)
+    cached: int = -1
+    steps: list[int] = field(default_factory=list)
+    preemptions: int = 0
+    finish: str = ""
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tokens)
+        self.hash_blocks()
+
+    @property
+    def output_tokens(self) -> int:
+        """Return the number of generated tokens."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def decoding(self) -> bool:
+        """Tell if all but its last token is in the cache, so that it can decode."""
+        return self.output_tokens > 0 and self.computed >= len(self.tokens) - 1
+
+    @property
+    def missing(self) -> int:
+        """Return the number of tokens that a prefill has yet to compute."""
+        return len(self.tokens) - self.computed
+
+    def hash_blocks(self) -> None:
+        """Hash the blocks that have become full."""
+        while (len(self.hashes) + 1) * BLOCK <= len(self.tokens):
+            begin = len(self.hashes) * BLOCK
+            parent = self.hashes[-1] if self.hashes else b""
+            self.hashes.append(block_hash(parent, self.tokens[begin : begin + BLOCK]))
+
+    def accept(self, choices: tuple[Choice, ...], end: int) -> StreamDelta:
+        """Append the tokens of a step, up to *end* of sequence or the longest output; returns them."""
+        kept: list[Choice] = []
+        for choice in choices:
+            kept.append(choice)
+            self.tokens.append(choice.token)
+            if choice.token == end:
+                self.finish = "stop"
+            elif self.limit and self.output_tokens >= self.limit:
+                self.finish = self.limit_finish
+            elif self.output_tokens >= self.max_tokens:
+                self.finish = "length"
+            if self.finish:
+                break
+        self.hash_blocks()
+        return StreamDelta(tuple(kept), self.finish)
 
 
 @dataclass(frozen=True)
 class EngineStep:
-    """What one step came to.
+    """The result of one step.
 
     Attributes:
-        seconds: how long it took, simulated.
-        deltas: the requests that got tokens, with what they got.
+        seconds: its simulated duration.
+        deltas: the requests that got tokens, with those tokens.
     """
 
     seconds: float
@@ -41,8 +257,8 @@ class EngineStep:
 
 
 @dataclass
-class _Plan:
-    """What a step does: who decodes, and how many tokens of whose prompts are worked through."""
+class _StepPlan:
+    """The requests that decode in a step, and those that prefill, each with its number of tokens."""
 
     budget: int
     decodes: list[Request] = field(default_factory=list)
@@ -50,46 +266,46 @@ class _Plan:
 
 
 class Engine:
-    """All requests of one server."""
+    """The engine of one server, with all its requests."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.counters = Counters(settings.k)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.pool = Pool(share_out(settings).kv_tokens // BLOCK)
-        self._harm = Harm(settings.faults)
-        self._tables = {name: acceptance.table(name, settings.k) for name in acceptance.CATEGORIES}
-        self._lottery = math.exp(settings.costs.lottery * bell(mix(settings.seed, 3)))
+        self.pool = BlockPool(plan_memory(settings).kv_tokens // BLOCK)
+        self._effects = FaultEffects(settings.faults)
+        self._tables = {name: acceptance_table(name, settings.k) for name in CATEGORIES}
+        self._boot_jitter = math.exp(settings.costs.boot_jitter * gaussian(mix(settings.seed, 3)))
         self._steps = 0
         self._decoded = 0
 
     @property
     def busy(self) -> bool:
-        """Whether any request runs or waits."""
+        """Tell if any request runs or waits."""
         return bool(self.running or self.waiting)
 
     def add(self, request: Request) -> None:
-        """Let *request* wait for its turn."""
+        """Queue *request*."""
         self.waiting.append(request)
 
     def abort(self, request: Request) -> None:
-        """Forget *request*, whose client is gone; nothing if it is done."""
+        """Drop *request*, whose client is gone; nothing if it is done."""
         if request in self.waiting:
             self.waiting.remove(request)
         elif request in self.running:
             self.running.remove(request)
-            self.pool.release(request.holding)
+            self.pool.release(request.block_table)
 
     def step(self, now: float) -> EngineStep:
-        """Schedule and run one step that begins at the simulated moment *now*.
+        """Schedule and run one step that begins at the simulated time *now*.
 
         Raises:
             EngineDeadError: a fault ended the engine.
             OutOfMemoryError: a fault ended the server.
         """
         plan = self._schedule(now)
-        self._harm.check_batch(len(plan.decodes), self._decoded)
+        self._effects.check_batch(len(plan.decodes), self._decoded)
         self._decoded = len(plan.decodes)
         self._steps += 1
         batch = len(plan.decodes) + len(plan.prefills)
@@ -98,15 +314,15 @@ class Engine:
         for request, count in plan.prefills:
             request.computed += count
             if not request.missing:
-                deltas.append((request, self._say(request, 1, batch)))
+                deltas.append((request, self._generate(request, 1, batch)))
             self._fill(request)
         self._settle(plan, deltas, now + seconds)
         return EngineStep(seconds, tuple(deltas))
 
     # Scheduling -----------------------------------------------------------------------------------------
 
-    def _schedule(self, now: float) -> _Plan:
-        plan = _Plan(self.settings.max_batched_tokens)
+    def _schedule(self, now: float) -> _StepPlan:
+        plan = _StepPlan(self.settings.max_batched_tokens)
         preemptions = self.counters.preemptions
         index = 0
         while index < len(self.running):
@@ -116,12 +332,12 @@ class Engine:
             self._admit(plan, now)
         return plan
 
-    def _schedule_running(self, request: Request, plan: _Plan) -> None:
-        """Give a running request its tokens of this step, or take its blocks if it was the last one."""
+    def _schedule_running(self, request: Request, plan: _StepPlan) -> None:
+        """Schedule a running request's tokens, preempting the last request where blocks are short."""
         count = 1 + self.settings.k if request.decoding else min(request.missing, plan.budget)
         if count <= 0:
             return
-        while not self.pool.take(request.holding, (), _blocks(request.computed + count)):
+        while not self.pool.allocate(request.block_table, (), _blocks(request.computed + count)):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
@@ -133,22 +349,22 @@ class Engine:
             plan.prefills.append((request, count))
 
     def _preempt(self, request: Request) -> None:
-        """Take all blocks of *request*, and let it wait at the front."""
+        """Free all blocks of *request* and put it at the front of the queue."""
         self.running.remove(request)
-        self.pool.release(request.holding)
+        self.pool.release(request.block_table)
         request.computed = 0
         request.preemptions += 1
         self.counters.preemptions += 1
         self.waiting.appendleft(request)
 
-    def _admit(self, plan: _Plan, now: float) -> None:
-        """Let waiting requests run, first come first served, while there is room for them."""
+    def _admit(self, plan: _StepPlan, now: float) -> None:
+        """Start waiting requests, first come first served, while the budget and the blocks allow."""
         while self.waiting and len(self.running) < self.settings.max_num_seqs and plan.budget > 0:
             request = self.waiting[0]
             found = self._cached(request)
             hit = found * BLOCK
             count = min(len(request.tokens) - hit, plan.budget)
-            if not self.pool.take(request.holding, request.hashes[:found], _blocks(hit + count)):
+            if not self.pool.allocate(request.block_table, request.hashes[:found], _blocks(hit + count)):
                 return
             self.waiting.popleft()
             self.running.append(request)
@@ -162,10 +378,10 @@ class Engine:
                 self.counters.prefix_hits += hit
 
     def _cached(self, request: Request) -> int:
-        """Blocks at the start of *request* that are in the cache and may be used.
+        """Return the number of cached blocks at the start of *request* that may be reused.
 
-        The last token is always computed, since what follows it is wanted; and a drafter that reads hidden
-        states needs those of one block more.
+        The last token is always computed, since its output is needed; and a drafter that reads hidden states
+        needs those of one block more.
         """
         if not self.settings.prefix_caching or "no-hits" in self.settings.faults:
             return 0
@@ -174,7 +390,7 @@ class Engine:
 
     # The model ------------------------------------------------------------------------------------------
 
-    def _seconds(self, plan: _Plan) -> float:
+    def _seconds(self, plan: _StepPlan) -> float:
         costs = self.settings.costs
         context = sum(len(request.tokens) for request in plan.decodes)
         prefilled = sum(count for _, count in plan.prefills)
@@ -184,36 +400,36 @@ class Engine:
             + costs.context * context
             + costs.prefill * prefilled
         )
-        drawn = math.exp(costs.jitter * bell(mix(mix(self.settings.seed, 4), self._steps)))
-        return healthy / 1000 * drawn * self._lottery * self._harm.duration()
+        drawn = math.exp(costs.jitter * gaussian(mix(mix(self.settings.seed, 4), self._steps)))
+        return healthy / 1000 * drawn * self._boot_jitter * self._effects.duration()
 
     def _decode(self, request: Request, batch: int, now: float) -> StreamDelta:
-        """Draft, verify and say what was accepted, and the token after it."""
+        """Draft, verify, and generate the accepted tokens and one more."""
         if not self.settings.k:
-            delta = self._say(request, 1, batch)
+            delta = self._generate(request, 1, batch)
         else:
-            factor = self._harm.acceptance(request, now, batch)
+            factor = self._effects.acceptance(request, now, batch)
             state = mix(request.identity, len(request.steps))
-            count = acceptance.accepted(self._tables[request.category], factor, state)
+            count = accepted_tokens(self._tables[request.category], factor, state)
             request.steps.append(count)
             self.counters.observe_draft(self.settings.k, count)
-            delta = self._say(request, count + 1, batch)
+            delta = self._generate(request, count + 1, batch)
         request.computed = len(request.tokens) - 1
         self._fill(request)
         return delta
 
-    def _say(self, request: Request, count: int, batch: int) -> StreamDelta:
+    def _generate(self, request: Request, count: int, batch: int) -> StreamDelta:
         noise = 2 if batch > 1 else 1  # kernels for one request round otherwise than those for many
-        return request.accept(tuple(request.speaker.next(noise) for _ in range(count)), EOS)
+        return request.accept(tuple(request.generator.next(noise) for _ in range(count)), EOS)
 
     def _fill(self, request: Request) -> None:
-        """Let others find the blocks of *request* that are full and computed."""
+        """Cache the blocks of *request* that are full and computed."""
         if self.settings.prefix_caching:
-            for name in request.hashes[len(request.holding.shared) : request.computed // BLOCK]:
-                self.pool.fill(request.holding, name)
+            for name in request.hashes[len(request.block_table.shared) : request.computed // BLOCK]:
+                self.pool.cache_block(request.block_table, name)
 
-    def _settle(self, plan: _Plan, deltas: list[tuple[Request, StreamDelta]], end: float) -> None:
-        """Count what the step brought, and let go of requests that are done."""
+    def _settle(self, plan: _StepPlan, deltas: list[tuple[Request, StreamDelta]], end: float) -> None:
+        """Count the tokens of the step, and release finished requests."""
         counters = self.counters
         prefilled = sum(count for _, count in plan.prefills)
         generated = sum(len(delta.choices) for _, delta in deltas)
@@ -222,7 +438,7 @@ class Engine:
             counters.tokens(request, len(delta.choices), end)
             if delta.finish:
                 self.running.remove(request)
-                self.pool.release(request.holding)
+                self.pool.release(request.block_table)
                 counters.finished(request)
 
 

@@ -1,8 +1,8 @@
-"""What can be wrong with a simulated server: a table of switches, each with who is expected to notice.
+"""The faults of a simulated server: a table of switches, with the checks that must notice each of them.
 
-Every row of the fault matrix that a server can cause is here. `Faults` is what is switched on in one server;
-the modules ask it where they would otherwise do right: ``faults.value("slow", "factor")`` is `None` while
-healthy.
+Every row of the fault matrix that a server can cause is here. `Faults` holds those that are active in one
+server; other modules read it with ``faults.value("slow", "factor")``, which is `None` while the fault is off.
+`FaultEffects` applies them to the engine.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from sparkwright.base.errors import ConfigError, UnknownNameError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from sparkwright.verify.simulator.engine import Request
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -23,9 +25,9 @@ class Fault:
 
     Attributes:
         name: as given to ``--fault``.
-        does: what it changes.
+        does: the change that it makes.
         noticed_by: names of the checks that must not pass while it is on; ``endpoint`` and ``server`` are the
-            preflight and the server's lifecycle. Empty for what is odd but right: everything stays green.
+            preflight and the server's lifecycle. Empty for unusual but correct behaviour: every check passes.
         parameters: their defaults, by name; the first is the one that ``--fault NAME=VALUE`` sets.
     """
 
@@ -68,7 +70,7 @@ _TABLE: Final = (
         "counters call the token after the accepted ones accepted too",
         ("sweep",),
     ),
-    # Ends and standstills
+    # Crashes and stalls
     Fault("crash-at", "the engine dies at this batch size and above", ("crash",), {"batch": 32}),
     Fault("crash-off-grid", "the engine dies at exactly this batch size", ("crash",), {"batch": 17}),
     Fault("crash-on-drain", "the engine dies when the batch shrinks to this size", ("crash",), {"batch": 5}),
@@ -106,7 +108,7 @@ _TABLE: Final = (
     ),
     Fault("abort", "generation ends early with finish_reason abort", ("sweep",), {"every": 5, "share": 0.5}),
     Fault("wrong-tokenize", "POST /tokenize counts so many times the tokens", ("context",), {"factor": 2}),
-    # Streams that are odd, and right
+    # Streams that are unusual and correct
     Fault("usage-at-end", "no token ids and no continuous usage: only the count at the end", ()),
     Fault("role-chunks", "chunks with nothing but a role", (), {"many": 3}),
     Fault("empty-content", "chunks with empty content between the others", ()),
@@ -130,13 +132,13 @@ _TABLE: Final = (
     ),
     Fault("unrounded-graphs", "decode graphs are captured for sizes that hold no whole drafts", ("boot",)),
     Fault("nvfp4-no-gain", "NVFP4 KV that holds no more tokens than FP8", ("boot",)),
-    # What is generated
+    # Generated text
     Fault("repeated-token", "nothing but exclamation marks", ("coherence",)),
     Fault("one-token", "the same word again and again", ("coherence",)),
     Fault("lossy", "speculation accepts wrong tokens at this rate", ("lossless",), {"rate": 0.01}),
     Fault("lossy-position", "speculation accepts a wrong token at one position", ("lossless",), {"at": 24}),
     Fault("near-ties", "speculation turns this share of near ties the other way", (), {"share": 0.15}),
-    # What it is, and how fast
+    # Version, endpoints and speed
     Fault("flood", "steps are so many times faster than any client", ("sweep",), {"factor": 1000}),
     Fault("no-metrics", "/metrics is not there", ("endpoint",)),
     Fault("old-version", "a version that is too old", ("endpoint",)),
@@ -147,7 +149,7 @@ FAULTS: Final[Mapping[str, Fault]] = MappingProxyType({fault.name: fault for fau
 
 @dataclass(frozen=True)
 class Faults:
-    """The faults that are on, with their parameters."""
+    """The active faults, with their parameters."""
 
     active: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -155,7 +157,7 @@ class Faults:
         return FAULTS[name].name in self.active  # a misspelt name must not read as healthy
 
     def value(self, name: str, parameter: str) -> float | None:
-        """A parameter of the fault *name*, or `None` while it is off.
+        """Return a parameter of the fault *name*, or `None` while it is off.
 
         Raises:
             KeyError: there is no such fault, or it has no such parameter.
@@ -165,7 +167,7 @@ class Faults:
         return None if found is None else found[parameter]
 
     def hits(self, name: str, number: int) -> bool:
-        """Whether request *number* (from 1) is one of those that the fault *name* befalls."""
+        """Tell if request *number* (from 1) is one that the fault *name* affects."""
         every = self.value(name, "every")
         return every is not None and number % int(every) == 0
 
@@ -204,3 +206,80 @@ def _parameters(fault: Fault, text: str) -> dict[str, float]:
                 because=f"it has {', '.join(names) or 'none'}",
             )
     return found
+
+
+BLOCK_TABLE = "RuntimeError: block_table must have shape (batch_size, max_num_blocks_per_seq)"
+
+
+class EngineDeadError(Exception):
+    """A step failed in a way that ends the engine; the message is the one in the log."""
+
+
+class OutOfMemoryError(Exception):
+    """The kernel kills the whole server."""
+
+
+class FaultEffects:
+    """The effects of one server's faults on its engine; without faults there are none."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+
+    def acceptance(self, request: Request, now: float, batch: int) -> float:
+        """Return the factor on the chance of acceptance; 1 when healthy.
+
+        Args:
+            request: the request whose draft is verified.
+            now: simulated seconds since the start.
+            batch: requests in this step.
+        """
+        faults = self._faults
+        if "inert" in faults or "nan-drafts" in faults:
+            return 0.0
+        factor = self._decayed(now)
+        floor = faults.value("decay-cached", "floor")
+        if floor is not None:
+            factor *= 1 - (1 - floor) * max(request.cached, 0) / request.prompt_tokens
+        beyond, floor = faults.value("long-context", "beyond"), faults.value("long-context", "floor")
+        if beyond is not None and floor is not None and len(request.tokens) > beyond:
+            factor *= floor
+        power = faults.value("falls-with-load", "power")
+        return factor if power is None else factor * batch**-power
+
+    def _decayed(self, now: float) -> float:
+        """Return the factor on acceptance that depends on time."""
+        faults, factor = self._faults, 1.0
+        onset, floor = faults.value("decay-step", "onset_s"), faults.value("decay-step", "floor")
+        if onset is not None and floor is not None and now >= onset:
+            factor = floor
+        onset, over = faults.value("decay-linear", "onset_s"), faults.value("decay-linear", "over_s")
+        floor = faults.value("decay-linear", "floor")
+        if onset is not None and over is not None and floor is not None:
+            factor *= max(floor, 1 - (1 - floor) * max(0.0, now - onset) / over)
+        return factor
+
+    def duration(self) -> float:
+        """Return the factor on a step's duration; 1 when healthy."""
+        slow, flood = self._faults.value("slow", "factor"), self._faults.value("flood", "factor")
+        return (slow or 1.0) / (flood or 1.0)
+
+    def check_batch(self, batch: int, before: int) -> None:
+        """Raise if a fault ends the engine or the server at this batch size.
+
+        Args:
+            batch: requests that decode in this step.
+            before: the same for the step before.
+
+        Raises:
+            EngineDeadError: the engine dies.
+            OutOfMemoryError: the server dies.
+        """
+        faults = self._faults
+        at = faults.value("crash-at", "batch")
+        off_grid = faults.value("crash-off-grid", "batch")
+        drain = faults.value("crash-on-drain", "batch")
+        if (at is not None and batch >= at) or batch == off_grid or (batch == drain and batch < before):
+            raise EngineDeadError(BLOCK_TABLE)
+        memory = faults.value("oom-under-load", "batch")
+        if memory is not None and batch >= memory:
+            raise OutOfMemoryError

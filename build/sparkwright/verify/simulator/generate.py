@@ -1,28 +1,219 @@
-"""One request for text, from its body to its last byte."""
+"""One request for text, from its parameters to the last byte of its response.
+
+`EventStream` writes server-sent events and applies the faults of streams; `TraceFile` records the true times
+and counts of each request, to hold a client's figures against.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+import socket
+import struct
 import time
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkwright.verify.simulator.acceptance import category_of
-from sparkwright.verify.simulator.answer import Answer
-from sparkwright.verify.simulator.ask import AskError
+import msgspec
+
+from sparkwright.verify.arrival import arrivals_of
+from sparkwright.verify.simulator.api import ApiError, ResponseBuilder
 from sparkwright.verify.simulator.driver import DEAD
-from sparkwright.verify.simulator.hashing import digest, mix
-from sparkwright.verify.simulator.language import Sampling, Speaker, answer_to, text_of
-from sparkwright.verify.simulator.request import Request, Spans
-from sparkwright.verify.simulator.truth import Witness
-from sparkwright.verify.simulator.wire import StreamCut, Wire
+from sparkwright.verify.simulator.engine import Request, Spans
+from sparkwright.verify.simulator.language import (
+    Sampling,
+    TokenGenerator,
+    answer_to,
+    category_of,
+    digest,
+    mix,
+    text_of,
+)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from aiohttp import web
 
-    from sparkwright.verify.simulator.ask import Ask
+    from sparkwright.verify.simulator.api import RequestParams
     from sparkwright.verify.simulator.driver import Driver
-    from sparkwright.verify.simulator.request import StreamDelta
+    from sparkwright.verify.simulator.engine import StreamDelta
+    from sparkwright.verify.simulator.faults import Faults
     from sparkwright.verify.simulator.settings import Settings
+
+
+@dataclass
+class RequestTrace:
+    """The true figures of one request; times as of `time.perf_counter_ns`, one clock for all processes.
+
+    Attributes:
+        id: the request's id.
+        number: from 1, in the order of arrival.
+        head: the beginning of its prompt.
+        category: category that the simulator assigned.
+        received_ns: arrival of its last byte at the socket, by the kernel's timestamp.
+        accepted_ns: time at which the simulator began to handle it.
+        first_token_written_ns: just before its first token's bytes were given to the kernel; 0 if never.
+        last_token_written_ns: the same of its last token.
+        tokens: generated tokens that were written.
+        chunks: events with tokens that were written.
+        prompt_tokens: tokens of its prompt.
+        cached_tokens: prompt tokens found in the cache.
+        drafts: steps with drafted tokens.
+        accepted: drafted tokens that were accepted.
+        finish: the finish reason, or empty.
+        fault: the fault that affected it, or empty.
+    """
+
+    id: str
+    number: int
+    head: str
+    category: str
+    received_ns: int
+    accepted_ns: int
+    first_token_written_ns: int = 0
+    last_token_written_ns: int = 0
+    tokens: int = 0
+    chunks: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    drafts: int = 0
+    accepted: int = 0
+    finish: str = ""
+    fault: str = ""
+
+
+class TraceFile:
+    """A file of `RequestTrace` lines; nothing is written without a *path*."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = path.open("a", encoding="utf-8") if path else None
+
+    def write(self, trace: RequestTrace) -> None:
+        """Write one line and flush it."""
+        if self._file and not self._file.closed:
+            self._file.write(json.dumps(asdict(trace), ensure_ascii=False) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+
+
+CUTS: Final = ("cut-fin", "cut-close", "cut-reset", "cut-json", "error-in-band", "stall")
+_DONE: Final = b"[DONE]"
+
+
+class StreamCut(Exception):  # noqa: N818 - an effect of a fault, not an error of this program
+    """A fault ended the stream early; the argument is the fault's name."""
+
+
+class EventStream:
+    """One streaming response.
+
+    Args:
+        response: the prepared response; its headers are sent.
+        transport: transport of its connection.
+        faults: the server's faults.
+        trace: record of the times of writing.
+    """
+
+    def __init__(
+        self,
+        response: web.StreamResponse,
+        transport: asyncio.Transport | None,
+        faults: Faults,
+        trace: RequestTrace,
+    ) -> None:
+        self._response, self._transport = response, transport
+        self._socket = arrivals_of(transport)
+        self._faults, self._trace = faults, trace
+        self._line = b"\r\n" if "crlf" in faults else b"\n"
+        self._waiting: list[tuple[bytes, int]] = []
+        self._cut = next((name for name in CUTS if faults.hits(name, trace.number)), "")
+        if self._cut:
+            trace.fault = self._cut
+
+    async def event(self, payload: dict[str, Any], *, tokens: int = 0) -> None:
+        """Send one event, with so many generated tokens in it.
+
+        Raises:
+            StreamCut: a fault ends the stream here.
+        """
+        data = msgspec.json.encode(payload)
+        if self._cut and self._trace.chunks >= (self._faults.value(self._cut, "chunks") or 0):
+            await self._break(data)
+        if "sse-comments" in self._faults:
+            await self._send(b": ping - still here" + self._line + self._line, 0)
+        await self._send(self._framed(data), tokens)
+
+    async def done(self) -> None:
+        """Send ``[DONE]`` and everything held back."""
+        await self._send(self._framed(_DONE), 0)
+        await self._flush()
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"data: " + data + self._line + self._line
+
+    async def _send(self, data: bytes, tokens: int) -> None:
+        many = math.inf if "buffered" in self._faults else self._faults.value("joined-events", "many")
+        self._waiting.append((data, tokens))
+        if many is None or len(self._waiting) >= many:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        events, self._waiting = self._waiting, []
+        tokens = sum(count for _, count in events)
+        written = time.perf_counter_ns()
+        await self._write(b"".join(data for data, _ in events))
+        if tokens:
+            if self._socket is not None:  # bytes held back by a full socket count from here
+                written = max(written, self._socket.last_sent_ns)
+            trace = self._trace
+            trace.first_token_written_ns = trace.first_token_written_ns or written
+            trace.last_token_written_ns = written
+            trace.tokens += tokens
+            trace.chunks += sum(count > 0 for _, count in events)
+
+    async def _write(self, data: bytes) -> None:
+        size = self._faults.value("split-reads", "bytes")
+        if size is None:
+            await self._response.write(data)
+            return
+        for begin in range(0, len(data), int(size)):
+            await self._response.write(data[begin : begin + int(size)])
+            await asyncio.sleep(0)
+
+    async def _break(self, data: bytes) -> None:
+        """Apply the fault that ends this stream."""
+        await self._flush()
+        if self._cut == "cut-json":
+            await self._write(self._framed(data[: len(data) // 2]) + self._framed(_DONE))
+        elif self._cut == "error-in-band":
+            error = {
+                "message": "Internal server error",
+                "type": "InternalServerError",
+                "param": None,
+                "code": 500,
+            }
+            await self._write(self._framed(msgspec.json.encode({"error": error})) + self._framed(_DONE))
+        elif self._cut == "stall":
+            await asyncio.Event().wait()  # until the client gives up
+        elif self._cut != "cut-fin":
+            self._drop(reset=self._cut == "cut-reset")
+        raise StreamCut(self._cut)
+
+    def _drop(self, *, reset: bool) -> None:
+        """Close the connection in the middle; a reset also discards bytes not yet delivered."""
+        if self._transport is None:
+            return
+        connection = self._transport.get_extra_info("socket")
+        if reset and connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
 
 _HEAD: Final = 80
 _ENDLESS: Final = 1 << 40
@@ -30,42 +221,42 @@ _LOOPS: Final = {"repeated-token": "!!!!", "one-token": " cobalt"}
 _STREAM: Final = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 
-def sampling_of(ask: Ask, settings: Settings, number: int) -> Sampling:
-    """How the tokens of a request are chosen, faults included."""
+def sampling_of(params: RequestParams, settings: Settings, number: int) -> Sampling:
+    """Return the sampling parameters of a request, faults included."""
     faults, speculates = settings.faults, settings.k > 0
     wrong_at = faults.value("lossy-position", "at")
     loop = next((text for name, text in _LOOPS.items() if name in faults), "")
     return Sampling(
-        temperature=ask.temperature,
-        seed=ask.seed or mix(settings.seed, number),
-        stops=not ask.ignore_eos,
-        # Kernels that verify drafts round otherwise than those that do not, and each start tunes them anew.
+        temperature=params.temperature,
+        seed=params.seed or mix(settings.seed, number),
+        stops=not params.ignore_eos,
+        # Kernels that verify drafts round differently from those that do not, and each start tunes its own.
         noise=mix(mix(settings.seed, 5), settings.k) | 1,
         ties=(faults.value("near-ties", "share") or 0.0) if speculates else 0.0,
         wrong=(faults.value("lossy", "rate") or 0.0) if speculates else 0.0,
         wrong_at=-1 if wrong_at is None or not speculates else int(wrong_at),
         loop=loop,
-        detailed=ask.logprobs >= 0,
+        detailed=params.logprobs >= 0,
     )
 
 
-def make_request(ask: Ask, settings: Settings, number: int, now: float) -> Request:
-    """What the engine works on, for what was *ask*-ed; it arrived at the simulated moment *now*."""
-    text = ask.text or text_of(ask.tokens)
+def make_request(params: RequestParams, settings: Settings, number: int, now: float) -> Request:
+    """Return the engine's request for *params*, which arrived at the simulated time *now*."""
+    text = params.text or text_of(params.tokens)
     limit, reason = 0, ""
     for name, finish in (("early-stop", "stop"), ("abort", "abort")):
         if settings.faults.hits(name, number):
-            limit = max(1, int(ask.max_tokens * (settings.faults.value(name, "share") or 0)))
+            limit = max(1, int(params.max_tokens * (settings.faults.value(name, "share") or 0)))
             reason = finish
-    prefix = "chatcmpl" if ask.chat else "cmpl"
+    prefix = "chatcmpl" if params.chat else "cmpl"
     identity = digest(b"%d %s" % (settings.seed, text.encode(errors="replace")))
-    name = ask.named or f"{identity:016x}{number:08x}"
+    name = params.named or f"{identity:016x}{number:08x}"
     return Request(
         number=number,
         name=f"{prefix}-{name}",
-        tokens=list(ask.tokens),
-        max_tokens=_ENDLESS if settings.faults.hits("runaway", number) else ask.max_tokens,
-        speaker=Speaker(ask.tokens, answer_to(text), sampling_of(ask, settings, number)),
+        tokens=list(params.tokens),
+        max_tokens=_ENDLESS if settings.faults.hits("runaway", number) else params.max_tokens,
+        generator=TokenGenerator(params.tokens, answer_to(text), sampling_of(params, settings, number)),
         category=category_of(text),
         identity=identity,
         spans=Spans(now),
@@ -84,35 +275,37 @@ def _delta_kind(settings: Settings) -> str:
 
 
 class Generation:
-    """Serves one request.
+    """The serving of one request.
 
     Args:
-        driver: of the engine.
-        ask: what is wanted.
-        number: of the request, from 1.
-        received_ns: when its last byte had come to the socket.
-        accepted_ns: when it was taken up.
+        driver: the engine's driver.
+        params: the request's parameters.
+        number: number of the request, from 1.
+        received_ns: arrival of its last byte at the socket.
+        accepted_ns: time at which its handling began.
     """
 
-    def __init__(self, driver: Driver, ask: Ask, number: int, received_ns: int, accepted_ns: int) -> None:
-        self._driver, self._ask, self._settings = driver, ask, driver.settings
-        self.request = make_request(ask, driver.settings, number, driver.clock.now())
+    def __init__(
+        self, driver: Driver, params: RequestParams, number: int, received_ns: int, accepted_ns: int
+    ) -> None:
+        self._driver, self._params, self._settings = driver, params, driver.settings
+        self.request = make_request(params, driver.settings, number, driver.clock.now())
         faults = driver.settings.faults
-        self.witness = Witness(
+        self.trace = RequestTrace(
             id=self.request.name,
             number=number,
-            head=ask.text[:_HEAD],
+            head=params.text[:_HEAD],
             category=self.request.category,
             received_ns=received_ns,
             accepted_ns=accepted_ns,
         )
         silent = faults.hits("no-usage", number)
-        self._usage = ask.usage and not silent
+        self._usage = params.usage and not silent
         self._more = (
             int(faults.value("wrong-usage", "more") or 0) if faults.hits("wrong-usage", number) else 0
         )
-        self._answer = Answer(
-            ask,
+        self._builder = ResponseBuilder(
+            params,
             self.request,
             driver.settings,
             int(driver.clock.wall()),
@@ -121,29 +314,29 @@ class Generation:
         )
 
     async def serve(self, http: web.Request) -> web.StreamResponse:
-        """Answer; the request is forgotten when its client goes.
+        """Respond; the request is dropped when its client disconnects.
 
         Raises:
-            AskError: the engine is dead.
+            ApiError: the engine is dead.
         """
         if self._driver.dead:
-            raise AskError(500, "InternalServerError", DEAD)
+            raise ApiError(500, "InternalServerError", DEAD)
         queue = self._driver.submit(self.request)
         try:
-            return await (self._stream(http, queue) if self._ask.stream else self._whole(queue))
+            return await (self._stream(http, queue) if self._params.stream else self._whole(queue))
         finally:
-            self._driver.leave(self.request)
+            self._driver.cancel(self.request)
 
-    def note(self) -> Witness:
-        """What is to be told of the request, now that it is over."""
-        request, witness = self.request, self.witness
-        witness.prompt_tokens = request.prompt_tokens
-        witness.cached_tokens = max(0, request.cached)
-        witness.drafts, witness.accepted = len(request.steps), sum(request.steps)
-        witness.finish = request.finish
-        return witness
+    def finish_trace(self) -> RequestTrace:
+        """Return the request's trace, completed at its end."""
+        request, trace = self.request, self.trace
+        trace.prompt_tokens = request.prompt_tokens
+        trace.cached_tokens = max(0, request.cached)
+        trace.drafts, trace.accepted = len(request.steps), sum(request.steps)
+        trace.finish = request.finish
+        return trace
 
-    # In one piece ---------------------------------------------------------------------------------------
+    # One body --------------------------------------------------------------------------------------------
 
     async def _whole(self, queue: asyncio.Queue[StreamDelta | None]) -> web.Response:
         from aiohttp import web
@@ -152,15 +345,15 @@ class Generation:
         while not deltas or not deltas[-1].finish:
             delta = await queue.get()
             if delta is None:
-                raise AskError(500, "InternalServerError", DEAD)
+                raise ApiError(500, "InternalServerError", DEAD)
             deltas.append(delta)
-        body = self._answer.whole(deltas, more=self._more)
-        self.witness.tokens = sum(len(delta.choices) for delta in deltas)
-        self.witness.first_token_written_ns = self.witness.last_token_written_ns = time.perf_counter_ns()
-        self.witness.chunks = 1
+        body = self._builder.whole(deltas, more=self._more)
+        self.trace.tokens = sum(len(delta.choices) for delta in deltas)
+        self.trace.first_token_written_ns = self.trace.last_token_written_ns = time.perf_counter_ns()
+        self.trace.chunks = 1
         return web.json_response(body)
 
-    # In events ------------------------------------------------------------------------------------------
+    # Events ----------------------------------------------------------------------------------------------
 
     async def _stream(
         self, http: web.Request, queue: asyncio.Queue[StreamDelta | None]
@@ -169,42 +362,42 @@ class Generation:
 
         response = web.StreamResponse(headers=_STREAM)
         await response.prepare(http)
-        wire = Wire(response, http.transport, self._settings.faults, self.witness)
+        stream = EventStream(response, http.transport, self._settings.faults, self.trace)
         try:
             if self._settings.faults.hits("hang", self.request.number):
-                self.witness.fault = "hang"
+                self.trace.fault = "hang"
                 await asyncio.Event().wait()  # until the client gives up
-            await self._events(wire, queue)
-            await wire.done()
+            await self._events(stream, queue)
+            await stream.done()
         except (StreamCut, ConnectionError):
             return response
         await response.write_eof()
         return response
 
-    async def _events(self, wire: Wire, queue: asyncio.Queue[StreamDelta | None]) -> None:
+    async def _events(self, stream: EventStream, queue: asyncio.Queue[StreamDelta | None]) -> None:
         faults, opened, finish = self._settings.faults, False, ""
         while not finish:
             delta = await queue.get()
             if not opened:
                 opened = True
-                await self._open(wire)
+                await self._open(stream)
             if delta is None:
-                await wire.event(AskError(500, "InternalServerError", DEAD).body())
+                await stream.event(ApiError(500, "InternalServerError", DEAD).body())
                 return
             if "empty-content" in faults:
-                await wire.event(self._answer.event([self._odd({"content": ""}, "")]))
-            await wire.event(self._answer.delta(delta), tokens=len(delta.choices))
+                await stream.event(self._builder.event([self._odd({"content": ""}, "")]))
+            await stream.event(self._builder.delta(delta), tokens=len(delta.choices))
             finish = delta.finish
         if self._usage:
-            await wire.event(self._answer.closing(more=self._more))
+            await stream.event(self._builder.closing(more=self._more))
 
-    async def _open(self, wire: Wire) -> None:
-        for event in self._answer.opening():
-            await wire.event(event)
+    async def _open(self, stream: EventStream) -> None:
+        for event in self._builder.opening():
+            await stream.event(event)
         for _ in range(int(self._settings.faults.value("role-chunks", "many") or 0)):
-            await wire.event(self._answer.event([self._odd({"role": "assistant"}, "")]))
+            await stream.event(self._builder.event([self._odd({"role": "assistant"}, "")]))
 
     def _odd(self, delta: dict[str, Any], text: str) -> dict[str, Any]:
-        """A choice that brings no token."""
-        content: dict[str, Any] = {"delta": delta} if self._ask.chat else {"text": text}
+        """Return a choice without tokens."""
+        content: dict[str, Any] = {"delta": delta} if self._params.chat else {"text": text}
         return {"index": 0, **content, "logprobs": None, "finish_reason": None}

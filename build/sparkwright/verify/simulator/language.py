@@ -1,9 +1,9 @@
-"""A deterministic "model": which token follows a context, how sure it is, and what that reads like.
+"""A deterministic language model and drafter: pseudorandom draws, text, log-probabilities, acceptance.
 
-The context is folded into one number, token by token; the next token follows from it. So greedy answers
-repeat, two contexts that differ once differ for good, and no step needs more than a few multiplications.
-Text is made of sentences over a small vocabulary. What the prompt states ("The code for Otter is 4711.") is
-answered when it is asked for, and so are sums of whole numbers.
+The context is folded into one number, token by token; the next token follows from it. So greedy outputs
+repeat, two contexts that differ once stay different, and a step takes a few multiplications. Text is made of
+sentences over a small vocabulary. A fact in the prompt ("The code for Otter is 4711.") is given when the
+prompt has a question for it, and so are sums of whole numbers. Drafts are accepted by tables of categories.
 """
 
 from __future__ import annotations
@@ -13,16 +13,46 @@ import re
 from array import array
 from dataclasses import dataclass
 from functools import cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
-
-from sparkwright.verify.simulator.hashing import bell, digest, gumbel, mix, unit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_MASK = (1 << 64) - 1
+
+
+def mix(state: int, value: int) -> int:
+    """Return the 64-bit *state* advanced by *value*: the finalizer of SplitMix64 over both."""
+    state = ((state ^ value) + 0x9E3779B97F4A7C15) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
+
+
+def digest(data: bytes) -> int:
+    """Return a 64-bit hash of *data*."""
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
+
+
+def unit(state: int) -> float:
+    """Return *state* as a number in (0, 1)."""
+    return ((state >> 11) + 0.5) / (1 << 53)
+
+
+def gaussian(state: int) -> float:
+    """Return *state* as a draw from the standard normal distribution (Box and Muller)."""
+    return math.sqrt(-2 * math.log(unit(mix(state, 1)))) * math.cos(2 * math.pi * unit(mix(state, 2)))
+
+
+def gumbel(state: int) -> float:
+    """Return *state* as a draw from the Gumbel distribution; the largest logit + draw samples a softmax."""
+    return -math.log(-math.log(unit(state)))
+
+
 # Token ids: single characters have their code points, the vocabulary's words follow, and all other pieces of
-# prompts have hashes. What is generated can always be spelled.
+# prompts have hashes. Generated tokens always have a spelling.
 EOS: Final = 0
 _WORD_0: Final = 0x110000
 _HASH_0: Final = 0x120000
@@ -48,7 +78,7 @@ _VOCABULARY: Final = {
     slot: tuple(words.split("|")) if slot in "J." else tuple(f" {word}" for word in words.split())
     for slot, words in _WORDS.items()
 }
-_NEVER: Final = " cobalt"  # no sentence holds it but a faulty one
+_NEVER: Final = " cobalt"  # only faulty sentences contain it
 _PIECES: Final = (*dict.fromkeys(word for words in _VOCABULARY.values() for word in words), _NEVER)
 _IDS: Final = {piece: _WORD_0 + index for index, piece in enumerate(_PIECES)}
 _SLOTS: Final = {slot: tuple(_IDS[word] for word in words) for slot, words in _VOCABULARY.items()}
@@ -57,15 +87,15 @@ _SENTENCE: Final = "DANVPDANJDANVDAN."
 
 _TIES: Final = 0.02  # share of positions with two tokens that are about as likely
 _TIE_NAT: Final = 0.04
-_NOISE_NAT: Final = 0.02  # how far the numbers of one kind of batch are from those of another
-_SURE_NAT: Final = 7.0  # by how much a token is more likely that leaves no choice
+_NOISE_NAT: Final = 0.02  # deviation of logits between kinds of batches
+_SURE_NAT: Final = 7.0  # lead of a token without an alternative
 _NEXT_NAT: Final = 0.9  # between alternatives after the second
 _TAIL: Final = 0.001  # weight of all tokens that are not among the alternatives
 _ALTERNATIVES: Final = 8
 
 
 def encode(text: str) -> list[int]:
-    """The tokens of *text*; about four letters each in English."""
+    """Return the tokens of *text*; about four letters each in English."""
     return [_token(piece) for piece in _TOKEN.findall(text)]
 
 
@@ -80,7 +110,7 @@ def _spelling(token: int) -> str:
 
 
 def text_of(tokens: Sequence[int]) -> str:
-    """What *tokens* read like; pieces of prompts that are in no vocabulary are lost."""
+    """Return the text of *tokens*; pieces of prompts outside the vocabulary have none."""
     return "".join(map(_spelling, tokens))
 
 
@@ -100,7 +130,7 @@ _LAST: Final = 3000  # characters at the end, where a question is
 
 
 def answer_to(text: str) -> str:
-    """What the prompt's own question has as its answer; empty where it asks for nothing that we know."""
+    """Return the answer to the question or sum at the end of *text*; empty if there is none."""
     asked = list(_ASKED.finditer(text, max(0, len(text) - _LAST)))
     if asked:
         wanted = asked[-1]
@@ -117,7 +147,7 @@ def answer_to(text: str) -> str:
 
 
 def _spell(text: str) -> list[int]:
-    """Tokens that read like *text* exactly."""
+    """Return tokens that read exactly like *text*."""
     pieces = _TOKEN.findall(text)
     return [token for piece in pieces for token in ([_IDS[piece]] if piece in _IDS else map(ord, piece))]
 
@@ -127,18 +157,18 @@ def _spell(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen.
+    """Sampling parameters of one request.
 
     Attributes:
         temperature: 0 is greedy.
-        seed: of what is drawn.
-        stops: whether the model may end its answer.
-        noise: names the kernels whose rounding decides near ties; 0 decides them as the model has it.
+        seed: seed of the draws.
+        stops: the model may end its output.
+        noise: identifies the kernels whose rounding decides near ties; 0 takes the more likely token.
         ties: share of near ties that a fault turns the other way.
-        wrong: chance of a token that is far from likely, by a fault.
+        wrong: chance of an unlikely token, by a fault.
         wrong_at: position of such a token, by a fault; -1 for none.
-        loop: a text that a fault repeats for ever.
-        detailed: whether log-probabilities are wanted.
+        loop: a text that a fault repeats without end.
+        detailed: compute log-probabilities.
     """
 
     temperature: float = 0.0
@@ -155,7 +185,7 @@ class Sampling:
 class Choice(NamedTuple):
     """One generated token, and the most likely ones with their log-probabilities, most likely first.
 
-    The log-probabilities are there when `Sampling.detailed` asks for them.
+    The log-probabilities are present if `Sampling.detailed` is set.
     """
 
     token: int
@@ -164,7 +194,7 @@ class Choice(NamedTuple):
 
 
 class _Options(NamedTuple):
-    """What may be said next: *tokens* from the one at *first* on, in the order of their likelihood."""
+    """The candidates for the next token: *tokens* from index *first* on, most likely first."""
 
     tokens: tuple[int, ...]
     first: int
@@ -172,27 +202,27 @@ class _Options(NamedTuple):
 
     @property
     def many(self) -> int:
-        """How many of them are ever said or told of."""
+        """Return the number of candidates that can be chosen or reported."""
         return min(_ALTERNATIVES, len(self.tokens))
 
     def token(self, rank: int) -> int:
-        """The one that is the most likely but for *rank* others."""
+        """Return the candidate of this *rank*, 0 for the most likely."""
         return self.tokens[(self.first + rank) % len(self.tokens)]
 
     def logprobs(self) -> tuple[tuple[int, float], ...]:
-        """Each with its log-probability, the most likely first."""
+        """Return each candidate with its log-probability, most likely first."""
         logits = [0.0, *(-self.gap - _NEXT_NAT * rank for rank in range(self.many - 1))]
         total = math.log(sum(map(math.exp, logits)) + _TAIL)
         return tuple((self.token(rank), logit - total) for rank, logit in enumerate(logits))
 
 
-class Speaker:
-    """One sequence, told token by token; what it says next follows from what was said.
+class TokenGenerator:
+    """The generator of one sequence; each token follows from those before it.
 
     Args:
-        prompt: tokens that came before.
-        answer: a text that it begins with.
-        sampling: how it chooses.
+        prompt: the prompt's tokens.
+        answer: a text that the output begins with.
+        sampling: its sampling parameters.
     """
 
     def __init__(self, prompt: Sequence[int], answer: str, sampling: Sampling) -> None:
@@ -200,49 +230,51 @@ class Speaker:
         self._sampling = sampling
         self._script = _spell(answer)
         self._slot = 0
-        self.said = 0
-        # An answer of its own ends after 60 to 400 tokens, one that was asked for ends when it is given.
+        self.emitted = 0
+        # Free text ends after 60 to 400 tokens, an answer to a question after its last token.
         self._length = len(self._script) or 60 + self._state % 341
 
     def next(self, noise: int) -> Choice:
-        """Say one token more.
+        """Generate one more token.
 
         Args:
-            noise: names the kernels that compute it: those for one request, or those for many.
+            noise: identifies the kernels that compute it: those for one request, or those for many.
         """
         options = self._options()
         rank = self._rank(options, noise)
         token = options.token(rank)
         top = options.logprobs() if self._sampling.detailed else ()
         self._state = mix(self._state, token)
-        self.said += 1
-        self._slot = self._next_slot() if self.said > len(self._script) else 0
+        self.emitted += 1
+        self._slot = self._next_slot() if self.emitted > len(self._script) else 0
         return Choice(token, top[rank][1] if top else 0.0, top)
 
     def _options(self) -> _Options:
-        """The most likely tokens after what was said."""
-        sampling, said = self._sampling, self.said
+        """Return the candidates at this position."""
+        sampling, emitted = self._sampling, self.emitted
         if sampling.loop:
             loop = _spell(sampling.loop)
-            return _Options((loop[said % len(loop)], _IDS[_NEVER]), 0, _SURE_NAT)
-        if sampling.stops and said >= self._length:
+            return _Options((loop[emitted % len(loop)], _IDS[_NEVER]), 0, _SURE_NAT)
+        if sampling.stops and emitted >= self._length:
             return _Options((EOS, _IDS[_NEVER]), 0, _SURE_NAT)
-        if said < len(self._script):
-            return _Options((self._script[said], _IDS[_NEVER]), 0, _SURE_NAT)
+        if emitted < len(self._script):
+            return _Options((self._script[emitted], _IDS[_NEVER]), 0, _SURE_NAT)
         tokens, state = _SLOTS[_SENTENCE[self._slot]], mix(self._state, 11)
         return _Options(tokens, state % len(tokens), self._gap(state))
 
     def _gap(self, state: int) -> float:
-        """By how much the first token is more likely than the second, in nats."""
+        """Return the difference between the two best log-probabilities, in nats."""
         drawn = unit(state)
         if drawn < _TIES:
             return _TIE_NAT * drawn / _TIES
         return 0.4 + 4 * ((drawn - _TIES) / (1 - _TIES)) ** 2
 
     def _rank(self, options: _Options, noise: int) -> int:
-        """Which of the options is said, 0 for the most likely."""
+        """Return the rank of the token to generate, 0 for the most likely."""
         sampling = self._sampling
-        if sampling.wrong_at == self.said or (sampling.wrong and unit(mix(self._state, 13)) < sampling.wrong):
+        if sampling.wrong_at == self.emitted or (
+            sampling.wrong and unit(mix(self._state, 13)) < sampling.wrong
+        ):
             return options.many - 1
         if sampling.temperature > 0:
             draws = [
@@ -256,15 +288,86 @@ class Speaker:
             return 1
         if not sampling.noise:
             return 0
-        # Rounding moves logits a little, and every kernel does it in its own way.
-        moved = bell(mix(mix(sampling.noise, noise), self._state)) * _NOISE_NAT
+        # Rounding moves logits a little, differently in every kernel.
+        moved = gaussian(mix(mix(sampling.noise, noise), self._state)) * _NOISE_NAT
         return int(moved > options.gap)
 
     def _next_slot(self) -> int:
-        """Where in a sentence the next token stands; adjectives and subordinate clauses may be left out."""
+        """Return the next position in a sentence; adjectives and subordinate clauses may be left out."""
         slot = (self._slot + 1) % len(_SENTENCE)
         if _SENTENCE[slot] == "A" and self._state & 1:
             slot += 1
         if _SENTENCE[slot] == "J" and self._state & 6:
             slot = len(_SENTENCE) - 1
         return slot
+
+
+# Chance that the first drafted token is accepted, and the factor from each position to the next, given that
+# all before it were accepted. With seven drafted tokens the mean acceptance lengths lie between 2.4 and 4.2,
+# in the order that published figures for this machine have.
+CATEGORIES: Final = {
+    "code": (0.86, 0.93),
+    "math": (0.88, 0.945),
+    "reasoning": (0.875, 0.94),
+    "prose": (0.70, 0.87),
+    "dialogue": (0.73, 0.88),
+    "extraction": (0.855, 0.925),
+}
+
+# Words that indicate a category; ``*`` stands for any ending, ``_`` for a space.
+_CATEGORY_WORDS: Final = {
+    "code": "code function python rust c++ javascript typescript sql class method program script regex bash "
+    "bug api algorithm implement* refactor* compil* unit_test* def loop recursi* decorator iterator struct "
+    "tests thread* postgresql index* buffer cmake* header library dockerfile yaml_workflow",
+    "math": "solve calculat* comput* equation* integral derivative probability sum prove angle* triangle* "
+    "how_many remainder digit* fraction* average prime* divisible polynomial matrix end_with_'answer slope "
+    "greatest_common work_this_out",
+    "reasoning": "reason* logic* deduc* infer* puzzle step_by_step conclu* premise* therefore argument* "
+    "if_and_only_if contradict* which_of hypothes* assumption* weigh* evidence prisoner* trade-off* decide "
+    "propos* rank* cause* estimate state somebody suppose guarantee* possible strategy compare",
+    "prose": "story essay poem describ* novel scene paragraph* narrat* portrait memoir landscape legend tale "
+    "write_about chapter vivid* write_a review_of write_the words",
+    "dialogue": "i i'm i've my me we we're our",
+    "extraction": "json extract* field* csv yaml xml schema pars* key* list_all entities record* invoice "
+    "structured toml array null object* table",
+}
+
+
+def _expression(word: str) -> str:
+    return re.escape(word).replace(r"\*", r"\w*").replace("_", r"\s+")
+
+
+_PATTERNS: Final = {
+    name: re.compile(r"(?<!\w)(?:" + "|".join(map(_expression, words.split())) + r")(?!\w)", re.IGNORECASE)
+    for name, words in _CATEGORY_WORDS.items()
+}
+_LONG_PROMPT = 1200  # characters; a longer prompt is a document with its question below it
+
+
+def category_of(text: str) -> str:
+    """Return the category that most words of *text* belong to; a long one is judged by its last paragraph."""
+    if len(text) > _LONG_PROMPT:
+        text = text.rstrip().rpartition("\n\n")[2]
+    scores = {name: len(pattern.findall(text)) for name, pattern in _PATTERNS.items()}
+    best = max(scores, key=lambda name: scores[name])
+    return best if scores[best] else "reasoning"
+
+
+def acceptance_table(category: str, k: int) -> tuple[float, ...]:
+    """Return the chance of acceptance at each of *k* positions, given that all before it were accepted."""
+    first, fall = CATEGORIES[category]
+    return tuple(first * fall**position for position in range(k))
+
+
+def accepted_tokens(chances: tuple[float, ...], factor: float, state: int) -> int:
+    """Return the number of accepted draft tokens; the first rejected one ends it.
+
+    Args:
+        chances: by position; see `acceptance_table`.
+        factor: scale that faults apply, 1 when healthy.
+        state: source of the draws, such as a hash of seed, request and step.
+    """
+    for position, chance in enumerate(chances):
+        if unit(mix(state, position)) >= chance * factor:
+            return position
+    return len(chances)

@@ -1,34 +1,267 @@
-"""The server's log: lines as vLLM writes them, stamped with simulated time."""
+"""The server's log: the lines of a start as vLLM 0.24 and 0.33 write them, stamped with simulated time."""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from sparkwright.verify.simulator.settings import plan_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from sparkwright.verify.simulator.bootlog import Line
-    from sparkwright.verify.simulator.clock import Clock
+    from sparkwright.verify.simulator.driver import Clock
+    from sparkwright.verify.simulator.settings import MemoryPlan, Settings
+
+_GRAPH_MODE: Final = "FULL_AND_PIECEWISE"
+_LARGEST: Final = 512
+# Source files and lines of the messages, by dialect.
+_PLACES: Final = {
+    "args": ("api_utils.py:273", "startup.py:96"),
+    "length": ("model.py:1725", "model.py:2210"),
+    "chunked": ("scheduler.py:252", "scheduler.py:310"),
+    "config": ("core.py:114", "core.py:131"),
+    "v2": ("gpu_worker.py:331", "gpu_worker.py:513"),
+    "load": ("gpu_model_runner.py:5160", "gpu_model_runner.py:4998"),
+    "backend": ("cuda.py:480", "cuda.py:508"),
+    "weights": ("default_loader.py:430", "default_loader.py:506"),
+    "drafter": ("gpu_model_runner.py:5184", "gpu_model_runner.py:5021"),
+    "loaded": ("gpu_model_runner.py:5255", "gpu_model_runner.py:5088"),
+    "loaded-v2": ("model_runner.py:302", "model_runner.py:428"),
+    "compile": ("monitor.py:53", "monitor.py:61"),
+    "profile": ("gpu_model_runner.py:6488", "gpu_model_runner.py:6301"),
+    "estimate": ("gpu_model_runner.py:6594", "gpu_model_runner.py:6409"),
+    "kv": ("gpu_worker.py:508", "gpu_worker.py:772"),
+    "tokens": ("kv_cache_utils.py:2146", "kv_cache_utils.py:1148"),
+    "most": ("kv_cache_utils.py:2147", ""),
+    "captured": ("gpu_model_runner.py:6662", "gpu_model_runner.py:6516"),
+    "captured-v2": ("model_runner.py:726", "model_runner.py:1163"),
+    "pool": ("gpu_worker.py:667", "gpu_worker.py:934"),
+    "use": ("gpu_worker.py:731", "gpu_worker.py:1066"),
+    "profiled": ("gpu_worker.py:523", "gpu_worker.py:787"),
+    "init": ("core.py:337", "core.py:402"),
+    "serve": ("api_server.py:581", "entry.py:139"),
+    "failed": ("core.py:1165", "core.py:1288"),
+}
+
+
+class LogLine:
+    """One line of the log.
+
+    Args:
+        place: key of the source file and line that write it; empty for a progress bar.
+        text: its message.
+        level: its log level.
+        engine: the engine's process writes it, not the API server's.
+    """
+
+    def __init__(self, place: str, text: str, level: str = "INFO", *, engine: bool = True) -> None:
+        self.place, self.text, self.level, self.engine = place, text, level, engine
+
+    def where(self, dialect: str) -> str:
+        """Return source file and line in *dialect*, empty if it has none."""
+        return _PLACES[self.place][0 if dialect == "0.24" else 1] if self.place else ""
+
+
+def capture_sizes(settings: Settings) -> tuple[int, ...]:
+    """Return the batch sizes (in tokens) that graphs are captured for, as the configuration lists them.
+
+    vLLM logs the list before it rounds it to multiples of 1 + k for graphs of whole decode steps.
+    """
+    largest = min(_LARGEST, settings.max_num_seqs * (1 + settings.k) * 2)
+    odd = 3 if "unrounded-graphs" in settings.faults else 0
+    sizes = [1, 2, 4, *range(8 + odd, 256, 8), *range(256 + odd, _LARGEST + 1, 16)]
+    return tuple(size for size in sizes if size <= largest)
+
+
+def captured_sizes(settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the sizes that graphs are captured for: piecewise ones, and those of whole decode steps."""
+    listed, step = capture_sizes(settings), 1 + settings.k
+    if "unrounded-graphs" in settings.faults:
+        rounded = listed
+    else:
+        rounded = tuple(sorted({-(-size // step) * step for size in listed}))
+    rounded = tuple(size for size in rounded if size <= listed[-1])
+    return rounded, tuple(size for size in rounded if step <= size <= step * settings.max_num_seqs)
+
+
+def boot_lines(settings: Settings) -> Iterator[LogLine]:
+    """Return the lines of a successful start, in order, up to the HTTP server's own."""
+    yield from _configuration(settings)
+    yield from _loading(settings)
+    yield from _sharing(settings)
+    yield from _capturing(settings)
+
+
+def _speculative(settings: Settings) -> str:
+    if not settings.k:
+        return "None"
+    drafter = f"{settings.model}-{settings.method}"
+    return f"SpeculativeConfig(method='{settings.method}', model='{drafter}', num_spec_tokens={settings.k})"
+
+
+def _configuration(settings: Settings) -> Iterator[LogLine]:
+    arguments = {
+        "model": settings.model,
+        "max_model_len": settings.max_model_len,
+        "gpu_memory_utilization": settings.utilization,
+        "kv_cache_dtype": plan_memory(settings).kv_dtype,
+        "max_num_seqs": settings.max_num_seqs,
+        "enable_prompt_tokens_details": settings.prompt_details,
+    }
+    if settings.k:
+        arguments["speculative_config"] = {"method": settings.method, "num_speculative_tokens": settings.k}
+    yield LogLine("args", f"non-default args: {arguments}", engine=False)
+    yield LogLine("length", f"Using max model len {settings.max_model_len}", engine=False)
+    text = f"Chunked prefill is enabled with max_num_batched_tokens={settings.max_batched_tokens}."
+    yield LogLine("chunked", text, engine=False)
+    sizes = list(capture_sizes(settings))
+    yield LogLine(
+        "config",
+        f"Initializing a V1 LLM engine (v{settings.version}) with config: model='{settings.model}', "
+        f"speculative_config={_speculative(settings)}, tokenizer='{settings.model}', dtype=torch.bfloat16, "
+        f"max_seq_len={settings.max_model_len}, load_format=auto, tensor_parallel_size=1, "
+        f"quantization=compressed-tensors, enforce_eager=False, "
+        f"kv_cache_dtype={plan_memory(settings).kv_dtype}, device_config=cuda, seed={settings.seed}, "
+        f"served_model_name={settings.model}, enable_prefix_caching={settings.prefix_caching}, "
+        "enable_chunked_prefill=True, compilation_config={'mode': <CompilationMode.VLLM_COMPILE: 3>, "
+        f"'cudagraph_mode': <CUDAGraphMode.{_GRAPH_MODE}: (2, 1)>, 'cudagraph_capture_sizes': {sizes}, "
+        f"'max_cudagraph_capture_size': {sizes[-1]}}}",
+    )
+    if settings.runner == "v2":
+        yield LogLine("v2", "Using V2 Model Runner")
+
+
+def _loading(settings: Settings) -> Iterator[LogLine]:
+    yield LogLine("load", f"Starting to load model {settings.model}...")
+    others = "['FLASHINFER', 'FLASH_ATTN', 'TRITON_ATTN', 'FLEX_ATTENTION']"
+    yield LogLine("backend", f"Using FLASHINFER attention backend out of potential backends: {others}.")
+    yield LogLine("weights", "Loading weights took 41.37 seconds")
+    if settings.k:
+        yield LogLine("drafter", "Loading drafter model...")
+        others = "['FLASH_ATTN', 'FLASHINFER', 'TRITON_ATTN', 'FLEX_ATTENTION']"
+        yield LogLine("backend", f"Using FLASH_ATTN attention backend out of potential backends: {others}.")
+        yield LogLine("weights", "Loading weights took 3.52 seconds")
+    v2 = settings.runner == "v2"
+    memory = " memory" if not v2 or settings.dialect != "0.24" else ""
+    text = f"Model loading took {settings.weights_gib} GiB{memory} and 47.128843 seconds"
+    yield LogLine("loaded-v2" if v2 else "loaded", text)
+    yield LogLine("compile", "torch.compile took 31.26 s in total")
+
+
+def _sharing(settings: Settings) -> Iterator[LogLine]:
+    memory = plan_memory(settings)
+    if settings.runner == "v1":  # the second model runner estimates nothing
+        sizes, full = captured_sizes(settings)
+        text = (
+            f"PIECEWISE={len(sizes)} (largest={sizes[-1]}), FULL={len(full)} (largest={max(full, default=0)})"
+        )
+        yield LogLine("profile", f"Profiling CUDA graph memory: {text}")
+        yield LogLine("estimate", f"Estimated CUDA graph memory: {memory.graphs_gib:.2f} GiB total")
+    yield LogLine("kv", f"Available KV cache memory: {memory.kv_gib} GiB")
+    if settings.runner == "v1" and memory.graphs_gib > 0:
+        used, share = settings.utilization, memory.graphs_gib / settings.total_gib
+        text = (
+            "CUDA graph memory profiling is enabled (default since v0.21.0). The current "
+            f"--gpu-memory-utilization={used:.4f} is equivalent to "
+            f"--gpu-memory-utilization={used - share:.4f} without CUDA graph memory profiling. To maintain "
+            f"the same effective KV cache size as before, increase --gpu-memory-utilization to "
+            f"{used + share:.4f}. To disable, set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0."
+        )
+        yield LogLine("profiled", text)
+    size = f"GPU KV cache size: {memory.kv_tokens:,} tokens"
+    times = memory.kv_tokens / settings.max_model_len
+    most = f"Maximum concurrency for {settings.max_model_len:,} tokens per request: {times:.2f}x"
+    if settings.dialect == "0.24":
+        yield LogLine("tokens", size)
+        yield LogLine("most", most)
+    else:
+        yield LogLine("tokens", f"{size}, {most}")
+
+
+def _capturing(settings: Settings) -> Iterator[LogLine]:
+    memory = plan_memory(settings)
+    actual = memory.graphs_actual_gib
+    v2 = settings.runner == "v2"
+    kinds = ("PIECEWISE", "FULL") if v2 else ("mixed prefill-decode, PIECEWISE", "decode, FULL")
+    for kind, sizes in zip(kinds, captured_sizes(settings), strict=True):
+        many = f"{len(sizes)}/{len(sizes)} [00:01<00:00, 41.08it/s]"
+        yield LogLine("", f"Capturing CUDA graphs ({kind}): 100%|██████████| {many}")
+    place = "captured-v2" if v2 else "captured"
+    yield LogLine(place, f"Graph capturing finished in 24 secs, took {actual:.2f} GiB")
+    if settings.runner == "v1":
+        apart = memory.graphs_gib - actual
+        text = (
+            f"CUDA graph pool memory: {actual:.2f} GiB (actual), {memory.graphs_gib:.2f} GiB (estimated), "
+            f"difference: {abs(apart):.2f} GiB ({abs(apart) / actual:.1%})."
+        )
+        yield LogLine("pool", text)
+    level = "DEBUG" if settings.dialect == "0.24" else "INFO"
+    yield LogLine("use", _use(settings, memory), level)
+    text = "init engine (profile, create kv cache, warmup model) took 96.41 s (compilation: 31.26 s)"
+    yield LogLine("init", text)
+
+
+def _use(settings: Settings, memory: MemoryPlan) -> str:
+    """Return the line on the use of the card's memory, which 0.24 logs at level DEBUG."""
+    total = settings.total_gib
+    return (
+        f"Free memory on device ({total - 3.1:.2f}/{total} GiB) on startup. Desired GPU memory utilization "
+        f"is ({settings.utilization}, {settings.utilization * total:.2f} GiB). Actual usage is "
+        f"{settings.weights_gib} GiB for weight, 2.11 GiB for peak activation, 1.31 GiB for non-torch "
+        f"memory, and {memory.graphs_actual_gib} GiB for CUDAGraph memory. Current kv cache memory in use is "
+        f"{memory.kv_gib} GiB."
+    )
+
+
+def failing_lines(settings: Settings) -> tuple[LogLine, ...]:
+    """Return the last lines of a start that fails; empty for one that succeeds."""
+    faults = settings.faults
+    if "boot-cuda-oom" in faults:
+        reason = (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.37 GiB. GPU 0 has a total "
+            f"capacity of {settings.total_gib} GiB of which 1.12 GiB is free."
+        )
+    elif "boot-engine" in faults:
+        reason = "ValueError: No valid attention backend found for cuda with head_size: 256, dtype: bfloat16."
+    elif plan_memory(settings).kv_tokens < settings.max_model_len:
+        reason = (
+            "ValueError: To serve at least one request with the model's max seq len "
+            f"({settings.max_model_len}), more KV cache is needed than is available."
+        )
+    else:
+        return ()
+    return (
+        LogLine("failed", "EngineCore failed to start.", "ERROR"),
+        LogLine("failed", "Traceback (most recent call last):", "ERROR"),
+        LogLine("failed", reason, "ERROR"),
+        LogLine(
+            "serve",
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+            "ERROR",
+            engine=False,
+        ),
+    )
 
 
 class Log:
-    """Writes to a file, or to the standard error stream."""
+    """A writer of log lines to a file, or to the standard error stream."""
 
     def __init__(self, path: Path | None, clock: Clock, dialect: str, pids: tuple[int, int]) -> None:
         self._clock, self._dialect = clock, dialect
         self.server_pid, self.engine_pid = pids
-        self._logger = logging.Logger("simulator")  # noqa: LOG001 - its own, in nobody's tree
+        self._logger = logging.Logger("simulator")  # noqa: LOG001 - independent of the logging hierarchy
         handler = logging.StreamHandler() if path is None else logging.FileHandler(path, encoding="utf-8")
         self._logger.addHandler(handler)
 
-    def line(self, line: Line) -> None:
-        """Write one of the lines that vLLM has."""
+    def line(self, line: LogLine) -> None:
+        """Write one of vLLM's lines."""
         self.write(line.text, where=line.where(self._dialect), level=line.level, engine=line.engine)
 
     def write(self, text: str, *, where: str, level: str = "INFO", engine: bool = False) -> None:
-        """Write a line of the server's process, or of the engine's; without a place, only what it says."""
+        """Write a line of the API server's process, or of the engine's; without a place, only its text."""
         process = f"EngineCore pid={self.engine_pid}" if engine else f"APIServer pid={self.server_pid}"
         if not where:
             self._logger.info("(%s) %s", process, text)

@@ -1,22 +1,121 @@
-"""``sparkwright-simulator``: the command line of the simulated server."""
+"""``sparkwright-simulator``: the command line, and the server's process from its start to its end."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.base.process import start_unguarded
+from sparkwright.verify.simulator.driver import Clock, Driver
 from sparkwright.verify.simulator.faults import FAULTS, parse_faults
-from sparkwright.verify.simulator.life import serve
-from sparkwright.verify.simulator.memory import fitted
-from sparkwright.verify.simulator.settings import VERSIONS, Settings, StepCosts
+from sparkwright.verify.simulator.generate import TraceFile
+from sparkwright.verify.simulator.log import Log, boot_lines, failing_lines
+from sparkwright.verify.simulator.server import listening
+from sparkwright.verify.simulator.settings import VERSIONS, Settings, StepCosts, fit_max_model_len
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from sparkwright.base.process import UnguardedProcess
+
+
+async def serve(settings: Settings) -> int:
+    """Boot, listen, and serve until a signal or the engine's death; returns the exit status."""
+    clock = Clock(settings.speed)
+    child = _start_engine(settings)
+    log = Log(settings.log, clock, settings.dialect, (os.getpid(), child.pid if child else os.getpid()))
+    truth = TraceFile(settings.truth)
+    try:
+        if not await _boot(settings, clock, log):
+            return 1
+        return await _listen(settings, clock, log, truth, child)
+    finally:
+        truth.close()
+        log.close()
+        if child and "orphan" not in settings.faults:
+            child.kill()
+            child.wait()
+
+
+def _start_engine(settings: Settings) -> UnguardedProcess | None:
+    if not settings.engine:
+        return None
+    orphan = "1" if "orphan" in settings.faults else "0"
+    return start_unguarded(
+        [sys.executable, "-I", "-S", Path(__file__).with_name("engine_process.py"), orphan]
+    )
+
+
+async def _boot(settings: Settings, clock: Clock, log: Log) -> bool:
+    """Log the lines of a start at their times; returns False when the start fails."""
+    failing = failing_lines(settings)
+    lines = list(boot_lines(settings))
+    lines = lines[: len(lines) // 2] if failing else lines
+    seconds = settings.faults.value("boot-slow", "seconds") or settings.boot_s
+    for index, line in enumerate(lines):
+        if index == len(lines) // 2 and "boot-killed" in settings.faults:
+            os.kill(os.getpid(), signal.SIGKILL)
+        log.line(line)
+        await clock.sleep(seconds / len(lines))
+    for line in failing:
+        log.line(line)
+    return not failing
+
+
+async def _listen(
+    settings: Settings, clock: Clock, log: Log, truth: TraceFile, child: UnguardedProcess | None
+) -> int:
+    """Serve until the end; returns the exit status."""
+    async with listening(settings, clock, log, truth) as (driver, url):
+        log.write(f"Starting vLLM server on {url}", where="api_server.py:581")
+        log.write("Application startup complete.", where="on.py:62")
+        _write_ready(settings, url)
+        ignore = _watch(driver, child)
+        try:
+            return await driver.exit_status
+        finally:
+            ignore()
+            log.write("Shutting down", where="launcher.py:99")
+
+
+def _write_ready(settings: Settings, url: str) -> None:
+    """Write the URL and process id to the ready file, atomically."""
+    if settings.ready is None:
+        return
+    ready = {"url": url, "pid": os.getpid(), "model": settings.model}
+    part = settings.ready.with_name(settings.ready.name + ".part")
+    part.write_text(json.dumps(ready), encoding="utf-8")
+    part.replace(settings.ready)
+
+
+def _watch(driver: Driver, child: UnguardedProcess | None) -> Callable[[], None]:
+    """End on signals, and detect the death of the engine's process until the returned function is called."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, driver.stop, 0)
+    if child is None:
+        return lambda: None
+    descriptor = os.pidfd_open(child.pid)
+
+    def ignore() -> None:
+        if loop.remove_reader(descriptor):
+            os.close(descriptor)
+
+    def died() -> None:
+        ignore()
+        driver.fail(f"Engine core proc EngineCore died unexpectedly (status {child.wait()}).")
+
+    loop.add_reader(descriptor, died)
+    return ignore
+
 
 _DEFAULTS = Settings()
 
@@ -49,23 +148,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 @click.option("--log", type=click.Path(path_type=Path), help="File for its log; else standard error.")
 @click.option("--truth", type=click.Path(path_type=Path), help="File for a JSON line about each request.")
 @click.option(
-    "--dialect", default="0.24", type=click.Choice(list(VERSIONS)), help="Which vLLM it speaks like."
+    "--dialect", default="0.24", type=click.Choice(list(VERSIONS)), help="The vLLM release to imitate."
 )
 @click.option("--speed", default=1.0, help="Simulated seconds in a real one.")
-@click.option("--seed", default=0, help="Of all that is drawn.")
-@click.option("--model", default=_DEFAULTS.model, help="The name that it serves.")
-@click.option("--api-key", default="", help="What clients must know.")
+@click.option("--seed", default=0, help="Seed of every random draw.")
+@click.option("--model", default=_DEFAULTS.model, help="Served model name.")
+@click.option("--api-key", default="", help="Key that requests must carry.")
 @click.option("--k", default=_DEFAULTS.k, help="Drafted tokens a step; 0 serves without speculation.")
 @click.option("--max-num-seqs", default=_DEFAULTS.max_num_seqs, help="Requests that may run at a time.")
-@click.option("--max-model-len", default=0, help="Tokens of the longest request; 0 for what fits.")
-@click.option("--kv-tokens", default=0, help="Tokens that the KV cache holds; 0 for what memory allows.")
+@click.option("--max-model-len", default=0, help="Tokens of the longest request; 0 for the most that fits.")
+@click.option("--kv-tokens", default=0, help="KV cache size in tokens; 0 for the rest of the memory.")
 @click.option(
-    "--kv-dtype", default="fp8", type=click.Choice(["bfloat16", "fp8", "nvfp4"]), help="Their type."
+    "--kv-dtype", default="fp8", type=click.Choice(["bfloat16", "fp8", "nvfp4"]), help="KV cache type."
 )
 @click.option("--runner", default="v1", type=click.Choice(["v1", "v2"]), help="Model runner.")
-@click.option("--prefix-caching/--no-prefix-caching", default=True, help="Find blocks again.")
-@click.option("--prompt-details/--no-prompt-details", default=True, help="Say what came from the cache.")
-@click.option("--reasoning", is_flag=True, help="Chat answers begin with thoughts.")
+@click.option("--prefix-caching/--no-prefix-caching", default=True, help="Reuse cached blocks.")
+@click.option("--prompt-details/--no-prompt-details", default=True, help="Include cached tokens in usage.")
+@click.option("--reasoning", is_flag=True, help="Begin chat output with reasoning.")
 @click.option(
     "--per-request-spec-decode-metrics",
     "spec_metrics",
@@ -74,20 +173,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     help="Acceptance on each response (0.33).",
 )
 @click.option("--boot-seconds", "boot_s", default=_DEFAULTS.boot_s, help="Simulated time until it is ready.")
-@click.option("--step-ms", default="", help="BASE,REQUEST,CONTEXT,PREFILL: what a step costs.")
-@click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="What is wrong with it.")
+@click.option("--step-ms", default="", help="BASE,REQUEST,CONTEXT,PREFILL: duration of a step.")
+@click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Fault to switch on.")
 @click.option("--engine/--no-engine", default=True, help="Start the engine's process.")
 @click.option("--list-faults", is_flag=True, help="List the faults and end.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def _command(
     *, list_faults: bool, as_json: bool, step_ms: str, faults: tuple[str, ...], **options: Any
 ) -> int:
-    """A server that speaks like vLLM with speculative decoding, and computes nothing."""
+    """Serve like vLLM with speculative decoding, without computing anything."""
     if list_faults:
         click.echo(_fault_table(as_json=as_json))
         return 0
     settings = Settings(**options, costs=_costs(step_ms), faults=parse_faults(faults))
-    return asyncio.run(serve(fitted(settings)))
+    return asyncio.run(serve(fit_max_model_len(settings)))
 
 
 def _costs(text: str) -> StepCosts:

@@ -1,25 +1,30 @@
-"""The HTTP side: what a vLLM server answers at each of its addresses."""
+"""The HTTP side: the endpoints of a vLLM server."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkwright.verify.arrival import arrivals_of
-from sparkwright.verify.simulator.ask import AskError, read_ask, template
-from sparkwright.verify.simulator.exposition import Life, expose
+from sparkwright.verify.arrival import arrivals_of, listen
+from sparkwright.verify.simulator.api import ApiError, parse_params, template
+from sparkwright.verify.simulator.driver import Driver
 from sparkwright.verify.simulator.generate import Generation
 from sparkwright.verify.simulator.language import encode, text_of
+from sparkwright.verify.simulator.metrics import ProcessTimes, render_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from aiohttp import web
 
-    from sparkwright.verify.simulator.driver import Driver
-    from sparkwright.verify.simulator.truth import RequestTruth
+    from sparkwright.verify.simulator.driver import Clock
+    from sparkwright.verify.simulator.generate import TraceFile
+    from sparkwright.verify.simulator.log import Log
+    from sparkwright.verify.simulator.settings import Settings
 
     _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -29,18 +34,19 @@ _PAGE: Final = (
 )
 _OLD: Final = "0.8.5"
 _MOST_BYTES: Final = 64 << 20
+_BACKLOG: Final = 1024
 
 
 class SimulatedServer:
-    """Answers for one engine."""
+    """The HTTP handlers of one engine."""
 
-    def __init__(self, driver: Driver, truth: RequestTruth) -> None:
+    def __init__(self, driver: Driver, truth: TraceFile) -> None:
         self._driver, self._truth = driver, truth
         self._settings = driver.settings
         self._requests = 0
 
     def application(self) -> web.Application:
-        """The application, ready to be run."""
+        """Return the application, ready to be run."""
         from aiohttp import web
 
         @web.middleware
@@ -68,7 +74,7 @@ class SimulatedServer:
         return application
 
     async def _around(self, http: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Keys, errors as JSON, and a line in the log, around each request."""
+        """Check the key, turn errors into JSON, and log each request."""
         from aiohttp import web
 
         try:
@@ -78,7 +84,7 @@ class SimulatedServer:
                 response = web.json_response({"error": "Unauthorized"}, status=401)
             else:
                 response = await handler(http)
-        except AskError as error:
+        except ApiError as error:
             response = web.json_response(error.body(), status=error.status)
         except web.HTTPException as error:
             response = web.json_response({"detail": error.reason}, status=error.status)
@@ -87,13 +93,13 @@ class SimulatedServer:
         return response
 
     def _allowed(self, http: web.Request) -> bool:
-        """Whether the request has the key; only addresses below /v1 ask for it, as in vLLM."""
+        """Tell if the request has the key; only paths below /v1 require it, as in vLLM."""
         key = self._settings.api_key
         if not key or not http.path.startswith("/v1"):
             return True
         return hmac.compare_digest(http.headers.get("Authorization", "").encode(), f"Bearer {key}".encode())
 
-    # Text -----------------------------------------------------------------------------------------------
+    # Generation ------------------------------------------------------------------------------------------
 
     async def _completions(self, http: web.Request) -> web.StreamResponse:
         return await self._generate(http, chat=False)
@@ -106,27 +112,27 @@ class SimulatedServer:
         body = await self._json(http)
         connection = arrivals_of(http.transport)
         received_ns = connection.arrived_ns if connection is not None else accepted_ns
-        ask = read_ask(body, self._settings, chat=chat, named=http.headers.get("X-Request-Id", ""))
+        params = parse_params(body, self._settings, chat=chat, named=http.headers.get("X-Request-Id", ""))
         self._requests += 1
-        generation = Generation(self._driver, ask, self._requests, received_ns, accepted_ns)
+        generation = Generation(self._driver, params, self._requests, received_ns, accepted_ns)
         refused = self._refuse(generation)
         try:
             return refused or await generation.serve(http)
         finally:
-            self._truth.tell(generation.note())
+            self._truth.write(generation.finish_trace())
 
     def _refuse(self, generation: Generation) -> web.Response | None:
-        """What faults answer instead of generating."""
+        """Return the response of a fault that replaces generation, if one applies."""
         from aiohttp import web
 
-        faults, witness = self._settings.faults, generation.witness
-        if faults.hits("status", witness.number):
-            witness.fault = "status"
+        faults, trace = self._settings.faults, generation.trace
+        if faults.hits("status", trace.number):
+            trace.fault = "status"
             status = int(faults.value("status", "code") or 0)
-            error = AskError(status, "InternalServerError", "the simulated server refuses this request")
+            error = ApiError(status, "InternalServerError", "the simulated server refuses this request")
             return web.json_response(error.body(), status=status)
-        if faults.hits("html", witness.number):
-            witness.fault = "html"
+        if faults.hits("html", trace.number):
+            trace.fault = "html"
             return web.Response(text=_PAGE, content_type="text/html")
         return None
 
@@ -134,9 +140,9 @@ class SimulatedServer:
         try:
             body = json.loads(await http.read())
         except ValueError as error:
-            raise AskError(400, "BadRequestError", f"JSON decode error: {error}") from error
+            raise ApiError(400, "BadRequestError", f"JSON decode error: {error}") from error
         if not isinstance(body, dict):
-            raise AskError(400, "BadRequestError", "the body must be an object")
+            raise ApiError(400, "BadRequestError", "the body must be an object")
         return body
 
     async def _tokenize(self, http: web.Request) -> web.Response:
@@ -160,7 +166,7 @@ class SimulatedServer:
         body = await self._json(http)
         return web.json_response({"prompt": text_of(body.get("tokens", []))})
 
-    # What it is, and how it does ------------------------------------------------------------------------
+    # Status ----------------------------------------------------------------------------------------------
 
     async def _health(self, _http: web.Request) -> web.Response:
         from aiohttp import web
@@ -215,6 +221,33 @@ class SimulatedServer:
         from aiohttp import web
 
         driver = self._driver
-        life = Life(driver.started_s, driver.clock.wall() - driver.started_s)
-        text = expose(driver.engine, life)
+        times = ProcessTimes(driver.started_s, driver.clock.wall() - driver.started_s)
+        text = render_metrics(driver.engine, times)
         return web.Response(body=text.encode(), headers={"Content-Type": _PLAIN})
+
+
+@asynccontextmanager
+async def listening(
+    settings: Settings, clock: Clock, log: Log, truth: TraceFile
+) -> AsyncIterator[tuple[Driver, str]]:
+    """Run a server in this process; yields its driver and its URL."""
+    from aiohttp import web
+
+    driver = Driver(settings, clock, log)
+    runner = web.AppRunner(
+        SimulatedServer(driver, truth).application(),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=0.2,
+    )
+    await runner.setup()
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        site = web.SockSite(runner, listen(settings.host, settings.port, _BACKLOG), backlog=_BACKLOG)
+        await site.start()
+        tasks += [asyncio.create_task(driver.run()), asyncio.create_task(driver.report())]
+        yield driver, f"http://{settings.host}:{runner.addresses[0][1]}"
+    finally:
+        for task in tasks:
+            task.cancel()
+        await runner.cleanup()

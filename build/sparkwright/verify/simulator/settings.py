@@ -1,9 +1,9 @@
-"""What a simulated server is told when it starts."""
+"""The settings of a simulated server, and the share of the card's memory that its KV cache gets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Literal
 
 from sparkwright.verify.simulator.faults import Faults
 
@@ -17,18 +17,18 @@ VERSIONS: dict[Dialect, str] = {"0.24": "0.24.0", "0.33": "0.33.0"}
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What a step costs, in simulated milliseconds.
+    """The duration of a step, in simulated milliseconds.
 
     The defaults are close to a dense model of 27 billion parameters in four bits with a DFlash drafter on
     GB10: 124 ms a step for one request, 1.25 s for 64, prompts at 1,600 tokens a second.
 
     Attributes:
         base: any step.
-        request: more, for each request that decodes in it.
-        context: more, for each token in those requests' context.
-        prefill: more, for each token of a prompt that is worked through in it.
-        jitter: standard deviation of a step's own factor.
-        lottery: standard deviation of a start's factor: kernels are tuned anew at each start.
+        request: added for each request that decodes in the step.
+        context: added for each token of those requests' context.
+        prefill: added for each prompt token that is prefilled in the step.
+        jitter: standard deviation of a factor that is drawn for each step.
+        boot_jitter: standard deviation of a factor drawn once a boot: kernels are tuned at each start.
     """
 
     base: float = 105.0
@@ -36,7 +36,7 @@ class StepCosts:
     context: float = 0.0008
     prefill: float = 0.6
     jitter: float = 0.01
-    lottery: float = 0.015
+    boot_jitter: float = 0.015
 
 
 @dataclass(frozen=True)
@@ -44,35 +44,35 @@ class Settings:
     """One simulated server.
 
     Attributes:
-        dialect: which vLLM it speaks like.
-        model: the name that it serves.
+        dialect: the vLLM release that it imitates.
+        model: the served model name.
         host: address to listen on.
         port: 0 takes a free one.
-        api_key: what clients must know; empty asks for none.
+        api_key: key that requests must carry; empty for none.
         speed: simulated seconds in a real one.
-        seed: of all that is drawn.
+        seed: seed of every random draw.
         k: drafted tokens a step; 0 serves without speculation.
-        method: of speculation.
+        method: method of speculation.
         max_num_seqs: requests that may run at a time.
-        max_model_len: tokens of the longest request; 0 for what fits (see `memory.fitted`).
+        max_model_len: tokens of the longest request; 0 for the largest that fits (see `fit_max_model_len`).
         max_batched_tokens: tokens of prompts and drafts in one step.
-        kv_tokens: tokens that the KV cache holds; 0 for what is left of the memory.
-        kv_dtype: their type.
-        prefix_caching: whether blocks are found again.
-        prompt_details: whether ``usage`` says how many tokens came from the cache.
-        reasoning: whether chat output begins with thoughts, as a parser of them would give it.
+        kv_tokens: capacity of the KV cache in tokens; 0 for the rest of the memory.
+        kv_dtype: type of the KV cache.
+        prefix_caching: reuse cached blocks.
+        prompt_details: include the count of cached tokens in ``usage``.
+        reasoning: begin chat output with reasoning, as a reasoning parser would return it.
         spec_metrics: acceptance on each response (vLLM 0.33).
         runner: model runner that the log names.
         utilization: share of the card's memory that may be used.
         total_gib: the card's memory.
-        weights_gib: memory that weights take.
-        boot_s: simulated seconds until it is ready.
-        costs: of steps.
-        faults: what is wrong with it.
-        log: file for its log; the standard error stream if absent.
-        ready: file that is written when it listens.
-        truth: file for a line about each request.
-        engine: whether to start the engine's process.
+        weights_gib: memory of the weights.
+        boot_s: simulated seconds until the server is ready.
+        costs: duration of steps.
+        faults: active faults.
+        log: file for the server's log; the standard error stream if absent.
+        ready: file that is written when the server listens.
+        truth: file for one line about each request.
+        engine: start the engine's process.
     """
 
     dialect: Dialect = "0.24"
@@ -107,5 +107,54 @@ class Settings:
 
     @property
     def version(self) -> str:
-        """The version that it says it is."""
+        """Return the vLLM version that the server reports."""
         return VERSIONS[self.dialect]
+
+
+_GIB: Final = 1 << 30
+_MOST_LEN: Final = 40_960
+_OTHER_GIB: Final = 3.42  # peak activations and non-torch memory
+_GRAPHS_GIB: Final = {"estimated": 1.03, "actual": 0.86}
+# Bytes of a token in the KV cache of a hybrid model with 16 layers of full attention, the drafter's included.
+# NVFP4 holds less than twice what FP8 does: scales, and states that stay as they are (published: 1.79 times).
+_BYTES: Final = {"auto": 146_000, "bfloat16": 146_000, "fp8": 73_000, "fp8_e4m3": 73_000, "nvfp4": 40_850}
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Shares of the card's memory, in GiB.
+
+    Attributes:
+        kv_gib: the KV cache.
+        kv_tokens: its capacity in tokens, in whole blocks.
+        kv_dtype: its type.
+        graphs_gib: CUDA graphs as estimated.
+        graphs_actual_gib: CUDA graphs as captured.
+    """
+
+    kv_gib: float
+    kv_tokens: int
+    kv_dtype: str
+    graphs_gib: float
+    graphs_actual_gib: float
+
+
+def plan_memory(settings: Settings) -> MemoryPlan:
+    """Return the memory left for the KV cache, computed as vLLM does: the budget less weights and graphs."""
+    dtype = "nvfp4" if "nvfp4-no-gain" in settings.faults else settings.kv_dtype
+    size = _BYTES["fp8" if "nvfp4-no-gain" in settings.faults else dtype]
+    wrong = settings.faults.value("negative-estimate", "gib")
+    estimate = _GRAPHS_GIB["estimated"] if wrong is None else wrong
+    budget = settings.utilization * settings.total_gib - settings.weights_gib - _OTHER_GIB - estimate
+    tokens = settings.kv_tokens or int(budget * _GIB / size)
+    tokens -= tokens % BLOCK
+    gib = tokens * size / _GIB if settings.kv_tokens else budget
+    return MemoryPlan(round(gib, 2), tokens, dtype, estimate, _GRAPHS_GIB["actual"])
+
+
+def fit_max_model_len(settings: Settings) -> Settings:
+    """Return *settings* with the largest request length that fits, where its length is 0."""
+    if settings.max_model_len:
+        return settings
+    most = plan_memory(settings).kv_tokens - BLOCK - 1 - settings.k
+    return replace(settings, max_model_len=min(_MOST_LEN, most - most % BLOCK))

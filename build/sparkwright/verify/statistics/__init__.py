@@ -1,11 +1,11 @@
-"""Statistics of what was measured: pure, and the same for the same seed.
+"""Statistics of measurements: pure functions, deterministic for a seed.
 
-`describe` is the file to open first: figures of one set of values. `window` finds the steady part of a run,
-`trend` what drifts or jumps over time, `effect` compares two arms over boots, and `significance` tests.
+Read `describe` first: figures of one set of values. `window` finds the steady part of a run,
+`trend` finds drifts and jumps over time, `effect` compares two arms over boots, and `significance` tests.
 Distributions, ranks and slopes are scipy's.
 Every function refuses empty input and NaN with `ValueError` instead of returning NaN, which no comparison
-with a limit would catch. Times are the client's: a rate of a server whose clock runs *speed* times as fast
-is to be divided by *speed*.
+with a limit would catch. Times are the client's: divide a rate of a server whose clock runs *speed* times as
+fast by *speed*.
 """
 
 from sparkwright.verify.statistics.describe import Interval, Summary, percentile, summary

@@ -1,4 +1,4 @@
-"""Figures of one set of values, and how sure they are."""
+"""Figures of one set of values, and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Summary:
     """Figures of a set of values, in their unit.
 
     Attributes:
-        n: how many.
-        mean: arithmetic.
-        std: of the population (``ddof=0``, as vLLM's own benchmark reports it).
+        n: number of values.
+        mean: arithmetic mean.
+        std: standard deviation of the population (``ddof=0``, as vLLM's own benchmark reports it).
         p50: the median.
         p90: 90th percentile.
         p95: 95th percentile.
@@ -47,7 +47,7 @@ class Summary:
 
 
 def finite(values: Sequence[float], least: int = 1) -> Values:
-    """The values as an array of float64, shape (n,).
+    """Return the values as an array of float64, shape (n,).
 
     Raises:
         ValueError: there are fewer than *least*, or one is not finite.
@@ -63,14 +63,14 @@ def finite(values: Sequence[float], least: int = 1) -> Values:
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The *q*-th percentile (0 to 100), linear between order statistics (Hyndman and Fan 1996, type 7)."""
+    """Return the *q*-th percentile (0 to 100), linearly interpolated (Hyndman and Fan 1996, type 7)."""
     import numpy as np
 
     return float(np.percentile(finite(values), q))
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Mean, spread and percentiles."""
+    """Return mean, spread and percentiles."""
     import numpy as np
 
     array = finite(values)

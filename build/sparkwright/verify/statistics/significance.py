@@ -1,4 +1,4 @@
-"""Tests of differences, and the quantiles that they need."""
+"""Tests of differences, and the quantiles that they require."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SHUFFLES = 10_000
 
 
 def one_sided_excess(null: Sequence[float], observed: Sequence[float], seed: int = 0) -> float:
-    """How likely values as large as *observed* are if they come from where *null* comes from.
+    """Return the probability of values as large as *observed* if they have the distribution of *null*.
 
-    Wilcoxon's rank-sum test against "larger", by 10 000 permutations, so that ties are no matter. Give one
+    Wilcoxon's rank-sum test against "larger", by 10 000 permutations, so that ties need no care. Give one
     value for each prompt, 0 where there is nothing: then rate and size of what is not 0 count together.
 
     False alarms, counted over 400 seeds with 10 to 96 values a side: 2.8 to 4.5 % at p < 0.05, 0.3 to 0.8 %
@@ -22,7 +22,7 @@ def one_sided_excess(null: Sequence[float], observed: Sequence[float], seed: int
     Args:
         null: values that are known to be in order, shape (n,).
         observed: values to judge, shape (m,).
-        seed: of the permutations.
+        seed: seed of the permutations.
 
     Returns:
         The p-value, at least 1/10001.
@@ -43,7 +43,7 @@ def one_sided_excess(null: Sequence[float], observed: Sequence[float], seed: int
 
 
 def mcnemar(b: int, c: int) -> float:
-    """McNemar's exact test, two-sided, for pairs of which *b* changed one way and *c* the other.
+    """Return the two-sided p-value of McNemar's exact test: *b* pairs changed one way, *c* the other.
 
     Under the null a pair that changed did so either way with probability 1/2 (McNemar 1947; the exact form
     is a sign test).

@@ -1,4 +1,4 @@
-"""What drifts or jumps over time."""
+"""Drifts and jumps over time."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Slope:
 
 @dataclass(frozen=True)
 class ChangePoint:
-    """Where a series changes its level.
+    """A change of level in a series.
 
     Attributes:
-        index: of the first value at the new level.
+        index: index of the first value at the new level.
         before: median of the values before it.
         after: median of those from it on.
-        p: how likely so clear a change is in a series without one.
+        p: probability of so clear a change in a series without one.
     """
 
     index: int
@@ -46,7 +46,7 @@ class ChangePoint:
 
 
 def empirical_logit(successes: float, trials: float) -> float:
-    """Logarithm of the odds of a share, finite also for none and all (half a count is added; Haldane 1956).
+    """Return the log odds of a share, finite also for none and all (half a count is added; Haldane 1956).
 
     Shares are compared over time on this scale: on it their noise is much the same wherever they lie.
 
@@ -59,19 +59,19 @@ def empirical_logit(successes: float, trials: float) -> float:
 
 
 def theil_sen(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> Slope:
-    """The median of the slopes between all pairs (Theil 1950), with Sen's interval (1968).
+    """Return the median of the slopes between all pairs (Theil 1950), with Sen's interval (1968).
 
     The interval counts pairs by the variance of Kendall's S, corrected for ties. It is infinite where
     there are too few values for any.
 
     False alarms, as counted over 1000 seeds for 8 to 120 values of pure noise: the whole interval lies below
     0 in 1 to 2.5 % of cases. Where neighbours resemble each other it does so more often: with a correlation
-    of 0.3 from one to the next in 3 to 6 %, with 0.6 in 7 to 16 %. So ask for a size of the slope, too.
+    of 0.3 from one to the next in 3 to 6 %, with 0.6 in 7 to 16 %. So require a size of the slope, too.
 
     Args:
         x: times, shape (n,), at least two different.
         y: values, shape (n,).
-        level: of the interval.
+        level: level of the interval.
     """
     import numpy as np
     from scipy.stats import theilslopes
@@ -89,7 +89,7 @@ def theil_sen(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> Sl
 
 
 def change_point(values: Sequence[float], seed: int = 0, block: int = 1) -> ChangePoint:
-    """The one moment at which a series most clearly changes its level.
+    """Return the one moment at which a series most clearly changes its level.
 
     The largest standardised rank sum over all cuts that leave three values on each side (Lausen and
     Schumacher 1992), judged by 2000 permutations: no shape of distribution is assumed, but that values
@@ -102,8 +102,8 @@ def change_point(values: Sequence[float], seed: int = 0, block: int = 1) -> Chan
 
     Args:
         values: in order of time, shape (n,).
-        seed: of the permutations.
-        block: so many neighbours are permuted together; more than 1 where neighbours resemble each other.
+        seed: seed of the permutations.
+        block: number of neighbours permuted together; more than 1 where neighbours resemble each other.
     """
     import numpy as np
     from scipy.stats import rankdata

@@ -1,4 +1,4 @@
-"""The part of a run in which as many requests ran as were asked for."""
+"""The part of a run with the full concurrency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLATEAU = 0.95
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of time and what was generated in it.
+    """A stretch of time and the tokens generated in it.
 
     Attributes:
         begin: ns of the client's clock.
@@ -30,29 +30,29 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """How long it is, on the client's clock."""
+        """Return its length on the client's clock."""
         return (self.end - self.begin) / 1e9
 
     @property
     def tokens_per_s(self) -> float:
-        """Throughput on the client's clock; 0 if the window is empty."""
+        """Return the throughput on the client's clock; 0 if the window is empty."""
         return self.tokens / self.seconds if self.end > self.begin else 0.0
 
     def __bool__(self) -> bool:
-        """Whether there is such a stretch."""
+        """Tell if the window is not empty."""
         return self.end > self.begin
 
 
 def steady_window(samples: Sequence[Sample], concurrency: int) -> Window:
-    """From when at least 95 % of *concurrency* first ran until fewer did for good.
+    """Return the time from the first moment at 95 % of *concurrency* until it falls below that for good.
 
     The rule is that of vLLM's Rust benchmark: it leaves out the rise at the beginning and the drain at the
     end, and keeps the moments between one request's end and the next one's start. Failed requests count as
-    running, and their tokens do not count. The window is empty if so many never ran.
+    running, and their tokens do not count. The window is empty if the concurrency was never reached.
 
     Args:
         samples: of a closed loop; warm-ups are left out.
-        concurrency: how many were to run at a time.
+        concurrency: intended number of requests at a time.
     """
     counted = [sample for sample in samples if sample.counted]
     enough = max(1, math.ceil(PLATEAU * concurrency - 1e-9))  # 0.95 * 20 is 19, not a bit more
@@ -69,7 +69,7 @@ def steady_window(samples: Sequence[Sample], concurrency: int) -> Window:
 
 
 def whole_run(samples: Sequence[Sample]) -> Window:
-    """From the first start to the last end, warm-ups left out; empty without samples."""
+    """Return the window from the first start to the last end, without warm-ups; empty without samples."""
     counted = [sample for sample in samples if sample.counted]
     if not counted:
         return Window(0, 0, 0.0)
@@ -78,7 +78,7 @@ def whole_run(samples: Sequence[Sample]) -> Window:
 
 
 def _steps(samples: Sequence[Sample]) -> list[tuple[int, int]]:
-    """Starts (+1) and ends (-1) in order; at the same moment ends come first."""
+    """Return starts (+1) and ends (-1) in order; at the same moment ends come first."""
     return sorted([*((s.started, 1) for s in samples), *((s.ended, -1) for s in samples)])
 
 
@@ -88,12 +88,12 @@ def _tokens(samples: Sequence[Sample], begin: int, end: int) -> float:
 
 
 def _arrivals(sample: Sample) -> Iterator[tuple[int, float]]:
-    """When how many tokens came.
+    """Return the times and counts of arriving tokens.
 
-    Where chunks do not say how many they brought, each is taken to have brought the same; they always add up
-    to what the server counted.
+    Where chunks have no count of their own, all are taken to have the same; they always add up
+    to the server's count.
     """
-    said = sum(chunk.tokens for chunk in sample.chunks)
+    total = sum(chunk.tokens for chunk in sample.chunks)
     for chunk in sample.chunks:
-        share = chunk.tokens / said if said else 1 / len(sample.chunks)
+        share = chunk.tokens / total if total else 1 / len(sample.chunks)
         yield chunk.at, share * sample.output_tokens

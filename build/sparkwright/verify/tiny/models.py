@@ -1,6 +1,6 @@
 """The configurations of a tiny Qwen3 target and of a DFlash drafter for it.
 
-There are no weights: vLLM makes them up (``--load-format dummy``). The sizes are the smallest that take the
+There are no weights: vLLM generates them (``--load-format dummy``). The sizes are the smallest that use the
 same kernels as a real pair: heads of 128, grouped queries, three auxiliary hidden states.
 """
 
@@ -24,10 +24,10 @@ _DRAFTER_LAYERS = 2
 def write_tiny_models(folder: Path, *, max_model_len: int = MAX_MODEL_LEN) -> tuple[Path, Path]:
     """Write ``target`` and ``drafter`` under *folder*; returns the two folders.
 
-    What is there already is written anew, with the same content.
+    Existing files are overwritten, with the same content.
 
     Args:
-        folder: where; made if missing.
+        folder: destination; created if missing.
         max_model_len: tokens of the longest request.
     """
     shared = _shared(max_model_len)

@@ -1,7 +1,7 @@
-"""A tokenizer that needs no data: byte-level BPE whose merges are common words and letters' combinations.
+"""A tokenizer without data files: byte-level BPE whose merges are common words and letters' combinations.
 
 Every text has tokens and every token a text. English has about three characters a token with it, so that
-lengths, salts and shared prefixes mean what they mean with a real one. The format is that of Hugging Face's
+lengths, salts and shared prefixes behave as with a real one. The format is that of Hugging Face's
 ``tokenizers`` library; the alphabet is GPT-2's, which gives each byte a printable character.
 """
 
@@ -32,7 +32,7 @@ _WORDS = (
 
 
 def alphabet() -> list[str]:
-    """The printable character of each byte, by the byte's value (as GPT-2 has it)."""
+    """Return the printable character of each byte, by the byte's value (as GPT-2 has it)."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     places = {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
@@ -40,9 +40,9 @@ def alphabet() -> list[str]:
 
 
 def tokenizer(size: int) -> dict[str, Any]:
-    """``tokenizer.json`` of exactly *size* tokens, the last of which is the drafter's mask."""
-    room = size - len(_SPECIAL) - 256 - 1
-    tokens, merges = _merged(room)
+    """Return ``tokenizer.json`` of exactly *size* tokens, the last of which is the drafter's mask."""
+    count = size - len(_SPECIAL) - 256 - 1
+    tokens, merges = _merged(count)
     vocabulary = {token: number for number, token in enumerate((*_SPECIAL, *alphabet(), *tokens, _MASK))}
     special = {**dict(zip(_SPECIAL, range(len(_SPECIAL)), strict=True)), _MASK: size - 1}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -70,7 +70,7 @@ def tokenizer(size: int) -> dict[str, Any]:
 
 
 def tokenizer_config(max_model_len: int) -> dict[str, Any]:
-    """``tokenizer_config.json``, with a chat template."""
+    """Return ``tokenizer_config.json``, with a chat template."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": _SPECIAL[UNKNOWN],
@@ -85,22 +85,22 @@ def tokenizer_config(max_model_len: int) -> dict[str, Any]:
     }
 
 
-def _merged(room: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """As many new tokens as there is *room* for, and the merges that make them, the most wanted first."""
+def _merged(count: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return *count* new tokens, and the merges that form them, in order of rank."""
     tokens: dict[str, None] = {}
     merges: list[tuple[str, str]] = []
-    for left, right in islice(_wanted(), 100 * room):
-        if len(tokens) == room:
+    for left, right in islice(_ranked_merges(), 100 * count):
+        if len(tokens) == count:
             return list(tokens), merges
-        # A second way to the same token would be a merge for which there is no token to pay.
+        # A second merge to the same token would add no token.
         if left + right not in tokens:
             tokens[left + right] = None
             merges.append((left, right))
-    raise ValueError(f"there are not {room} merges")
+    raise ValueError(f"there are not {count} merges")
 
 
-def _wanted() -> Iterator[tuple[str, str]]:
-    """Merges in order of rank: words letter by letter, then pairs of letters, then letters after pairs."""
+def _ranked_merges() -> Iterator[tuple[str, str]]:
+    """Return merges in order of rank: words by letters, then pairs of letters, then letters after pairs."""
     for word in _WORDS.split():
         whole = _SPACE + word
         for end in range(1, len(whole)):
