@@ -3,7 +3,7 @@
 `configure` lays out a folder as a build would find it, runs CMake there and reads the compiler
 calls. Nothing is compiled. Standard library only.
 
-What it needs is in a file that the environment names (see `sparkwright.probe.resource`)::
+What it needs is in a file that the environment names (see `sparkwright.probe.facility`)::
 
     {"facilities": {"toolchain": {
          "arch":        what ``TORCH_CUDA_ARCH_LIST`` is set to, such as "12.1a",
@@ -35,6 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+__all__ = ["Unit", "configure", "differences", "facility"]
 
 _FILE = "SPARKWRIGHT_FACILITIES"
 _WORK = "{work}"

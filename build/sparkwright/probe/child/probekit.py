@@ -7,6 +7,8 @@ so a renamed module or a missing package can never be mistaken for evidence.
 
 from __future__ import annotations
 
+__all__ = ["Defect", "expect"]
+
 
 class Defect(Exception):  # noqa: N818 - it names what was found, not a mistake of the probe
     """The code under test does not do what the probe expects of healthy code."""
