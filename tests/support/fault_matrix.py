@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.base.errors import EndpointError, ServerError
-from sparkwright.verify import profiles, setup
+from sparkwright.verify import setup
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.client.calibrate import simulator
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.options import VerifyOptions
@@ -54,6 +55,14 @@ TINY = msgspec.structs.replace(SMALL, name="tiny", categories=("code",), levels=
 # Where the client's own error is judged by nothing but warnings.
 REAL_TIME = msgspec.structs.replace(TINY, name="smoke", speed=1.0)
 
+# Clocks on which a step takes longer than the delays of a busy machine, on a server that is too fast too.
+ONE_BY_ONE = msgspec.structs.replace(SMALL, name="one by one", levels=(1,), least_requests=8, speed=20.0)
+FAST = msgspec.structs.replace(ONE_BY_ONE, name="fast", speed=6.0)
+SLOW = msgspec.structs.replace(ONE_BY_ONE, name="slow", speed=100.0)
+STARTS = msgspec.structs.replace(
+    TINY, name="starts", speed=30.0, comparison_requests=12, max_tokens=64, boots=5
+)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -61,11 +70,11 @@ class Case:
 
     Attributes:
         fault: as for ``--fault``; empty for a healthy server.
-        check: who has to notice.
+        check: the check that must notice; for a healthy server the only one that runs, all if empty.
         verdict: of that check.
         says: pattern of a cause among its findings that did not pass.
         profile: the sizes.
-        wish: more of what is asked for.
+        wish: more options.
         warns: pattern of a warning of any finding.
     """
 
@@ -80,7 +89,8 @@ class Case:
     @property
     def name(self) -> str:
         """Unique among cases."""
-        return self.fault or f"healthy {self.wish.get('seed', 0)}"
+        healthy = ("healthy", self.check, str(self.wish.get("seed", 0)))
+        return self.fault or " ".join(filter(None, healthy))
 
 
 @dataclass(frozen=True)
@@ -114,13 +124,10 @@ class Outcome:
 
 def run_case(case: Case, folder: Path) -> Outcome:
     """Run the suite as *case* says; its files go to *folder*."""
-    checks: tuple[str, ...] = (case.check,) if case.check in profiles.PROFILES["full"].checks else ("boot",)
-    if not case.fault:
+    checks: tuple[str, ...] = (case.check,) if case.check in ALL else ("boot",)
+    if not case.check:
         checks = case.profile.checks
-    if case.check == "compare":
-        checks = ("compare",)
     profile = msgspec.structs.replace(case.profile, checks=checks)
-    profiles.PROFILES = {**profiles.PROFILES, profile.name: profile}
     folder.mkdir(parents=True, exist_ok=True)
     try:
         findings = asyncio.run(_run(case, profile, folder))
@@ -141,19 +148,31 @@ def run_case(case: Case, folder: Path) -> Outcome:
 async def _run(case: Case, profile: Profile, folder: Path) -> tuple[Finding, ...]:
     if case.check == "endpoint":
         async with simulator(folder, "--fault", case.fault) as endpoint:
-            suite, manifest = await setup.prepare(
-                VerifyOptions(profile=profile.name, url=endpoint.url), folder / "run"
-            )
+            options = VerifyOptions(url=endpoint.url)
+            suite, manifest = await setup.prepare(options, folder / "run", sizes=profile)
             return await run_suite(suite, folder / "run", manifest)
     faults = (case.fault,) if case.fault else ()
-    wish = VerifyOptions(profile=profile.name, simulator=True, faults=faults, **case.wish)
-    suite, manifest = await setup.prepare(wish, folder)
+    options = VerifyOptions(simulator=True, faults=faults, **case.wish)
+    suite, manifest = await setup.prepare(options, folder, sizes=profile)
     return await run_suite(suite, folder, manifest)
 
 
+# A server with a reference band: the recipe names it, and the simulator's steps take as long as its own.
+BANDED = {"recipe": "qwen3.6-27b-dflash", "speculative_tokens": 12}
+
+
 def seeds(count: int) -> tuple[Case, ...]:
-    """*count* healthy servers, of which each draws differently."""
-    return tuple(Case("", "", Verdict.PASS, wish={"seed": seed}) for seed in range(count))
+    """Return healthy servers, *count* of each kind, of which each draws differently."""
+    kinds: tuple[tuple[str, Profile, Mapping[str, Any]], ...] = (
+        ("", SMALL, {}),
+        ("bands", ONE_BY_ONE, BANDED),
+        ("compare", STARTS, {"against": "simulator"}),
+    )
+    return tuple(
+        Case("", check, Verdict.PASS, profile=profile, wish={**wish, "seed": seed})
+        for check, profile, wish in kinds
+        for seed in range(count)
+    )
 
 
 def _stream(fault: str, says: str, verdict: Verdict = Verdict.FAIL, **changes: Any) -> Case:
@@ -231,6 +250,8 @@ CASES = (
     Case("near-ties", "lossless", PASS),
     # What it is, and how fast
     Case("flood", "sweep", PASS, profile=REAL_TIME, warns="client floor"),
+    Case("slow=10", "bands", PASS, "", SLOW, BANDED, warns=r"code c=1: verify step ms is 1\d\d\d"),
+    Case("slow=0.2", "bands", INVALID, "artefact: code c=1", FAST, BANDED),
     Case("no-metrics", "endpoint", FAIL, "metrics"),
     Case("old-version", "endpoint", FAIL, "before 0.20"),
     Case("not-json", "endpoint", FAIL, "HTML|JSON"),

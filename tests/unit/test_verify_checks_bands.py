@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from verify_kit import SEEDS, Server, boot_facts, context, judge, profile, run
 
-from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.bands import Bands, capacity_of, load_bands
 from sparkwright.verify.checks.sweep import Sweep
 
@@ -119,8 +118,3 @@ def test_a_rate_beyond_the_memory_s_bandwidth_is_an_artefact(seed: int) -> None:
     found = judge(BANDS, to(), server(seed, step_ms=40.0))
     assert found[PHYSICS].verdict == "invalid"
     assert found[PHYSICS].cause.startswith("artefact: code c=1 gives ")
-
-
-def test_all_checks_are_registered_by_their_names() -> None:
-    assert {"boot", "sweep", "crash", "context", "coherence", "bands"} <= set(ALL)
-    assert all(check.name == name for name, check in ALL.items())

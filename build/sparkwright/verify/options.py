@@ -10,7 +10,8 @@ import msgspec
 
 from sparkwright.base.config import Model
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.verify import profiles
+from sparkwright.verify.checks import checks_of
+from sparkwright.verify.profile import PROFILES
 
 if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
@@ -95,22 +96,29 @@ class VerifyOptions(Model, frozen=True):
             raise ConfigError("the run's options cannot be read", because=str(error)) from error
 
 
-def profile_of(wish: VerifyOptions) -> Profile:
-    """The sizes that *wish* comes to.
+def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
+    """Return the sizes that *options* select.
+
+    Args:
+        options: what the user requested.
+        base: sizes to start from instead of those of the named profile.
 
     Raises:
         UnknownNameError: there is no such profile.
     """
-    if wish.profile not in profiles.PROFILES:
-        raise UnknownNameError(
-            f"there is no profile {wish.profile!r}", next_step=f"take one of {', '.join(profiles.PROFILES)}"
-        )
-    profile = profiles.PROFILES[wish.profile]
-    changes: dict[str, Any] = {"seed": wish.seed}
+    if base is None:
+        if options.profile not in PROFILES:
+            raise UnknownNameError(
+                f"there is no profile {options.profile!r}", next_step=f"take one of {', '.join(PROFILES)}"
+            )
+        base = PROFILES[options.profile]
+    changes: dict[str, Any] = {"seed": options.seed}
     for name in ("checks", "levels", "categories", "soak_s", "boots"):
-        if value := getattr(wish, name):
+        if value := getattr(options, name):
             changes[name] = value
-    if wish.against and not wish.checks:
+    if options.against and not options.checks:
         changes["checks"] = ("compare",)
-    changes["speed"] = wish.speed or (profile.speed if wish.simulator else 1.0)
-    return msgspec.structs.replace(profile, **changes)
+    if not (base.checks or "checks" in changes):
+        changes["checks"] = checks_of(base.name)
+    changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
+    return msgspec.structs.replace(base, **changes)

@@ -1,10 +1,15 @@
-"""How much is measured: the sizes of a run, as data."""
+"""Sizes of a run, and the three profiles that ship; options and recipes can change every number."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from msgspec import field
 
 from sparkwright.base.config import Model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SLOWEST_S = 3.0
 """Seconds a token that one request may take at the most; servers for GB10 take 0.2 at 64 requests."""
@@ -37,7 +42,7 @@ class Profile(Model, frozen=True):
 
     Attributes:
         name: ``full``, ``smoke`` or ``demo``.
-        checks: names of the checks that run, in order.
+        checks: names of the checks that run, in order; if empty, those whose modules list this profile.
         categories: of prompts.
         levels: concurrencies of the sweep.
         requests_per_client: requests in a sweep's cell for each of its clients, at the least.
@@ -59,7 +64,7 @@ class Profile(Model, frozen=True):
     """
 
     name: str
-    checks: tuple[str, ...]
+    checks: tuple[str, ...] = ()
     categories: tuple[str, ...] = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
     levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     requests_per_client: int = 3
@@ -78,3 +83,42 @@ class Profile(Model, frozen=True):
     seed: int = 0
     speed: float = 1.0
     deadlines: Deadlines = field(default_factory=Deadlines)
+
+
+# Random weights generate no meaningful text, and synthetic acceptance accepts wrong tokens on purpose, so
+# this profile has no check of content. Tiny models are fast, so deadlines are short.
+_SMOKE = Profile(
+    name="smoke",
+    categories=("code", "prose"),
+    requests_per_client=2,
+    least_requests=24,
+    max_tokens=96,
+    waves=2,
+    contexts=(16_000,),
+    context_requests=2,
+    soak_s=60.0,
+    soak_window_s=5.0,
+    deadlines=Deadlines(first_token_s=120.0, stall_s=30.0),
+)
+
+# More than twenty minutes of a simulated server's time in one of the client's, on two shared cores. At c = 64
+# the simulator limits the rate, whatever the speed, so outputs and prompts are few and short.
+_DEMO = Profile(
+    name="demo",
+    categories=("code", "prose"),
+    levels=(1, 8, 64),
+    requests_per_client=1,
+    least_requests=16,
+    max_tokens=128,
+    off_grid=(17, 33),
+    waves=1,
+    contexts=(16_000,),
+    context_requests=2,
+    soak_s=1200.0,
+    lossless_prompts=24,
+    speed=60.0,
+    deadlines=Deadlines(first_token_s=120.0),
+)
+
+PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in (Profile(name="full"), _SMOKE, _DEMO)}
+"""Shipped profiles by name."""

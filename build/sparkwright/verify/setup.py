@@ -48,8 +48,11 @@ if TYPE_CHECKING:
 
     Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
 
+# Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
+_OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
-def require_possible(wish: VerifyOptions) -> None:
+
+def require_possible(wish: VerifyOptions, sizes: Profile | None = None) -> None:
     """Do nothing if nothing speaks against *wish* that can be told without asking or starting anything.
 
     Raises:
@@ -57,7 +60,7 @@ def require_possible(wish: VerifyOptions) -> None:
         UnknownNameError: there is no such profile, check or category.
         EndpointError: an address is none.
     """
-    profile = profile_of(wish)
+    profile = profile_of(wish, sizes)
     _require_known(profile)
     for url in filter(None, (wish.url, wish.baseline_url)):
         check_address(url)
@@ -87,7 +90,13 @@ def require_possible(wish: VerifyOptions) -> None:
 
 
 async def prepare(
-    wish: VerifyOptions, folder: Path, api_key: str = "", baseline_key: str = ""
+    wish: VerifyOptions,
+    folder: Path,
+    api_key: str = "",
+    baseline_key: str = "",
+    *,
+    offline: bool = False,
+    sizes: Profile | None = None,
 ) -> tuple[Suite, Manifest]:
     """The run that *wish* comes to; servers' files go below *folder*.
 
@@ -96,22 +105,25 @@ async def prepare(
         folder: of the run.
         api_key: of the server at `VerifyOptions.url`; it goes nowhere else.
         baseline_key: of the one at `VerifyOptions.baseline_url`.
+        offline: fetch nothing: neither what a wheel requires nor, when vLLM starts, models.
+        sizes: what to start from instead of the profile that *wish* names.
 
     Raises:
         ConfigError: options contradict each other.
         UnknownNameError: there is no such recipe, profile, check, category or fault.
         EndpointError: what answers at the address cannot be verified.
         IncompatibleOptionsError: the recipe's options are known not to work together.
-        EnvironmentSetupError: the wheel could not be installed.
+        ServerError: the wheel could not be installed.
+        NotInStoreError: the wheel requires something that must be fetched, and the network is off.
     """
-    require_possible(wish)
-    profile = profile_of(wish)
+    require_possible(wish, sizes)
+    profile = profile_of(wish, sizes)
     if wish.url:
         fleet, server, identity = await _at_address(wish, profile, (api_key, baseline_key))
     elif wish.simulator:
         fleet, server, identity = _simulated(wish, profile, folder)
     else:
-        fleet, server, identity, profile = _by_recipe(wish, profile, folder)
+        fleet, server, identity, profile = _by_recipe(wish, profile, folder, offline=offline)
     suite = Suite([ALL[name] for name in profile.checks], profile, load_corpus(), fleet, band=_band(wish))
     return suite, _manifest(wish, folder, server, {**identity, "profile": _digest(profile)})
 
@@ -201,14 +213,14 @@ def _simulated(wish: VerifyOptions, profile: Profile, folder: Path) -> tuple[Sta
 
 
 def _by_recipe(
-    wish: VerifyOptions, profile: Profile, folder: Path
+    wish: VerifyOptions, profile: Profile, folder: Path, *, offline: bool
 ) -> tuple[Starters, str, dict[str, str], Profile]:
     recipe = variant(load_recipe(wish.recipe), runner=wish.runner, eager=True if wish.eager else None)
     profile = _with_hints(profile, recipe, wish)
-    main, identity = _environment(wish.wheel or wish.python, folder, "wheel")
+    main, identity = _environment(wish.wheel or wish.python, folder, "wheel", offline=offline)
     baseline, baseline_recipe = main, variant(recipe, speculation=False)
     if wish.against:
-        baseline, other = _environment(wish.against, folder, "against")
+        baseline, other = _environment(wish.against, folder, "against", offline=offline)
         baseline_recipe, identity = recipe, {**identity, **other}
 
     def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
@@ -216,6 +228,7 @@ def _by_recipe(
             recipe if arm == "main" else baseline_recipe,
             folder=folder / "servers" / f"{arm}-{boot}",
             python=main if arm == "main" else baseline,
+            environment=_OFFLINE if offline else None,
             deadlines=profile.deadlines,
         )
 
@@ -223,12 +236,12 @@ def _by_recipe(
     return Starters(arms), recipe.title, {**identity, "recipe": _digest(recipe)}, profile
 
 
-def _environment(place: str, folder: Path, name: str) -> tuple[Path, dict[str, str]]:
+def _environment(place: str, folder: Path, name: str, *, offline: bool) -> tuple[Path, dict[str, str]]:
     """The interpreter that has vLLM, and what tells this vLLM from others."""
     path = Path(place)
     if path.suffix != ".whl":
         return path, {name: f"vLLM {find_installed(path).version} of an environment"}
-    python = prepare_wheel(path, folder / "environments" / name)
+    python = prepare_wheel(path, folder / "environments" / name, offline=offline)
     return python, {name: sha256_file(path), f"{name}-file": path.name}
 
 

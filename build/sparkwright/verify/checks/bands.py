@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import field
 
 from sparkwright.base.config import Model, parse_toml
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks import sweep
 from sparkwright.verify.checks.common import at, conclude, main_facts, triage
 from sparkwright.verify.checks.figures import figures
@@ -167,6 +168,9 @@ class Bands:
             warnings=warnings,
             lenient=True,
         )
+
+
+CHECK = RegisteredCheck(Bands(), profiles={"full": 40})
 
 
 def _pairs(band: Band, observation: Observation, found: Figures) -> Iterator[tuple[str, float, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter
 from sparkwright.verify.checks.bands import capacity_of
 from sparkwright.verify.checks.common import CheckedCells, conclude, main_facts, triage
@@ -64,6 +65,9 @@ class BootCheck:
             *(rule(seen, boots) for rule in rules if context.log_seen),
             *_capacity(seen, boots, context),
         ]
+
+
+CHECK = RegisteredCheck(BootCheck(), profiles={"full": 10, "smoke": 10, "demo": 10}, charts=("boot",))
 
 
 # First answers -------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.checks.common import at, conclude, triage
 from sparkwright.verify.checks.text import flaw
@@ -66,6 +67,9 @@ class Coherence:
                 lenient=True,
             ),
         ]
+
+
+CHECK = RegisteredCheck(Coherence(), profiles={"full": 20, "demo": 20})
 
 
 def _cell(context: Context, name: str, level: int, each: int) -> Cell:

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
 from sparkwright.verify.checks.common import conclude, triage
@@ -58,6 +59,10 @@ class Compare:
         """Better, worse, equal or undecided, at each level."""
         seen = baseline_failures_as_invalid(triage(self, context, observations))
         return [_speed(seen.tagged(level=str(level)), level, context) for level in LEVELS]
+
+
+# In no profile: --against selects it.
+CHECK = RegisteredCheck(Compare(), charts=("compare",))
 
 
 def _cell(context: Context, arm: str, boot: int, level: int, wave: int) -> Cell:

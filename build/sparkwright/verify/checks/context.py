@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance, drafter, drafts_expected, ratio, surely
 from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
@@ -75,6 +76,9 @@ class LongContext:
             # Models of made-up weights find no needle, and smoke runs have no others.
             findings += [_needle(seen, tokens)] if context.profile.name != "smoke" else []
         return findings
+
+
+CHECK = RegisteredCheck(LongContext(), profiles={"full": 60, "smoke": 40, "demo": 60}, charts=("context",))
 
 
 def _fits(context: Context, tokens: int) -> bool:

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import SIGNATURES, conclude, main_facts, triage
 from sparkwright.verify.model import Cell, Load
 
@@ -83,6 +84,9 @@ class Crash:
                 threshold=_THRESHOLD,
             ),
         ]
+
+
+CHECK = RegisteredCheck(Crash(), profiles={"full": 50, "smoke": 30, "demo": 50}, charts=("crash",))
 
 
 def _burst(context: Context, level: int) -> Cell:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
 from sparkwright.verify.checks.common import at, conclude, main_facts, triage
 from sparkwright.verify.checks.divergence import NoLogprobsError, find_cluster, own_gaps, pair
@@ -76,6 +77,9 @@ class Lossless:
             _own_choice(answers, differences.verdict),
             _accuracy(seen),
         ]
+
+
+CHECK = RegisteredCheck(Lossless(), profiles={"full": 80, "demo": 70})
 
 
 # What is sent --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter, drafts_expected
 from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.checks.drift import clock, elapsed, find_fall, find_onset, windows
@@ -64,6 +65,10 @@ class Soak:
             _holds(seen, points, probes, context, unfit),
             _cached(seen, probes, unfit),
         ]
+
+
+# Early in the demo: a decay with the server's age would be over once all other cells are measured.
+CHECK = RegisteredCheck(Soak(), profiles={"full": 70, "smoke": 50, "demo": 30}, charts=("soak",))
 
 
 # Service -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter, drafts_expected, ratio, surely
 from sparkwright.verify.checks.common import CheckedCells, at, conclude, main_facts, triage
 from sparkwright.verify.checks.figures import figures
@@ -70,6 +71,9 @@ class Sweep:
         if len(sizes.categories) > 1:
             findings.append(_step_time(seen, grid, sizes))
         return [*findings, _client(seen, grid, context)]
+
+
+CHECK = RegisteredCheck(Sweep(), profiles={"full": 30, "smoke": 20, "demo": 40}, charts=("sweep",))
 
 
 def cell(context: Context, category: str, level: int) -> Cell:

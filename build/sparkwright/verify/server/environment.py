@@ -1,21 +1,24 @@
-"""Where vLLM comes from: an environment that has it, or a wheel for which one is made."""
+"""The environment that vLLM runs in: an existing one, or one that is made for a wheel."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkwright.base.errors import ProcessError, ServerError, ToolError
+from sparkwright.base.errors import NotInStoreError, ProcessError, ServerError, ToolError
 
 _BEGUN = ".sparkwright-environment"
 _DONE = ".sparkwright-wheel.json"
 _INSTALL_S = 3600.0
 _MERGED = {"applied", "conflict-in-texts"}  # outcomes, as the wheel's record names them
+# Of uv and pip, where something is neither installed nor cached.
+_NOT_CACHED = re.compile("network was disabled|not found in the cache|No matching distribution found")
 _ASK = """
 import json
 from importlib.metadata import distribution
@@ -25,7 +28,7 @@ print(json.dumps({"version": found.version, "carries": found.read_text("sparkwri
 
 
 def vllm_command(python: Path) -> tuple[str, ...]:
-    """How ``vllm`` is called by the interpreter *python*, whatever its scripts' first lines say."""
+    """Return the command that calls ``vllm`` by the interpreter *python*, independent of scripts' first lines."""
     return (str(python), "-m", "vllm.entrypoints.cli.main")
 
 
@@ -35,7 +38,7 @@ class Installed:
 
     Attributes:
         version: local part included.
-        carries: names of those that were merged into it; none in a wheel that is not ours.
+        carries: names of those that were merged into it; none in a wheel of another builder.
     """
 
     version: str
@@ -43,7 +46,7 @@ class Installed:
 
 
 def find_installed(python: Path) -> Installed:
-    """The vLLM that *python* has, from its metadata alone: nothing of it is imported.
+    """Return the vLLM that *python* has, from its metadata alone: nothing of it is imported.
 
     Raises:
         ServerError: there is none, *python* cannot be run, or the wheel's record of carries is broken.
@@ -63,24 +66,26 @@ def find_installed(python: Path) -> Installed:
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ServerError(
-            f"what vLLM's wheel at {python} says of its carries cannot be read",
+            f"the record of carries of vLLM's wheel at {python} cannot be read",
             because=repr(error),
-            next_step="install the wheel anew; `sparkwright audit` says whether it is whole",
+            next_step="install the wheel again; `sparkwright audit` tells if it is complete",
         ) from error
 
 
-def prepare_wheel(wheel: Path, folder: Path) -> Path:
-    """Make an environment that has *wheel* and what it needs; returns its interpreter.
+def prepare_wheel(wheel: Path, folder: Path, *, offline: bool = False) -> Path:
+    """Make an environment that has *wheel* and its requirements; return its interpreter.
 
-    Made once: a folder that was made for the same wheel, byte by byte, is taken as it is, and one that was
-    begun and not finished is made anew. Two calls at once wait for each other.
+    Made once: a folder that was made for the same wheel, byte by byte, is used as it is, and an unfinished one
+    is made again. Concurrent calls wait for each other.
 
     Args:
         wheel: of vLLM.
-        folder: where; it must not exist, be empty, or be one of ours.
+        folder: the environment's place; it must not exist, be empty, or hold an earlier environment.
+        offline: install from the installer's cache alone.
 
     Raises:
         ServerError: it cannot be made, or *folder* holds something else.
+        NotInStoreError: a requirement would have to be fetched, and the network is off.
     """
     from filelock import FileLock
 
@@ -93,8 +98,14 @@ def prepare_wheel(wheel: Path, folder: Path) -> Path:
             return python
         _clear(folder)
         try:
-            _make(folder, python, wheel)
+            _make(folder, python, wheel, offline=offline)
         except (ProcessError, ToolError) as error:
+            if offline and _NOT_CACHED.search(error.because):
+                raise NotInStoreError(
+                    f"no environment can be made for {wheel.name} without a network",
+                    because=error.because,
+                    next_step="run once without --offline, or give --python of an environment that has vLLM",
+                ) from error
             raise ServerError(
                 f"no environment could be made for {wheel.name}",
                 because=f"{error.what}: {error.because}",
@@ -122,19 +133,24 @@ def _clear(folder: Path) -> None:
     (folder / _BEGUN).touch()
 
 
-def _make(folder: Path, python: Path, wheel: Path) -> None:
+def _make(folder: Path, python: Path, wheel: Path, *, offline: bool) -> None:
     """Make the environment and install into it: by uv where it is installed, else by venv and pip."""
     from sparkwright.base.process import run
 
     beside = Path(sys.executable).with_name("uv")
     uv = str(beside) if beside.exists() else shutil.which("uv")
     if uv is not None:
+        cached = ["--offline"] if offline else []
         run(
-            [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, folder],
+            [uv, "venv", "--quiet", "--allow-existing", *cached, "--python", sys.executable, folder],
             timeout=_INSTALL_S,
         )
-        run([uv, "pip", "install", "--quiet", "--python", python, wheel.resolve()], timeout=_INSTALL_S)
+        run(
+            [uv, "pip", "install", "--quiet", *cached, "--python", python, wheel.resolve()],
+            timeout=_INSTALL_S,
+        )
     else:
         run([sys.executable, "-m", "venv", folder], timeout=_INSTALL_S)
+        cached = ["--no-index"] if offline else []  # pip reads its cache only after it has asked an index
         pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, wheel.resolve()], timeout=_INSTALL_S)
+        run([*pip, *cached, wheel.resolve()], timeout=_INSTALL_S)
