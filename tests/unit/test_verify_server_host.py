@@ -160,7 +160,7 @@ def test_generated_models_fit_each_other(tmp_path: Path) -> None:
 
 
 def tiny_wheel(folder: Path, version: str, record: str = "", requires: str = "") -> Path:
-    """A wheel called vllm that has nothing but a version and, if any, a record of carries or a requirement."""
+    """A wheel called vllm that has nothing but a version and, if any, a record of carries, a requirement."""
     folder.mkdir(exist_ok=True)
     path = folder / f"vllm-{version}-py3-none-any.whl"
     info = f"vllm-{version}.dist-info"

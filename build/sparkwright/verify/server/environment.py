@@ -1,4 +1,4 @@
-"""The environment that vLLM runs in: an existing one, or one that is made for a wheel."""
+"""Where vLLM comes from: an environment that has it, or a wheel for which one is made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(json.dumps({"version": found.version, "carries": found.read_text("sparkwri
 
 
 def vllm_command(python: Path) -> tuple[str, ...]:
-    """Return the command that calls ``vllm`` by the interpreter *python*, independent of scripts' first lines."""
+    """How ``vllm`` is called by the interpreter *python*, whatever its scripts' first lines say."""
     return (str(python), "-m", "vllm.entrypoints.cli.main")
 
 
@@ -38,7 +38,7 @@ class Installed:
 
     Attributes:
         version: local part included.
-        carries: names of those that were merged into it; none in a wheel of another builder.
+        carries: names of those that were merged into it; none in a wheel that is not ours.
     """
 
     version: str
@@ -46,7 +46,7 @@ class Installed:
 
 
 def find_installed(python: Path) -> Installed:
-    """Return the vLLM that *python* has, from its metadata alone: nothing of it is imported.
+    """The vLLM that *python* has, from its metadata alone: nothing of it is imported.
 
     Raises:
         ServerError: there is none, *python* cannot be run, or the wheel's record of carries is broken.
@@ -66,21 +66,21 @@ def find_installed(python: Path) -> Installed:
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ServerError(
-            f"the record of carries of vLLM's wheel at {python} cannot be read",
+            f"what vLLM's wheel at {python} says of its carries cannot be read",
             because=repr(error),
-            next_step="install the wheel again; `sparkwright audit` tells if it is complete",
+            next_step="install the wheel anew; `sparkwright audit` says whether it is whole",
         ) from error
 
 
 def prepare_wheel(wheel: Path, folder: Path, *, offline: bool = False) -> Path:
-    """Make an environment that has *wheel* and its requirements; return its interpreter.
+    """Make an environment that has *wheel* and what it needs; returns its interpreter.
 
-    Made once: a folder that was made for the same wheel, byte by byte, is used as it is, and an unfinished one
-    is made again. Concurrent calls wait for each other.
+    Made once: a folder that was made for the same wheel, byte by byte, is taken as it is, and one that was
+    begun and not finished is made anew. Two calls at once wait for each other.
 
     Args:
         wheel: of vLLM.
-        folder: the environment's place; it must not exist, be empty, or hold an earlier environment.
+        folder: where; it must not exist, be empty, or be one of ours.
         offline: install from the installer's cache alone.
 
     Raises:
