@@ -1,7 +1,6 @@
-"""The fault matrix: what is switched on in the simulator, and what the suite has to make of it.
+"""The fault matrix: faults of the simulator, and the verdicts that the suite must give.
 
-One case is one run of the whole suite against a simulator with one thing wrong, small enough to be done a
-hundred times.
+One case is one run of the whole suite against a simulator with one fault, small enough for a hundred runs.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import msgspec
 
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.verify import setup
-from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks import ALL, checks_of
 from sparkwright.verify.client.calibrate import simulator
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.options import VerifyOptions
@@ -28,13 +27,15 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.model import Finding
 
-# In the server's seconds, of which 60 pass in one of ours.
+# In the server's seconds, of which 60 pass in one of the client's.
 PATIENT = Deadlines(first_token_s=1200.0, stall_s=600.0, canary_s=600.0, quiesce_s=600.0)
 HASTY = Deadlines(first_token_s=120.0, stall_s=120.0, canary_s=120.0, quiesce_s=120.0)
 
 SMALL = Profile(
     name="small",
-    checks=("boot", "coherence", "sweep", "crash", "context", "soak", "lossless"),
+    checks=tuple(
+        name for name in checks_of("full") if name != "bands"
+    ),  # which has a server of its own below
     categories=("code", "prose"),
     levels=(1, 8, 32),
     requests_per_client=1,
@@ -67,7 +68,7 @@ STARTS = msgspec.structs.replace(
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that is wrong, and what has to come of it.
+    """One fault and its expected result.
 
     Attributes:
         fault: as for ``--fault``; empty for a healthy server.
@@ -75,7 +76,7 @@ class Case:
         verdict: of that check.
         says: pattern of a cause among its findings that did not pass.
         profile: the sizes.
-        wish: more options.
+        options: more of them, see `VerifyOptions`.
         warns: pattern of a warning of any finding.
     """
 
@@ -84,26 +85,26 @@ class Case:
     verdict: Verdict
     says: str = ""
     profile: Profile = SMALL
-    wish: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     warns: str = ""
 
     @property
     def name(self) -> str:
-        """Unique among cases."""
-        healthy = ("healthy", self.check, str(self.wish.get("seed", 0)))
+        """Unique name among all cases."""
+        healthy = ("healthy", self.check, str(self.options.get("seed", 0)))
         return self.fault or " ".join(filter(None, healthy))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         verdict: of the check that the case is about, or of all for a healthy server.
-        causes: why it did not pass, one for each of its findings that did not.
+        causes: of its findings that did not pass.
         warnings: of all findings.
         verdicts: of every check that ran.
-        findings: how many conclusions there were.
+        findings: number of findings.
     """
 
     verdict: Verdict
@@ -119,12 +120,12 @@ class Outcome:
 
     @property
     def told(self) -> str:
-        """What did not pass, for a test that fails."""
+        """All causes, for the message of a failing test."""
         return "\n".join(self.causes)
 
 
 def run_case(case: Case, folder: Path) -> Outcome:
-    """Run the suite as *case* says; its files go to *folder*."""
+    """Run the suite as *case* states; write its files to *folder*."""
     checks: tuple[str, ...] = (case.check,) if case.check in ALL else ("boot",)
     if not case.check:
         checks = case.profile.checks
@@ -153,7 +154,7 @@ async def _run(case: Case, profile: Profile, folder: Path) -> tuple[Finding, ...
             suite, manifest = await setup.prepare(options, folder / "run", sizes=profile)
             return await run_suite(suite, folder / "run", manifest)
     faults = (case.fault,) if case.fault else ()
-    options = VerifyOptions(simulator=True, faults=faults, **case.wish)
+    options = VerifyOptions(simulator=True, faults=faults, **case.options)
     suite, manifest = await setup.prepare(options, folder, sizes=profile)
     return await run_suite(suite, folder, manifest)
 
@@ -170,14 +171,14 @@ def seeds(count: int) -> tuple[Case, ...]:
         ("compare", STARTS, {"against": "simulator"}, max(1, count // 4)),  # of two minutes each
     )
     return tuple(
-        Case("", check, Verdict.PASS, profile=profile, wish={**wish, "seed": seed})
-        for check, profile, wish, many in kinds
+        Case("", check, Verdict.PASS, profile=profile, options={**options, "seed": seed})
+        for check, profile, options, many in kinds
         for seed in range(many)
     )
 
 
 def _stream(fault: str, says: str, verdict: Verdict = Verdict.FAIL, **changes: Any) -> Case:
-    """A fault that requests of the sweep show one by one."""
+    """Return a case whose fault single requests of the sweep show."""
     return Case(fault, "sweep", verdict, says, msgspec.structs.replace(TINY, **changes))
 
 

@@ -17,8 +17,8 @@ from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.model import Cell, FailureKind, Observation, Sample, TokenLogprobs, Verdict
 
 NEAR = "differences from plain decoding are near ties"
-PLACES = "differences have no fixed place"
-OWN = "greedy answers are the model's own choice"
+PLACES = "differences have no fixed position"
+OWN = "greedy tokens are the target model's argmax"
 TASKS = "tasks are solved as well as without speculation"
 FEW = SEEDS[::5]
 TIES, TIE_NAT = 0.012, 0.04

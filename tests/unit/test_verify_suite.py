@@ -387,7 +387,8 @@ def test_the_demo_soaks_before_age_has_had_its_effect() -> None:
     """Checks take a thousand of the server's seconds and more; decays begin after a few hundred."""
     checks = checks_of("demo")
     assert checks[:3] == ("boot", "coherence", "soak")
-    assert set(checks) == set(checks_of("full")) - {"bands"}  # there are no published figures to meet
+    assert set(checks) < set(checks_of("full"))
+    assert "bands" not in checks, "there are no published figures of a simulator"
 
 
 @pytest.mark.parametrize("tokens_a_word", [1e15, 10.0, 0.3])

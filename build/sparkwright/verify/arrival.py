@@ -1,8 +1,8 @@
-"""TCP sockets that tell when bytes came to them and left them, whatever else their program had to do.
+"""TCP sockets with kernel timestamps of arrival, independent of the delays of the reading program.
 
-A program learns of bytes after all else that it has to do, and on a busy machine after what others do: that
-is milliseconds in which its clock runs and nothing has happened. Linux notes when each packet came
-(``SO_TIMESTAMPNS``, see socket(7)) and tells it with the bytes.
+A program reads bytes after its other work, and on a busy machine after that of other programs: milliseconds
+later than they arrived. Linux records the arrival of each packet (``SO_TIMESTAMPNS``, see socket(7)) and
+delivers it with the bytes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 _TIMESTAMPS: Final = 35  # SO_TIMESTAMPNS and SCM_TIMESTAMPNS, which Python does not name
 _TIMESPEC: Final = struct.Struct("@ll")
-_ROOM: Final = socket.CMSG_SPACE(_TIMESPEC.size)
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_TIMESPEC.size)
 
 
 class ArrivalSocket(socket.socket):
-    """Notes when the bytes that were last read had come, and when a turn to speak began.
+    """A socket that records the arrival of the bytes read last, and the start of the message sent last.
 
-    Where one read takes what several packets brought, it is the last of them that counts: a moment may be
-    told too late, by less than a reader without these notes would be late, and never too early.
+    For a read of several packets, the last of them counts: a recorded time may be too late, by less than
+    without kernel timestamps, and never too early.
 
     Attributes:
-        arrived_ns: that moment as of `time.perf_counter_ns`, never before the one told for an earlier read;
-            that of the read where the kernel notes nothing. 0 before the first.
-        sent_ns: just before the kernel was given the first bytes that were sent after the last read; on a
-            HTTP connection that is a request's beginning, or an answer's. 0 before the first.
-        last_sent_ns: the same of what was sent last.
+        arrived_ns: arrival, as of `time.perf_counter_ns`, never before that of an earlier read; the time of
+            the read if there is no kernel timestamp. 0 before the first.
+        sent_ns: time just before the kernel received the first bytes that were sent after the last read; on
+            an HTTP connection the start of a request or an answer. 0 before the first.
+        last_sent_ns: the same for the bytes sent last.
     """
 
     arrived_ns = 0
@@ -41,30 +41,30 @@ class ArrivalSocket(socket.socket):
     _sending = False
 
     def accept(self) -> tuple[ArrivalSocket, Any]:
-        """As ever; connections note arrivals too."""
+        """Accept a connection that records arrivals too."""
         connection, address = super().accept()
         return _known(ArrivalSocket(fileno=connection.detach())), address
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        """As ever, and note when it began."""
+        """Send *data* and record the start."""
         self._begin()
         return super().send(data, flags)
 
     def sendmsg(self, buffers: Any, *more: Any) -> int:
-        """As ever, and note when it began; newer asyncio sends several pieces so."""
+        """Send *buffers* and record the start; newer asyncio sends several pieces at once."""
         self._begin()
         return super().sendmsg(buffers, *more)
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        """As ever, and note when it came."""
-        data, notes, _, _ = self.recvmsg(bufsize, _ROOM, flags)
+        """Receive bytes and record their arrival."""
+        data, notes, _, _ = self.recvmsg(bufsize, _ANCILLARY_BYTES, flags)
         self._note(notes)
         return data
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """As ever, and note when it came; this is how asyncio reads below TLS."""
-        room = memoryview(buffer).cast("B")
-        count, notes, _, _ = self.recvmsg_into([room[: nbytes or len(room)]], _ROOM, flags)
+        """Receive bytes into *buffer* and record their arrival; asyncio reads so below TLS."""
+        target = memoryview(buffer).cast("B")
+        count, notes, _, _ = self.recvmsg_into([target[: nbytes or len(target)]], _ANCILLARY_BYTES, flags)
         self._note(notes)
         return count
 
@@ -78,20 +78,20 @@ class ArrivalSocket(socket.socket):
         for level, kind, data in notes:
             if (level, kind) == (socket.SOL_SOCKET, _TIMESTAMPS):
                 seconds, nanoseconds = _TIMESPEC.unpack_from(data)
-                arrived = min(arrived, seconds * 1_000_000_000 + nanoseconds + _since_the_day_clock())
+                arrived = min(arrived, seconds * 1_000_000_000 + nanoseconds + _since_wall_clock())
         self.arrived_ns = max(self.arrived_ns, arrived)
         self._sending = False
 
 
-def _since_the_day_clock() -> int:
-    """What `time.perf_counter_ns` is ahead of the clock of the day, which is the kernel's.
+def _since_wall_clock() -> int:
+    """Return `time.perf_counter_ns` less the wall clock, which kernel timestamps use.
 
-    Whoever is interrupted between the two readings takes the difference for too large: the least of a few.
+    An interrupt between the two readings makes the difference too large, so the least of a few is taken.
     """
     return -max(time.time_ns() - time.perf_counter_ns() for _ in range(3))
 
 
-# asyncio hands out no socket itself, but a stand-in that has its number.
+# asyncio hands out a proxy of its socket, which has the same file number.
 _OPEN: Final[WeakValueDictionary[int, ArrivalSocket]] = WeakValueDictionary()
 
 
@@ -101,7 +101,7 @@ def _known(made: ArrivalSocket) -> ArrivalSocket:
 
 
 def make_socket(address: tuple[int, int, int, Any, Any]) -> ArrivalSocket:
-    """A socket for *address*, as `socket.getaddrinfo` tells it; for clients, before they connect."""
+    """Return a socket for *address*, as of `socket.getaddrinfo`; for clients, before they connect."""
     family, kind, protocol, _, _ = address
     made = ArrivalSocket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
@@ -109,7 +109,7 @@ def make_socket(address: tuple[int, int, int, Any, Any]) -> ArrivalSocket:
 
 
 def listen(host: str, port: int, backlog: int) -> ArrivalSocket:
-    """A socket that listens at the first address of *host*; its connections note arrivals.
+    """Return a socket that listens at the first address of *host*; its connections record arrivals.
 
     Raises:
         OSError: the address is unknown, or taken.
@@ -127,6 +127,6 @@ def listen(host: str, port: int, backlog: int) -> ArrivalSocket:
 
 
 def arrivals_of(transport: BaseTransport | None) -> ArrivalSocket | None:
-    """The socket below *transport* if it notes arrivals."""
-    stand_in = transport.get_extra_info("socket") if transport is not None else None
-    return _OPEN.get(stand_in.fileno()) if stand_in is not None else None
+    """Return the socket below *transport* if it records arrivals."""
+    proxy = transport.get_extra_info("socket") if transport is not None else None
+    return _OPEN.get(proxy.fileno()) if proxy is not None else None

@@ -1,7 +1,7 @@
-"""The journal of a run: one JSON line for each thing seen, on the disk before the next is begun.
+"""The journal of a run: one JSON line for each observation, on the disk before the next is begun.
 
 A line is written and synced as a whole. What a killed run leaves is therefore a journal whose last line may
-be cut; opening it again drops that line, and what it stood for is done anew. Nothing else is ever rewritten.
+be cut; opening it again drops that line, and its measurement is repeated. Nothing else is ever rewritten.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _FORMAT = 1
 
 
 class Manifest(Model, frozen=True, tag="run", tag_field="kind"):
-    """What a run is about. A run is only ever resumed with an equal one.
+    """The subject of a run. A run is only ever resumed with an equal one.
 
     Attributes:
         format: of the journal.
         run: the run's name.
-        created: when it began, ISO 8601 in UTC.
-        server: what is served, and how: recipe, address, command, in words.
-        identity: what decides the answers, by name: the wheel's SHA-256, the versions, the recipe's digest,
-            the model. Part of every cell's key.
-        options: what the user asked for, to plan the same cells again.
-        client: the machine that sends, and versions.
+        created: time of its start, ISO 8601 in UTC.
+        server: recipe, address or command, in words.
+        identity: everything that determines the answers, by name: the wheel's SHA-256, the versions, the
+            recipe's digest, the model. Part of every cell's key.
+        options: of the user, to plan the same cells again.
+        client: the client's machine and versions.
     """
 
     run: str
@@ -55,11 +55,11 @@ class BootRecord(Model, frozen=True, tag="boot", tag_field="kind"):
     """One start of a server.
 
     Attributes:
-        arm: which server.
-        boot: which start, as the checks count them.
-        facts: what it said.
-        restart: how often it had to be started again because it had ended by itself.
-        log_seen: whether its log can be read.
+        arm: name of the server.
+        boot: number of the start, as the checks count them.
+        facts: that it reported.
+        restart: number of restarts after it had ended by itself.
+        log_seen: true if its log can be read.
     """
 
     arm: str
@@ -77,16 +77,16 @@ class Measured(Model, frozen=True, tag="cell", tag_field="kind"):
 
 
 class Concluded(Model, frozen=True, tag="findings", tag_field="kind"):
-    """What was concluded; the last such line counts."""
+    """The findings; the last such line counts."""
 
     findings: tuple[Finding, ...]
 
 
 class Noted(Model, frozen=True, tag="note", tag_field="kind"):
-    """Anything else worth keeping, such as the client's own accuracy.
+    """Any other record, such as the client's own accuracy.
 
     Attributes:
-        name: what it is.
+        name: of the record.
         data: JSON-ready details.
     """
 
@@ -99,15 +99,15 @@ Record = Manifest | BootRecord | Measured | Concluded | Noted
 
 @dataclass(frozen=True)
 class Contents:
-    """What a journal holds.
+    """The contents of a journal.
 
     Attributes:
         manifest: its first line.
         boots: the last start of each server, by arm and number.
         measured: observations by the id of their cell, in order.
-        findings: what was concluded, if it came to that.
+        findings: of the finished run, else empty.
         notes: the last note of each name.
-        restarts: how often servers had to be started again.
+        restarts: number of servers that had to be started again.
     """
 
     manifest: Manifest
@@ -119,7 +119,7 @@ class Contents:
 
 
 def cell_id(cell: Cell, identity: dict[str, str]) -> str:
-    """The name under which a cell's result is kept: what is sent, and what answers."""
+    """Return the id of a cell's result: a digest of the requests and of the server's identity."""
     return digest_of([cell.key, identity])[:16]
 
 
@@ -131,7 +131,7 @@ class Journal:
 
         Raises:
             BusyError: another process writes to it.
-            ConfigError: it belongs to a run of something else, or is none of ours.
+            ConfigError: it belongs to another run, or is not a journal.
             StorageError: the disk is full or cannot be written.
         """
         self.path = folder / FILE
@@ -167,7 +167,7 @@ class Journal:
         found = read_journal(self.path.parent).manifest
         if changed := _differences(found, manifest):
             raise ConfigError(
-                f"{self.path.parent} holds a run of something else",
+                f"{self.path.parent} holds another run",
                 because="; ".join(changed),
                 next_step="begin a new run in another folder: results of both do not mix",
             )
@@ -189,11 +189,11 @@ class Journal:
             raise _unwritable(self.path, error) from error
 
     def close(self) -> None:
-        """Let others write."""
+        """Close the file and release its lock."""
         os.close(self._file)
 
     def __enter__(self) -> Self:
-        """The journal itself."""
+        """Return the journal itself."""
         return self
 
     def __exit__(
@@ -204,10 +204,10 @@ class Journal:
 
 
 def read_journal(folder: Path) -> Contents:
-    """Everything that the journal in *folder* holds; a cut last line is left out.
+    """Return the contents of the journal in *folder*; a cut last line is left out.
 
     Raises:
-        ConfigError: there is none, or it is not one of ours.
+        ConfigError: there is none, or it is damaged.
     """
     path = folder / FILE
     _require_regular(path)
@@ -225,12 +225,12 @@ def read_journal(folder: Path) -> Contents:
         except msgspec.MsgspecError as error:
             raise _damaged(path, number, str(error)) from error
     if not records or not isinstance(records[0], Manifest):
-        raise _damaged(path, 1, "a journal begins with what the run is about")
+        raise _damaged(path, 1, "a journal begins with its manifest")
     if (found := records[0].format) > _FORMAT:
         raise NewerFormatError(
             f"{path} cannot be read",
-            because=f"its format is {found}, and this sparkwright knows {_FORMAT}",
-            next_step="go on with the sparkwright that began the run, or a newer one",
+            because=f"its format is {found}, and this sparkwright reads {_FORMAT}",
+            next_step="use the sparkwright that began the run, or a newer one",
         )
     if found != _FORMAT:
         raise _damaged(path, 1, f"there is no format {found}")
@@ -238,15 +238,15 @@ def read_journal(folder: Path) -> Contents:
 
 
 def _require_regular(path: Path) -> None:
-    """Do nothing if *path* is a file or nothing at all; a pipe would never be read to its end.
+    """Refuse a *path* that exists and is not a regular file; a pipe would never be read to its end.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is not a regular file.
     """
     if path.exists() and not path.is_file():
         raise ConfigError(
             f"{path} is not the journal of a run",
-            because="it is no regular file",
+            because="it is not a regular file",
             next_step="name another folder",
         )
 
@@ -265,12 +265,12 @@ def _contents(manifest: Manifest, records: list[Record]) -> Contents:
 
 
 def _whole_length(path: Path) -> int:
-    """Bytes up to and including the last whole line."""
+    """Return the number of bytes up to and including the last whole line."""
     return path.read_bytes().rfind(b"\n") + 1
 
 
 def _differences(found: Manifest, wanted: Manifest) -> list[str]:
-    """In what two runs are not the same, in words."""
+    """Return the differences of two runs, in words."""
     named: list[tuple[str, Any, Any]] = [("server", found.server, wanted.server)]
     pairs = (("identity", found.identity, wanted.identity), ("options", found.options, wanted.options))
     for title, one, other in pairs:
@@ -289,5 +289,5 @@ def _unwritable(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"{path} could not be written",
         because=error.strerror or str(error),
-        next_step="make room, then run the same command again: it goes on from here",
+        next_step="free disk space, then run the same command again with --resume",
     )

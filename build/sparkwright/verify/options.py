@@ -1,4 +1,4 @@
-"""What a user asks to be verified, and how much of it; the journal keeps it, to resume the run."""
+"""Options of a verification; the journal records them, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class VerifyOptions(Model, frozen=True):
-    """What is to be verified. One of `url`, `recipe` and `simulator` says where the server comes from.
+    """Options of a verification. One of `url`, `recipe` and `simulator` selects the source of the server.
 
     Attributes:
-        profile: how much is measured: ``full``, ``smoke`` or ``demo``.
+        profile: sizes and checks: ``full``, ``smoke`` or ``demo``.
         url: address of a server that runs already.
         baseline_url: address of the same server without speculation.
         model: the name that it serves its model under; the only one by default.
@@ -29,20 +29,20 @@ class VerifyOptions(Model, frozen=True):
         recipe: a recipe's name or file: start vLLM so.
         wheel: path of the wheel that the recipe's server is started from.
         python: interpreter of an environment with vLLM in it, instead of a wheel.
-        runner: model runner to ask for: ``v1`` or ``v2``; the release's own choice if empty.
+        runner: model runner to select: ``v1`` or ``v2``; the release's default if empty.
         eager: start the recipe's server without CUDA graphs.
         against: a wheel or interpreter to compare with, or ``simulator`` for a healthy one; only that
             comparison is made then.
         simulator: start a simulator instead of a server.
-        faults: what is wrong with it, as ``name`` or ``name=value``.
-        dialect: the vLLM release that it speaks like.
+        faults: of the simulator, as ``name`` or ``name=value``.
+        dialect: vLLM release that the simulator imitates.
         speculative_tokens: tokens that it drafts a step.
         checks: those to run instead of the profile's.
         levels: concurrencies of the sweep instead of the profile's.
         categories: of prompts, instead of the profile's.
         soak_s: length of the soak instead of the profile's, in seconds of the server's clock.
         boots: starts of each arm of a comparison instead of the profile's.
-        speed: how many of the server's seconds pass in one of ours; the profile's if 0.
+        speed: server's seconds in one of the client's; the profile's if 0.
         seed: of salts, documents and orders.
     """
 
@@ -71,24 +71,24 @@ class VerifyOptions(Model, frozen=True):
 
     @property
     def title(self) -> str:
-        """What is verified, as part of a folder's name."""
+        """Short name of the verified server, as part of a folder's name."""
         if self.simulator:
             return "simulator"
         place = self.url.rpartition("@")[2].rpartition("://")[2]
         return re.sub(r"[^\w.+-]+", "-", place or PurePath(self.recipe).stem).strip("-") or "run"
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What differs from the defaults, as a manifest keeps it."""
-        asked, usual = (msgspec.json.decode(msgspec.json.encode(wish)) for wish in (self, VerifyOptions()))
-        return {name: value for name, value in asked.items() if value != usual[name]}
+    def recorded(self) -> dict[str, Any]:
+        """Options that differ from the defaults, as a manifest records them."""
+        given, usual = (msgspec.json.decode(msgspec.json.encode(one)) for one in (self, VerifyOptions()))
+        return {name: value for name, value in given.items() if value != usual[name]}
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> VerifyOptions:
-        """The wish that a manifest keeps.
+        """Return the options that a manifest records.
 
         Raises:
-            ConfigError: it was written by something else.
+            ConfigError: they are not those of this program.
         """
         try:
             return msgspec.convert(options, cls)

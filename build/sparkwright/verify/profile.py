@@ -16,10 +16,10 @@ SLOWEST_S = 3.0
 
 
 class Deadlines(Model, frozen=True):
-    """After how long a request is given up, in seconds of the server's clock.
+    """Timeouts of requests, in seconds of the server's clock.
 
     Attributes:
-        connect_s: to connect.
+        connect_s: for the connection.
         first_token_s: from the request to the first token, queueing included.
         stall_s: between two chunks.
         canary_s: for one short request on a server that has nothing else to do.
@@ -33,7 +33,7 @@ class Deadlines(Model, frozen=True):
     quiesce_s: float = 120.0
 
     def whole_s(self, max_tokens: int) -> float:
-        """For a whole answer of *max_tokens*: its first token, one stall, and `SLOWEST_S` a token."""
+        """Return the timeout of an answer of *max_tokens*: first token, one stall, `SLOWEST_S` a token."""
         return self.first_token_s + self.stall_s + SLOWEST_S * max_tokens
 
 
@@ -52,15 +52,15 @@ class Profile(Model, frozen=True):
         waves: mixed-length waves of the crash hunt.
         contexts: prompt lengths in tokens of the long-context check.
         context_requests: requests for each of them, cold and cached alike.
-        soak_s: how long the prefix-cache soak takes, in seconds of the server's clock.
-        soak_concurrency: requests at a time meanwhile.
-        soak_window_s: its windows.
+        soak_s: length of the prefix-cache soak, in seconds of the server's clock.
+        soak_concurrency: concurrent requests of its traffic.
+        soak_window_s: length of its windows.
         boots: starts of each arm of a comparison.
         comparison_requests: requests in each of those.
         lossless_prompts: prompts of the losslessness check.
         seed: of salts, documents and orders.
-        speed: how many of the server's seconds pass in one of ours; above 1 only for a simulator.
-        deadlines: see there.
+        speed: server's seconds in one of the client's; above 1 only for a simulator.
+        deadlines: timeouts of requests.
     """
 
     name: str
