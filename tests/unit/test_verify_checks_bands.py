@@ -101,7 +101,7 @@ def test_a_slow_server_is_pointed_out_and_does_not_fail() -> None:
 
 def test_another_k_is_not_compared() -> None:
     found = judge(BANDS, to(k=7), server(k=7))
-    assert found[LIKE].cause == "0 figures were compared, 1 are pointed out"
+    assert found[LIKE].cause == "0 figures were compared, with 1 warnings"
     assert "7 tokens are drafted here, and 12" in found[LIKE].warnings[0]
 
 
@@ -117,4 +117,4 @@ def test_a_rate_beyond_the_memory_s_bandwidth_is_an_artefact(seed: int) -> None:
     """273 GB/s give 18 steps a second of 15.2 GB each, so no step takes less than 55.7 ms."""
     found = judge(BANDS, to(), server(seed, step_ms=40.0))
     assert found[PHYSICS].verdict == "invalid"
-    assert found[PHYSICS].cause.startswith("artefact: code c=1 gives ")
+    assert found[PHYSICS].cause.startswith("artefact: code c=1 has ")
