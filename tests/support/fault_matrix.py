@@ -91,8 +91,8 @@ class Case:
     @property
     def name(self) -> str:
         """Unique name among all cases."""
-        healthy = ("healthy", self.check, str(self.options.get("seed", 0)))
-        return self.fault or " ".join(filter(None, healthy))
+        seed = "" if self.fault else str(self.options.get("seed", 0))
+        return " ".join(filter(None, (self.fault or "healthy", self.check, seed)))
 
 
 @dataclass(frozen=True)
