@@ -207,7 +207,7 @@ CASES = (
     Case("dead-engine", "crash", FAIL, "no longer answered", msgspec.structs.replace(TINY, deadlines=HASTY)),
     _stream("hang", "hung: no token", deadlines=HASTY),
     _stream("stall", "stalled in the middle", deadlines=HASTY),
-    _stream("runaway", "a runaway generation: more came than was asked for"),
+    _stream("runaway", "a runaway generation: more came than was requested"),
     Case("slow", "compare", FAIL, "slower|worse", TINY, {"against": "simulator"}),
     Case("counter-reset", "sweep", INVALID, "started again unnoticed"),
     Case("orphan", "server", PASS),
