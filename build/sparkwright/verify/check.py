@@ -63,15 +63,13 @@ class Check(Protocol):
 
 @dataclass(frozen=True)
 class RegisteredCheck:
-    """A check with its place in profiles and reports: a module of `verify.checks` holds one as ``CHECK``.
+    """A check with its place in profiles: a module of `verify.checks` holds one as ``CHECK``.
 
     Attributes:
         check: the check.
         profiles: position in each profile that runs it, by the profile's name; checks of a profile run in the
             order of their positions.
-        charts: names of the modules in `verify.report.charts` that draw its figures.
     """
 
     check: Check
     profiles: Mapping[str, int] = field(default_factory=dict)
-    charts: tuple[str, ...] = ()

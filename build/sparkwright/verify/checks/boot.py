@@ -67,7 +67,7 @@ class BootCheck:
         ]
 
 
-CHECK = RegisteredCheck(BootCheck(), profiles={"full": 10, "smoke": 10, "demo": 10}, charts=("boot",))
+CHECK = RegisteredCheck(BootCheck(), profiles={"full": 10, "smoke": 10, "demo": 10})
 
 
 # First answers -------------------------------------------------------------------------------------------

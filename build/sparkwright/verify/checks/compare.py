@@ -62,7 +62,7 @@ class Compare:
 
 
 # In no profile: --against selects it.
-CHECK = RegisteredCheck(Compare(), charts=("compare",))
+CHECK = RegisteredCheck(Compare())
 
 
 def _cell(context: Context, arm: str, boot: int, level: int, wave: int) -> Cell:

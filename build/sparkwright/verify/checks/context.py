@@ -78,7 +78,7 @@ class LongContext:
         return findings
 
 
-CHECK = RegisteredCheck(LongContext(), profiles={"full": 60, "smoke": 40, "demo": 60}, charts=("context",))
+CHECK = RegisteredCheck(LongContext(), profiles={"full": 60, "smoke": 40, "demo": 60})
 
 
 def _fits(context: Context, tokens: int) -> bool:

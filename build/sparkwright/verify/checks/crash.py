@@ -86,7 +86,7 @@ class Crash:
         ]
 
 
-CHECK = RegisteredCheck(Crash(), profiles={"full": 50, "smoke": 30, "demo": 50}, charts=("crash",))
+CHECK = RegisteredCheck(Crash(), profiles={"full": 50, "smoke": 30, "demo": 50})
 
 
 def _burst(context: Context, level: int) -> Cell:

@@ -68,7 +68,7 @@ class Soak:
 
 
 # Early in the demo: a decay with the server's age would be over once all other cells are measured.
-CHECK = RegisteredCheck(Soak(), profiles={"full": 70, "smoke": 50, "demo": 30}, charts=("soak",))
+CHECK = RegisteredCheck(Soak(), profiles={"full": 70, "smoke": 50, "demo": 30})
 
 
 # Service -------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class Sweep:
         return [*findings, _client(seen, grid, context)]
 
 
-CHECK = RegisteredCheck(Sweep(), profiles={"full": 30, "smoke": 20, "demo": 40}, charts=("sweep",))
+CHECK = RegisteredCheck(Sweep(), profiles={"full": 30, "smoke": 20, "demo": 40})
 
 
 def cell(context: Context, category: str, level: int) -> Cell:
