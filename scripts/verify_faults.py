@@ -1,4 +1,4 @@
-"""Write docs/verify-faults.md: what every fault of the simulator, and no fault at all, does to the checks.
+"""Write docs/verify-faults.md: the effect of every fault of the simulator, and of none, on the checks.
 
 python scripts/verify_faults.py [--seeds 20]
 """
@@ -21,7 +21,7 @@ from fault_matrix import CASES, Case, Outcome, run_case, seeds  # noqa: E402 - f
 from sparkwright.verify.model import Verdict  # noqa: E402
 from sparkwright.verify.simulator.faults import FAULTS  # noqa: E402
 
-# What a finding's cause begins with; a server that does not start has none.
+# Head of a finding's cause; a server that does not start has none.
 _FINDING = re.compile(r"^(?:fail|invalid|inconclusive) [a-z-]+: [^:]+: ")
 _PLACES = {str(ROOT), sys.prefix, sys.base_prefix, tempfile.gettempdir(), str(Path.home())}
 _HERE = "|".join(sorted(map(re.escape, _PLACES - {"/"}), key=len, reverse=True))
@@ -33,18 +33,18 @@ _PERSONAL = (
 )
 
 PAGE = ROOT / "docs" / "verify-faults.md"
-HEAD = """# What each fault does to each check
+HEAD = """# Effect of each fault on each check
 
 Made by `scripts/verify_faults.py`; `make test` runs the same cases. A case is a whole run of the suite
-against a simulator in a process of its own with one thing wrong. *As expected* means the right verdict,
-from the check that should notice, with a cause that names it.
+against a simulator in a process of its own with one fault. *As expected* means the right verdict,
+from the check that should detect it, with a cause that names it.
 """
 
 
 def main() -> int:
-    """Run all cases; returns 0 if each came out as expected."""
+    """Run all cases; return 0 if each had the expected result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20, help="how many healthy servers")
+    parser.add_argument("--seeds", type=int, default=20, help="number of healthy servers")
     cases = (*CASES, *seeds(parser.parse_args().seeds))
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(2) as pool:
         places = [Path(folder) / str(number) for number in range(len(cases))]
@@ -54,41 +54,47 @@ def main() -> int:
 
 
 def as_expected(case: Case, outcome: Outcome) -> bool:
-    """Whether *outcome* is what *case* asks for."""
-    told = case.verdict is Verdict.PASS or any(re.search(case.says, cause) for cause in outcome.causes)
-    return outcome.verdict is case.verdict and told
+    """Tell if *outcome* is the expected one of *case*."""
+    named = case.verdict is Verdict.PASS or any(re.search(case.says, cause) for cause in outcome.causes)
+    warned = not case.warns or any(re.search(case.warns, warning) for warning in outcome.warnings)
+    return outcome.verdict is case.verdict and named and warned
 
 
 def page(found: list[tuple[Case, Outcome]]) -> str:
-    """The page, in Markdown."""
+    """Return the page in Markdown."""
     faulty = [(case, outcome) for case, outcome in found if case.fault]
     healthy = [outcome for case, outcome in found if not case.fault]
     return "\n".join([HEAD, *_confusion(faulty, healthy), "", *_faults(faulty), ""])
 
 
 def _confusion(faulty: list[tuple[Case, Outcome]], healthy: list[Outcome]) -> list[str]:
-    noticed, missed = Counter[str](), Counter[str]()
+    detected, missed = Counter[str](), Counter[str]()
     for case, outcome in faulty:
-        if case.verdict is not Verdict.PASS:
-            (noticed if as_expected(case, outcome) else missed)[case.check] += 1
-    checks = sorted({*noticed, *missed, *(name for outcome in healthy for name in outcome.verdicts)})
+        if not _harmless(case):
+            (detected if as_expected(case, outcome) else missed)[case.check] += 1
+    checks = sorted({*detected, *missed, *(name for outcome in healthy for name in outcome.verdicts)})
     rows = [
-        "| check | faults noticed | missed | healthy runs passed | false alarms |",
+        "| check | faults detected | missed | healthy runs passed | false alarms |",
         "|---|---|---|---|---|",
     ]
     for name in checks:
         verdicts = [outcome.verdicts[name] for outcome in healthy if name in outcome.verdicts]
         passed = verdicts.count(Verdict.PASS)
-        row = (name, noticed[name], missed[name], passed, len(verdicts) - passed)
+        row = (name, detected[name], missed[name], passed, len(verdicts) - passed)
         rows.append(f"| {' | '.join(map(str, row))} |")
-    odd = [as_expected(*pair) for pair in faulty if pair[0].verdict is Verdict.PASS]
+    odd = [as_expected(*pair) for pair in faulty if _harmless(pair[0])]
     return [*rows, "", f"Streams and starts that are odd and right: {sum(odd)} of {len(odd)} passed."]
+
+
+def _harmless(case: Case) -> bool:
+    return case.verdict is Verdict.PASS and not case.warns
 
 
 def _faults(faulty: list[tuple[Case, Outcome]]) -> list[str]:
     rows = ["| fault | what it does | check | verdict | as expected | cause |", "|---|---|---|---|---|---|"]
     for case, outcome in faulty:
-        matching = [cause for cause in outcome.causes if re.search(case.says, cause)]
+        said, pattern = (outcome.warnings, case.warns) if case.warns else (outcome.causes, case.says)
+        matching = [cause for cause in said if re.search(pattern, cause)]
         cause = impersonal(_FINDING.sub("", matching[0])) if matching else ""
         does = FAULTS[case.fault.partition("=")[0]].does
         expected = "yes" if as_expected(case, outcome) else "**no**"
@@ -98,7 +104,7 @@ def _faults(faulty: list[tuple[Case, Outcome]]) -> list[str]:
 
 
 def impersonal(text: str) -> str:
-    """*text* without what is this machine's or this run's alone: folders, ports and processes' numbers."""
+    """Return *text* without details of this machine or run: folders, ports and process ids."""
     for pattern, instead in _PERSONAL:
         text = pattern.sub(instead, text)
     return text

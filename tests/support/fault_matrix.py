@@ -1,7 +1,6 @@
-"""The fault matrix: what is switched on in the simulator, and what the suite has to make of it.
+"""The fault matrix: faults of the simulator, and the verdicts that the suite must give.
 
-One case is one run of the whole suite against a simulator with one thing wrong, small enough to be done a
-hundred times.
+One case is one run of the whole suite against a simulator with one fault, small enough for a hundred runs.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.base.errors import EndpointError, ServerError
-from sparkwright.verify import profiles, setup
+from sparkwright.verify import setup
+from sparkwright.verify.checks import ALL, checks_of
 from sparkwright.verify.client.calibrate import simulator
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.options import VerifyOptions
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.model import Finding
 
-# In the server's seconds, of which 60 pass in one of ours.
+# In the server's seconds, of which 60 pass in one of the client's.
 PATIENT = Deadlines(first_token_s=1200.0, stall_s=600.0, canary_s=600.0, quiesce_s=600.0)
 HASTY = Deadlines(first_token_s=120.0, stall_s=120.0, canary_s=120.0, quiesce_s=120.0)
 
 SMALL = Profile(
     name="small",
-    checks=("boot", "coherence", "sweep", "crash", "context", "soak", "lossless"),
+    checks=tuple(
+        name for name in checks_of("full") if name != "bands"
+    ),  # which has a server of its own below
     categories=("code", "prose"),
     levels=(1, 8, 32),
     requests_per_client=1,
@@ -54,18 +56,27 @@ TINY = msgspec.structs.replace(SMALL, name="tiny", categories=("code",), levels=
 # Where the client's own error is judged by nothing but warnings.
 REAL_TIME = msgspec.structs.replace(TINY, name="smoke", speed=1.0)
 
+# Clocks on which a step takes longer than the delays of a busy machine, on a server that is too fast too.
+ONE_BY_ONE = msgspec.structs.replace(SMALL, name="one by one", levels=(1,), least_requests=8, speed=20.0)
+FAST = msgspec.structs.replace(ONE_BY_ONE, name="fast", speed=6.0)
+SLOW = msgspec.structs.replace(ONE_BY_ONE, name="slow", speed=100.0)
+# Starts differ by 1.5 %: with three of each, the interval would be too wide to pass about half the time.
+STARTS = msgspec.structs.replace(
+    TINY, name="starts", speed=10.0, boots=5, comparison_requests=6, max_tokens=128
+)
+
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that is wrong, and what has to come of it.
+    """One fault and its expected result.
 
     Attributes:
         fault: as for ``--fault``; empty for a healthy server.
-        check: who has to notice.
+        check: the check that must notice; for a healthy server the only one that runs, all if empty.
         verdict: of that check.
         says: pattern of a cause among its findings that did not pass.
         profile: the sizes.
-        wish: more of what is asked for.
+        options: more of them, see `VerifyOptions`.
         warns: pattern of a warning of any finding.
     """
 
@@ -74,25 +85,26 @@ class Case:
     verdict: Verdict
     says: str = ""
     profile: Profile = SMALL
-    wish: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     warns: str = ""
 
     @property
     def name(self) -> str:
-        """Unique among cases."""
-        return self.fault or f"healthy {self.wish.get('seed', 0)}"
+        """Unique name among all cases."""
+        seed = "" if self.fault else str(self.options.get("seed", 0))
+        return " ".join(filter(None, (self.fault or "healthy", self.check, seed)))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         verdict: of the check that the case is about, or of all for a healthy server.
-        causes: why it did not pass, one for each of its findings that did not.
+        causes: of its findings that did not pass.
         warnings: of all findings.
         verdicts: of every check that ran.
-        findings: how many conclusions there were.
+        findings: number of findings.
     """
 
     verdict: Verdict
@@ -108,19 +120,16 @@ class Outcome:
 
     @property
     def told(self) -> str:
-        """What did not pass, for a test that fails."""
+        """All causes, for the message of a failing test."""
         return "\n".join(self.causes)
 
 
 def run_case(case: Case, folder: Path) -> Outcome:
-    """Run the suite as *case* says; its files go to *folder*."""
-    checks: tuple[str, ...] = (case.check,) if case.check in profiles.PROFILES["full"].checks else ("boot",)
-    if not case.fault:
+    """Run the suite as *case* states; write its files to *folder*."""
+    checks: tuple[str, ...] = (case.check,) if case.check in ALL else ("boot",)
+    if not case.check:
         checks = case.profile.checks
-    if case.check == "compare":
-        checks = ("compare",)
     profile = msgspec.structs.replace(case.profile, checks=checks)
-    profiles.PROFILES = {**profiles.PROFILES, profile.name: profile}
     folder.mkdir(parents=True, exist_ok=True)
     try:
         findings = asyncio.run(_run(case, profile, folder))
@@ -141,23 +150,35 @@ def run_case(case: Case, folder: Path) -> Outcome:
 async def _run(case: Case, profile: Profile, folder: Path) -> tuple[Finding, ...]:
     if case.check == "endpoint":
         async with simulator(folder, "--fault", case.fault) as endpoint:
-            suite, manifest = await setup.prepare(
-                VerifyOptions(profile=profile.name, url=endpoint.url), folder / "run"
-            )
+            options = VerifyOptions(url=endpoint.url)
+            suite, manifest = await setup.prepare(options, folder / "run", sizes=profile)
             return await run_suite(suite, folder / "run", manifest)
     faults = (case.fault,) if case.fault else ()
-    wish = VerifyOptions(profile=profile.name, simulator=True, faults=faults, **case.wish)
-    suite, manifest = await setup.prepare(wish, folder)
+    options = VerifyOptions(simulator=True, faults=faults, **case.options)
+    suite, manifest = await setup.prepare(options, folder, sizes=profile)
     return await run_suite(suite, folder, manifest)
 
 
+# A server with a reference band: the recipe names it, and the simulator's steps take as long as its own.
+BANDED = {"recipe": "qwen3.6-27b-dflash", "speculative_tokens": 12}
+
+
 def seeds(count: int) -> tuple[Case, ...]:
-    """*count* healthy servers, of which each draws differently."""
-    return tuple(Case("", "", Verdict.PASS, wish={"seed": seed}) for seed in range(count))
+    """Return healthy servers, *count* for all checks together, each with its own random seed."""
+    kinds: tuple[tuple[str, Profile, Mapping[str, Any], int], ...] = (
+        ("", SMALL, {}, count),
+        ("bands", ONE_BY_ONE, BANDED, count),
+        ("compare", STARTS, {"against": "simulator"}, max(1, count // 4)),  # of two minutes each
+    )
+    return tuple(
+        Case("", check, Verdict.PASS, profile=profile, options={**options, "seed": seed})
+        for check, profile, options, many in kinds
+        for seed in range(many)
+    )
 
 
 def _stream(fault: str, says: str, verdict: Verdict = Verdict.FAIL, **changes: Any) -> Case:
-    """A fault that requests of the sweep show one by one."""
+    """Return a case whose fault single requests of the sweep show."""
     return Case(fault, "sweep", verdict, says, msgspec.structs.replace(TINY, **changes))
 
 
@@ -186,7 +207,7 @@ CASES = (
     Case("dead-engine", "crash", FAIL, "no longer answered", msgspec.structs.replace(TINY, deadlines=HASTY)),
     _stream("hang", "hung: no token", deadlines=HASTY),
     _stream("stall", "stalled in the middle", deadlines=HASTY),
-    _stream("runaway", "a runaway generation: more came than was asked for"),
+    _stream("runaway", "a runaway generation: more came than was requested"),
     Case("slow", "compare", FAIL, "slower|worse", TINY, {"against": "simulator"}),
     Case("counter-reset", "sweep", INVALID, "started again unnoticed"),
     Case("orphan", "server", PASS),
@@ -231,6 +252,8 @@ CASES = (
     Case("near-ties", "lossless", PASS),
     # What it is, and how fast
     Case("flood", "sweep", PASS, profile=REAL_TIME, warns="client floor"),
+    Case("slow=10", "bands", PASS, "", SLOW, BANDED, warns=r"code c=1: verify step ms is 1\d\d\d"),
+    Case("slow=0.2", "bands", INVALID, "artefact: code c=1", FAST, BANDED),
     Case("no-metrics", "endpoint", FAIL, "metrics"),
     Case("old-version", "endpoint", FAIL, "before 0.20"),
     Case("not-json", "endpoint", FAIL, "HTML|JSON"),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from verify_kit import SEEDS, Server, boot_facts, context, judge, profile, run
 
-from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.bands import Bands, capacity_of, load_bands
 from sparkwright.verify.checks.sweep import Sweep
 
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 
 BANDS = Bands()
 KEY = "qwen3.6-27b/dflash/k12/fp8"
-LIKE = "figures are like published ones"
-PHYSICS = "no figure is beyond the machine"
+LIKE = "figures are near published ones"
+PHYSICS = "no result exceeds the memory-bandwidth bound"
 
 
 def to(band: str = KEY, k: int = 12, **changes: Any) -> Context:
@@ -102,7 +101,7 @@ def test_a_slow_server_is_pointed_out_and_does_not_fail() -> None:
 
 def test_another_k_is_not_compared() -> None:
     found = judge(BANDS, to(k=7), server(k=7))
-    assert found[LIKE].cause == "0 figures were compared, 1 are pointed out"
+    assert found[LIKE].cause == "0 figures were compared, with 1 warnings"
     assert "7 tokens are drafted here, and 12" in found[LIKE].warnings[0]
 
 
@@ -118,9 +117,4 @@ def test_a_rate_beyond_the_memory_s_bandwidth_is_an_artefact(seed: int) -> None:
     """273 GB/s give 18 steps a second of 15.2 GB each, so no step takes less than 55.7 ms."""
     found = judge(BANDS, to(), server(seed, step_ms=40.0))
     assert found[PHYSICS].verdict == "invalid"
-    assert found[PHYSICS].cause.startswith("artefact: code c=1 gives ")
-
-
-def test_all_checks_are_registered_by_their_names() -> None:
-    assert {"boot", "sweep", "crash", "context", "coherence", "bands"} <= set(ALL)
-    assert all(check.name == name for name, check in ALL.items())
+    assert found[PHYSICS].cause.startswith("artefact: code c=1 has ")

@@ -197,7 +197,7 @@ def test_a_signature_in_the_log_fails_a_cell_that_looks_healthy(observations: li
 def test_other_lines_of_the_log_are_notes(observations: list[Observation]) -> None:
     seen = triage(Three(), context(), changed(observations, 1, log=("ERROR the tokenizer is slow",)))
     assert not seen.troubles
-    assert seen.notes == ("code c=4: the log says “ERROR the tokenizer is slow”",)
+    assert seen.notes == ("code c=4: the log has “ERROR the tokenizer is slow”",)
 
 
 def test_counters_that_go_back_are_invalid(observations: list[Observation]) -> None:

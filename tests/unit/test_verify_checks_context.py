@@ -173,7 +173,7 @@ def test_a_document_that_is_not_read_fails() -> None:
     observations[named("3300 cached")] = silent(observations[named("3300 cached")])
     finding = judged(observations)[READ]
     assert finding.verdict == "fail"
-    assert finding.cause == "3300 cached: 0 of 4 codes were told, and 8 of 8 after short documents"
+    assert finding.cause == "3300 cached: 0 of 4 codes were found, and 8 of 8 after short documents"
 
 
 def test_one_needle_that_is_missed_warns() -> None:
@@ -181,7 +181,7 @@ def test_one_needle_that_is_missed_warns() -> None:
     observations[named("3300 cold")] = silent(observations[named("3300 cold")], slice(0, 1))
     finding = judged(observations)[READ]
     assert finding.verdict == "pass"
-    assert finding.warnings == ("3300 cold: 1 of 4 codes were not told",)
+    assert finding.warnings == ("3300 cold: 1 of 4 codes were not found",)
 
 
 def test_a_model_that_cannot_answer_is_not_blamed_for_length() -> None:

@@ -97,7 +97,7 @@ def test_a_wave_that_breaks_is_named() -> None:
     name = healthy()[at].cell.name
     found = judged(changed(healthy(), at, log=("CUDA error: an illegal memory access was encountered",)))
     assert found[WAVES].verdict == "fail"
-    assert f"in {name} the log says" in found[WAVES].cause
+    assert f"in {name} the log has" in found[WAVES].cause
     assert found[BURSTS].verdict == found[DRAIN].verdict == "pass"
 
 

@@ -159,7 +159,7 @@ def test_another_runs_folder_is_refused_and_left_as_it_is(
     with Journal(tmp_path, manifest()) as journal:
         journal.write(Measured(id="a", observation=observation()))
     before = (tmp_path / "journal.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="a run of something else") as caught:
+    with pytest.raises(ConfigError, match="holds another run") as caught:
         Journal(tmp_path, manifest(**changes))
     assert said in caught.value.because
     assert (tmp_path / "journal.jsonl").read_bytes() == before
@@ -187,7 +187,7 @@ def test_a_journal_that_is_no_plain_file_is_refused_and_not_waited_for(tmp_path:
         path.mkdir()
     with pytest.raises(ConfigError) as caught:
         read_journal(tmp_path)
-    assert "journal.jsonl" in caught.value.because
+    assert "journal.jsonl" in caught.value.what
 
 
 @pytest.mark.parametrize(

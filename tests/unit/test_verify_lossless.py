@@ -17,8 +17,8 @@ from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.model import Cell, FailureKind, Observation, Sample, TokenLogprobs, Verdict
 
 NEAR = "differences from plain decoding are near ties"
-PLACES = "differences have no fixed place"
-OWN = "greedy answers are the model's own choice"
+PLACES = "differences have no fixed position"
+OWN = "greedy tokens are the target model's argmax"
 TASKS = "tasks are solved as well as without speculation"
 FEW = costly(SEEDS[::5], quick=1)
 TIES, TIE_NAT = 0.012, 0.04
@@ -261,7 +261,7 @@ def test_log_probabilities_of_other_tokens_are_told_from_wrong_tokens():
 def test_plain_servers_that_part_widely_calibrate_nothing():
     found = lossless(Talker(noise=3.0, rounding=0.5, ties=0.5))[NEAR]
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert "plain servers themselves" in found.cause
+    assert "plain servers differ" in found.cause
 
 
 def test_nothing_seen_is_not_a_pass():

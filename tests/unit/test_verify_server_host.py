@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkwright.base.errors import IncompatibleOptionsError, ServerError
+from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
 from sparkwright.verify.server import host
 from sparkwright.verify.server.environment import Installed, find_installed, prepare_wheel
 from sparkwright.verify.server.launch import start_server
@@ -159,14 +159,16 @@ def test_generated_models_fit_each_other(tmp_path: Path) -> None:
 # Environments and recipes ------------------------------------------------------------------
 
 
-def tiny_wheel(folder: Path, version: str, record: str = "") -> Path:
-    """A wheel called vllm that has nothing but a version and, if any, a record of carries."""
+def tiny_wheel(folder: Path, version: str, record: str = "", requires: str = "") -> Path:
+    """A wheel called vllm that has nothing but a version and, if any, a record of carries, a requirement."""
     folder.mkdir(exist_ok=True)
     path = folder / f"vllm-{version}-py3-none-any.whl"
     info = f"vllm-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr("vllm/__init__.py", "")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+        metadata += f"Requires-Dist: {requires}\n" * bool(requires)
+        wheel.writestr(f"{info}/METADATA", metadata)
         wheel.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
@@ -214,6 +216,27 @@ def test_a_wheel_that_cannot_be_installed_says_why(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="no environment could be made") as caught:
         prepare_wheel(wheel, tmp_path / "env")
     assert caught.value.because
+
+
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_without_a_network_only_what_is_cached_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str
+) -> None:
+    if installer == "pip":
+        monkeypatch.setattr("sys.executable", sys._base_executable)  # type: ignore[attr-defined]
+        monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env", offline=True)
+    assert find_installed(python) == Installed("0.24.0")
+    needy = tiny_wheel(tmp_path, "0.25.0", requires="no-such-distribution==9")
+    with pytest.raises(NotInStoreError) as caught:
+        prepare_wheel(needy, tmp_path / "env", offline=True)
+    assert caught.value.exit_code == 22
+    assert needy.name in caught.value.what
+    assert "no-such-distribution" in caught.value.because
+    broken = tmp_path / "vllm-0.26.0-py3-none-any.whl"
+    broken.write_bytes(b"no zip")
+    with pytest.raises(ServerError):
+        prepare_wheel(broken, tmp_path / "env", offline=True)
 
 
 def test_an_interpreter_without_vllm_says_so(tmp_path: Path) -> None:

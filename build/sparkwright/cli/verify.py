@@ -106,6 +106,9 @@ _OPTIONS = (
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Continue the interrupted run in this folder.",
 )
+@click.option(
+    "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
+)
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
@@ -116,6 +119,7 @@ def command(
     wheel: Path | None,
     out: Path | None,
     resume: Path | None,
+    offline: bool,
     quiet: bool,
     as_json: bool,
     api_key: str,
@@ -149,7 +153,7 @@ def command(
         _require_possible(wish)
         folder = resume or out or _new_folder(wish)
         log(folder)
-        results = _verify(wish, folder.absolute(), keys)
+        results = _verify(wish, folder.absolute(), keys, offline=offline)
     if as_json:
         print_json(results.described)
     else:
@@ -203,13 +207,13 @@ def _require_possible(wish: VerifyOptions) -> None:
     require_possible(wish)
 
 
-def _verify(wish: VerifyOptions, folder: Path, keys: tuple[str, str]) -> Results:
+def _verify(wish: VerifyOptions, folder: Path, keys: tuple[str, str], *, offline: bool) -> Results:
     from sparkwright.verify.results import write_results
     from sparkwright.verify.setup import prepare
     from sparkwright.verify.suite import run_suite
 
     async def run() -> None:
-        suite, manifest = await prepare(wish, folder, *keys)
+        suite, manifest = await prepare(wish, folder, *keys, offline=offline)
         await run_suite(suite, folder, manifest)
 
     asyncio.run(run())
@@ -259,7 +263,7 @@ def _refuse_others(context: click.Context, folder: Path, wish: VerifyOptions) ->
     Raises:
         ConfigError: one does.
     """
-    usual = {"out", "resume", "quiet", "as_json", "api_key", "baseline_api_key"}
+    usual = {"out", "resume", "offline", "quiet", "as_json", "api_key", "baseline_api_key"}
     usual |= {name for name in ("url", "baseline_url") if context.params[name] == getattr(wish, name)}
     command_line = click.core.ParameterSource.COMMANDLINE
     told = [

@@ -1,4 +1,4 @@
-"""What a check is: it plans cells, and later judges what was seen in them."""
+"""The interface of a check: plan cells, and later judge their observations; and its registration."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """What a check may know besides its observations.
+    """The input of a check besides its observations.
 
     Attributes:
         profile: the sizes.
         corpus: prompts by category, and long documents.
-        facts: what each start of a server said, by arm and boot number; empty facts where its log is out of
-            reach. While planning, only those of servers that run already.
-        log_seen: whether servers' logs could be read; without them no error in one can be ruled out.
+        facts: facts of each start of a server, by arm and boot number; empty where its log is out of reach.
+            While planning, only those of servers that run already.
+        log_seen: true if every server's log could be read; without logs no error in one can be ruled out.
         band: key of the reference band that fits what is served, or empty.
         floors: the client's own error by concurrency, measured against the simulator: 99th percentile of that
             of TTFT in ms, and of that of TPOT in percent. Empty if it was not measured.
@@ -37,25 +37,39 @@ class Context:
 
     @property
     def main(self) -> BootFacts:
-        """What the server under test said when it first started."""
+        """Facts of the first start of the server under test."""
         return self.facts["main", 0]
 
 
 class Check(Protocol):
-    """One thing to find out."""
+    """A group of cells and the findings that follow from them."""
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Name on the command line, in journals and in reports."""
         ...
 
     def plan(self, context: Context) -> Sequence[Cell]:
-        """The cells that it wants measured, in order; the same for the same context."""
+        """Return the cells to measure, in order; the same for the same context."""
         ...
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> Sequence[Finding]:
-        """What the observations of its own cells mean; pure, and at least one finding.
+        """Return what the observations of its own cells mean; pure, and at least one finding.
 
         A cell that is missing, or that has failures which the check does not expect, never passes.
         """
         ...
+
+
+@dataclass(frozen=True)
+class RegisteredCheck:
+    """A check with its place in profiles: a module of `verify.checks` holds one as ``CHECK``.
+
+    Attributes:
+        check: the check.
+        profiles: position in each profile that runs it, by the profile's name; checks of a profile run in the
+            order of their positions.
+    """
+
+    check: Check
+    profiles: Mapping[str, int] = field(default_factory=dict)

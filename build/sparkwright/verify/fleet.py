@@ -1,4 +1,4 @@
-"""Where servers come from: an address, a recipe that starts vLLM, or the simulator."""
+"""Sources of servers: an address, a recipe that starts vLLM, or the simulator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Starters:
-    """A fleet (see `suite.Fleet`): one way to start each server.
+    """A fleet (see `suite.Fleet`) with one start function per arm.
 
     Attributes:
         by_arm: given the number of the start, starts that server.
@@ -32,21 +32,21 @@ class Starters:
 
     @property
     def arms(self) -> frozenset[str]:
-        """The servers that it knows."""
+        """Names of the servers that it can start."""
         return frozenset(self.by_arm)
 
     def start(self, arm: str, boot: int) -> contextlib.AbstractAsyncContextManager[MeasuredServer]:
-        """One start of a server."""
+        """Return one start of a server."""
         return self.by_arm[arm](boot)
 
 
 @dataclass(frozen=True)
 class StandingServer:
-    """A server that others started, and that goes on when we are done (see `measure.Server`).
+    """A server that was started elsewhere and is left running (see `measure.MeasuredServer`).
 
     Attributes:
-        endpoint: where it answers.
-        facts: what its counters say of it, and its log if that can be read.
+        endpoint: its address.
+        facts: from its counters, and from its log if that can be read.
         log: its log, if that can be read.
     """
 
@@ -60,16 +60,16 @@ class StandingServer:
 
     @property
     def log_seen(self) -> bool:
-        """Whether its log can be read."""
+        """True if its log can be read."""
         return self.log is not None
 
     @property
     def mark(self) -> int:
-        """Where its log ends now."""
+        """Length of its log now, for `errors_since`."""
         return self.log.stat().st_size if self.log is not None and self.log.exists() else 0
 
     def errors_since(self, mark: int) -> tuple[str, ...]:
-        """Lines of its log after *mark* that tell of an error."""
+        """Return the error lines of its log after *mark*."""
         if self.log is None or not self.log.exists():
             return ()
         with self.log.open("rb") as stream:
@@ -81,11 +81,11 @@ class StandingServer:
 async def standing(
     endpoint: Endpoint, known: EndpointFacts, log: Path | None = None
 ) -> AsyncIterator[StandingServer]:
-    """The server at *endpoint*, which is left as it is.
+    """Yield the server at *endpoint*, which is left running.
 
     Args:
-        endpoint: where it answers.
-        known: what it said when it was checked.
+        endpoint: its address.
+        known: facts from the preflight.
         log: its log, if that can be read.
     """
     read = await asyncio.to_thread(_read_log, log)

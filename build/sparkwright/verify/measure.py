@@ -1,4 +1,4 @@
-"""Measuring one cell: counters before and after, the load in between, and everything around it."""
+"""Measurement of one cell: counters before and after, the load in between, log, host and canary."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import BootFacts, Cell, HostSample, MetricsSnapshot, Sample
     from sparkwright.verify.profile import Profile
 
-# How often counters and the machine are looked at: of the server's clock, and at least so long of ours.
+# Period at which counters and the machine are sampled, in the server's clock; its minimum in the client's.
 _SERIES_S = 5.0
 _LEAST_S = 0.25
-# For how long a server that no longer answers is given to be seen to have ended: so often, so long apart.
+# Polls, and seconds between them, in which a server that no longer answers may turn out to have ended.
 _LOOKS, _LOOK_S = 40, 0.05
 
-# What counters that cannot be had look like; that the server is in trouble shows elsewhere.
+# Errors of unreadable counters; other observations show what is wrong with the server.
 _UNREADABLE = (SparkwrightError, OSError, TimeoutError, ValueError)
 
 
 class MeasuredServer(Protocol):
-    """A server that answers, whoever started it."""
+    """A running server."""
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it answers."""
+        """Its address."""
         ...
 
     @property
     def facts(self) -> BootFacts:
-        """What it said when it started."""
+        """Facts that it reported when it started."""
         ...
 
     @property
     def log_seen(self) -> bool:
-        """Whether its log can be read."""
+        """True if its log can be read."""
         ...
 
     @property
     def restartable(self) -> bool:
-        """Whether another start of it is another process."""
+        """True if it can be started again, as another process."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class MeasuredServer(Protocol):
 
     @property
     def died(self) -> int | None:
-        """Its exit status, once it has ended; `None` before, and where that cannot be known."""
+        """Its exit status, once it has ended; `None` before, and if unknown."""
         ...
 
     @property
@@ -72,13 +72,13 @@ class MeasuredServer(Protocol):
         ...
 
     def errors_since(self, mark: int) -> tuple[str, ...]:
-        """Lines of its log after *mark* that tell of an error."""
+        """Return the error lines of its log after *mark*."""
         ...
 
 
 @dataclass
 class _Watch:
-    """What is seen of a server while it works."""
+    """Samples of counters and host during a load."""
 
     series: list[MetricsSnapshot] = field(default_factory=list)
     host: list[HostSample] = field(default_factory=list)
@@ -87,13 +87,13 @@ class _Watch:
 async def measure(
     server: MeasuredServer, cell: Cell, profile: Profile, *, on_sample: Callable[[Sample], None] | None = None
 ) -> Observation:
-    """Send *cell*'s requests and note all that is seen; never raises for what the server does.
+    """Send *cell*'s requests and return the observation; a failing server raises no error.
 
     Args:
-        server: what is measured.
-        cell: what is sent.
+        server: to measure.
+        cell: to send.
         profile: deadlines, and the server's clock.
-        on_sample: told of each request that is over.
+        on_sample: called with each finished request.
     """
     deadlines, speed = profile.deadlines, profile.speed
     mark = server.mark
@@ -135,7 +135,7 @@ async def _until_reaped(server: MeasuredServer) -> None:
 async def _counters(
     session: aiohttp.ClientSession, server: MeasuredServer, profile: Profile
 ) -> tuple[MetricsSnapshot | None, str]:
-    """The server's counters when nothing runs any more; without them, why they cannot be had."""
+    """Return the counters of the idle server, or `None` and the reason."""
     try:
         return await quiesce(session, server.endpoint, profile.deadlines, profile.speed), ""
     except _UNREADABLE as error:
@@ -146,7 +146,7 @@ async def _counters(
 async def _watching(
     session: aiohttp.ClientSession, server: MeasuredServer, speed: float
 ) -> AsyncIterator[_Watch]:
-    """Look at the counters and the machine now and again, for as long as the block takes."""
+    """Sample the counters and the machine periodically until the block ends."""
     watch = _Watch()
 
     async def look() -> None:

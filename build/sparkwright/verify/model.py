@@ -1,4 +1,4 @@
-"""The words of this room, as types: what is sent, what is seen, and what is concluded.
+"""The data of a run: prompts and loads, observations, and findings.
 
 All times are nanoseconds of `time.perf_counter_ns` (monotonic, origin arbitrary) unless a name ends in
 ``_s``. Everything here goes into the journal as JSON and comes back the same.
@@ -19,12 +19,12 @@ from sparkwright.base.digests import digest_of
 
 
 class Prompt(Model, frozen=True):
-    """One thing to ask.
+    """One prompt.
 
     Attributes:
         name: unique within a run.
         category: ``code``, ``math``, ``reasoning``, ``prose``, ``dialogue`` or ``extraction``.
-        text: what the user says; the salt is in it.
+        text: of the user message, salt included.
         expect: a string that a right answer holds (a needle, a result), or empty.
         prefix: prompts with the same non-empty value begin with the same text.
     """
@@ -37,24 +37,24 @@ class Prompt(Model, frozen=True):
 
 
 class Load(Model, frozen=True):
-    """How a cell's prompts are sent.
+    """The load of a cell: number, concurrency and sampling of its requests.
 
     Attributes:
         shape: ``closed`` keeps `concurrency` requests running; ``burst`` sends all at once; ``drain`` sends
             all at once with output lengths from `max_tokens` down, so that the running batch shrinks by
             one request after another; ``open`` sends at random (Poisson) moments, `rate` a second.
         concurrency: requests at a time; for ``open`` the most that may run.
-        requests: how many are sent and counted.
-        warm_up: how many are sent before, and not counted.
+        requests: number of counted requests.
+        warm_up: number of requests sent before them, and not counted.
         max_tokens: the longest output.
         min_tokens: the shortest, for ``drain``.
         rate: requests a second, for ``open``.
         stagger_s: a closed loop's clients start within this time, one after another.
-        seconds: a closed or open loop goes on for this long instead of for `requests`, if not 0; prompts
+        seconds: a closed or open loop runs for this long instead of for `requests`, if not 0; prompts
             are then taken in turn, each time with a salt of its own.
-        natural_stop: whether the model may stop by itself; otherwise ``ignore_eos`` is asked for.
+        natural_stop: let the model stop by itself; otherwise requests set ``ignore_eos``.
         chat: send to the chat endpoint rather than to that of completions.
-        logprobs: how many alternatives' log-probabilities to ask for with each token; 0 asks for none.
+        logprobs: number of alternatives whose log-probabilities are requested with each token.
         temperature: of sampling; 0 is greedy.
         seed: of sampling, and of the moments of an open loop.
     """
@@ -79,13 +79,13 @@ class Cell(Model, frozen=True, dict=True):
     """One measurement: prompts under a load, on one boot of one server. The unit of resuming.
 
     Attributes:
-        check: the check that asked for it, such as ``sweep``.
-        name: what it is within that check, such as ``code c=8``.
-        load: how its prompts are sent.
-        prompts: what is sent, in this order.
-        arm: which server: ``main``; for comparisons also ``baseline``.
-        boot: which start of that server, from 0; cells of different boots never share a server.
-        tags: what the check wants to find again, such as ``{"category": "code", "cache": "cold"}``.
+        check: name of the check that planned it, such as ``sweep``.
+        name: unique within that check, arm and boot, such as ``code c=8``.
+        load: number, concurrency and sampling of its requests.
+        prompts: of its requests, in this order.
+        arm: the server: ``main``; for comparisons also ``baseline``.
+        boot: number of that server's start, from 0; cells of different boots never share a server.
+        tags: labels for the check that planned it, such as ``{"category": "code", "cache": "cold"}``.
     """
 
     check: str
@@ -98,7 +98,7 @@ class Cell(Model, frozen=True, dict=True):
 
     @cached_property  # checks look cells up by it hundreds of times, and prompts are long
     def key(self) -> str:
-        """Digest of all that decides what is sent, 16 hex digits."""
+        """Digest of everything that determines the requests, 16 hex digits."""
         return digest_of(to_builtins(self))[:16]
 
 
@@ -106,7 +106,7 @@ class Cell(Model, frozen=True, dict=True):
 
 
 class FailureKind(StrEnum):
-    """Why a request does not count."""
+    """Reason for which a request does not count."""
 
     CONNECT = "connect"  # no connection, or refused
     STATUS = "status"  # an HTTP status other than 200
@@ -118,15 +118,15 @@ class FailureKind(StrEnum):
     FIRST_TOKEN = "first-token"  # noqa: S105 - no token within the deadline
     STALL = "stall"  # tokens, and then none within the deadline
     OVERDUE = "overdue"  # tokens now and then, and no end within the deadline of the whole
-    RUNAWAY = "runaway"  # more than was asked for, and no end
+    RUNAWAY = "runaway"  # more than was requested, and no end
     NO_COUNT = "no-count"  # neither usage nor token ids
     COUNT = "count"  # usage and token ids disagree
-    LENGTH = "length"  # another number of tokens than was asked for, or ``abort``
-    CANCELLED = "cancelled"  # we stopped it
+    LENGTH = "length"  # another number of tokens than requested, or ``abort``
+    CANCELLED = "cancelled"  # stopped by this client
 
 
 class RequestFailure(Model, frozen=True):
-    """Why a request does not count, and what was seen."""
+    """Reason for which a request does not count, with the observed detail."""
 
     kind: FailureKind
     detail: str
@@ -134,12 +134,12 @@ class RequestFailure(Model, frozen=True):
 
 
 class Chunk(Model, frozen=True, array_like=True, gc=False):
-    """One event with generated output: when its bytes were read, and how many tokens it brought.
+    """One event with generated output: the time at which its bytes were read, and its tokens.
 
     Attributes:
-        at: when the read that completed it returned.
+        at: time at which the read that completed it returned.
         tokens: tokens in it, from token ids; 0 where the server does not send them.
-        kind: what it brought: ``content``, ``reasoning`` or ``tool``.
+        kind: of output: ``content``, ``reasoning`` or ``tool``.
     """
 
     at: int
@@ -151,7 +151,7 @@ class TokenLogprobs(Model, frozen=True, array_like=True):
     """One generated token: its log-probability, and the most likely alternatives (natural logarithm).
 
     Attributes:
-        token: the token as the server writes it, ``token_id:N`` where it was asked to.
+        token: the token as the server writes it, ``token_id:N`` where that was requested.
         logprob: its own.
         top: the alternatives' by token, the most likely first.
     """
@@ -162,26 +162,26 @@ class TokenLogprobs(Model, frozen=True, array_like=True):
 
 
 class Sample(Model, frozen=True):
-    """One request and all that came of it.
+    """One request and its result.
 
     Attributes:
         prompt: name of its `Prompt`.
         category: that prompt's.
-        counted: whether it belongs to what is measured (a warm-up does not).
-        request: the server's name for it, as its log has it; empty if it never said.
-        started: when its bytes were handed to the socket.
-        headers: when the response's headers were read; 0 if never.
-        ended: when the stream was over or given up.
+        counted: false for a warm-up.
+        request: the server's id of it, as its log has it; empty if unknown.
+        started: time at which its bytes were handed to the socket.
+        headers: time at which the response's headers were read; 0 if never.
+        ended: time at which the stream was over or abandoned.
         chunks: events with output, in order.
         prompt_tokens: from ``usage``.
-        cached_tokens: how many of them came from the prefix cache, where the server says so; else -1.
+        cached_tokens: those of them that came from the prefix cache; -1 if the server does not report them.
         output_tokens: from ``usage``, or the number of token ids.
-        counted_by: where `output_tokens` comes from: ``usage``, ``ids`` or empty.
+        counted_by: source of `output_tokens`: ``usage``, ``ids`` or empty.
         finish_reason: as the server gave it.
-        text: what was generated, reasoning first.
-        token_ids: what was generated, where the server says it.
-        logprobs: for each generated token, where asked for.
-        failure: why it does not count.
+        text: the generated text, reasoning first.
+        token_ids: the generated tokens, if the server sends their ids.
+        logprobs: for each generated token, if requested.
+        failure: reason for which it does not count.
     """
 
     prompt: str
@@ -204,12 +204,12 @@ class Sample(Model, frozen=True):
 
     @property
     def first(self) -> int:
-        """When the first generated token was read; 0 if none was."""
+        """Time at which the first generated token was read; 0 if none was."""
         return self.chunks[0].at if self.chunks else 0
 
     @property
     def last(self) -> int:
-        """When the last generated token was read; 0 if none was."""
+        """Time at which the last generated token was read; 0 if none was."""
         return self.chunks[-1].at if self.chunks else 0
 
     @property
@@ -229,17 +229,17 @@ class MetricsSnapshot(Model, frozen=True):
     """The server's own counters at one moment, summed over engines. Absent values are -1.
 
     Attributes:
-        at: when the response had been read.
+        at: time at which the response had been read.
         drafts: requests times steps with draft tokens.
         draft_tokens: tokens that were drafted.
         accepted: drafted tokens that were accepted; the token that follows them is not among them.
         accepted_per_position: the same by position in the draft.
         generation_tokens: tokens that were generated.
-        prompt_tokens: tokens of prompts that were worked through.
+        prompt_tokens: prefilled tokens of prompts.
         requests: finished requests.
         prefix_queries: prompt tokens that were looked up in the prefix cache.
         prefix_hits: those that were found.
-        preemptions: requests that had to give their blocks back.
+        preemptions: requests whose blocks were taken away.
         running: requests that run.
         waiting: requests that wait.
         kv_usage: share of the KV cache in use, 0 to 1.
@@ -269,7 +269,7 @@ class HostSample(Model, frozen=True):
     """The machine at one moment; absent values are -1.
 
     Attributes:
-        at: when.
+        at: time of the sample.
         memory_available_mib: of the whole machine.
         server_rss_mib: resident memory of the server's processes together.
         gpu_clock_mhz: of the multiprocessors.
@@ -286,18 +286,18 @@ class HostSample(Model, frozen=True):
 
 
 class BootFacts(Model, frozen=True):
-    """What a server said of itself while it started. Absent numbers are -1, absent words empty.
+    """Facts that a server reported while it started. Absent numbers are -1, absent words empty.
 
     Attributes:
         version: vLLM's.
-        runner: which model runner ran: ``v1`` or ``v2``.
-        backends: attention backends that were named, in order.
+        runner: the model runner: ``v1`` or ``v2``.
+        backends: attention backends that the log names, in order.
         kv_gib: memory for the KV cache.
         kv_tokens: tokens that fit into it.
         kv_dtype: their type, such as ``fp8``.
         max_concurrency: requests of full length that fit.
         weights_gib: memory that the weights took.
-        graph_gib: CUDA graphs as estimated before they were captured; it may be negative; `None` if not said.
+        graph_gib: estimated memory of CUDA graphs, which may be negative; `None` if not reported.
         graph_actual_gib: as captured.
         total_gib: the card's memory.
         utilization: share of it that the server may use.
@@ -308,8 +308,7 @@ class BootFacts(Model, frozen=True):
         max_model_len: tokens of the longest request.
         max_num_seqs: requests that may run at a time.
         seconds: from the start of the process to the first good answer.
-        words_per_token: of our documents, by its own tokenizer, which was asked for it; -1 also where nobody
-            wanted to know.
+        words_per_token: of the corpus's documents, by its own tokenizer; -1 if it was not measured.
     """
 
     version: str = ""
@@ -335,21 +334,21 @@ class BootFacts(Model, frozen=True):
 
 
 class Observation(Model, frozen=True):
-    """Everything seen while one cell was measured.
+    """The record of one measured cell.
 
     Attributes:
         cell: the cell.
         samples: its requests, in the order of their starts.
-        before: counters when nothing ran, before the first request.
-        after: counters when nothing ran any more.
-        series: counters on the way.
-        host: the machine on the way.
-        lag_ms: how late the client's own loop was, at its worst and at its 99th percentile.
-        log: lines of the server's log from this time that tell of an error.
-        canary: empty if the server still answered a plain request afterwards, else why not.
-        died: the server's exit status if it ended meanwhile; `None` while it lives or where unknown.
-        unread: why `before` or `after` is missing, if one is.
-        clock_step_s: how far the wall clock ran away from the monotonic one meanwhile.
+        before: counters of the idle server before the first request.
+        after: counters of the idle server after the last one.
+        series: counters in between.
+        host: the machine in between.
+        lag_ms: lag of the client's event loop: maximum and 99th percentile.
+        log: error lines of the server's log in this time.
+        canary: empty if the server answered a plain request afterwards, else the reason.
+        died: the server's exit status if it ended meanwhile; `None` while it runs or where unknown.
+        unread: reason for which `before` or `after` is missing, if one is.
+        clock_step_s: drift of the wall clock against the monotonic one in this time.
     """
 
     cell: Cell
@@ -372,7 +371,7 @@ class Observation(Model, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """From the first request's start to the last one's end, in our seconds."""
+        """Seconds of the client's clock from the first request's start to the last one's end."""
         if not self.samples:
             return 0.0
         begin = min(sample.started for sample in self.samples)
@@ -388,7 +387,7 @@ class Observation(Model, frozen=True):
 
 
 class Verdict(StrEnum):
-    """What a check concludes, worst last but for order of reporting."""
+    """Result of a finding, of a check or of a run."""
 
     PASS = "pass"  # noqa: S105
     INCONCLUSIVE = "inconclusive"  # too little was seen to decide
@@ -402,13 +401,13 @@ class Finding(Model, frozen=True):
     Attributes:
         check: the check, such as ``sweep``.
         name: the conclusion within the check, such as ``acceptance does not depend on concurrency``.
-        definition: what is compared with what, in one or two sentences.
-        verdict: what came out.
-        cause: in one line, what was seen; names the level, position or moment where it is bad.
+        definition: the compared quantities, in one or two sentences.
+        verdict: the result.
+        cause: the observed reason in one line, with the level, position or moment of a failure.
         measured: figures by name, units in the names.
-        threshold: the limit and where it comes from, in words.
+        threshold: the limit and its source, in words.
         evidence: keys of the cells that it rests on.
-        warnings: what should be known and decides nothing.
+        warnings: remarks that decide nothing.
     """
 
     check: str

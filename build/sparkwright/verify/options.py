@@ -1,4 +1,4 @@
-"""What a user asks to be verified, and how much of it; the journal keeps it, to resume the run."""
+"""Options of a verification; the journal records them, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import msgspec
 
 from sparkwright.base.config import Model
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.verify import profiles
+from sparkwright.verify.checks import checks_of
+from sparkwright.verify.profile import PROFILES
 
 if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
 
 
 class VerifyOptions(Model, frozen=True):
-    """What is to be verified. One of `url`, `recipe` and `simulator` says where the server comes from.
+    """Options of a verification. One of `url`, `recipe` and `simulator` selects the source of the server.
 
     Attributes:
-        profile: how much is measured: ``full``, ``smoke`` or ``demo``.
+        profile: sizes and checks: ``full``, ``smoke`` or ``demo``.
         url: address of a server that runs already.
         baseline_url: address of the same server without speculation.
         model: the name that it serves its model under; the only one by default.
@@ -28,20 +29,20 @@ class VerifyOptions(Model, frozen=True):
         recipe: a recipe's name or file: start vLLM so.
         wheel: path of the wheel that the recipe's server is started from.
         python: interpreter of an environment with vLLM in it, instead of a wheel.
-        runner: model runner to ask for: ``v1`` or ``v2``; the release's own choice if empty.
+        runner: model runner to select: ``v1`` or ``v2``; the release's default if empty.
         eager: start the recipe's server without CUDA graphs.
         against: a wheel or interpreter to compare with, or ``simulator`` for a healthy one; only that
             comparison is made then.
         simulator: start a simulator instead of a server.
-        faults: what is wrong with it, as ``name`` or ``name=value``.
-        dialect: the vLLM release that it speaks like.
+        faults: of the simulator, as ``name`` or ``name=value``.
+        dialect: vLLM release that the simulator imitates.
         speculative_tokens: tokens that it drafts a step.
         checks: those to run instead of the profile's.
         levels: concurrencies of the sweep instead of the profile's.
         categories: of prompts, instead of the profile's.
         soak_s: length of the soak instead of the profile's, in seconds of the server's clock.
         boots: starts of each arm of a comparison instead of the profile's.
-        speed: how many of the server's seconds pass in one of ours; the profile's if 0.
+        speed: server's seconds in one of the client's; the profile's if 0.
         seed: of salts, documents and orders.
     """
 
@@ -70,24 +71,24 @@ class VerifyOptions(Model, frozen=True):
 
     @property
     def title(self) -> str:
-        """What is verified, as part of a folder's name."""
+        """Short name of the verified server, as part of a folder's name."""
         if self.simulator:
             return "simulator"
         place = self.url.rpartition("@")[2].rpartition("://")[2]
         return re.sub(r"[^\w.+-]+", "-", place or PurePath(self.recipe).stem).strip("-") or "run"
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What differs from the defaults, as a manifest keeps it."""
-        asked, usual = (msgspec.json.decode(msgspec.json.encode(wish)) for wish in (self, VerifyOptions()))
-        return {name: value for name, value in asked.items() if value != usual[name]}
+    def recorded(self) -> dict[str, Any]:
+        """Options that differ from the defaults, as a manifest records them."""
+        given, usual = (msgspec.json.decode(msgspec.json.encode(one)) for one in (self, VerifyOptions()))
+        return {name: value for name, value in given.items() if value != usual[name]}
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> VerifyOptions:
-        """The wish that a manifest keeps.
+        """Return the options that a manifest records.
 
         Raises:
-            ConfigError: it was written by something else.
+            ConfigError: they are not those of this program.
         """
         try:
             return msgspec.convert(options, cls)
@@ -95,22 +96,29 @@ class VerifyOptions(Model, frozen=True):
             raise ConfigError("the run's options cannot be read", because=str(error)) from error
 
 
-def profile_of(wish: VerifyOptions) -> Profile:
-    """The sizes that *wish* comes to.
+def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
+    """Return the sizes that *options* select.
+
+    Args:
+        options: what the user requested.
+        base: sizes to start from instead of those of the named profile.
 
     Raises:
         UnknownNameError: there is no such profile.
     """
-    if wish.profile not in profiles.PROFILES:
-        raise UnknownNameError(
-            f"there is no profile {wish.profile!r}", next_step=f"take one of {', '.join(profiles.PROFILES)}"
-        )
-    profile = profiles.PROFILES[wish.profile]
-    changes: dict[str, Any] = {"seed": wish.seed}
+    if base is None:
+        if options.profile not in PROFILES:
+            raise UnknownNameError(
+                f"there is no profile {options.profile!r}", next_step=f"take one of {', '.join(PROFILES)}"
+            )
+        base = PROFILES[options.profile]
+    changes: dict[str, Any] = {"seed": options.seed}
     for name in ("checks", "levels", "categories", "soak_s", "boots"):
-        if value := getattr(wish, name):
+        if value := getattr(options, name):
             changes[name] = value
-    if wish.against and not wish.checks:
+    if options.against and not options.checks:
         changes["checks"] = ("compare",)
-    changes["speed"] = wish.speed or (profile.speed if wish.simulator else 1.0)
-    return msgspec.structs.replace(profile, **changes)
+    if not (base.checks or "checks" in changes):
+        changes["checks"] = checks_of(base.name)
+    changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
+    return msgspec.structs.replace(base, **changes)

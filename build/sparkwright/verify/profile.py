@@ -1,20 +1,25 @@
-"""How much is measured: the sizes of a run, as data."""
+"""Sizes of a run, and the three profiles that ship; options and recipes can change every number."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from msgspec import field
 
 from sparkwright.base.config import Model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SLOWEST_S = 3.0
 """Seconds a token that one request may take at the most; servers for GB10 take 0.2 at 64 requests."""
 
 
 class Deadlines(Model, frozen=True):
-    """After how long a request is given up, in seconds of the server's clock.
+    """Timeouts of requests, in seconds of the server's clock.
 
     Attributes:
-        connect_s: to connect.
+        connect_s: for the connection.
         first_token_s: from the request to the first token, queueing included.
         stall_s: between two chunks.
         canary_s: for one short request on a server that has nothing else to do.
@@ -28,7 +33,7 @@ class Deadlines(Model, frozen=True):
     quiesce_s: float = 120.0
 
     def whole_s(self, max_tokens: int) -> float:
-        """For a whole answer of *max_tokens*: its first token, one stall, and `SLOWEST_S` a token."""
+        """Return the timeout of an answer of *max_tokens*: first token, one stall, `SLOWEST_S` a token."""
         return self.first_token_s + self.stall_s + SLOWEST_S * max_tokens
 
 
@@ -37,7 +42,7 @@ class Profile(Model, frozen=True):
 
     Attributes:
         name: ``full``, ``smoke`` or ``demo``.
-        checks: names of the checks that run, in order.
+        checks: names of the checks that run, in order; if empty, those whose modules list this profile.
         categories: of prompts.
         levels: concurrencies of the sweep.
         requests_per_client: requests in a sweep's cell for each of its clients, at the least.
@@ -47,19 +52,19 @@ class Profile(Model, frozen=True):
         waves: mixed-length waves of the crash hunt.
         contexts: prompt lengths in tokens of the long-context check.
         context_requests: requests for each of them, cold and cached alike.
-        soak_s: how long the prefix-cache soak takes, in seconds of the server's clock.
-        soak_concurrency: requests at a time meanwhile.
-        soak_window_s: its windows.
+        soak_s: length of the prefix-cache soak, in seconds of the server's clock.
+        soak_concurrency: concurrent requests of its traffic.
+        soak_window_s: length of its windows.
         boots: starts of each arm of a comparison.
         comparison_requests: requests in each of those.
         lossless_prompts: prompts of the losslessness check.
         seed: of salts, documents and orders.
-        speed: how many of the server's seconds pass in one of ours; above 1 only for a simulator.
-        deadlines: see there.
+        speed: server's seconds in one of the client's; above 1 only for a simulator.
+        deadlines: timeouts of requests.
     """
 
     name: str
-    checks: tuple[str, ...]
+    checks: tuple[str, ...] = ()
     categories: tuple[str, ...] = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
     levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     requests_per_client: int = 3
@@ -78,3 +83,42 @@ class Profile(Model, frozen=True):
     seed: int = 0
     speed: float = 1.0
     deadlines: Deadlines = field(default_factory=Deadlines)
+
+
+# Random weights generate no meaningful text, and synthetic acceptance accepts wrong tokens on purpose, so
+# this profile has no check of content. Tiny models are fast, so deadlines are short.
+_SMOKE = Profile(
+    name="smoke",
+    categories=("code", "prose"),
+    requests_per_client=2,
+    least_requests=24,
+    max_tokens=96,
+    waves=2,
+    contexts=(16_000,),
+    context_requests=2,
+    soak_s=60.0,
+    soak_window_s=5.0,
+    deadlines=Deadlines(first_token_s=120.0, stall_s=30.0),
+)
+
+# More than twenty minutes of a simulated server's time in one of the client's, on two shared cores. At c = 64
+# the simulator limits the rate, whatever the speed, so outputs and prompts are few and short.
+_DEMO = Profile(
+    name="demo",
+    categories=("code", "prose"),
+    levels=(1, 8, 64),
+    requests_per_client=1,
+    least_requests=16,
+    max_tokens=128,
+    off_grid=(17, 33),
+    waves=1,
+    contexts=(16_000,),
+    context_requests=2,
+    soak_s=1200.0,
+    lossless_prompts=24,
+    speed=60.0,
+    deadlines=Deadlines(first_token_s=120.0),
+)
+
+PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in (Profile(name="full"), _SMOKE, _DEMO)}
+"""Shipped profiles by name."""

@@ -1,4 +1,4 @@
-"""What a run leaves for people and machines, made from its journal alone."""
+"""The results of a run, made from its journal alone: report, JUnit file and verdict."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ REPORT, JUNIT, VERDICT = "report.html", "junit.xml", "verdict.json"
 
 @dataclass(frozen=True)
 class Results:
-    """A run and the files that tell of it.
+    """A run and its result files.
 
     Attributes:
-        run: what was seen and concluded.
-        folder: where its files are.
+        run: observations and findings.
+        folder: of its files.
         files: each file's path, size in bytes and SHA-256.
     """
 
@@ -43,12 +43,12 @@ class Results:
 
     @property
     def verdict(self) -> Verdict:
-        """What the run says as a whole."""
+        """Verdict of the run as a whole."""
         return self.run.verdict
 
     @property
     def described(self) -> dict[str, Any]:
-        """The same for machines."""
+        """The results as JSON-ready data."""
         return {
             **_described(self.run),
             "files": [
@@ -58,7 +58,7 @@ class Results:
 
 
 def load_run(folder: Path) -> Run:
-    """The run in *folder*, as far as it came.
+    """Return the run in *folder*, also an unfinished one.
 
     Raises:
         ConfigError: there is none, or its journal is damaged.
@@ -112,24 +112,24 @@ def _described(run: Run) -> dict[str, Any]:
 
 
 def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
-    """What reports say at the top."""
+    """Return the head of the report."""
     manifest = contents.manifest
-    wish = VerifyOptions.from_options(manifest.options)
+    options = VerifyOptions.from_options(manifest.options)
     told: dict[str, Any] = {
         "title": manifest.server,
-        "profile": wish.profile,
+        "profile": options.profile,
         "started": manifest.created,
-        "speed": profile_of(wish).speed,
+        "speed": profile_of(options).speed,
         "report": str(folder / REPORT),
         "files": _files(folder),
         "restarts": contents.restarts,
     }
-    if wish.url:
-        told["url"] = wish.url
-    if wish.wheel:
-        told["wheel"] = {"name": Path(wish.wheel).name, "sha256": manifest.identity["wheel"]}
+    if options.url:
+        told["url"] = options.url
+    if options.wheel:
+        told["wheel"] = {"name": Path(options.wheel).name, "sha256": manifest.identity["wheel"]}
     if not contents.findings:
-        told["interrupted"] = "the run was stopped before it came to a verdict"
+        told["interrupted"] = "the run was stopped before its verdict"
     if seen := tuple(contents.measured.values()):
         told["seconds"] = round(sum(observation.seconds for observation in seen), 1)
     return {
@@ -140,7 +140,7 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """Raw files of the run, relative to the report, by what they are."""
+    """Return the raw files of the run, relative to the report, by their title."""
     found = {"journal": FILE} if (folder / FILE).is_file() else {}
     servers = sorted(path for path in folder.glob("servers/**/*") if path.is_file())
     return {
@@ -164,5 +164,5 @@ def _replace(path: Path, data: bytes) -> None:
         raise StorageError(
             f"{path} could not be written",
             because=error.strerror or str(error),
-            next_step="make room, then run again with --resume: nothing is measured twice",
+            next_step="free disk space, then run again with --resume: no cell is measured twice",
         ) from error

@@ -1,4 +1,4 @@
-"""One run, as reports show it: what it was, what was seen, and what was concluded."""
+"""One run, as reports show it: manifest, facts, observations and findings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from sparkwright.verify.client.calibrate import Floor
     from sparkwright.verify.model import BootFacts, Finding, Observation
 
-# From bad to good: which of several verdicts speaks for all of them.
+# From bad to good: the first of these among several verdicts is that of all.
 _ORDER = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.PASS)
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
-    """The verdict that speaks for all *findings*; without any, nothing is decided."""
+    """Return the worst verdict of *findings*; inconclusive if there are none."""
     found = {finding.verdict for finding in findings}
     return next((verdict for verdict in _ORDER if verdict in found), Verdict.INCONCLUSIVE)
 
@@ -28,14 +28,15 @@ class Run:
     """A finished or interrupted run.
 
     Attributes:
-        manifest: what was run, all of it optional. Reports give a place of its own to ``title``, ``profile``,
-            ``started`` (ISO 8601, UTC), ``seconds``, ``speed`` (server's seconds in one of ours), ``model``,
-            ``url``, ``wheel`` (``{"name": …, "sha256": …}``), ``interrupted`` (why, if it is not complete),
-            ``report`` (where the HTML page is) and ``files`` (paths relative to that page, by what they are).
-            What else it says is listed as it is; secrets do not belong into it.
-        facts: what each start of a server said, by arm and boot number.
+        manifest: description of the run; every key is optional. Reports show separately ``title``,
+            ``profile``, ``started`` (ISO 8601, UTC), ``seconds``, ``speed`` (server's seconds in one of the
+            client's), ``model``, ``url``, ``wheel`` (``{"name": …, "sha256": …}``), ``interrupted`` (the
+            reason, if it is not complete), ``report`` (path of the HTML page) and ``files`` (paths relative
+            to that page, by title).
+            Other keys are listed as they are; it must hold no secrets.
+        facts: facts of each start of a server, by arm and boot number.
         observations: every cell that was measured, in order.
-        findings: what they mean, check by check.
+        findings: by check, in order.
         floors: the client's own error, by concurrency.
     """
 
@@ -47,17 +48,17 @@ class Run:
 
     @property
     def verdict(self) -> Verdict:
-        """What the run says as a whole: its worst finding's verdict."""
+        """Verdict of the run: that of its worst finding."""
         return worst(self.findings)
 
     @property
     def speed(self) -> float:
-        """How many of the server's seconds passed in one of ours."""
+        """Server's seconds in one of the client's."""
         return float(self.manifest.get("speed", 1.0))
 
     @property
     def by_check(self) -> dict[str, list[Finding]]:
-        """Findings by check, in the order of their coming."""
+        """Findings by check, in order."""
         grouped: dict[str, list[Finding]] = {}
         for finding in self.findings:
             grouped.setdefault(finding.check, []).append(finding)

@@ -1,4 +1,4 @@
-"""From a wish to a run: which servers, which checks, which sizes, and what decides the answers."""
+"""Preparation of a run from the user's options: servers, checks, sizes and identity."""
 
 from __future__ import annotations
 
@@ -48,79 +48,91 @@ if TYPE_CHECKING:
 
     Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
 
+# Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
+_OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
-def require_possible(wish: VerifyOptions) -> None:
-    """Do nothing if nothing speaks against *wish* that can be told without asking or starting anything.
+
+def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> None:
+    """Refuse *options* that contradict each other, without contacting or starting any server.
 
     Raises:
         ConfigError: options contradict each other, or name files that are not there.
         UnknownNameError: there is no such profile, check or category.
-        EndpointError: an address is none.
+        EndpointError: an address is invalid.
     """
-    profile = profile_of(wish)
+    profile = profile_of(options, sizes)
     _require_known(profile)
-    for url in filter(None, (wish.url, wish.baseline_url)):
+    for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
-    for option, value in (("--soak-seconds", wish.soak_s), ("--speed", wish.speed)):
+    for option, value in (("--soak-seconds", options.soak_s), ("--speed", options.speed)):
         if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{option} takes a positive number", because=f"{value:g} is none")
-    if wish.url and (wish.against or "compare" in profile.checks):
+            raise ConfigError(f"{option} takes a positive number", because=f"{value:g} is not one")
+    if options.url and (options.against or "compare" in profile.checks):
         raise ConfigError(
             "servers at addresses are not compared in speed",
-            because="each start of a server is faster or slower than the next, and these stay as they are:"
-            " however often one is measured, it is one start",
+            because="the speed of a server differs from start to start, and a server at an address is one"
+            " start, however often it is measured",
             next_step="give both wheels, the second one by --against",
         )
-    if wish.baseline_url and not wish.url:
-        raise ConfigError("--baseline-url goes with --url", because="there is no server to hold against it")
-    if wish.simulator and wish.against not in {"", "simulator"}:
+    if options.baseline_url and not options.url:
+        raise ConfigError("--baseline-url goes with --url", because="there is no server to compare with it")
+    if options.simulator and options.against not in {"", "simulator"}:
         raise ConfigError(
-            f"a simulator is not compared with {wish.against}", next_step="give --against simulator"
+            f"a simulator is not compared with {options.against}", next_step="give --against simulator"
         )
-    files = [wish.python, *([] if wish.simulator else [wish.against]), wish.wheel, wish.log]
+    files = [options.python, *([] if options.simulator else [options.against]), options.wheel, options.log]
     if missing := [path for path in filter(None, files) if not Path(path).is_file()]:
         raise ConfigError(
             f"{missing[0]} cannot be used",
             because="there is no such file",
-            next_step="name one that is there",
+            next_step="name an existing file",
         )
 
 
 async def prepare(
-    wish: VerifyOptions, folder: Path, api_key: str = "", baseline_key: str = ""
+    options: VerifyOptions,
+    folder: Path,
+    api_key: str = "",
+    baseline_key: str = "",
+    *,
+    offline: bool = False,
+    sizes: Profile | None = None,
 ) -> tuple[Suite, Manifest]:
-    """The run that *wish* comes to; servers' files go below *folder*.
+    """Return the run that *options* select; servers' files are written below *folder*.
 
     Args:
-        wish: what is asked for.
+        options: of the user.
         folder: of the run.
-        api_key: of the server at `VerifyOptions.url`; it goes nowhere else.
+        api_key: of the server at `VerifyOptions.url`; it is sent nowhere else.
         baseline_key: of the one at `VerifyOptions.baseline_url`.
+        offline: fetch nothing: neither what a wheel requires nor, when vLLM starts, models.
+        sizes: used instead of those of the profile that *options* name.
 
     Raises:
         ConfigError: options contradict each other.
         UnknownNameError: there is no such recipe, profile, check, category or fault.
-        EndpointError: what answers at the address cannot be verified.
+        EndpointError: the server at the address cannot be verified.
         IncompatibleOptionsError: the recipe's options are known not to work together.
-        EnvironmentSetupError: the wheel could not be installed.
+        ServerError: the wheel could not be installed.
+        NotInStoreError: the wheel requires something that must be fetched, and the network is off.
     """
-    require_possible(wish)
-    profile = profile_of(wish)
-    if wish.url:
-        fleet, server, identity = await _at_address(wish, profile, (api_key, baseline_key))
-    elif wish.simulator:
-        fleet, server, identity = _simulated(wish, profile, folder)
+    require_possible(options, sizes)
+    profile = profile_of(options, sizes)
+    if options.url:
+        fleet, server, identity = await _at_address(options, profile, (api_key, baseline_key))
+    elif options.simulator:
+        fleet, server, identity = _simulated(options, profile, folder)
     else:
-        fleet, server, identity, profile = _by_recipe(wish, profile, folder)
-    suite = Suite([ALL[name] for name in profile.checks], profile, load_corpus(), fleet, band=_band(wish))
-    return suite, _manifest(wish, folder, server, {**identity, "profile": _digest(profile)})
+        fleet, server, identity, profile = _by_recipe(options, profile, folder, offline=offline)
+    suite = Suite([ALL[name] for name in profile.checks], profile, load_corpus(), fleet, band=_band(options))
+    return suite, _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
 
 
 def _require_known(profile: Profile) -> None:
-    """Do nothing if every name in *profile* means something.
+    """Refuse a *profile* with unknown names of checks or categories.
 
     Raises:
-        UnknownNameError: one does not.
+        UnknownNameError: one is unknown.
     """
     for what, names, known in (
         ("check", profile.checks, tuple(ALL)),
@@ -136,47 +148,49 @@ def _require_known(profile: Profile) -> None:
 
 
 async def _at_address(
-    wish: VerifyOptions, profile: Profile, keys: tuple[str, str]
+    options: VerifyOptions, profile: Profile, keys: tuple[str, str]
 ) -> tuple[Starters, str, dict[str, str]]:
-    log = Path(wish.log) if wish.log else None
+    log = Path(options.log) if options.log else None
     starters: dict[str, Start] = {}
     identity: dict[str, str] = {}
-    for arm, url, key in zip(("main", "baseline"), (wish.url, wish.baseline_url), keys, strict=True):
+    for arm, url, key in zip(("main", "baseline"), (options.url, options.baseline_url), keys, strict=True):
         if not url:
             continue
-        endpoint = Endpoint(url, wish.model, key)
+        endpoint = Endpoint(url, options.model, key)
         async with open_session(endpoint) as session:
             known = await check_endpoint(session, endpoint, profile.deadlines)
         endpoint = replace(endpoint, model=known.model)
         own_log = log if arm == "main" else None
         starters[arm] = partial(_stand, endpoint, known, own_log)
         identity |= {f"{arm}-vllm": known.version, f"{arm}-model": known.model}
-    return Starters(starters), f"vLLM {identity['main-vllm']} at {wish.url}", identity
+    return Starters(starters), f"vLLM {identity['main-vllm']} at {options.url}", identity
 
 
 def _stand(
     endpoint: Endpoint, known: EndpointFacts, log: Path | None, boot: int
 ) -> AbstractAsyncContextManager[MeasuredServer]:
-    del boot  # whoever started it, it was not us
+    del boot  # this client did not start it
     return standing(endpoint, known, log)
 
 
 # The simulator ------------------------------------------------------------------------------------------
 
 
-def _simulated(wish: VerifyOptions, profile: Profile, folder: Path) -> tuple[Starters, str, dict[str, str]]:
-    _ = parse_faults(wish.faults)  # an unknown one is said before anything starts
+def _simulated(
+    options: VerifyOptions, profile: Profile, folder: Path
+) -> tuple[Starters, str, dict[str, str]]:
+    _ = parse_faults(options.faults)  # an unknown one is refused before anything starts
 
     def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
-        k = 0 if arm == "baseline" and not wish.against else wish.speculative_tokens
+        k = 0 if arm == "baseline" and not options.against else options.speculative_tokens
         argv: list[str | Path] = [
             sys.executable, "-m", "sparkwright.verify.simulator.main",
-            "--host", "{host}", "--port", "{port}", "--dialect", wish.dialect, "--k", str(k),
-            "--speed", str(profile.speed), "--seed", str(wish.seed + boot),
+            "--host", "{host}", "--port", "{port}", "--dialect", options.dialect, "--k", str(k),
+            "--speed", str(profile.speed), "--seed", str(options.seed + boot),
         ]  # fmt: skip
-        if wish.runner:
-            argv += ["--runner", wish.runner]
-        for fault in wish.faults if arm == "main" else ():
+        if options.runner:
+            argv += ["--runner", options.runner]
+        for fault in options.faults if arm == "main" else ():
             argv += ["--fault", fault]
         place = folder / "servers" / f"{arm}-{boot}"
         return start_server(
@@ -188,27 +202,29 @@ def _simulated(wish: VerifyOptions, profile: Profile, folder: Path) -> tuple[Sta
         )
 
     identity = {
-        "simulator": f"{wish.dialect} k={wish.speculative_tokens} {wish.runner}",
-        "faults": " ".join(wish.faults),
-        "seed": str(wish.seed),
+        "simulator": f"{options.dialect} k={options.speculative_tokens} {options.runner}",
+        "faults": " ".join(options.faults),
+        "seed": str(options.seed),
     }
-    broken = f" with {', '.join(wish.faults)}" if wish.faults else ""
+    broken = f" with {', '.join(options.faults)}" if options.faults else ""
     arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
-    return Starters(arms), f"simulated vLLM {wish.dialect}{broken}", identity
+    return Starters(arms), f"simulated vLLM {options.dialect}{broken}", identity
 
 
 # A recipe -----------------------------------------------------------------------------------------------
 
 
 def _by_recipe(
-    wish: VerifyOptions, profile: Profile, folder: Path
+    options: VerifyOptions, profile: Profile, folder: Path, *, offline: bool
 ) -> tuple[Starters, str, dict[str, str], Profile]:
-    recipe = variant(load_recipe(wish.recipe), runner=wish.runner, eager=True if wish.eager else None)
-    profile = _with_hints(profile, recipe, wish)
-    main, identity = _environment(wish.wheel or wish.python, folder, "wheel")
+    recipe = variant(
+        load_recipe(options.recipe), runner=options.runner, eager=True if options.eager else None
+    )
+    profile = _with_hints(profile, recipe, options)
+    main, identity = _environment(options.wheel or options.python, folder, "wheel", offline=offline)
     baseline, baseline_recipe = main, variant(recipe, speculation=False)
-    if wish.against:
-        baseline, other = _environment(wish.against, folder, "against")
+    if options.against:
+        baseline, other = _environment(options.against, folder, "against", offline=offline)
         baseline_recipe, identity = recipe, {**identity, **other}
 
     def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
@@ -216,6 +232,7 @@ def _by_recipe(
             recipe if arm == "main" else baseline_recipe,
             folder=folder / "servers" / f"{arm}-{boot}",
             python=main if arm == "main" else baseline,
+            environment=_OFFLINE if offline else None,
             deadlines=profile.deadlines,
         )
 
@@ -223,39 +240,39 @@ def _by_recipe(
     return Starters(arms), recipe.title, {**identity, "recipe": _digest(recipe)}, profile
 
 
-def _environment(place: str, folder: Path, name: str) -> tuple[Path, dict[str, str]]:
-    """The interpreter that has vLLM, and what tells this vLLM from others."""
+def _environment(place: str, folder: Path, name: str, *, offline: bool) -> tuple[Path, dict[str, str]]:
+    """Return the interpreter that has vLLM, and the identity of that vLLM."""
     path = Path(place)
     if path.suffix != ".whl":
         return path, {name: f"vLLM {find_installed(path).version} of an environment"}
-    python = prepare_wheel(path, folder / "environments" / name)
+    python = prepare_wheel(path, folder / "environments" / name, offline=offline)
     return python, {name: sha256_file(path), f"{name}-file": path.name}
 
 
-def _with_hints(profile: Profile, recipe: Recipe, wish: VerifyOptions) -> Profile:
-    """*profile* with what *recipe* asks for, unless the user said otherwise."""
-    hints = {name: value for name, value in recipe.profile.items() if not getattr(wish, name, None)}
+def _with_hints(profile: Profile, recipe: Recipe, options: VerifyOptions) -> Profile:
+    """Return *profile* with the sizes of *recipe*, except those that the user gave."""
+    hints = {name: value for name, value in recipe.profile.items() if not getattr(options, name, None)}
     return msgspec.convert({**to_builtins(profile), **hints}, type(profile)) if hints else profile
 
 
-def _band(wish: VerifyOptions) -> str:
-    return load_recipe(wish.recipe).band if wish.recipe else ""
+def _band(options: VerifyOptions) -> str:
+    return load_recipe(options.recipe).band if options.recipe else ""
 
 
-# What the journal begins with ---------------------------------------------------------------------------
+# The head of the journal ---------------------------------------------------------------------------
 
 
 def _digest(model: Any) -> str:
     return digest_of(to_builtins(model))[:16]
 
 
-def _manifest(wish: VerifyOptions, folder: Path, server: str, identity: dict[str, str]) -> Manifest:
+def _manifest(options: VerifyOptions, folder: Path, server: str, identity: dict[str, str]) -> Manifest:
     return Manifest(
         run=folder.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         server=server,
         identity=identity,
-        options=wish.options,
+        options=options.recorded,
         client={
             "sparkwright": __version__,
             "python": platform.python_version(),

@@ -1,7 +1,7 @@
 """A run of the suite: servers are started, cells are planned and measured, observations are judged.
 
-Everything seen goes into the journal at once. A run that was stopped is gone on with: cells that the
-journal holds are not measured again, and only servers that something is still to be asked of are started.
+Every observation is written to the journal at once. A stopped run can be resumed: cells that the journal
+holds are not measured again, and only servers with cells left to measure are started.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ if TYPE_CHECKING:
 FLOOR = "floor"
 """Name of the journal's note on the client's own error."""
 
-# A server that ends by itself is started again so often for what is still to be asked of it.
+# Restarts of a server that ends by itself while cells are left to measure.
 _MOST_RESTARTS = 2
-# One that lives and answers nothing is, so often: what it costs to see that is deadlines of minutes.
+# Restarts of one that runs and answers nothing: each costs deadlines of minutes.
 _MOST_SILENCES = 1
 
-# Of the document that servers are asked to count: so long that question and template weigh next to nothing.
+# Length of the document whose tokens servers count: question and template are a negligible share of it.
 _MEASURED_TOKENS = 16_000
 _WITH_DOCUMENTS = "context"  # the check that sends some
-# Words of English that a tokenizer makes a token of: those in use have 0.6 to 0.8. What lies beyond these is
-# no count of tokens, and documents sized by it would be empty or endless.
+# English words per token: tokenizers in use have 0.6 to 0.8. Beyond these limits the count is of something
+# else, and documents sized by it would be empty or endless.
 _LEAST_WORDS, _MOST_WORDS = 0.2, 2.0
 
 
 class Fleet(Protocol):
-    """Whoever can bring servers up."""
+    """A source of servers: starts and stops them by arm and boot number."""
 
     @property
     def arms(self) -> frozenset[str]:
-        """The servers that it knows."""
+        """Names of the servers that it can start."""
         ...
 
     def start(self, arm: str, boot: int) -> contextlib.AbstractAsyncContextManager[MeasuredServer]:
-        """One start of a server, ended with the block.
+        """Return one start of a server, ended with the block.
 
         Raises:
-            ServerError: it does not come up, or (while it is asked for anything) ends by itself.
+            ServerError: it does not come up, or ends by itself while it is in use.
             EndpointError: what answers cannot be verified.
         """
         ...
@@ -72,13 +72,13 @@ class Fleet(Protocol):
 
 @dataclass(frozen=True)
 class Suite:
-    """What a run is made of.
+    """The parts of a run.
 
     Attributes:
-        checks: what is to be found out, in order.
-        profile: how much is measured.
-        corpus: what is asked.
-        fleet: brings servers up.
+        checks: to run, in order.
+        profile: sizes.
+        corpus: prompts and documents.
+        fleet: source of servers.
         band: key of the reference band that fits what is served, or empty.
     """
 
@@ -108,7 +108,7 @@ async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Fin
 
 
 class _Run:
-    """One run, with what is known of it so far."""
+    """A run in progress: its boots, observations and silent servers."""
 
     def __init__(self, suite: Suite, folder: Path, journal: Journal) -> None:
         contents = read_journal(folder)
@@ -117,12 +117,12 @@ class _Run:
         self.identity = contents.manifest.identity
         self.boots: dict[tuple[str, int], BootRecord] = dict(contents.boots)
         self.measured: dict[str, Observation] = dict(contents.measured)
-        self.silent: set[str] = set()  # servers that answer no more and cannot be started again
+        self.silent: set[str] = set()  # arms that no longer answer and cannot be started again
         self.floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
 
     @property
     def context(self) -> Context:
-        """What checks may know."""
+        """The input of checks, from what is known so far."""
         facts = {place: boot.facts for place, boot in self.boots.items()}
         return Context(
             self.suite.profile,
@@ -134,14 +134,14 @@ class _Run:
         )
 
     def plan(self) -> list[Cell]:
-        """All cells, those of the first start of the main server first; what two checks ask for is one."""
-        asked = [cell for check in self.suite.checks for cell in check.plan(self.context)]
-        cells = {cell.key: cell for cell in asked}.values()
+        """Return all cells, those of the main server's first start first; equal ones of two checks once."""
+        planned = [cell for check in self.suite.checks for cell in check.plan(self.context)]
+        cells = {cell.key: cell for cell in planned}.values()
         places = list(dict.fromkeys([("main", 0), *((cell.arm, cell.boot) for cell in cells)]))
         return sorted(cells, key=lambda cell: places.index((cell.arm, cell.boot)))
 
     def missing(self, arm: str, boot: int) -> list[Cell]:
-        """The cells of one start of one server that are still to be measured."""
+        """Return the cells of one start of one server that are still to be measured."""
         return [
             cell
             for cell in self.plan()
@@ -151,7 +151,7 @@ class _Run:
     async def measure_all(self) -> None:
         """Bring up one server after another and measure what is missing on it.
 
-        The first one always comes first: what it says of itself decides what is planned.
+        The first start of the main server comes first: its facts determine the plan.
         """
         if self.suite.profile.speed == 1 and not self.floors:
             await self._calibrate()
@@ -164,9 +164,9 @@ class _Run:
                 await self._measure_on(arm, boot)
 
     async def _calibrate(self) -> None:
-        """See how far the client's own figures can be trusted, before any server needs the machine.
+        """Measure the client's own error, before any server needs the machine.
 
-        A simulator with a faster clock is left out: its times mean nothing beyond itself.
+        A run on a faster clock is not calibrated: its times have no meaning beyond the simulator.
         """
         with task("calibrate the client"):
             self.floors = list(await calibrate(self.suite.profile.levels))
@@ -198,9 +198,9 @@ class _Run:
         warn(f"{arm} {how}: {left} cells are left out")
 
     async def _measure_cells(self, server: MeasuredServer, cells: list[Cell]) -> bool:
-        """Measure *cells* for as long as *server* lives and answers; whether it did not fall silent.
+        """Measure *cells* for as long as *server* runs and answers; return false if it fell silent.
 
-        A plain request may be lost by a server that is well, so it is put twice.
+        A healthy server may lose a plain request, so it is sent twice.
         """
         with task("measure", total=len(cells), unit="cells") as progress:
             for cell in cells:
@@ -217,17 +217,17 @@ class _Run:
         return True
 
     async def _is_silent(self, server: MeasuredServer) -> bool:
-        """Whether another plain request stays without an answer too."""
+        """Tell if a second plain request stays without an answer too."""
         profile = self.suite.profile
         async with open_session(server.endpoint) as session:
             why = await canary(session, server.endpoint, profile.deadlines, profile.speed)
         return unanswered(why) and server.died is None
 
     async def _words_per_token(self, arm: str, boot: int, server: MeasuredServer) -> float:
-        """How many words of a document the server's tokenizer makes a token of; -1 where it does not say.
+        """Return the words of a document per token of the server's tokenizer; -1 if it does not count them.
 
-        It is asked at the main server's first start alone, and only for a check that sends documents: once
-        cells are planned, what they send must not change.
+        Measured at the main server's first start alone, and only for a check that sends documents: once cells
+        are planned, their prompts must not change.
         """
         if (arm, boot) in self.boots:
             return self.boots[arm, boot].facts.words_per_token
@@ -260,7 +260,7 @@ class _Run:
         self.boots.setdefault((arm, boot), BootRecord(arm=arm, boot=boot, facts=BootFacts()))
 
     def judge(self) -> list[Finding]:
-        """What each check makes of its own observations."""
+        """Return the findings of every check on its own observations."""
         context = self.context
         seen = self._observations()
         findings: list[Finding] = []
@@ -273,30 +273,30 @@ class _Run:
         return findings
 
     def _unjudged(self, check: Check, own: Sequence[Observation], error: Exception) -> Finding:
-        """What is left to say of a check whose own code failed; the journal keeps where."""
+        """Return an invalid finding for a check whose own code failed; the journal keeps the traceback."""
         told = "".join(traceback.format_exception(error))
         self.journal.write(Noted(name=f"{check.name} failed", data={"traceback": told}))
         where = traceback.extract_tb(error.__traceback__)[-1]
         cause = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
-        warn(f"the check {check.name} itself failed: {cause}")
+        warn(f"internal error in the check {check.name}: {cause}")
         return Finding(
             check=check.name,
-            name="the check itself works",
-            definition="What was seen can be judged without an error in this program.",
+            name="the check runs without an internal error",
+            definition="The observations can be judged without an internal error.",
             verdict=Verdict.INVALID,
-            cause=f"this program failed in judging what was seen: {cause}",
-            threshold="any error here is one of sparkwright: please report it with the journal",
+            cause=f"internal error while judging the observations: {cause}",
+            threshold="none; an internal error is a defect of sparkwright: report it with the journal",
             evidence=tuple(observation.cell.key for observation in own),
         )
 
     def _observations(self) -> Mapping[str, Observation]:
-        """Observations of the cells that are planned, by the cell's key."""
+        """Return the observations of the planned cells, by the cell's key."""
         found = ((cell.key, self.measured.get(cell_id(cell, self.identity))) for cell in self.plan())
         return {key: observation for key, observation in found if observation}
 
 
 def _finite(finding: Finding) -> Finding:
-    """*finding* with figures that JSON has no number for in words."""
+    """Return *finding* with infinities and NaN as strings, for which JSON has no numbers."""
     measured = {
         name: value if isinstance(value, str) or math.isfinite(value) else str(value)
         for name, value in finding.measured.items()

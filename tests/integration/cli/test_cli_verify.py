@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from platform import machine
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
 QUICK = ("--demo", "--checks", "boot", "--categories", "code")
+METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\nRequires-Dist: no-such-distribution==9\n"
+FILES = ("METADATA", "WHEEL", "RECORD")
 KEY = "a key that nobody guesses"
 
 
@@ -288,7 +291,7 @@ def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path: Path) -> None:
     assert "--levels" in done.stderr
     other = verify(*QUICK, "--seed", "7", "--out", "run", cwd=tmp_path)
     assert other.returncode == 10
-    assert "holds a run of something else" in other.stderr
+    assert "holds another run" in other.stderr
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
@@ -367,3 +370,15 @@ def listening(*, counters: bool) -> Iterator[tuple[str, list[str]]]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_without_a_network_a_wheel_whose_requirements_are_not_cached_is_refused(tmp_path: Path) -> None:
+    wheel, info = tmp_path / "vllm-0.24.0-py3-none-any.whl", "vllm-0.24.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{info}/METADATA", METADATA)
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "".join(f"{info}/{name},,\n" for name in FILES))
+    done = verify(wheel, "--smoke", "--offline", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 22
+    assert "no-such-distribution" in done.stderr
+    assert not (tmp_path / "run" / "journal.jsonl").exists()

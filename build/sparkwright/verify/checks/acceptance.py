@@ -1,4 +1,4 @@
-"""How much of what was drafted was accepted, how sure that is, and whether the drafter works at all."""
+"""Acceptance of drafted tokens with its standard error, and detection of an inert drafter."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import BootFacts, Observation
 
 FEW_DRAFTS = 50
-"""With fewer drafts than this nothing is said about a drafter."""
+"""With fewer drafts than this a drafter is not judged."""
 INERT = 0.05
-"""Accepted tokens a draft below which a drafter brings nothing. In published tables for GB10 the worst
+"""Accepted tokens a draft below which a drafter is inert. In published tables for GB10 the worst
 category of any model has 1.1; a drafter whose hidden states are wrong guesses a token in thousands."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What one measurement says of a drafter.
+    """Acceptance over one observation.
 
     Attributes:
-        mal: mean acceptance length: tokens a verify step brings, the target's own included.
+        mal: mean acceptance length: tokens per verify step, the target's own included.
         error: standard error of `mal`, over texts and drafts.
         chance: the same of drafts alone, for the same texts again.
         rate: share of drafted tokens that were accepted, 0 to 1.
@@ -61,7 +61,7 @@ class Interval:
 
 
 def acceptance(observation: Observation) -> Acceptance | None:
-    """Acceptance by the server's counters over one observation; `None` if nothing was drafted or counted.
+    """Return acceptance by the server's counters over one observation; `None` if none was counted.
 
     The standard error is the larger of two: that of independent drafts, from the shares by position (the
     variance of accepted tokens j is ``sum (2 i - 1) P(j >= i) - (sum P(j >= i))^2``), and that of a ratio
@@ -83,14 +83,14 @@ def acceptance(observation: Observation) -> Acceptance | None:
 
 
 def _variance(positions: Sequence[float], mean: float) -> float:
-    """Variance of accepted tokens a draft."""
+    """Return the variance of accepted tokens a draft."""
     if not positions:
         return mean * (mean + 1)  # of a geometric distribution
     return max(sum((2 * i - 1) * share for i, share in enumerate(positions, 1)) - mean**2, 0.0)
 
 
 def _between_requests(observation: Observation) -> float:
-    """Relative standard error of tokens a step, requests drawn as wholes; 0 where that cannot be told."""
+    """Return the relative standard error of tokens a step over requests; 0 with fewer than three."""
     pairs = [
         (sample.output_tokens - 1, len(sample.chunks) - 1)
         for sample in observation.counted
@@ -105,7 +105,7 @@ def _between_requests(observation: Observation) -> float:
 
 
 def surely(comparisons: int = 1, error: float = 0.05) -> float:
-    """Standard errors either side of an interval, so that of all *comparisons* one errs by chance *error*.
+    """Return the half-width of intervals in standard errors, for a joint *error* over all *comparisons*.
 
     Two-sided, with Bonferroni's correction.
     """
@@ -115,15 +115,15 @@ def surely(comparisons: int = 1, error: float = 0.05) -> float:
 def ratio(
     of: Acceptance, to: Acceptance, width: float, *, accepted: bool = False, same_texts: bool = False
 ) -> Interval:
-    """One mean acceptance length over another, with its interval.
+    """Return one mean acceptance length over another, with its interval.
 
     Args:
         of: the numerator.
         to: the denominator.
         width: standard errors to either side, see `surely`.
-        accepted: compare accepted tokens a draft instead, without the target's own token, which hides how
-            much of the drafter is gone when it has never brought much.
-        same_texts: both were measured with the very same prompts, so that chance alone makes them differ.
+        accepted: compare accepted tokens a draft instead, without the target's own token, which hides a loss
+            where acceptance was low from the start.
+        same_texts: both were measured with the same prompts, so that they differ by chance alone.
     """
     one, other = (of.accepted, to.accepted) if accepted else (of.mal, to.mal)
     if other <= 0:
@@ -138,12 +138,12 @@ def ratio(
 
 
 def drafts_expected(facts: BootFacts) -> bool:
-    """Whether the server is supposed to draft: it says so, or does not say that it does not."""
+    """Tell if the server should draft: drafted tokens are configured, or their number is unknown."""
     return facts.speculative_tokens != 0
 
 
 def drafter(facts: BootFacts, observations: Sequence[Observation]) -> list[tuple[Verdict, str]]:
-    """What speaks against the drafter over all of these observations together.
+    """Return the reasons against the drafter over all of these observations together.
 
     A drafter is *inert* when its series are absent although it is configured, when it drafts nothing, when
     its counters are not numbers, or when next to nothing that it drafts is accepted.
@@ -152,7 +152,7 @@ def drafter(facts: BootFacts, observations: Sequence[Observation]) -> list[tuple
         return [(Verdict.INCONCLUSIVE, "this server does not speculate: there is no acceptance to judge")]
     pairs = [(o.before, o.after) for o in observations if o.before is not None and o.after is not None]
     if not pairs:
-        return [(Verdict.INCONCLUSIVE, "nothing was measured that could tell of the drafter")]
+        return [(Verdict.INCONCLUSIVE, "no cell with counters was measured: there is no acceptance to judge")]
     try:
         seen = [speculation(before, after) for before, after in pairs]
     except SpeculationAbsentError:
@@ -166,7 +166,7 @@ def drafter(facts: BootFacts, observations: Sequence[Observation]) -> list[tuple
 
 
 def _inert(drafts: float, accepted: float, facts: BootFacts) -> str:
-    """Why a drafter brings nothing, by its counters; empty if it works."""
+    """Return the reason for which a drafter is inert, by its counters; empty if it works."""
     if not (math.isfinite(drafts) and math.isfinite(accepted)):
         return f"its counters are not numbers ({drafts} drafts, {accepted} accepted)"
     if not drafts:

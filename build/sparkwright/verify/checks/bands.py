@@ -1,4 +1,4 @@
-"""Published figures for the same machine: where this server differs from them, and where physics does.
+"""Comparison with published figures for the same machine, and with its memory bandwidth.
 
 The figures are in ``bands.toml`` beside this file, each with its source and a grade. They only warn: the same
 model spans a factor of two between published tables, and even boots of one server differ by 15 %.
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import field
 
 from sparkwright.base.config import Model, parse_toml
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks import sweep
-from sparkwright.verify.checks.common import at, conclude, main_facts, triage
+from sparkwright.verify.checks.common import conclude, describe, main_facts, triage
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.model import Verdict
 
@@ -55,7 +56,7 @@ class Band(Model, frozen=True):
         key: body/drafter/k/type of the KV cache; a recipe names it.
         title: what was measured.
         grade: ``A``, ``A-``, ``B`` or ``C``; see the file.
-        source: where the figures come from, and what was worked out.
+        source: of the figures, and which of them were derived.
         k: drafted tokens a step.
         step_ms: time of a verify step at c=1; 0 if unknown.
         least_gb_a_step: 10^9 bytes of weights that one step reads at the least.
@@ -77,7 +78,7 @@ class Band(Model, frozen=True):
 
 
 class _File(Model, frozen=True):
-    """All of them, and the machine."""
+    """All bands, and the bandwidth of the machine."""
 
     format: Literal[1]
     bandwidth_gb_s: float
@@ -86,7 +87,7 @@ class _File(Model, frozen=True):
 
 @functools.cache
 def load_bands() -> _File:
-    """What ships.
+    """Return the bands that ship.
 
     Raises:
         ConfigError: the file is damaged.
@@ -96,7 +97,7 @@ def load_bands() -> _File:
 
 
 def capacity_of(key: str) -> float:
-    """Tokens of an FP8 KV cache a GiB that are known for the body of the band *key*; 0 if none are."""
+    """Return the tokens per GiB of an FP8 KV cache for the body of the band *key*; 0 if unknown."""
     body = key.partition("/")[0]
     known = (band for band in load_bands().band if band.key.partition("/")[0] == body)
     return next((band.fp8_tokens_per_gib for band in known if band.fp8_tokens_per_gib), 0.0)
@@ -104,19 +105,19 @@ def capacity_of(key: str) -> float:
 
 @dataclass(frozen=True)
 class Bands:
-    """The sweep's figures beside published ones.
+    """Comparison of the sweep's figures with published ones.
 
     Its cells are the sweep's own, equal to them and so measured once.
 
     Attributes:
-        grades: of the figures that are compared with.
+        grades: of the published figures in use.
     """
 
     name: str = "bands"
     grades: tuple[str, ...] = ("A", "A-")
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """The sweep's cells for which there are figures; none without a band."""
+        """Return the sweep's cells for which there are figures; none without a band."""
         bands, categories = self._bands(context), context.profile.categories
         levels = {1} if bands or _least_gb(context.band) else set()
         levels |= {int(level) for band in bands for of in band.aggregate.values() for level in of}
@@ -128,7 +129,7 @@ class Bands:
         )
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """What differs from published figures, and what cannot be."""
+        """Return a finding on differences from published figures, and one on the bandwidth bound."""
         seen = triage(self, context, observations)
         grid = [(o, figures(o, context.profile.speed)) for o in seen.sound]
         return [self._compared(seen, grid, context), *_ceiling(seen, grid, context)]
@@ -139,7 +140,7 @@ class Bands:
     def _compared(
         self, seen: CheckedCells, grid: Sequence[tuple[Observation, Figures]], context: Context
     ) -> Finding:
-        """Warnings only: whatever is seen, this passes unless it was not seen."""
+        """Return the comparison with published figures: differences are warnings, missing cells undecided."""
         k = main_facts(context).speculative_tokens
         warnings, sources, compared = [], [], 0
         for band in self._bands(context):
@@ -152,16 +153,14 @@ class Bands:
                     compared += 1
                     if abs(here / there - 1) > WIDTH:
                         shown = f"{name} is {here:.1f}, published {there:.1f} ({here / there - 1:+.0%})"
-                        warnings.append(f"{at(observation.cell)}: {shown}")
+                        warnings.append(f"{describe(observation.cell)}: {shown}")
         nothing = "no reference band is known for what is served"
         return conclude(
             seen,
-            "figures are like published ones",
+            "figures are near published ones",
             "Decode rate, time to first token, time per token, acceptance and verify step at c=1 beside"
             " published figures for the same configuration on GB10.",
-            passed=f"{compared} figures were compared, {len(warnings)} are pointed out"
-            if sources
-            else nothing,
+            passed=f"{compared} figures were compared, with {len(warnings)} warnings" if sources else nothing,
             threshold=f"warns beyond ±{WIDTH:.0%}, never fails",
             measured={f"source {i}": source for i, source in enumerate(sources, 1)},
             warnings=warnings,
@@ -169,8 +168,11 @@ class Bands:
         )
 
 
+CHECK = RegisteredCheck(Bands(), profiles={"full": 40})
+
+
 def _pairs(band: Band, observation: Observation, found: Figures) -> Iterator[tuple[str, float, float]]:
-    """Names of figures, as measured and as published; those that both have."""
+    """Yield name, measured and published value of the figures that both have."""
     category, level = observation.cell.tags["category"], found.concurrency
     pairs = [("output tok/s", found.whole_tok_s, band.aggregate.get(category, {}).get(str(level), 0.0))]
     known = band.categories.get(category)
@@ -188,7 +190,7 @@ def _pairs(band: Band, observation: Observation, found: Figures) -> Iterator[tup
             yield name, here, there
 
 
-# Physics -------------------------------------------------------------------------------------------------
+# Memory bandwidth ----------------------------------------------------------------------------------------
 
 
 def _least_gb(key: str) -> float:
@@ -198,7 +200,7 @@ def _least_gb(key: str) -> float:
 def _ceiling(
     seen: CheckedCells, grid: Sequence[tuple[Observation, Figures]], context: Context
 ) -> list[Finding]:
-    """A step reads the weights; nothing decodes faster than the memory gives them."""
+    """Return the finding on the bandwidth bound: each step reads all weights from memory."""
     least, bandwidth = _least_gb(context.band), load_bands().bandwidth_gb_s
     if not least:
         return []
@@ -208,21 +210,24 @@ def _ceiling(
         if found.concurrency != 1 or not math.isfinite(found.decode_tok_s):
             continue
         mal = found.acceptance.mal if found.acceptance else 1.0
-        measured[f"{at(observation.cell)} share of the ceiling"] = round(
+        measured[f"{describe(observation.cell)} share of the bound"] = round(
             found.decode_tok_s / (mal * steps), 4
         )
         if found.decode_tok_s > mal * steps:
             shown = f"{found.decode_tok_s:.0f} tok/s at a mean acceptance length of {mal:.2f}"
-            limit = f"the memory's bandwidth allows {mal * steps:.0f}"
-            against.append((Verdict.INVALID, f"artefact: {at(observation.cell)} gives {shown}, and {limit}"))
+            limit = f"the memory bandwidth allows {mal * steps:.0f}"
+            against.append(
+                (Verdict.INVALID, f"artefact: {describe(observation.cell)} has {shown}, and {limit}")
+            )
     return [
         conclude(
             seen.where(lambda cell: cell.load.concurrency == 1),
-            "no figure is beyond the machine",
-            f"One step reads at least {least:.2f} GB of weights, and GB10's memory gives {bandwidth:.0f}"
-            " GB/s. A decode rate above the mean acceptance length times that many steps is an artefact.",
+            "no result exceeds the memory-bandwidth bound",
+            f"One step reads at least {least:.2f} GB of weights, and GB10's memory bandwidth is"
+            f" {bandwidth:.0f} GB/s. A decode rate above the mean acceptance length times that many steps is"
+            " an artefact of the measurement.",
             against=against,
-            passed=f"at most {max(measured.values(), default=0.0):.0%} of the ceiling",
+            passed=f"at most {max(measured.values(), default=0.0):.0%} of the bound",
             threshold=f"decode rate <= MAL x {steps:.1f} steps/s",
             measured=dict(measured),
             lenient=True,

@@ -1,4 +1,4 @@
-"""Checks that hold a server against another one: what goes wrong at the other is not this one's fault."""
+"""Failures of the baseline in comparisons: they invalidate a comparison and do not fail the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def baseline_failures_as_invalid(seen: CheckedCells) -> CheckedCells:
-    """*seen* with failures of the baseline as what they are for a comparison: nothing to compare with."""
+    """Return *seen* with failures of the baseline as invalid: there is nothing to compare with."""
     baseline = {cell.key for cell in seen.planned if cell.arm == "baseline"}
     return dataclasses.replace(
         seen,

@@ -1,10 +1,11 @@
-"""What a server says while it starts, held against what must be true of it, and its first answers."""
+"""Checks of a server's start: the facts in its log and counters, and its first answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter
 from sparkwright.verify.checks.bands import capacity_of
 from sparkwright.verify.checks.common import CheckedCells, conclude, main_facts, triage
@@ -37,7 +38,7 @@ class BootCheck:
     name: str = "boot"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """One cell: the first answers, one at a time."""
+        """Return one cell: the first answers, one at a time."""
         categories, sizes = context.profile.categories, context.profile
         each = -(-ANSWERS // max(1, len(categories)))
         prompts = [
@@ -49,7 +50,7 @@ class BootCheck:
         return (Cell(check="boot", name="first answers", load=load, prompts=tuple(prompts)),)
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Whether the server answers and drafts; then each rule over every start whose log was read.
+        """Return findings on answers and drafts, then of each rule over every start whose log was read.
 
         A server that did not come up is an observation of the first cell with its exit status in `died`, the
         log's tail in `log`, or why it was given up in `canary`.
@@ -66,12 +67,15 @@ class BootCheck:
         ]
 
 
+CHECK = RegisteredCheck(BootCheck(), profiles={"full": 10, "smoke": 10, "demo": 10})
+
+
 # First answers -------------------------------------------------------------------------------------------
 
 
 def _answers(seen: CheckedCells, context: Context, rules: Sequence[str]) -> Finding:
     facts = main_facts(context)
-    unread = [] if context.log_seen else [f"not checked, for the log is out of reach: {', '.join(rules)}"]
+    unread = [] if context.log_seen else [f"not checked, because the log cannot be read: {', '.join(rules)}"]
     return conclude(
         seen,
         "the server starts and answers",
@@ -89,7 +93,7 @@ def _drafts(seen: CheckedCells, context: Context) -> Finding:
     return conclude(
         seen,
         "the drafter works",
-        "Tokens are drafted, and more than next to none of them are accepted.",
+        "Tokens are drafted, and at least 0.05 of them a draft are accepted.",
         against=drafter(facts, seen.sound) if seen.sound else (),
         passed="drafted tokens are accepted",
         threshold="at least 0.05 accepted tokens a draft",
@@ -102,7 +106,7 @@ def _drafts(seen: CheckedCells, context: Context) -> Finding:
 
 
 def _each(boots: _Boots, rule: Callable[[BootFacts], _Judged | None]) -> tuple[list[_Judged], list[str]]:
-    """What *rule* says of each start: what is against it by verdict, and what is only worth a warning."""
+    """Return the reasons of *rule* against each start, and its warnings."""
     against: list[_Judged] = []
     warnings: list[str] = []
     for name, facts in boots.items():
@@ -117,7 +121,7 @@ def _each(boots: _Boots, rule: Callable[[BootFacts], _Judged | None]) -> tuple[l
 
 
 def _facts_only(seen: CheckedCells) -> CheckedCells:
-    """For conclusions that rest on logs alone."""
+    """Return *seen* without cells, for findings that rest on logs alone."""
     return CheckedCells(seen.check, (), (), ())
 
 
@@ -127,9 +131,9 @@ def _estimate(seen: CheckedCells, boots: _Boots) -> Finding:
         _facts_only(seen),
         "the estimate of CUDA graphs' memory is not negative",
         "vLLM subtracts the estimated memory of CUDA graphs from what the KV cache may take; a negative"
-        " estimate adds memory that is not there. It happens where GPU and host share memory.",
+        " estimate adds memory that does not exist. It occurs where GPU and host share memory.",
         against=against,
-        passed="no start estimated less than nothing",
+        passed="no estimate is negative",
         threshold="estimate >= 0 GiB",
         measured={
             f"{name} estimate GiB": facts.graph_gib
@@ -143,7 +147,7 @@ def _estimate(seen: CheckedCells, boots: _Boots) -> Finding:
 def _estimate_of(facts: BootFacts) -> _Judged | None:
     if facts.graph_gib is None:
         if facts.runner == "v2" or facts.graph_mode == "NONE":
-            return None  # 0.24's second model runner makes no estimate, and without graphs nobody does
+            return None  # 0.24's second model runner makes no estimate, and without graphs there is none
         return Verdict.INCONCLUSIVE, "its log names no estimate"
     if facts.graph_gib >= 0:
         return None
@@ -237,7 +241,7 @@ def _captures_of(facts: BootFacts) -> _Judged | None:
 
 
 def _decodes(size: int, facts: BootFacts) -> bool:
-    """Whether a graph for decode steps alone is captured for this size."""
+    """Tell if a graph for decode steps alone is captured for this size."""
     step = 1 + facts.speculative_tokens
     return step <= size and (facts.max_num_seqs < 0 or size <= step * facts.max_num_seqs)
 
@@ -256,12 +260,12 @@ def _runner(seen: CheckedCells, boots: _Boots) -> Finding:
             against.append((Verdict.INVALID, f"starts of one arm ran different model runners: {shown}"))
     return conclude(
         _facts_only(seen),
-        "it is known which model runner ran",
-        "vLLM has two model runners, and a patch of one says nothing about the other. All starts of one arm"
-        " run the same one.",
+        "the model runner is known",
+        "vLLM has two model runners, and a patch of one does not apply to the other. All starts of one arm"
+        " use the same one.",
         against=against,
-        passed=", ".join(f"{name} ran {runner}" for name, runner in runners.items()) or "no start to ask",
-        threshold="named by the log",
+        passed=", ".join(f"{name} ran {runner}" for name, runner in runners.items()) or "no start",
+        threshold="named in the log",
         measured=dict(runners),
         warnings=warnings,
     )
@@ -275,7 +279,7 @@ def _runner_of(facts: BootFacts) -> _Judged | None:
 
 
 def _capacity(seen: CheckedCells, boots: _Boots, context: Context) -> list[Finding]:
-    """For starts with an NVFP4 KV cache, against FP8 of another start or of the reference band."""
+    """Return a finding if a start has an NVFP4 KV cache, against FP8 of another start or of the band."""
     packed = {name: facts for name, facts in boots.items() if facts.kv_dtype.startswith("nvfp4")}
     if not packed:
         return []
@@ -285,8 +289,8 @@ def _capacity(seen: CheckedCells, boots: _Boots, context: Context) -> list[Findi
         conclude(
             _facts_only(seen),
             "NVFP4 holds more tokens a byte than FP8",
-            "Tokens of KV cache per GiB over those of FP8 for the same model. Totals do not tell: the two may"
-            " have been given different memory.",
+            "Tokens of KV cache per GiB over those of FP8 for the same model. Totals are not comparable: the"
+            " two may have different amounts of memory.",
             against=against,
             passed=f"{', '.join(f'{name} {value}' for name, value in measured.items())}",
             threshold=f"at least {LEAST_OF_RATIO:.0%} of 16/9 = {LEAST_OF_RATIO * NVFP4_RATIO:.2f}",
@@ -296,7 +300,7 @@ def _capacity(seen: CheckedCells, boots: _Boots, context: Context) -> list[Findi
 
 
 def _fp8_tokens_per_gib(boots: _Boots, band: str) -> float:
-    """Of a start with FP8 beside it, else of the band; 0 if there is none."""
+    """Return the figure of a start with FP8, else of the band; 0 if there is none."""
     for facts in boots.values():
         if facts.kv_dtype.startswith("fp8") and facts.kv_tokens > 0 and facts.kv_gib > 0:
             return facts.kv_tokens / facts.kv_gib
@@ -313,7 +317,7 @@ def _ratios(packed: Mapping[str, BootFacts], fp8: float) -> tuple[list[_Judged],
             )
         elif facts.kv_tokens <= 0 or facts.kv_gib <= 0:
             against.append(
-                (Verdict.INCONCLUSIVE, f"{name}: its log does not say how much the KV cache holds")
+                (Verdict.INCONCLUSIVE, f"{name}: its log does not name the capacity of the KV cache")
             )
         else:
             value = facts.kv_tokens / facts.kv_gib / fp8

@@ -1,12 +1,13 @@
-"""Are the answers text? Alone and under load, with natural ends, looked at for what no good answer has."""
+"""Detection of broken text: answers with natural ends, alone and under load."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance
-from sparkwright.verify.checks.common import at, conclude, triage
+from sparkwright.verify.checks.common import conclude, describe, triage
 from sparkwright.verify.checks.text import flaw
 from sparkwright.verify.model import Cell, Load, Verdict
 
@@ -31,11 +32,11 @@ class Coherence:
     name: str = "coherence"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """One cell alone, one under load."""
+        """Return one cell alone and one under load."""
         return (_cell(context, "alone", 1, ALONE), _cell(context, "loaded", LOADED, 2 * ALONE))
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """That answers are text, and that they do not loop."""
+        """Return a finding on broken answers and one on loops."""
         seen = triage(self, context, observations)
         flaws = [(o, sample, _flaw(sample)) for o in seen.sound for sample in o.counted]
         bad = [(o, sample, found) for o, sample, found in flaws if found and found.kind != "repetition"]
@@ -68,6 +69,9 @@ class Coherence:
         ]
 
 
+CHECK = RegisteredCheck(Coherence(), profiles={"full": 20, "demo": 20})
+
+
 def _cell(context: Context, name: str, level: int, each: int) -> Cell:
     sizes = context.profile
     prompts: list[Prompt] = []
@@ -91,11 +95,11 @@ def _flaw(sample: Sample) -> Flaw | None:
 
 
 def _against(flawed: Sequence[tuple[Observation, Sample, Flaw]]) -> list[tuple[Verdict, str]]:
-    """Flaws by cell and kind, with the first answer that shows each."""
+    """Return flaws by cell and kind, with the first answer that has each."""
     groups: dict[tuple[str, str], list[tuple[Sample, Flaw]]] = {}
     totals: dict[str, int] = {}
     for observation, sample, found in flawed:
-        where = at(observation.cell)
+        where = describe(observation.cell)
         totals[where] = len(observation.counted)
         groups.setdefault((where, found.kind), []).append((sample, found))
     against = []

@@ -1,4 +1,4 @@
-"""What makes an observation unfit, whatever the check: the server ended, requests failed, counts are wrong.
+"""Criteria of unfit observations, for every check: the server ended, requests failed, counts are wrong.
 
 `triage` sorts a check's observations into those that figures may be taken from (`CheckedCells.sound`) and the
 `Trouble` of the others. Every conclusion goes through `conclude`, so that none passes on a cell that is
@@ -31,7 +31,7 @@ SIGNATURES = {
     "EngineDeadError": "the engine process has ended",
     "CUDA error": "a CUDA call failed",
 }
-"""Lines of a log that mean that the engine is broken, the most telling first: part of the line, meaning."""
+"""Log lines of a broken engine, the most specific first: part of the line, meaning."""
 
 _EXITS = {
     137: "killed by SIGKILL, as the kernel does when memory is used up",
@@ -53,25 +53,25 @@ _FAILS = {
     FailureKind.FIRST_TOKEN: "hung: no token within the deadline",
     FailureKind.STALL: "stalled in the middle of the stream",
     FailureKind.OVERDUE: "did not end within the deadline, though tokens came",
-    FailureKind.RUNAWAY: "were a runaway generation: more came than was asked for, without an end",
+    FailureKind.RUNAWAY: "were a runaway generation: more came than was requested, without an end",
 }
-"""Failures that are the server's, and what the requests did."""
+"""Failures of the server, and a description of the requests."""
 
 _BREAKS = {FailureKind.RESET, FailureKind.TRUNCATED, FailureKind.IN_BAND}
-"""Those of a server that breaks under its batch."""
+"""Failures of a server that breaks under its batch."""
 
 _AFTER_DEATH = {FailureKind.CONNECT, FailureKind.STATUS, FailureKind.FIRST_TOKEN}
-"""What requests to a server get that was dead before they were sent."""
+"""Failures of requests to a server that was dead before they were sent."""
 
 _INVALIDATES = {
     FailureKind.NO_COUNT: "brought no token count: neither usage nor token ids",
     FailureKind.COUNT: "brought a token count that contradicts itself",
-    FailureKind.LENGTH: "brought another number of tokens than was asked for",
+    FailureKind.LENGTH: "brought another number of tokens than requested",
     FailureKind.CANCELLED: "were stopped by this client",
 }
-"""Failures after which figures mean nothing, though the server answered."""
+"""Failures that invalidate figures, though the server answered."""
 
-# That tell answers in one piece from one or two that a busy machine read at once, or short ones.
+# Minimum for the detection of answers in one piece: a busy machine may read one or two answers at once.
 _FEWEST_CHUNKS, _FEWEST_ANSWERS = 12, 4
 _STREAMED = 0.01
 """Share of the time to the first token that all others take at the least, where answers are streamed. A
@@ -86,8 +86,8 @@ class Trouble:
     """One reason why a cell does not count.
 
     Attributes:
-        verdict: what it makes of every conclusion that rests on the cell.
-        cause: what was seen, naming the cell.
+        verdict: of every finding that rests on the cell.
+        cause: the observed reason, with the name of the cell.
         cell: key of the cell.
     """
 
@@ -98,14 +98,14 @@ class Trouble:
 
 @dataclass(frozen=True)
 class CheckedCells:
-    """A check's cells, and what became of them.
+    """A check's cells, sorted into sound observations and trouble.
 
     Attributes:
         check: the check's name.
         planned: all its cells, in order.
         sound: observations that figures may be taken from, in order of the plan.
-        troubles: why the others may not, in order of the plan.
-        notes: what should be known of any of them, and decides nothing.
+        troubles: reasons against the others, in order of the plan.
+        notes: warnings on any of them.
     """
 
     check: str
@@ -115,11 +115,11 @@ class CheckedCells:
     notes: tuple[str, ...] = ()
 
     def tagged(self, **tags: str) -> CheckedCells:
-        """What concerns the cells with these tags."""
+        """Return the part that concerns the cells with these tags."""
         return self.where(lambda cell: tags.items() <= cell.tags.items())
 
     def where(self, chosen: Callable[[Cell], bool]) -> CheckedCells:
-        """What concerns the cells that *chosen* takes."""
+        """Return the part that concerns the cells for which *chosen* is true."""
         planned = tuple(cell for cell in self.planned if chosen(cell))
         keys = {cell.key for cell in planned}
         return CheckedCells(
@@ -132,20 +132,20 @@ class CheckedCells:
 
 
 def main_facts(context: Context) -> BootFacts:
-    """What the server under test said when it first started; empty facts if nothing is known."""
+    """Return the facts of the first start of the server under test; empty ones if unknown."""
     return context.facts.get(("main", 0), BootFacts())
 
 
 def worst(found: Iterable[Verdict]) -> Verdict:
-    """The worst of these verdicts; pass if there are none."""
+    """Return the worst of these verdicts; pass if there are none."""
     return max(found, key=_SEVERITY.index, default=Verdict.PASS)
 
 
-# Looking -------------------------------------------------------------------------------------------------
+# Sorting -------------------------------------------------------------------------------------------------
 
 
 def triage(check: Check, context: Context, observations: Sequence[Observation]) -> CheckedCells:
-    """Sort what *check* asked for into sound observations and trouble."""
+    """Sort the cells of *check* into sound observations and trouble."""
     planned = tuple(check.plan(context))
     by_key = {observation.cell.key: observation for observation in observations}
     sound: list[Observation] = []
@@ -156,9 +156,9 @@ def triage(check: Check, context: Context, observations: Sequence[Observation]) 
         observation = by_key.get(cell.key)
         if observation is None or (gone and _unreachable(observation)):
             why = f": the server was gone since {gone}" if gone else ""
-            found.append(Trouble(Verdict.INCONCLUSIVE, f"{at(cell)} was not measured{why}", cell.key))
+            found.append(Trouble(Verdict.INCONCLUSIVE, f"{describe(cell)} was not measured{why}", cell.key))
             continue
-        gone = at(cell) if observation.died is not None or observation.canary else ""
+        gone = describe(cell) if observation.died is not None or observation.canary else ""
         of_this = troubles(observation)
         found.extend(of_this)
         notes.extend(_notes(observation))
@@ -168,7 +168,7 @@ def triage(check: Check, context: Context, observations: Sequence[Observation]) 
 
 
 def _unreachable(observation: Observation) -> bool:
-    """Whether every request fared as with a server that had gone before, its engine alone or all of it."""
+    """Tell if every request failed as on a server whose engine, or all of it, had ended before."""
     failures = [sample.failure for sample in observation.samples]
     return observation.died is None and all(
         failure is not None and failure.kind in _AFTER_DEATH for failure in failures
@@ -176,22 +176,22 @@ def _unreachable(observation: Observation) -> bool:
 
 
 def _notes(observation: Observation) -> list[str]:
-    """Lines of the log that tell of an error and match no signature."""
-    where = at(observation.cell)
+    """Return error lines of the log that match no signature."""
+    where = describe(observation.cell)
     return [
-        f"{where}: the log says {_short(line)}" for line in observation.log[:3] if not _signatures((line,))
+        f"{where}: the log has {_short(line)}" for line in observation.log[:3] if not _signatures((line,))
     ]
 
 
-def at(cell: Cell) -> str:
-    """How a cell is named in a cause, such as ``code c=8`` or ``code c=8 of baseline, boot 2``."""
+def describe(cell: Cell) -> str:
+    """Return a cell's name for a cause, such as ``code c=8`` or ``code c=8 of baseline, boot 2``."""
     if cell.arm == "main" and not cell.boot:
         return cell.name
     return f"{cell.name} of {cell.arm}, boot {cell.boot}"
 
 
 def troubles(observation: Observation) -> tuple[Trouble, ...]:
-    """Every reason why this observation does not count, the worst and most telling first."""
+    """Return every reason for which this observation does not count, the worst and most specific first."""
     found = [*_ended(observation), *_logged(observation), *_failures(observation)]
     if observation.canary and observation.died is None:
         found.append(_unanswered(observation))
@@ -204,19 +204,19 @@ def troubles(observation: Observation) -> tuple[Trouble, ...]:
 
 
 def unanswered(canary: str) -> bool:
-    """Whether a plain request, of which *canary* says what became, got no answer.
+    """Tell if a plain request, with the result *canary*, got no answer.
 
-    One of which only the count is wrong is an answer.
+    A request of which only the token count is wrong got one.
     """
     return bool(canary) and canary.partition(":")[0] not in {kind.value for kind in _INVALIDATES}
 
 
 def _unanswered(observation: Observation) -> tuple[Verdict, str]:
-    """What became of the canary."""
+    """Return verdict and cause of a failed canary."""
     if not unanswered(observation.canary):
-        cause = f"the answer to the plain request after {at(observation.cell)} cannot be used"
+        cause = f"the answer to the plain request after {describe(observation.cell)} cannot be used"
         return Verdict.INVALID, f"{cause}: {observation.canary}"
-    cause = f"after {at(observation.cell)} the server no longer answered a plain request"
+    cause = f"after {describe(observation.cell)} the server no longer answered a plain request"
     return Verdict.FAIL, f"{cause}: {observation.canary}"
 
 
@@ -225,7 +225,7 @@ def _ended(observation: Observation) -> list[tuple[Verdict, str]]:
         return []
     why = _EXITS.get(observation.died, "")
     busy = in_flight(observation)
-    cause = f"the server ended in {at(observation.cell)}"
+    cause = f"the server ended in {describe(observation.cell)}"
     cause += f" with {busy} request{'s' * (busy != 1)} in flight" if busy else ""
     cause += f", exit status {observation.died}" + (f" ({why})" if why else "")
     told = _signatures(observation.log) or (
@@ -238,20 +238,20 @@ def _logged(observation: Observation) -> list[tuple[Verdict, str]]:
     told = _signatures(observation.log)
     if not told or observation.died is not None:
         return []
-    return [(Verdict.FAIL, f"in {at(observation.cell)} {told}")]
+    return [(Verdict.FAIL, f"in {describe(observation.cell)} {told}")]
 
 
 def _signatures(log: Sequence[str]) -> str:
-    """The most telling line of a log and what it means, or nothing."""
+    """Return the most specific line of a log with its meaning, or nothing."""
     for part, meaning in SIGNATURES.items():
         for line in log:
             if part.casefold() in line.casefold():
-                return f"the log says {_short(line)}: {meaning}"
+                return f"the log has {_short(line)}: {meaning}"
     return ""
 
 
 def _failures(observation: Observation) -> list[tuple[Verdict, str]]:
-    """Failed requests by kind, the most frequent first."""
+    """Return failed requests by kind, the most frequent first."""
     failed = [(sample, sample.failure) for sample in observation.samples if sample.failure is not None]
     found = []
     for kind, count in Counter(failure.kind for _, failure in failed).most_common():
@@ -261,14 +261,14 @@ def _failures(observation: Observation) -> list[tuple[Verdict, str]]:
             verdict = Verdict.FAIL
         did = _FAILS.get(kind) or _INVALIDATES[kind]
         did += f" with {in_flight(observation)} in flight" if kind in _BREAKS else ""
-        cause = f"{count} of {len(observation.samples)} requests in {at(observation.cell)} {did}"
+        cause = f"{count} of {len(observation.samples)} requests in {describe(observation.cell)} {did}"
         cause += f" (status {failure.status})" if failure.status not in {0, 200} else ""
         found.append((verdict, f"{cause}: {_short(failure.detail)}" if failure.detail else cause))
     return found
 
 
 def _counters(observation: Observation) -> list[tuple[Verdict, str]]:
-    where = at(observation.cell)
+    where = describe(observation.cell)
     if observation.before is None or observation.after is None:
         when = "before" if observation.before is None else "after"
         why = f": {_short(observation.unread)}" if observation.unread else ""
@@ -287,8 +287,8 @@ def _counters(observation: Observation) -> list[tuple[Verdict, str]]:
 
 
 def _incomplete(observation: Observation) -> list[tuple[Verdict, str]]:
-    """A cell that was cut short."""
-    load, where = observation.cell.load, at(observation.cell)
+    """Return the reason if a cell was cut short."""
+    load, where = observation.cell.load, describe(observation.cell)
     counted = len(observation.counted)
     if not load.seconds and counted < load.requests:
         return [(Verdict.INVALID, f"only {counted} of {load.requests} requests of {where} were recorded")]
@@ -298,9 +298,9 @@ def _incomplete(observation: Observation) -> list[tuple[Verdict, str]]:
 
 
 def _unstreamed(observation: Observation) -> list[tuple[Verdict, str]]:
-    """Answers that came in one piece at their end: times to the first and between tokens mean nothing.
+    """Return the reason if answers came in one piece at their end: their times are not meaningful.
 
-    All requests are taken together, since a busy machine may read a whole answer at once now and then.
+    All requests are taken together, since a busy machine may occasionally read a whole answer at once.
     """
     samples = [sample for sample in observation.counted if len(sample.chunks) >= _FEWEST_CHUNKS]
     waited = sum(sample.first - sample.started for sample in samples) / 1e6
@@ -308,15 +308,13 @@ def _unstreamed(observation: Observation) -> list[tuple[Verdict, str]]:
     if len(samples) < _FEWEST_ANSWERS or streamed > _STREAMED * waited:
         return []
     first, rest = (f"{total / len(samples):.1f} ms" for total in (waited, streamed))
-    cause = (
-        f"not streamed: in {at(observation.cell)} the tokens of an answer came within {rest} of each other,"
-    )
-    cause += f" {first} after the request, so that something on the way holds answers back until their end"
+    cause = f"not streamed: in {describe(observation.cell)} the tokens of an answer came within {rest} of"
+    cause += f" each other, {first} after the request: a proxy on the way holds answers back until their end"
     return [(Verdict.INVALID, cause)]
 
 
 def in_flight(observation: Observation) -> int:
-    """Requests that were under way when the first of them failed; 0 if none failed.
+    """Return the number of requests in flight when the first of them failed; 0 if none failed.
 
     A server that ends breaks all of its requests at once: those that had not ended by then were its batch,
     or waited for a place in it.
@@ -352,19 +350,19 @@ def conclude(
     warnings: Sequence[str] = (),
     lenient: bool = False,
 ) -> Finding:
-    """A finding on what was seen.
+    """Return a finding on the cells in *seen*.
 
     Args:
         seen: the cells that it rests on.
         name: see `Finding`.
         definition: see `Finding`.
-        passed: the cause to give when nothing speaks against it.
-        against: what the check itself found, as verdicts and causes.
+        passed: the cause of a pass.
+        against: reasons that the check itself found, as verdicts and causes.
         threshold: see `Finding`.
         measured: see `Finding`.
         warnings: see `Finding`.
         lenient: trouble of a cell makes the finding inconclusive rather than what it would be by itself: for
-            conclusions beside one that already says what the trouble is.
+            findings beside one that already reports the trouble.
     """
     reasons = list(against)
     if lenient and seen.troubles:
@@ -387,14 +385,14 @@ def conclude(
 
 
 def _left_out(seen: CheckedCells, most: int = 4) -> str:
-    """Which cells do not count; why, another finding says."""
+    """Return the names of cells that do not count; another finding has the reasons."""
     keys = {trouble.cell for trouble in seen.troubles}
-    names = [at(cell) for cell in seen.planned if cell.key in keys]
+    names = [describe(cell) for cell in seen.planned if cell.key in keys]
     shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
     return f"{len(names)} of {len(seen.planned)} cells do not count: {shown}"
 
 
 def _join(causes: Sequence[str], most: int = 3) -> str:
-    """Causes in one line, the first ones in full."""
+    """Return causes in one line, the first ones in full."""
     text = "; ".join(causes[:most])
     return text if len(causes) <= most else f"{text}; and {len(causes) - most} more"

@@ -1,8 +1,8 @@
-"""Is this server faster or slower than another one? Over several starts of both, taken in turns.
+"""Comparison of a server's speed with another one's, over several alternating starts of both.
 
-Kernels are chosen anew at each start, and a server may be 15 % faster or slower for its whole life. So starts
-are what is counted, not requests, and they alternate (ABBAAB), so that what drifts meanwhile, such as the
-temperature, meets both alike.
+Kernels are selected at each start, and a server may be 15 % faster or slower for its whole life. So starts
+are the unit of replication, not requests, and they alternate (ABBAAB), so that drift, for example of the
+temperature, affects both alike.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
 from sparkwright.verify.checks.common import conclude, triage
@@ -29,12 +30,12 @@ ARMS = ("main", "baseline")
 LEVELS = (1, 8)
 WAVES = 3
 MATERIAL = 0.05
-"""A server that is surely slower, but by no more than this, is let pass."""
+"""A server that is slower by no more than this passes."""
 ERROR = 0.05
 """Chance that the interval of either level misses the truth."""
 TOLERANCE = 0.10
-"""What may remain undecided of a server that passes: with three starts of each whose speeds differ by 1 %
-from start to start, intervals reach 7 % to either side, and with 5 % they reach 18 %."""
+"""Largest slowdown within the interval of a server that passes: with three starts of each whose speeds differ
+by 1 % from start to start, intervals reach 7 % to either side, and with 5 % they reach 18 %."""
 
 _Values = dict[str, list[list[dict[str, float]]]]
 """By arm: for each start, for each wave, a value for each prompt."""
@@ -47,7 +48,7 @@ class Compare:
     name: str = "compare"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Start by start, this server first, then the other one first, and so on: ABBAAB for three each."""
+        """Return cells start by start in the order ABBAAB for three starts each."""
         cells = []
         for boot in range(context.profile.boots):
             for arm in ARMS if boot % 2 == 0 else reversed(ARMS):
@@ -55,9 +56,13 @@ class Compare:
         return tuple(cells)
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Better, worse, equal or undecided, at each level."""
+        """Return a finding for each level: better, worse, equal or undecided."""
         seen = baseline_failures_as_invalid(triage(self, context, observations))
         return [_speed(seen.tagged(level=str(level)), level, context) for level in LEVELS]
+
+
+# In no profile: --against selects it.
+CHECK = RegisteredCheck(Compare())
 
 
 def _cell(context: Context, arm: str, boot: int, level: int, wave: int) -> Cell:
@@ -82,7 +87,7 @@ def _cell(context: Context, arm: str, boot: int, level: int, wave: int) -> Cell:
 
 
 def _prompts(context: Context, count: int, name: str) -> tuple[Prompt, ...]:
-    """The categories in turn; the same for every start of both servers."""
+    """Return prompts of the categories in turn; the same for every start of both servers."""
     sizes = context.profile
     each = math.ceil(count / len(sizes.categories))
     by_category = [
@@ -95,7 +100,7 @@ def _prompts(context: Context, count: int, name: str) -> tuple[Prompt, ...]:
 
 
 def _decode_rate(sample: Sample) -> float:
-    """Tokens a second after the first one; NaN where no time passed between the first and the last."""
+    """Return tokens a second after the first one; NaN where no time passed between first and last."""
     return 1000 / sample.tpot_ms if sample.tpot_ms > 0 else math.nan
 
 
@@ -104,7 +109,7 @@ def _speed(seen: CheckedCells, level: int, context: Context) -> Finding:
     against: list[tuple[Verdict, str]] = []
     passed, measured, warnings = "", dict[str, float | str](), list(seen.notes)
     if effect is None:
-        against.append((Verdict.INCONCLUSIVE, "there is nothing of both servers to compare"))
+        against.append((Verdict.INCONCLUSIVE, "no measurements of both servers to compare"))
     else:
         verdict, shown = _verdict(effect, context.profile.boots)
         measured = {
@@ -145,7 +150,7 @@ def _verdict(effect: Effect, boots: int) -> tuple[Verdict, str]:
         name = "better" if effect.low > 1 else "equal" if effect.high <= 1 + TOLERANCE else "not worse"
         return Verdict.PASS, f"{name}: {interval}"
     if math.isinf(effect.minimum_detectable):
-        return Verdict.INCONCLUSIVE, f"inconclusive: {boots} start of each says nothing of other starts"
+        return Verdict.INCONCLUSIVE, f"inconclusive: {boots} start of each does not represent other starts"
     smallest = _percent(effect.minimum_detectable)
     return Verdict.INCONCLUSIVE, f"inconclusive: {interval}; differences below {smallest} % would not show"
 
@@ -155,7 +160,7 @@ def _percent(share: float) -> float | str:
 
 
 def _effect(seen: CheckedCells, value: Callable[[Sample], float], seed: int) -> Effect | None:
-    """Values of main over those of the baseline; `None` if an arm has none."""
+    """Return values of main over those of the baseline; `None` if an arm has none."""
     values = _values(seen, value)
     if not all(values[arm] for arm in ARMS):
         return None
@@ -178,7 +183,7 @@ def _values(seen: CheckedCells, value: Callable[[Sample], float]) -> _Values:
 
 
 def _without_prompts(values: _Values, arm: str) -> list[list[list[float]]]:
-    """Values of an arm, each over the geometric mean of all of its prompt: what is asked cancels out."""
+    """Return values of an arm over their prompt's geometric mean, so that prompts cancel out."""
     every: dict[str, list[float]] = {}
     for boots in values.values():
         for wave in (wave for boot in boots for wave in boot):
@@ -191,11 +196,11 @@ def _without_prompts(values: _Values, arm: str) -> list[list[list[float]]]:
     ]
 
 
-# What else is to be known --------------------------------------------------------------------------------
+# Explanations and warnings --------------------------------------------------------------------------------
 
 
 def _why(seen: CheckedCells, effect: Effect) -> tuple[dict[str, float | str], str]:
-    """Whether steps take longer or bring less: a decode rate is one over the other."""
+    """Return step time and acceptance over the baseline's: a decode rate is the second over the first."""
     main, baseline = (_acceptance_length(seen, arm) for arm in ARMS)
     length = main / baseline
     step = length / effect.ratio
@@ -204,7 +209,7 @@ def _why(seen: CheckedCells, effect: Effect) -> tuple[dict[str, float | str], st
 
 
 def _acceptance_length(seen: CheckedCells, arm: str) -> float:
-    """Mean acceptance length of an arm; 1 without speculation."""
+    """Return the mean acceptance length of an arm; 1 without speculation."""
     found = [acceptance(o) for o in seen.sound if o.cell.arm == arm]
     known = [one for one in found if one is not None]
     drafts = math.fsum(one.drafts for one in known)
@@ -212,7 +217,7 @@ def _acceptance_length(seen: CheckedCells, arm: str) -> float:
 
 
 def _first_token(seen: CheckedCells, context: Context) -> list[str]:
-    """Times to the first token, where surely longer; not on an accelerated clock, which blurs them."""
+    """Return a warning if times to the first token are longer; not on an accelerated clock."""
     if context.profile.speed != 1:
         return []
     effect = _effect(seen, lambda sample: sample.ttft_ms, context.profile.seed)
@@ -225,7 +230,7 @@ _SAME = ("version", "runner", "backends", "kv_dtype", "graph_mode", "capture_siz
 
 
 def _differing_facts(facts: Mapping[tuple[str, int], BootFacts], boots: int) -> list[str]:
-    """In what the servers differ by their own word, and starts of one server that are not alike."""
+    """Return the facts in which the servers differ, or starts of one server."""
     found = []
     for name in _SAME:
         by_arm = {

@@ -1,4 +1,4 @@
-"""Long prompts, cold and from the cache: is as much accepted as after short ones, and are they read?"""
+"""Long prompts, cold and from the cache: acceptance beside that of short ones, and retrieval of a needle."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance, drafter, drafts_expected, ratio, surely
 from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
@@ -51,7 +52,7 @@ class LongContext:
     name: str = "context"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """The short control, then for each length the cold cell and at once the cached one."""
+        """Return the short control, then for each length the cold cell followed by the cached one."""
         sizes = context.profile
         each = max(1, sizes.context_requests)
         cells = [_cell("short", SHORT_TOKENS, "control", _documents(context, SHORT_TOKENS, 2 * each))]
@@ -65,16 +66,19 @@ class LongContext:
         return tuple(cells)
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """That every length is served; then for each its acceptance, its cache and its needles."""
+        """Return a finding on service, then for each length on acceptance, cache and needles."""
         seen = triage(self, context, observations)
         findings = [_served(seen, context), _drafter(seen, context)]
         for tokens in context.profile.contexts:
             if not _fits(context, tokens):
                 continue
             findings += [_hold(seen, context, tokens), _cached(seen, context, tokens)]
-            # Models of made-up weights find no needle, and smoke runs have no others.
+            # Models with random weights find no needle, and smoke runs have no others.
             findings += [_needle(seen, tokens)] if context.profile.name != "smoke" else []
         return findings
+
+
+CHECK = RegisteredCheck(LongContext(), profiles={"full": 60, "smoke": 40, "demo": 60})
 
 
 def _fits(context: Context, tokens: int) -> bool:
@@ -124,7 +128,7 @@ def _served(seen: CheckedCells, context: Context) -> Finding:
 
 
 def _sizes(seen: CheckedCells, context: Context) -> list[str]:
-    """That lengths are a guess where they are, and which came out otherwise."""
+    """Return warnings on lengths that are estimated, or that differ from the planned ones."""
     warnings = []
     if main_facts(context).words_per_token <= 0:
         warnings.append("documents are sized by an estimate: the server did not count their tokens")
@@ -136,7 +140,7 @@ def _sizes(seen: CheckedCells, context: Context) -> list[str]:
 
 
 def _missized(seen: CheckedCells, tokens: int) -> list[_Judged]:
-    """That documents of *tokens* were not of that length, or that the server does not say of which."""
+    """Return reasons if documents of *tokens* had another length, or if the server did not count them."""
     found = []
     for observation in seen.tagged(tokens=str(tokens)).sound:
         came = [sample.prompt_tokens for sample in observation.counted]
@@ -163,7 +167,7 @@ def _drafter(seen: CheckedCells, context: Context) -> Finding:
 
 
 def _hold(seen: CheckedCells, context: Context, tokens: int) -> Finding:
-    """Acceptance at length, without the cache."""
+    """Return a finding on acceptance at this length, without the cache."""
     pair = _only(seen, (str(SHORT_TOKENS), "control"), (str(tokens), "cold"))
     against: list[_Judged] = []
     measured: dict[str, float | str] = {}
@@ -206,7 +210,7 @@ def _hold(seen: CheckedCells, context: Context, tokens: int) -> Finding:
 
 
 def _cached(seen: CheckedCells, context: Context, tokens: int) -> Finding:
-    """Acceptance with the prompt from the cache: its tokens must be known to the drafter too."""
+    """Return a finding on acceptance with the prompt from the cache, which the drafter must use too."""
     pair = _only(seen, (str(tokens), "cold"), (str(tokens), "cached"))
     cold_seen, cached_seen = _both(pair)
     against: list[_Judged] = []
@@ -249,7 +253,7 @@ def _cached(seen: CheckedCells, context: Context, tokens: int) -> Finding:
 
 
 def _needle(seen: CheckedCells, tokens: int) -> Finding:
-    """A document is read when what stands in it can be told."""
+    """Return a finding on the retrieval of a code from each document."""
     long = str(tokens)
     three = _only(seen, (str(SHORT_TOKENS), "control"), (long, "cold"), (long, "cached"))
     against = _missized(seen, tokens)
@@ -259,10 +263,10 @@ def _needle(seen: CheckedCells, tokens: int) -> Finding:
         found, of = _found(observation)
         if observation.cell.tags["cache"] == "control":
             if 2 * found < of:
-                shown = f"{found} of {of} codes were told after short documents already"
-                against.append((Verdict.INCONCLUSIVE, f"{shown}: this model cannot be asked so"))
+                shown = f"only {found} of {of} codes were found after short documents"
+                against.append((Verdict.INCONCLUSIVE, f"{shown}: this model cannot be tested so"))
         elif 2 * found < of and 2 * short[0] >= short[1]:
-            shown = f"{observation.cell.name}: {found} of {of} codes were told"
+            shown = f"{observation.cell.name}: {found} of {of} codes were found"
             against.append((Verdict.FAIL, f"{shown}, and {short[0]} of {short[1]} after short documents"))
     return conclude(
         three,
@@ -270,10 +274,10 @@ def _needle(seen: CheckedCells, tokens: int) -> Finding:
         "A code stands somewhere in each document, and the answer to the question for it must hold it.",
         against=against,
         passed="; ".join(f"{name}: {found} of {of}" for name, (found, of) in answered.items()),
-        threshold="half of the codes at least, where short documents' codes are told",
-        measured={f"{name} codes told": f"{found} of {of}" for name, (found, of) in answered.items()},
+        threshold="at least half of the codes, if short documents' codes are found",
+        measured={f"{name} codes found": f"{found} of {of}" for name, (found, of) in answered.items()},
         warnings=[
-            f"{name}: {of - found} of {of} codes were not told"
+            f"{name}: {of - found} of {of} codes were not found"
             for name, (found, of) in answered.items()
             if found < of
         ],
@@ -285,19 +289,19 @@ def _needle(seen: CheckedCells, tokens: int) -> Finding:
 
 
 def _only(seen: CheckedCells, *tags: tuple[str, str]) -> CheckedCells:
-    """What concerns the cells of these lengths and states of the cache."""
+    """Return the part of *seen* with these lengths and states of the cache."""
     return seen.where(lambda cell: (cell.tags["tokens"], cell.tags["cache"]) in tags)
 
 
 def _both(pair: CheckedCells) -> tuple[Observation | None, Observation | None]:
-    """The sound observations of two cells, in order of the plan."""
+    """Return the sound observations of two cells, in order of the plan."""
     by_key = {observation.cell.key: observation for observation in pair.sound}
     first, second = (by_key.get(cell.key) for cell in pair.planned)
     return first, second
 
 
 def _undrafted(pair: CheckedCells, context: Context, *of: object) -> list[_Judged]:
-    """Why there is nothing to compare, unless trouble of a cell says it."""
+    """Return the reason for a missing comparison, unless trouble of a cell is the reason."""
     if not drafts_expected(main_facts(context)):
         return [(Verdict.INCONCLUSIVE, "this server does not speculate: there is no acceptance to judge")]
     if None in of and not pair.troubles:
@@ -306,7 +310,7 @@ def _undrafted(pair: CheckedCells, context: Context, *of: object) -> list[_Judge
 
 
 def _unused(cached: Observation) -> list[_Judged]:
-    """Whether the cache was used at all."""
+    """Return reasons if the prefix cache was not used."""
     if cached.before is None or cached.after is None:
         return []
     if cached.after.cache.get("enable_prefix_caching") == "False":
@@ -327,7 +331,7 @@ def _median_ttft(observation: Observation, context: Context) -> float:
 
 
 def _found(observation: Observation) -> tuple[int, int]:
-    """Answers that hold what their prompt expects, of how many."""
+    """Return the number of answers that hold the expected string, and of all with one."""
     from sparkwright.verify.corpus import holds
 
     expected = {prompt.name: prompt.expect for prompt in observation.cell.prompts}

@@ -1,4 +1,4 @@
-"""The hunt for batch sizes that break the server: on and between the sizes of graphs, draining, mixed."""
+"""Search for batch sizes that break the server: on and between graph sizes, draining, mixed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import SIGNATURES, conclude, main_facts, triage
 from sparkwright.verify.model import Cell, Load
 
@@ -22,8 +23,8 @@ STEP = 6
 """Tokens between the lengths of two requests that drain: about two verify steps at each size."""
 DOCUMENT_TOKENS = (200, 700, 1500, 4000)
 """Lengths of prompts that are mixed in, so that prefills meet decodes."""
-ROOM = 2000
-"""Tokens for their output, and for documents that turn out longer than was asked for."""
+RESERVE = 2000
+"""Tokens for their output, and for documents that turn out longer than planned."""
 
 _THRESHOLD = (
     "no failed request, no exit, a plain request answered after each level, none of these in the log: "
@@ -42,7 +43,7 @@ class Crash:
     name: str = "crash"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Bursts by level, then the drain-down, then the waves."""
+        """Return bursts by level, then the drain-down, then the waves."""
         sizes = context.profile
         levels = sorted({*sizes.levels, *sizes.off_grid})
         return (
@@ -52,7 +53,7 @@ class Crash:
         )
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """One finding for each of the three ways; a crash names the requests that were in flight."""
+        """Return one finding for each of the three loads; a crash names the requests in flight."""
         seen = triage(self, context, observations)
         bursts, drain, waves = (seen.tagged(kind=kind) for kind in ("burst", "drain", "wave"))
         levels = ", ".join(str(cell.load.concurrency) for cell in bursts.planned)
@@ -83,6 +84,9 @@ class Crash:
                 threshold=_THRESHOLD,
             ),
         ]
+
+
+CHECK = RegisteredCheck(Crash(), profiles={"full": 50, "smoke": 30, "demo": 50})
 
 
 def _burst(context: Context, level: int) -> Cell:
@@ -122,12 +126,12 @@ def _drain(context: Context, level: int, name: str = "", seed: int = 0) -> Cell:
 
 
 def _wave(context: Context, number: int) -> Cell:
-    """A drain of random size in which some prompts are documents."""
+    """Return a drain of random size in which some prompts are documents."""
     sizes = context.profile
     chance = random.Random(f"crash wave {sizes.seed} {number}")  # noqa: S311 - a choice, not a secret
     level = chance.choice([*sizes.off_grid, *sizes.levels])
     longest = main_facts(context).max_model_len
-    lengths = [tokens for tokens in DOCUMENT_TOKENS if longest < 0 or tokens + ROOM <= longest]
+    lengths = [tokens for tokens in DOCUMENT_TOKENS if longest < 0 or tokens + RESERVE <= longest]
     name = f"wave {number} c={level}"
     documents = [
         context.corpus.document(chance.choice(lengths), seed=sizes.seed + 1000 * number + i, salt=name)
@@ -140,7 +144,7 @@ def _wave(context: Context, number: int) -> Cell:
 
 
 def _mixed(context: Context, count: int, salt: str) -> tuple[Prompt, ...]:
-    """Prompts of all categories in turn."""
+    """Return prompts of all categories in turn."""
     categories = context.profile.categories
     each = -(-count // len(categories))
     lists = [context.corpus.prompts(category, each, context.profile.seed, salt) for category in categories]

@@ -1,8 +1,8 @@
-"""Where two greedy answers to one prompt part, and how unlikely the other token was.
+"""First differences of greedy answers to one prompt, and the log-probability gap there.
 
 Greedy answers of two healthy servers differ: rounding depends on kernels, those on the batch, and a near tie
-may fall either way, after which nothing can be compared. So one difference per pair of answers is looked at,
-the first, and what counts is how much less likely the reference thought the other token to be.
+may fall either way, after which nothing can be compared. So only the first difference of a pair of answers is
+used: the log-probability gap of its two tokens in the reference.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Difference:
         place: of the token in the whole sequence, prompt included.
         gap: log-probability of the reference's most likely token there less that of the other answer's token,
             both as the reference has them, in nats.
-        least: whether the gap is that at the least: the token was not among the reference's alternatives.
+        least: true if the gap is a lower bound: the token was not among the reference's alternatives.
     """
 
     prompt: str
@@ -65,7 +65,7 @@ class Pairing:
 
     @property
     def found(self) -> list[Difference]:
-        """The differences that there are."""
+        """All differences."""
         return [difference for _, difference in self.differences if difference is not None]
 
     @property
@@ -75,7 +75,7 @@ class Pairing:
 
 
 def pair(reference: Observation, other: Observation) -> Pairing:
-    """Answers to the same prompts, compared.
+    """Return the comparison of answers to the same prompts.
 
     Raises:
         NoLogprobsError: the reference has no log-probabilities where they are needed.
@@ -96,7 +96,7 @@ def pair(reference: Observation, other: Observation) -> Pairing:
 
 
 def _tokens(sample: Sample) -> tuple[object, ...]:
-    """The tokens of an answer, by id where they are known."""
+    """Return the tokens of an answer, by id where they are known."""
     if sample.token_ids:
         return sample.token_ids
     if sample.logprobs:
@@ -116,7 +116,7 @@ def _difference(base: Sample, other: Sample, position: int) -> Difference:
 
 
 def own_gaps(observation: Observation) -> list[tuple[str, int, float]]:
-    """By how much each generated token is less likely than the most likely one, as the server itself says.
+    """Return the gap of each generated token to the most likely one, as the server itself reports it.
 
     Returns:
         Prompt, position and gap in nats of every token, zeros included; a greedy server has nothing else.
@@ -143,9 +143,9 @@ class Cluster:
 
     Attributes:
         what: the place, in words.
-        count: prompts whose answers part there.
-        expected: how many chance would put there.
-        p: how likely chance puts so many at any place.
+        count: prompts whose answers differ there.
+        expected: number expected by chance.
+        p: probability of so many at any place by chance.
     """
 
     what: str
@@ -158,7 +158,7 @@ class Cluster:
 
 
 def find_cluster(observed: Sequence[Pairing], null: Sequence[Pairing]) -> Cluster | None:
-    """The clearest place at which answers part more often than elsewhere, and than in the null.
+    """Return the clearest place at which answers differ more often than elsewhere, and than in the null.
 
     Tried are each position in the output, and each place within a block of the KV cache. If differences come
     at the same rate everywhere, their number at one place is about Poisson distributed; the chance is
@@ -186,17 +186,17 @@ def find_cluster(observed: Sequence[Pairing], null: Sequence[Pairing]) -> Cluste
 
 
 def _prompts_at(pairings: Sequence[Pairing], key: Callable[[Difference], int]) -> Counter[int]:
-    """How many prompts differ at each place."""
+    """Return the number of prompts that differ at each place."""
     places = {(d.prompt, key(d)) for pairing in pairings for d in pairing.found}
     return Counter(place for _, place in places)
 
 
 def _share(position: int, lengths: Sequence[int]) -> float:
-    """Share of all compared tokens that are at *position*."""
+    """Return the share of all compared tokens that are at *position*."""
     return sum(length > position for length in lengths) / sum(lengths)
 
 
 def _poisson_tail(count: int, mean: float) -> float:
-    """Chance of *count* or more."""
+    """Return the chance of *count* or more."""
     below = math.fsum(math.exp(-mean + i * math.log(mean) - math.lgamma(i + 1)) for i in range(count))
     return max(0.0, 1 - below)

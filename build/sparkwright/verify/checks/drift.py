@@ -1,4 +1,4 @@
-"""Acceptance over time: windows out of counters, and when it began to fall."""
+"""Acceptance over time: windows from counters, and the onset of a fall."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FEW_DRAFTS = 20
 _LEAST_WINDOWS = 6
 _FULL = 0.5  # a window shorter than this share of what it should be is the drain of a cell
-_LONGEST_PAUSE_NS = 60_000_000_000  # of our clock, for counters to settle and a canary
+_LONGEST_PAUSE_NS = 60_000_000_000  # of the client's clock, for counters to settle and a canary
 _SLACK_S = 0.5  # scrapes are not on the second
 
 
@@ -53,14 +53,13 @@ class TimedValue:
 
 @dataclass(frozen=True)
 class Fall:
-    """How acceptance changed over a series of windows.
+    """A change of acceptance over a series of windows.
 
     Attributes:
         remains: accepted tokens a draft after the clearest change over those before it (medians).
-        p: how likely so clear a change is without any.
-        trend: what the robust slope makes of acceptance from the first window to the last, as a factor of its
-            odds; `trend_high` is the upper end of its 99 % interval.
-        trend_high: see `trend`.
+        p: probability of so clear a change by chance.
+        trend: factor of the odds of acceptance from the first window to the last, by the robust slope.
+        trend_high: upper end of the 99 % interval of `trend`.
     """
 
     remains: float
@@ -71,11 +70,11 @@ class Fall:
 
 @dataclass(frozen=True)
 class Onset:
-    """When acceptance began to fall.
+    """The onset of a fall of acceptance.
 
     Attributes:
         at_s: see `TimedValue.begin_s`.
-        over_s: how long the fall took; 0 where it was a step.
+        over_s: duration of the fall; 0 for a step.
         before: accepted tokens a draft before it.
         after: after it.
     """
@@ -92,7 +91,7 @@ class Onset:
 
 
 def clock(seconds: float) -> str:
-    """A duration as people say it: ``90 s``, ``10 min``, ``10 min 30 s``."""
+    """Format a duration: ``90 s``, ``10 min``, ``10 min 30 s``."""
     whole = round(seconds)
     minutes, rest = divmod(whole, 60)
     if minutes < 2:  # noqa: PLR2004 - 90 s reads better than 1 min 30 s
@@ -101,14 +100,14 @@ def clock(seconds: float) -> str:
 
 
 def elapsed(observations: Iterable[Observation], speed: float) -> dict[str, float]:
-    """When each cell began, by its name, in seconds of the server's clock since the first one did.
+    """Return the start of each cell, by its name, in seconds of the server's clock since the first one did.
 
     Cells' durations are added up, with the pauses between them, but for long ones: the clock's origin may
     change when a run is resumed, and what the server did meanwhile was not soaking.
 
     Args:
         observations: in the order in which they were made.
-        speed: how many of the server's seconds pass in one of ours.
+        speed: server's seconds in one of the client's.
     """
     begun: dict[str, float] = {}
     total, last = 0.0, None
@@ -126,7 +125,7 @@ def elapsed(observations: Iterable[Observation], speed: float) -> dict[str, floa
 def windows(
     observations: Sequence[Observation], begun: Mapping[str, float], length_s: float, speed: float
 ) -> list[TimedValue]:
-    """Windows of about *length_s* from the counters of these observations, in order of time.
+    """Return windows of about *length_s* from the counters of these observations, in order of time.
 
     A window ends with the first snapshot that is long enough after its beginning, and never reaches beyond
     its cell. Those without speculation or with next to no drafts are left out.
@@ -165,7 +164,7 @@ def _point(start: MetricsSnapshot, end: MetricsSnapshot, base: float, speed: flo
 
 
 def find_fall(points: Sequence[TimedValue], seed: int) -> Fall | None:
-    """The clearest change and the trend of acceptance; `None` with fewer than six windows."""
+    """Return the clearest change and the trend of acceptance; `None` with fewer than six windows."""
     import numpy as np
 
     if len(points) < _LEAST_WINDOWS:
@@ -181,7 +180,7 @@ def find_fall(points: Sequence[TimedValue], seed: int) -> Fall | None:
 
 
 def find_onset(points: Sequence[TimedValue]) -> Onset | None:
-    """When acceptance began to fall: of all steps and ramps from one level to a lower one the best fit.
+    """Return the onset of a fall: the best fit of all steps and ramps from one level to a lower one.
 
     Least squares over all pairs of windows that the fall may lie between; `None` with fewer than six windows,
     or where no fit goes down.
@@ -210,7 +209,7 @@ def find_onset(points: Sequence[TimedValue]) -> Onset | None:
 
 
 def _line(x: object, y: object) -> tuple[float, float]:
-    """Slope and intercept of least squares; slope 0 where x does not vary."""
+    """Return slope and intercept of least squares; slope 0 where x does not vary."""
     import numpy as np
 
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)

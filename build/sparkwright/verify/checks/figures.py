@@ -50,7 +50,7 @@ class Figures:
     step_ms: float
 
     def measured(self) -> dict[str, float | str]:
-        """Everything by name, for a finding."""
+        """Return all figures by name, for a finding."""
         shown: dict[str, float | str] = {
             "requests": self.requests,
             "steady tok/s": self.steady_tok_s,
@@ -76,7 +76,7 @@ class Figures:
 
 
 def figures(observation: Observation, speed: float = 1.0) -> Figures:
-    """The figures of *observation*, whose server runs *speed* times as fast as our clock.
+    """Return the figures of *observation*, whose server runs *speed* times as fast as the client's clock.
 
     Raises:
         ValueError: no request was counted.
@@ -103,7 +103,7 @@ def figures(observation: Observation, speed: float = 1.0) -> Figures:
 
 
 def decode_rate(samples: Sequence[Sample], speed: float = 1.0) -> float:
-    """Tokens per second of one request after its first, in the server's time, over all of *samples*.
+    """Return tokens per second of one request after its first, in the server's time, over all *samples*.
 
     All requests' tokens over all requests' time, so that it goes with a mean acceptance length over all
     steps. NaN if no time passed.
@@ -115,7 +115,7 @@ def decode_rate(samples: Sequence[Sample], speed: float = 1.0) -> float:
 
 
 def _tokens_per_chunk(samples: Sequence[Sample]) -> float:
-    """Of chunks after the first, which brings what the prompt's own step gave; NaN without any."""
+    """Return tokens per chunk after the first, which holds the prefill step's token; NaN without any."""
     chunks = sum(len(sample.chunks) - 1 for sample in samples if len(sample.chunks) > 1)
     tokens = sum(sample.output_tokens - 1 for sample in samples if len(sample.chunks) > 1)
     return tokens / chunks if chunks else math.nan

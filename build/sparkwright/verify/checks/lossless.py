@@ -1,7 +1,7 @@
-"""Does speculation change what is said? Greedy answers held against those of the same model without it.
+"""Comparison of greedy answers with those of the same model without speculation.
 
 Healthy speculation is not identical token for token, because a verify step rounds otherwise than a plain one.
-What differences are in order is measured, not assumed: by plain servers against each other, over two starts
+The differences to expect are measured, not assumed: by plain servers against each other, over two starts
 and two batch sizes.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
-from sparkwright.verify.checks.common import at, conclude, main_facts, triage
+from sparkwright.verify.checks.common import conclude, describe, main_facts, triage
 from sparkwright.verify.checks.divergence import NoLogprobsError, find_cluster, own_gaps, pair
 from sparkwright.verify.corpus import holds
 from sparkwright.verify.model import Cell, Load, Verdict
@@ -56,7 +57,7 @@ class Lossless:
     name: str = "lossless"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """For each start, answers with log-probabilities at two levels; for the first of each arm, tasks."""
+        """Return answers with log-probabilities for each start and level; tasks for each arm's first."""
         cells = []
         for arm, boot in STARTS:
             cells += [_answers(context, arm, boot, level) for level in LEVELS]
@@ -65,7 +66,7 @@ class Lossless:
         return tuple(cells)
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Whether differences are near ties, have no fixed place, and cost no right answers."""
+        """Return findings on near ties, fixed places, argmax tokens and solved tasks."""
         seen = baseline_failures_as_invalid(triage(self, context, observations))
         answers = seen.tagged(kind="answers")
         compared = _Compared.of(answers)
@@ -73,12 +74,15 @@ class Lossless:
         return [
             differences,
             _places(answers, compared),
-            _own_choice(answers, differences.verdict),
+            _argmax(answers, differences.verdict),
             _accuracy(seen),
         ]
 
 
-# What is sent --------------------------------------------------------------------------------------------
+CHECK = RegisteredCheck(Lossless(), profiles={"full": 80, "demo": 70})
+
+
+# Cells --------------------------------------------------------------------------------------------
 
 
 def _answers(context: Context, arm: str, boot: int, level: int) -> Cell:
@@ -140,12 +144,12 @@ def _tasks(context: Context, arm: str, kind: str) -> Cell:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Everything beside the reference: the plain server's first start, one request at a time.
+    """All answers compared with the reference: the plain server's first start, one request at a time.
 
     Attributes:
-        null: plain answers: of the other start, and of more requests at a time.
-        observed: the speculating server's, by level.
-        against: why there is nothing to compare.
+        null: plain answers, of the other start and at the higher concurrency.
+        observed: answers of the speculating server, by level.
+        against: reasons for which there is nothing to compare.
     """
 
     null: tuple[Pairing, ...] = ()
@@ -167,7 +171,7 @@ class _Compared:
             return cls(against=((Verdict.INVALID, str(error)),))
         return cls(
             tuple(pairing for cell, pairing in pairings if cell.arm == "baseline"),
-            tuple((at(cell), pairing) for cell, pairing in pairings if cell.arm == "main"),
+            tuple((describe(cell), pairing) for cell, pairing in pairings if cell.arm == "main"),
         )
 
     @property
@@ -185,18 +189,18 @@ class _Compared:
         return percentile(differing, 99.9) if differing else 0.0
 
     def too_little(self) -> _Reasons:
-        """Why what was compared decides nothing."""
+        """Return the reasons for which the comparison decides nothing."""
         if self.against:
             return list(self.against)
         fewest = min((len(pairing.lengths) for _, pairing in self.observed), default=0)
         if fewest < FEW_PROMPTS:
-            return [(Verdict.INCONCLUSIVE, f"{fewest} prompts are too few to judge differences by")]
+            return [(Verdict.INCONCLUSIVE, f"{fewest} prompts are too few to judge differences")]
         if len(self.null_gaps) < FEW_PROMPTS:
-            few = f"{len(self.null_gaps)} pairs of plain answers are too few to calibrate by"
+            few = f"{len(self.null_gaps)} pairs of plain answers are too few for a calibration"
             return [(Verdict.INCONCLUSIVE, few)]
         if self.null_tail > NOISY_NAT:
-            noisy = f"plain servers themselves part at tokens {self.null_tail:.2f} nat apart"
-            return [(Verdict.INCONCLUSIVE, f"{noisy}: nothing can be told from that")]
+            noisy = f"plain servers differ from each other at tokens {self.null_tail:.2f} nat apart"
+            return [(Verdict.INCONCLUSIVE, f"{noisy}, too far for a comparison")]
         return []
 
 
@@ -207,7 +211,7 @@ def _differences(answers: CheckedCells, compared: _Compared, drafted: int) -> Fi
     against = compared.too_little()
     limit, tie = max(LIMIT_NAT, MARGIN * compared.null_tail), max(TIE_NAT, compared.null_tail)
     measured: dict[str, float | str] = {}
-    warnings = ["this server does not speculate, so that nothing could be lost"] if drafted == 0 else []
+    warnings = ["this server does not speculate: there is nothing to compare"] if drafted == 0 else []
     if not against:
         against = [*_too_unlikely(compared, limit), *_too_many(compared, tie)]
         rates = _rate(compared.null_gaps), _rate(compared.gaps)
@@ -226,8 +230,8 @@ def _differences(answers: CheckedCells, compared: _Compared, drafted: int) -> Fi
         answers,
         "differences from plain decoding are near ties",
         "At the first token where a greedy answer leaves that of the same model without speculation: by how"
-        " much the plain model thinks the token less likely than its own. Plain servers against each other,"
-        " over two starts and two batch sizes, show what rounding does by itself.",
+        " much less likely the token is for the plain model than its own. Plain servers against each other,"
+        " over two starts and two batch sizes, give the effect of rounding alone.",
         against=against,
         passed=f"{_rate(compared.gaps):.0%} of {len(compared.gaps)} answers differ, none by more than"
         f" {max(compared.gaps, default=0):.2f} nat",
@@ -276,9 +280,9 @@ def _places(answers: CheckedCells, compared: _Compared) -> Finding:
     total = sum(len(pairing.found) for _, pairing in compared.observed)
     return conclude(
         answers,
-        "differences have no fixed place",
-        "Where answers leave plain ones: rounding does that anywhere, an index or a block that is wrong"
-        " always at the same place in the output or in a block of the KV cache.",
+        "differences have no fixed position",
+        "Positions of first differences: those of rounding are anywhere, those of a wrong index or block"
+        " always at the same position in the output or in a block of the KV cache.",
         against=against,
         passed=f"{total} differences are spread as by chance",
         threshold="fails where four or more prompts differ at one place, chance has less than 0.001 for that,"
@@ -287,8 +291,8 @@ def _places(answers: CheckedCells, compared: _Compared) -> Finding:
     )
 
 
-def _own_choice(answers: CheckedCells, differences: Verdict) -> Finding:
-    """Needs no other server: greedy decoding takes the most likely token, whoever drafted it."""
+def _argmax(answers: CheckedCells, differences: Verdict) -> Finding:
+    """Return a finding on greedy tokens being the target's argmax; it needs no other server."""
     main = answers.where(lambda cell: cell.arm == "main")
     plain = answers.where(lambda cell: cell.arm == "baseline")
     against: _Reasons = []
@@ -301,12 +305,12 @@ def _own_choice(answers: CheckedCells, differences: Verdict) -> Finding:
         against, gaps = [(Verdict.INVALID, str(error))], []
     odd = [entry for entry in gaps if entry[2] > limit]
     if odd:
-        against = [_not_its_own(odd, len(gaps), differences)]
+        against = [_not_argmax(odd, len(gaps), differences)]
     elif not gaps and not against:
         against = [(Verdict.INCONCLUSIVE, "there are no answers to judge")]
     return conclude(
         main,
-        "greedy answers are the model's own choice",
+        "greedy tokens are the target model's argmax",
         "At every token of the answers: log-probability of the most likely token less that of the token that"
         " was taken, as the server itself reports them for its target model.",
         against=against,
@@ -318,10 +322,10 @@ def _own_choice(answers: CheckedCells, differences: Verdict) -> Finding:
     )
 
 
-def _not_its_own(
+def _not_argmax(
     odd: Sequence[tuple[str, int, float]], total: int, differences: Verdict
 ) -> tuple[Verdict, str]:
-    """What tokens that are not the most likely ones mean: wrong tokens, or figures that are not theirs."""
+    """Return the reason against tokens that are not the argmax: they or their log-probabilities are wrong."""
     prompt, position, gap = max(odd, key=lambda entry: entry[2])
     shown = f"{len(odd)} of {total} tokens are not the server's own most likely ones"
     shown = f"{shown}, such as in {prompt} token {position}, {gap:.2f} nat below"
@@ -366,7 +370,7 @@ def _accuracy(seen: CheckedCells) -> Finding:
 
 
 def _right(observations: Sequence[Observation]) -> dict[str, bool]:
-    """Whether each task with an answer was solved, by prompt."""
+    """Tell for each task with an answer, by prompt, if it was solved."""
     return {
         sample.prompt: holds(expected[sample.prompt], sample.text)
         for observation in observations

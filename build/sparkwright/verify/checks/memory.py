@@ -1,4 +1,4 @@
-"""How long a server lived, and what memory did meanwhile."""
+"""Lifetimes of server processes and trends of memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROWTH = 0.05
 
 
 def lives(made: Sequence[Observation]) -> dict[float, list[Observation]]:
-    """Observations by the process that was observed."""
+    """Return the observations by server process."""
     lives: dict[float, list[Observation]] = {}
     for observation in made:
         if observation.before is not None and observation.after is not None:
@@ -26,7 +26,7 @@ def lives(made: Sequence[Observation]) -> dict[float, list[Observation]]:
 
 
 def longest_life(made: Sequence[Observation], speed: float) -> float:
-    """For how many of its own seconds the longest-lived process was observed."""
+    """Return the longest time, in server seconds, for which one process was observed."""
     return max(
         (
             sum((o.after.at - o.before.at) * speed / 1e9 for o in life if o.after and o.before)
@@ -37,7 +37,7 @@ def longest_life(made: Sequence[Observation], speed: float) -> float:
 
 
 def memory_figures(made: Sequence[Observation], speed: float) -> dict[str, float | str]:
-    """What memory did over the whole soak: robust slopes, in MiB from first to last sample."""
+    """Return changes of memory over the whole soak by robust slopes, in MiB."""
     figures: dict[str, float | str] = {}
     for name, field in (("server RSS", "server_rss_mib"), ("available memory", "memory_available_mib")):
         times, values = _host(made, field, speed)
@@ -50,7 +50,7 @@ def memory_figures(made: Sequence[Observation], speed: float) -> dict[str, float
 
 
 def memory_warnings(made: Sequence[Observation], speed: float) -> list[str]:
-    """Memory that grows all the time."""
+    """Return warnings on memory that grows steadily."""
     found = []
     for name, field, sign in (
         ("the server's resident memory grew", "server_rss_mib", 1),
@@ -69,7 +69,7 @@ def memory_warnings(made: Sequence[Observation], speed: float) -> list[str]:
 
 
 def _host(made: Sequence[Observation], field: str, speed: float) -> tuple[list[float], list[float]]:
-    """Times in the server's seconds and values, thinned out to 200."""
+    """Return times in the server's seconds and values, thinned out to 200."""
     begun = elapsed(made, speed)
     pairs = [
         (begun[o.cell.name] + (sample.at - o.before.at) * speed / 1e9, getattr(sample, field))

@@ -1,4 +1,4 @@
-"""Acceptance of the same questions on two occasions: what is asked cancels out."""
+"""Acceptance of the same questions on two occasions, so that the questions cancel out."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _Tokens = dict[str, tuple[float, float]]
 
 
 def question_of(prompt: str) -> str:
-    """The question in a prompt's name: all up to the last slash, after which each asking has its mark."""
+    """Return the question in a prompt's name: all up to the last slash, before the repetition's mark."""
     return prompt.rpartition("/")[0]
 
 
 def paired_ratio(
     of: Sequence[Observation], to: Sequence[Observation], comparisons: int, error: float
 ) -> Interval | None:
-    """Accepted tokens a draft over those of the same questions on another occasion, with an interval.
+    """Return accepted tokens a draft over those of the same questions on another occasion.
 
     The ratio is that of the server's counters. How sure it is comes from leaving out one question at a time
     (jackknife of the logarithm; t distribution), with tokens and chunks of each answer: questions differ far
-    more from each other than one asking from the next. Chunks tell steps apart well enough for that.
+    more from each other than repetitions of one. Chunks tell steps apart well enough for that.
 
     Args:
         of: occasions of the numerator, taken together.
         to: those of the denominator.
-        comparisons: how many are made in all (Bonferroni).
+        comparisons: number of all comparisons (Bonferroni).
         error: chance that any of them errs.
 
     Returns:
@@ -65,14 +65,14 @@ def paired_ratio(
 
 
 def _accepted(observations: Sequence[Observation]) -> float | None:
-    """Accepted tokens a draft by counters, over all of the observations."""
+    """Return accepted tokens a draft by counters, over all observations."""
     found = [one for one in map(acceptance, observations) if one is not None]
     drafts = math.fsum(one.drafts for one in found)
     return math.fsum(one.accepted * one.drafts for one in found) / drafts if drafts else None
 
 
 def _by_question(observations: Sequence[Observation]) -> _Tokens:
-    """Accepted tokens and steps of each question's answers, by the client's own chunks."""
+    """Return accepted tokens and steps of each question's answers, by the client's own chunks."""
     tokens: _Tokens = {}
     for observation in observations:
         for sample in observation.counted:

@@ -1,4 +1,4 @@
-"""The same questions in every round of a soak, cold and cached, and what became of their acceptance."""
+"""Probes of a soak: the same questions in every round, cold and cached, and their acceptance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SURE = 0.01
 
 @dataclass(frozen=True)
 class Probe:
-    """One asking of all questions.
+    """One repetition of all questions.
 
     Attributes:
         number: of the round.
@@ -37,14 +37,14 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probes:
-    """All askings, by kind and in order of time."""
+    """All probes, by kind and in order of time."""
 
     cold: tuple[Probe, ...]
     cached: tuple[Probe, ...]
 
     @classmethod
     def of(cls, seen: CheckedCells, begun: Mapping[str, float]) -> Probes:
-        """The probes among the sound observations of a soak whose cells began at the moments *begun*."""
+        """Return the probes among the sound observations of a soak whose cells began at *begun*."""
 
         def kind(name: str) -> tuple[Probe, ...]:
             return tuple(
@@ -57,11 +57,11 @@ class Probes:
 
     @property
     def rounds(self) -> int:
-        """Rounds of which there are probes of both kinds."""
+        """Number of rounds with probes of both kinds."""
         return min(len(self.cold), len(self.cached))
 
     def over_first(self) -> list[tuple[str, Probe, Interval]]:
-        """Each later asking over the first one of its kind; intervals err in 1 % of soaks, all together."""
+        """Return each later probe over the first of its kind; all intervals together err in 1 % of soaks."""
         comparisons = max(1, len(self.cold) + len(self.cached) - 2)
         found = []
         for kind, probes in (("cold", self.cold), ("cached", self.cached)):
@@ -72,12 +72,12 @@ class Probes:
         return found
 
     def last_over_first(self) -> dict[str, float]:
-        """The last asking over the first one, by kind."""
+        """Return the last probe over the first one, by kind."""
         last = {kind: ratio.value for kind, _, ratio in self.over_first()}
         return last or dict.fromkeys(("cold", "cached"), 1.0)
 
     def steady_pairs(self) -> list[tuple[Probe, Probe]]:
-        """Cold and cached askings of each round in which cold ones are as good as they were at first.
+        """Return cold and cached probes of each round in which cold ones are as good as they were at first.
 
         While acceptance falls anyway, a cached asking is worse for coming later than a cold one; so a round
         is left out where its cold asking or the one after it has surely fallen.

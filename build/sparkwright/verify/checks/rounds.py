@@ -1,4 +1,4 @@
-"""What a soak sends: rounds of traffic over shared prefixes, and the same probes around them."""
+"""Cells of a soak: rounds of traffic over shared prefixes, and the same probes around them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROBE_TOKENS = 128
 
 
 def plan_rounds(context: Context) -> tuple[Cell, ...]:
-    """For each round: prefixes into the cache, probes cold and cached, traffic. Probes end it.
+    """Return for each round primers, probes cold and cached, and traffic; then final probes.
 
     The traffic of all rounds takes `Profile.soak_s`; probes take about a third of that more.
     """
@@ -37,7 +37,7 @@ def plan_rounds(context: Context) -> tuple[Cell, ...]:
 
 
 def _rounds(context: Context) -> tuple[int, float]:
-    """How many rounds of traffic, and how many seconds of the server's clock each takes."""
+    """Return the number of rounds of traffic, and the length of each in seconds of the server's clock."""
     total = context.profile.soak_s
     number = max(LEAST_ROUNDS, math.ceil(total / ROUND_S - 1e-9))
     return number, total / number
@@ -48,7 +48,7 @@ def _prefix(context: Context, number: int) -> str:
 
 
 def _questions(context: Context, count: int, salt: str) -> list[Prompt]:
-    """*count* prompts, the categories in turn; the same for the same salt."""
+    """Return *count* prompts of the categories in turn; the same for the same salt."""
     sizes = context.profile
     each = math.ceil(count / len(sizes.categories))
     by_category = [
@@ -58,7 +58,7 @@ def _questions(context: Context, count: int, salt: str) -> list[Prompt]:
 
 
 def _after(prefix: str, question: Prompt, mark: str, *, shared: bool) -> Prompt:
-    """*question* after the notes in *prefix*: those that others share, or a copy that nobody has seen."""
+    """Return *question* after the notes in *prefix*: the shared text, or a new copy with a mark."""
     text = prefix if shared else f"[{mark} {question.name.rpartition('/')[2]}]\n{prefix}"
     return Prompt(
         name=f"{question.name}/{mark}",
@@ -70,7 +70,7 @@ def _after(prefix: str, question: Prompt, mark: str, *, shared: bool) -> Prompt:
 
 
 def _probe_cells(context: Context, number: int) -> tuple[Cell, Cell, Cell]:
-    """Prefixes into the cache, and the same questions after new copies of them and after themselves."""
+    """Return primers of the prefixes, and probes after new copies of them and after the prefixes."""
     sizes = context.profile
     prefixes = [_prefix(context, i) for i in range(PREFIXES)]
     questions = _questions(context, PROBES, "probe")
@@ -105,7 +105,7 @@ def _probe_cells(context: Context, number: int) -> tuple[Cell, Cell, Cell]:
 
 
 def _traffic_cell(context: Context, number: int, seconds: float) -> Cell:
-    """Half of the requests after shared prefixes, a quarter after notes of their own, a quarter short ones.
+    """Return traffic: half after shared prefixes, a quarter after notes of its own, a quarter short.
 
     The questions are the same in every round, so that the mix of what is said does not change.
     """

@@ -1,8 +1,8 @@
-"""Hours of service in short: traffic that shares prefixes, and whether drafts stay as good as they were.
+"""Long-running traffic over shared prefixes, and the course of acceptance over its time.
 
-Traffic goes in rounds. Around them the same questions are put again and again, once after a text that the
-prefix cache holds and once after one that it does not: what is asked stays the same, so nothing but the
-server can make their acceptance fall. Each round is a few cells, so that a soak which was cut off goes on.
+Traffic is sent in rounds. Around them the same questions are repeated, once after a text that the prefix
+cache holds and once after one that it does not: the questions stay the same, so only the server can change
+their acceptance. Each round is a few cells, so that an interrupted soak can be resumed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter, drafts_expected
 from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.checks.drift import clock, elapsed, find_fall, find_onset, windows
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import Cell, Finding, Observation
 
 LEAST_HITS = 0.20
-"""Share of prompt tokens from the prefix cache below which a soak says nothing about that cache. Half of the
+"""Share of prompt tokens from the prefix cache below which a soak does not test that cache. Half of the
 traffic begins with one of four shared texts, so that about 60 % can come from it."""
 TREND = 0.9
 HALF = 0.5
@@ -44,11 +45,11 @@ class Soak:
     name: str = "soak"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """See `plan_rounds`."""
+        """Return the cells of `plan_rounds`."""
         return plan_rounds(context)
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Whether the cache was used, acceptance held, and cached prompts are drafted for like cold ones."""
+        """Return findings on service, cache hits, decay of acceptance, and cached against cold prompts."""
         seen = triage(self, context, observations)
         speed = context.profile.speed
         by_name = {observation.cell.name: observation for observation in observations}
@@ -66,6 +67,10 @@ class Soak:
         ]
 
 
+# Early in the demo: a decay with the server's age would be over once all other cells are measured.
+CHECK = RegisteredCheck(Soak(), profiles={"full": 70, "smoke": 50, "demo": 30})
+
+
 # Service -------------------------------------------------------------------------------------------------
 
 
@@ -76,21 +81,21 @@ def _not_speculating(context: Context) -> _Reasons:
 
 
 def _served(seen: CheckedCells, made: Sequence[Observation], context: Context) -> Finding:
-    """That it was one server which answered everything; what memory did meanwhile."""
+    """Return a finding on service by one process throughout, with the trends of memory."""
     speed = context.profile.speed
     longest = longest_life(made, speed)
     against: _Reasons = []
     warnings = [*memory_warnings(made, speed), *_preemptions(seen), *seen.notes]
     if longest < context.profile.soak_s * HALF and len(lives(made)) > 1:
-        shown = f"the server was started anew in the middle: none lived longer than {clock(longest)}"
+        shown = f"the server was restarted during the soak: no process lived longer than {clock(longest)}"
         against.append((Verdict.INCONCLUSIVE, shown))
     elif len(lives(made)) > 1:
-        warnings.append(f"the server was started anew in the middle; the longest life was {clock(longest)}")
+        warnings.append(f"the server was restarted during the soak; the longest life was {clock(longest)}")
     requests = sum(len(observation.samples) for observation in seen.sound)
     return conclude(
         seen,
         "requests are answered throughout",
-        "Every request of the soak is answered in full, by one server that lives all the time.",
+        "Every request of the soak is answered in full, by one process that runs throughout.",
         against=against,
         passed=f"{requests} requests over {clock(longest)} were answered in full",
         threshold="no failed request; one process for at least half of the soak",
@@ -111,7 +116,7 @@ def _preemptions(seen: CheckedCells) -> list[str]:
 
 
 def _hit_share(observation: Observation) -> tuple[float, float]:
-    """Prompt tokens that were found in the prefix cache, and those that were looked up.
+    """Return prompt tokens that were found in the prefix cache, and those that were looked up.
 
     Raises:
         SeriesAbsentError: the server does not count them.
@@ -131,7 +136,7 @@ def _exercised(traffic: CheckedCells) -> Finding:
     try:
         pairs = [_hit_share(observation) for observation in traffic.sound]
     except SeriesAbsentError as error:
-        against.append((Verdict.INVALID, f"cache not exercised, as far as can be told: {error}"))
+        against.append((Verdict.INVALID, f"cache not exercised, by the available counters: {error}"))
     else:
         hits, queries = sum(hit for hit, _ in pairs), sum(query for _, query in pairs)
         share = hits / queries if queries else 0.0
@@ -167,7 +172,7 @@ def _unused(traffic: CheckedCells, share: float) -> tuple[Verdict, str]:
 def _holds(
     seen: CheckedCells, points: Sequence[TimedValue], probes: Probes, context: Context, unfit: _Reasons
 ) -> Finding:
-    """Whether acceptance decays, and since when."""
+    """Return a finding on decay of acceptance, with its onset."""
     against, warnings = list(unfit), list[str]()
     measured: dict[str, float | str] = {}
     if not against:
@@ -186,12 +191,12 @@ def _holds(
             measured |= {"onset s": round(onset.at_s, 1)} if onset is not None else {}
         elif fall is None or probes.rounds < LEAST_ROUNDS:
             few = f"{len(points)} windows and {probes.rounds} probes are too few"
-            against.append((Verdict.INCONCLUSIVE, f"{few} to tell of a decay"))
+            against.append((Verdict.INCONCLUSIVE, f"{few} to detect a decay"))
     return conclude(
         seen,
         "acceptance does not decay",
-        "Accepted tokens a draft over time: of the same questions, put before, between and after rounds of"
-        " traffic, and of the traffic itself by windows. The questions decide; the windows say since when.",
+        "Accepted tokens a draft over time: of the same questions, before, between and after rounds of"
+        " traffic, and of the traffic itself by windows. The questions decide; the windows give the onset.",
         against=against,
         passed=f"the same questions are drafted for at the end as at the beginning ({_last_figures(probes)})",
         threshold=f"fails where questions fall surely below {HOLD:.0%} of their first round (1 % error over"
@@ -203,7 +208,7 @@ def _holds(
 
 
 def _fallen_probes(probes: Probes) -> tuple[str, dict[str, float | str]]:
-    """The first round of probes that surely fell, in words, and all rounds' figures."""
+    """Return the first round of probes with a significant fall, in words, and all rounds' figures."""
     measured: dict[str, float | str] = {}
     fallen: list[tuple[float, str]] = []
     for kind, probe, of_first in probes.over_first():
@@ -215,7 +220,7 @@ def _fallen_probes(probes: Probes) -> tuple[str, dict[str, float | str]]:
 
 
 def _traffic_decays(points: Sequence[TimedValue], probes: Probes, seed: int) -> tuple[str, list[str]]:
-    """What speaks for a decay in the traffic, in words, and what is odd but no proof of one."""
+    """Return the evidence for a decay in the traffic, in words, and warnings that are no proof of one."""
     fall = find_fall(points, seed)
     if fall is None:
         return "", []
@@ -227,7 +232,7 @@ def _traffic_decays(points: Sequence[TimedValue], probes: Probes, seed: int) -> 
     if drifting and follow < TREND:
         return f"traffic drifts down to {fall.trend:.2f} of its odds, and the probes to {follow:.2f}", []
     if fall.p < SURE and fall.remains < HOLD:
-        return "", [f"{shown}, but the same questions did not: it is in what was asked"]
+        return "", [f"{shown}, but the same questions did not: the prompts differ, not the server"]
     return "", []
 
 
@@ -247,7 +252,7 @@ def _last_figures(probes: Probes) -> str:
 
 
 def _cached(seen: CheckedCells, probes: Probes, unfit: _Reasons) -> Finding:
-    """Whether tokens from the cache are drafted for like those that were just worked through."""
+    """Return a finding on acceptance after cached tokens compared with prefilled ones."""
     against = list(unfit)
     measured: dict[str, float | str] = {}
     probing = _Pair(seen, probes)
@@ -277,7 +282,7 @@ class _Pair:
     probes: Probes
 
     def impure(self) -> _Reasons:
-        """Probes that were not what they are named for."""
+        """Return reasons if probes were not cached or cold as their name states."""
         for kind, low, high in (("cached", 0.5, 1.0), ("cold", 0.0, 0.1)):
             shares = []
             for observation in self.seen.tagged(kind=kind).sound:
@@ -293,7 +298,7 @@ class _Pair:
         return []
 
     def compare(self) -> tuple[_Reasons, dict[str, float | str]]:
-        """The ratio over all rounds and in each of them."""
+        """Return reasons and figures of the ratio over all rounds and in each of them."""
         pairs = self.probes.steady_pairs()
         if not pairs:
             few = "cold prompts lose their acceptance too" if self.probes.rounds else "there are no probes"

@@ -1,4 +1,4 @@
-"""Concurrency from 1 to 64 by category: speed at every level, and what must not depend on the level."""
+"""Concurrency from 1 to 64 by category: speed at every level, and invariants over levels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter, drafts_expected, ratio, surely
-from sparkwright.verify.checks.common import CheckedCells, at, conclude, main_facts, triage
+from sparkwright.verify.checks.common import CheckedCells, conclude, describe, main_facts, triage
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.metrics import identities
 from sparkwright.verify.model import Cell, Load, Verdict
@@ -26,12 +27,12 @@ STEP_SPREAD = 0.10
 """Coefficient of variation of the verify-step time over categories at c=1. Published tables for three models
 on GB10 have 1.0, 2.3 and 2.7 %."""
 INVARIANCE = 0.10
-"""How far a mean acceptance length may lie from that of the lowest level. Others' servers keep theirs within
+"""How far a mean acceptance length may lie from that of the lowest level. Other servers stay within
 3 % over c=1 to 64 (TensorRT-LLM#16914, sglang#16818)."""
 WIDEST = 0.20
 """An interval wider than this to either side decides nothing."""
 COLLAPSE = 0.75
-"""Throughput below this share of a lower level's is pointed out."""
+"""Throughput below this share of a lower level's is a warning."""
 STAGGER_S = 0.02
 CLEAR = 10.0
 """A time is trusted when it is this many times the client's own error."""
@@ -47,7 +48,7 @@ class Sweep:
     name: str = "sweep"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """One cell for each category and level, levels of a category in order."""
+        """Return one cell for each category and level, levels of a category in order."""
         return tuple(
             cell(context, category, level)
             for category in context.profile.categories
@@ -55,7 +56,7 @@ class Sweep:
         )
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Speed by category, and what holds over levels, categories and positions."""
+        """Return findings on speed by category, and on invariants over levels, categories and positions."""
         seen = triage(self, context, observations)
         speed = context.profile.speed
         grid: _Grid = {
@@ -72,11 +73,14 @@ class Sweep:
         return [*findings, _client(seen, grid, context)]
 
 
+CHECK = RegisteredCheck(Sweep(), profiles={"full": 30, "smoke": 20, "demo": 40})
+
+
 def cell(context: Context, category: str, level: int) -> Cell:
-    """The cell of one category and level: three waves at the least, after one that warms up.
+    """Return the cell of one category and level: at least three waves, after one that warms up.
 
     Each prompt begins with a nonce, so that nothing comes from the prefix cache, and every output is of the
-    same length, so that speed does not depend on what is said.
+    same length, so that speed does not depend on the content.
     """
     sizes = context.profile
     requests = max(sizes.least_requests, sizes.requests_per_client * level)
@@ -119,7 +123,7 @@ def _category(seen: CheckedCells, category: str, grid: _Grid) -> Finding:
 
 
 def _collapses(category: str, levels: Mapping[int, Figures]) -> list[str]:
-    """Levels that give much less than a lower one."""
+    """Return warnings on levels with much less throughput than a lower one."""
     found, best, of = [], 0.0, 0
     for level, seen in levels.items():
         rate = seen.whole_tok_s
@@ -138,7 +142,7 @@ def _drafter(seen: CheckedCells, context: Context) -> Finding:
     return conclude(
         seen,
         "the drafter works",
-        "Over the whole sweep tokens are drafted, and more than next to none of them are accepted.",
+        "Over the whole sweep tokens are drafted, and at least 0.05 of them a draft are accepted.",
         against=drafter(facts, seen.sound) if seen.sound else (),
         passed="drafted tokens are accepted",
         threshold="at least 0.05 accepted tokens a draft",
@@ -208,7 +212,7 @@ def _compare_levels(
 
 
 def _mean_ratio(pairs: Sequence[tuple[Acceptance, Acceptance]]) -> tuple[float, float]:
-    """Geometric mean of ratios, and the standard error of its logarithm."""
+    """Return the geometric mean of ratios, and the standard error of its logarithm."""
     logs = [math.log(found.mal / base.mal) for found, base in pairs]
     squares = [(found.error / found.mal) ** 2 + (base.error / base.mal) ** 2 for found, base in pairs]
     return math.exp(fmean(logs)), math.sqrt(sum(squares)) / len(pairs)
@@ -224,7 +228,7 @@ _POSITIONS = "acceptance falls from position to position"
 
 
 def _positions(seen: CheckedCells) -> Finding:
-    """A token is accepted only after the one before it, so later positions cannot have more."""
+    """Return a finding on acceptance by position: a token is accepted only after the one before it."""
     against = []
     for observation in seen.sound:
         before, after = observation.before, observation.after
@@ -236,7 +240,7 @@ def _positions(seen: CheckedCells) -> Finding:
         for i in rises[:1]:
             shown = f"position {i + 1} of the draft was accepted more often than position {i}"
             against.append(
-                (Verdict.FAIL, f"{at(observation.cell)}: {shown} ({grown[i]:.0f} > {grown[i - 1]:.0f})")
+                (Verdict.FAIL, f"{describe(observation.cell)}: {shown} ({grown[i]:.0f} > {grown[i - 1]:.0f})")
             )
     return conclude(
         seen,
@@ -250,7 +254,7 @@ def _positions(seen: CheckedCells) -> Finding:
 
 
 def _tokens(seen: CheckedCells) -> Finding:
-    """Counters and clients must agree."""
+    """Return a finding on the agreement of counters and clients."""
     against, largest = [], 0.0
     for observation in seen.sound:
         assert observation.before is not None  # noqa: S101 - sound
@@ -260,7 +264,7 @@ def _tokens(seen: CheckedCells) -> Finding:
                 continue
             largest = max(largest, identity.deviation)
             if identity.broken:
-                shown = f"{at(observation.cell)}: “{identity.name}” is off by {identity.deviation:.1%}"
+                shown = f"{describe(observation.cell)}: “{identity.name}” is off by {identity.deviation:.1%}"
                 against.append((Verdict.INVALID, f"{shown}, and {identity.limit:.1%} is allowed"))
     return conclude(
         seen,
@@ -275,7 +279,7 @@ def _tokens(seen: CheckedCells) -> Finding:
 
 
 def _step_time(seen: CheckedCells, grid: _Grid, profile: Profile) -> Finding:
-    """Content changes how much is accepted, not how long a step takes."""
+    """Return a finding on step times: content changes acceptance, not the time of a step."""
     level = min(profile.levels, default=1)
     times = {
         category: found.step_ms
@@ -289,7 +293,7 @@ def _step_time(seen: CheckedCells, grid: _Grid, profile: Profile) -> Finding:
         measured["coefficient of variation"] = round(spread, 5)
     return conclude(
         seen.tagged(level=str(level)),
-        "a verify step takes as long whatever is said",
+        "verify-step time does not depend on content",
         "MAL over decode rate at the lowest level is the time of one step of the engine. It does not depend"
         " on content; where it seems to, counters, token counts or clocks are wrong.",
         against=against,
@@ -304,7 +308,7 @@ def _step_time(seen: CheckedCells, grid: _Grid, profile: Profile) -> Finding:
 def _odd_step(
     times: Mapping[str, float], spread: float, level: int, *, timed: bool
 ) -> tuple[list[tuple[Verdict, str]], list[str]]:
-    """What speaks against these step times, and what is only pointed out."""
+    """Return the reasons against these step times, and warnings."""
     if len(times) < 2:  # noqa: PLR2004 - nothing to compare
         return [(Verdict.INCONCLUSIVE, f"too few categories have a step time at c={level} to compare")], []
     if spread <= STEP_SPREAD:
@@ -319,10 +323,10 @@ def _odd_step(
 
 
 def _timed(profile: Profile) -> bool:
-    """Whether times mean something.
+    """Tell if times are meaningful.
 
-    An accelerated clock multiplies this machine's own hiccups; steps of the tiny models of a smoke run take
-    no longer than those.
+    An accelerated clock multiplies this machine's own delays; steps of the tiny models of a smoke run take no
+    longer than those.
     """
     return profile.speed == 1 and profile.name != "smoke"
 
@@ -331,7 +335,7 @@ def _timed(profile: Profile) -> bool:
 
 
 def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
-    """Whether it was the server that was measured."""
+    """Return a finding on the client's own error in the measured times."""
     against: list[tuple[Verdict, str]] = []
     flags: list[str] = []
     for observation in seen.sound:
@@ -339,7 +343,7 @@ def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
         flags.extend(_flags(observation, grid[key], context))
         error, first = _client_error_ms(observation, context), grid[key].ttft_ms.p50
         if _timed(context.profile) and error > first / 2:
-            shown = f"{at(observation.cell)}: {error:.1f} ms of a time to first token of {first:.1f} ms"
+            shown = f"{describe(observation.cell)}: {error:.1f} ms of a time to first token of {first:.1f} ms"
             against.append((Verdict.INVALID, f"client floor: {shown} may be the client's own"))
     passed = f"{len(flags)} flags, see the warnings" if flags else "nothing is flagged"
     if context.profile.speed != 1:
@@ -354,7 +358,7 @@ def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
         against=against,
         passed=passed,
         threshold=f"flagged where a time is less than {CLEAR:.0f} times the client's error; invalid where it"
-        " is over half of the time to first token (not judged where times mean nothing)",
+        " is over half of the time to first token (not judged where times are not meaningful)",
         measured={"worst lag ms": max((o.lag_ms[0] for o in seen.sound), default=0.0)},
         warnings=flags,
         lenient=True,
@@ -362,11 +366,11 @@ def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
 
 
 def _flags(observation: Observation, found: Figures, context: Context) -> list[str]:
-    where = at(observation.cell)
+    where = describe(observation.cell)
     _, floor_percent = context.floors.get(found.concurrency, (0.0, 0.0))
     flags = []
     error = _client_error_ms(observation, context)
-    # An accelerated clock multiplies the client's errors too: that it is fast is no news.
+    # An accelerated clock multiplies the client's errors too, so they are not compared.
     if context.profile.speed == 1 and error * CLEAR > found.ttft_ms.p50:
         flags.append(f"{where}: client floor: {error:.1f} ms of a TTFT of {found.ttft_ms.p50:.1f} ms")
     if floor_percent * CLEAR > 100:  # noqa: PLR2004 - percent
@@ -377,7 +381,7 @@ def _flags(observation: Observation, found: Figures, context: Context) -> list[s
 
 
 def _client_error_ms(observation: Observation, context: Context) -> float:
-    """The client's own error of a time, in the server's ms: as calibrated, or its loop's lag (p99)."""
+    """Return the client's own error of a time, in the server's ms: as calibrated, or its loop's lag (p99)."""
     floor_ms, _ = context.floors.get(observation.cell.load.concurrency, (0.0, 0.0))
     return max(floor_ms, observation.lag_ms[1]) * context.profile.speed
 

@@ -1,4 +1,4 @@
-"""What is wrong with a text whatever it is about: one token, repetition, garbage, nothing at all."""
+"""Flaws of a text independent of its subject: one token, repetition, garbage, emptiness."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIXED_SCRIPTS = 0.2
 
 @dataclass(frozen=True)
 class Flaw:
-    """One thing that no good answer has.
+    """A flaw of an answer.
 
     Attributes:
         kind: which.
@@ -35,7 +35,7 @@ class Flaw:
 
 
 def flaw(text: str, token_ids: Sequence[int] = (), tokens: int = 0) -> Flaw | None:
-    """What is wrong with a generated text, the plainest first; `None` if nothing is.
+    """Return the flaw of a generated text, the plainest first; `None` if there is none.
 
     Args:
         text: what was generated.
@@ -51,7 +51,7 @@ def flaw(text: str, token_ids: Sequence[int] = (), tokens: int = 0) -> Flaw | No
 
 
 def _units(text: str) -> list[str]:
-    """Words; a run of one mark or letter without spaces counts each, for ``!!!!`` is no word."""
+    """Return words; in a run of one mark without spaces each mark counts, because ``!!!!`` is no word."""
     units: list[str] = []
     for word in text.split():
         units.extend(word if len(set(word)) == 1 else (word,))
@@ -59,7 +59,7 @@ def _units(text: str) -> list[str]:
 
 
 def _one_token(units: Sequence[Hashable], text: str) -> Flaw | None:
-    """One token over and over, or one mark: tokenizers join those, such as ``!!!`` and ``!``."""
+    """Return a flaw if one token or one mark repeats; tokenizers join marks, such as ``!!!`` and ``!``."""
     marks = "".join(text.split())
     for name, items in (("tokens", units), ("characters", marks)):
         if len(items) < LEAST_TOKENS:
@@ -71,7 +71,7 @@ def _one_token(units: Sequence[Hashable], text: str) -> Flaw | None:
 
 
 def _garbage(text: str) -> Flaw | None:
-    """Characters that no text has, or alphabets that change from word to word."""
+    """Return a flaw for characters that no text has, or alphabets that change from word to word."""
     strange = sum(
         char == "\ufffd" or unicodedata.category(char) in {"Cc", "Co", "Cn"}
         for char in text
@@ -89,7 +89,7 @@ def _garbage(text: str) -> Flaw | None:
 
 
 def _script(word: str) -> str:
-    """The alphabet of a word's first letter, such as ``LATIN``; empty if it has none.
+    """Return the alphabet of a word's first letter, such as ``LATIN``; empty if it has none.
 
     Chinese and Japanese are written with several, and Greek letters stand in formulas for themselves.
     """
@@ -102,7 +102,7 @@ def _script(word: str) -> str:
 
 
 def _repetition(units: Sequence[Hashable], text: str) -> Flaw | None:
-    """Whether the end of the text is the same few tokens over and over."""
+    """Return a flaw if the end of the text repeats the same few tokens."""
     longest = min(LONGEST_PERIOD, len(units) // LEAST_REPEATS)
     for period in range(1, longest + 1):
         length = _periodic_end(units, period)
@@ -113,7 +113,7 @@ def _repetition(units: Sequence[Hashable], text: str) -> Flaw | None:
 
 
 def _periodic_end(units: Sequence[Hashable], period: int) -> int:
-    """How many of the last tokens repeat with this period."""
+    """Return the number of last tokens that repeat with this period."""
     same = 0
     for at in range(len(units) - 1, period - 1, -1):
         if units[at] != units[at - period]:

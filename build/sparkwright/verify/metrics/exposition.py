@@ -1,12 +1,14 @@
-"""Prometheus text, read exactly.
+"""Strict parser of Prometheus text.
 
 Sources: the text format 0.0.4 and OpenMetrics 1.0, which vLLM's Rust front end sends. A line is a sample, a
 comment or nothing; what is neither is refused with its number, as Prometheus itself refuses it.
 
-We read it ourselves rather than with ``prometheus_client`` (0.26): its parser takes a text that was cut in
-a number for whole, passes over what follows a timestamp, says no line number, and takes 22 ms for 700 lines
-of which we want 20, in the very loop that takes the clients' times; this takes 1 ms. On 2258 random
-expositions of that library, of both formats and with odd characters, the two read the same.
+This parser is used instead of that of ``prometheus_client`` (0.26) for what it refuses, not for its speed: on
+lines that were filtered by name the library takes 0.4 ms where this takes 1.0 ms for a whole page of 750.
+Filtered lines are not checked, so that an HTML page would read as a server without series. The library also
+accepts a text that was cut within a number, ``a infinity``, ``a 1 2 3``, ``a{,} 1`` and unknown escapes, and
+its errors name no line. On 2258 random expositions of that library, of both formats and with odd characters,
+the two read the same.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _LONGEST_QUOTE = 80
 
 @dataclass(frozen=True)
 class MetricSample:
-    """One sample.
+    """One sample of an exposition.
 
     Attributes:
         line: its number, from 1.
@@ -51,10 +53,10 @@ class MetricSample:
 
 
 def parse_exposition(text: str, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[MetricSample]:
-    """The samples of a Prometheus exposition whose names are *wanted*; every line is checked all the same.
+    """Yield the samples of a Prometheus exposition whose names are *wanted*; every line is checked.
 
     Raises:
-        ValueError: a line is no sample, the text goes on after ``# EOF``, or its last line was cut.
+        ValueError: a line is not a sample, text follows ``# EOF``, or its last line was cut.
     """
     lines = text.split("\n")
     if lines.pop():  # both formats end with a line feed, so anything after the last one was cut
@@ -75,7 +77,7 @@ def parse_exposition(text: str, wanted: Callable[[str], bool] = lambda _: True) 
 
 
 def _labels(text: str, line: int) -> dict[str, str]:
-    """Labels by name.
+    """Return the labels by name.
 
     Raises:
         ValueError: one comes twice.

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkwright.base.errors import ProcessError, ServerError, ToolError
+from sparkwright.base.errors import NotInStoreError, ProcessError, ServerError, ToolError
 
 _BEGUN = ".sparkwright-environment"
 _DONE = ".sparkwright-wheel.json"
 _INSTALL_S = 3600.0
 # Outcomes as wheels' records name them; the last one is what earlier wheels have for the second.
 _MERGED = {"applied", "conflict-in-tests-or-docs", "conflict-in-texts"}
+# Of uv and pip, where something is neither installed nor cached.
+_NOT_CACHED = re.compile("network was disabled|not found in the cache|No matching distribution found")
 _ASK = """
 import json
 from importlib.metadata import distribution
@@ -70,8 +73,8 @@ def find_installed(python: Path) -> Installed:
         ) from error
 
 
-def prepare_wheel(wheel: Path, folder: Path) -> Path:
-    """Create an environment with *wheel* and its requirements; returns its interpreter.
+def prepare_wheel(wheel: Path, folder: Path, *, offline: bool = False) -> Path:
+    """Create an environment with *wheel* and its requirements; return its interpreter.
 
     A folder that was created for the same wheel, byte by byte, is reused, and one that was begun and not
     finished is created again. Two calls at once wait for each other.
@@ -79,9 +82,11 @@ def prepare_wheel(wheel: Path, folder: Path) -> Path:
     Args:
         wheel: a wheel of vLLM.
         folder: destination; it must not exist, be empty, or be such an environment.
+        offline: install from the installer's cache alone.
 
     Raises:
         ServerError: it cannot be created, or *folder* holds something else.
+        NotInStoreError: a requirement would have to be fetched, and the network is off.
     """
     from filelock import FileLock
 
@@ -94,8 +99,14 @@ def prepare_wheel(wheel: Path, folder: Path) -> Path:
             return python
         _clear(folder)
         try:
-            _make(folder, python, wheel)
+            _make(folder, python, wheel, offline=offline)
         except (ProcessError, ToolError) as error:
+            if offline and _NOT_CACHED.search(error.because):
+                raise NotInStoreError(
+                    f"no environment can be made for {wheel.name} without a network",
+                    because=error.because,
+                    next_step="run once without --offline, or give --python of an environment that has vLLM",
+                ) from error
             raise ServerError(
                 f"no environment could be made for {wheel.name}",
                 because=f"{error.what}: {error.because}",
@@ -123,19 +134,24 @@ def _clear(folder: Path) -> None:
     (folder / _BEGUN).touch()
 
 
-def _make(folder: Path, python: Path, wheel: Path) -> None:
+def _make(folder: Path, python: Path, wheel: Path, *, offline: bool) -> None:
     """Create the environment and install into it: by uv where it is installed, else by venv and pip."""
     from sparkwright.base.process import run
 
     beside = Path(sys.executable).with_name("uv")
     uv = str(beside) if beside.exists() else shutil.which("uv")
     if uv is not None:
+        cached = ["--offline"] if offline else []
         run(
-            [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, folder],
+            [uv, "venv", "--quiet", "--allow-existing", *cached, "--python", sys.executable, folder],
             timeout=_INSTALL_S,
         )
-        run([uv, "pip", "install", "--quiet", "--python", python, wheel.resolve()], timeout=_INSTALL_S)
+        run(
+            [uv, "pip", "install", "--quiet", *cached, "--python", python, wheel.resolve()],
+            timeout=_INSTALL_S,
+        )
     else:
         run([sys.executable, "-m", "venv", folder], timeout=_INSTALL_S)
+        cached = ["--no-index"] if offline else []  # pip reads its cache only after it has asked an index
         pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, wheel.resolve()], timeout=_INSTALL_S)
+        run([*pip, *cached, wheel.resolve()], timeout=_INSTALL_S)
