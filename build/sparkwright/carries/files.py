@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a new carry says of itself; what nobody knows yet is said to be unknown."""
+    """The texts of a new carry; fields that are not known yet say so."""
 
     name: str
     title: str

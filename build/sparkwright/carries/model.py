@@ -54,12 +54,12 @@ class Superseded(Model, frozen=True):
 
 
 class CarryEvidence(Model, frozen=True):
-    """What is known, apart from what is only said.
+    """The evidence for a carry: what was shown, apart from what is only reported.
 
     Attributes:
         level: the strongest place where the effect was shown by us.
         demonstrated: what was shown.
-        claimed: what others report and nobody here has reproduced.
+        claimed: what others report and this project has not reproduced.
     """
 
     level: Literal["claimed", "cpu", "gpu", "gb10"]
@@ -106,7 +106,7 @@ class PullRequest(Model, frozen=True):
 
 
 class ProbeSpec(Model, frozen=True):
-    """How the carry's probe is run.
+    """Settings of a carry's probe.
 
     Attributes:
         file: the probe, in the carry's folder.

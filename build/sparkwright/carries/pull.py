@@ -32,7 +32,7 @@ class ResolvedPull:
 
 
 class PullName(NamedTuple):
-    """What a user calls a pull request: its number, and its repository if they named one."""
+    """A pull request as a user names it: its number, and its repository if given."""
 
     number: int
     repository: str = ""

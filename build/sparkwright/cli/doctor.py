@@ -99,7 +99,7 @@ def _index(session: Session) -> MachineCheck:
 
 
 def _native(session: Session) -> list[MachineCheck]:
-    """What compiling kernels here wants; nothing of it is needed for a wheel with upstream's."""
+    """Return the requirements of compiling kernels, none of which a wheel with upstream's needs."""
     native = session.checkout.lock.native
     if native is None:
         return [check_gpu(find_gpu())]

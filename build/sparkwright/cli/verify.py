@@ -221,7 +221,7 @@ def _verify(wish: VerifyOptions, folder: Path, keys: tuple[str, str], *, offline
 
 
 def _wish(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
-    """What the options come to.
+    """Return the options of the command line as one model.
 
     Raises:
         ConfigError: they contradict each other, or something is missing.

@@ -141,7 +141,7 @@ class Measure:
 
 @dataclass
 class _Tree:
-    """What has been seen so far: makes sure that every path is safe, and is there once."""
+    """The paths read so far: refuses one that is unsafe or occurs twice."""
 
     name: str
     top: str | None = None

@@ -1,7 +1,7 @@
 """The journal of a run: one JSON line for each thing seen, on the disk before the next is begun.
 
 A line is written and synced as a whole. What a killed run leaves is therefore a journal whose last line may
-be cut; opening it again drops that line, and what it stood for is done anew. Nothing else is ever rewritten.
+be cut; opening it again drops that line, and its cell is measured again. Nothing else is ever rewritten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FORMAT = 1
 
 
 class Manifest(Model, frozen=True, tag="run", tag_field="kind"):
-    """What a run is about. A run is only ever resumed with an equal one.
+    """The subject of a run; a run is resumed with an equal manifest only.
 
     Attributes:
         format: of the journal.
@@ -77,7 +77,7 @@ class Measured(Model, frozen=True, tag="cell", tag_field="kind"):
 
 
 class Concluded(Model, frozen=True, tag="findings", tag_field="kind"):
-    """What was concluded; the last such line counts."""
+    """The conclusions; the last such line counts."""
 
     findings: tuple[Finding, ...]
 
@@ -99,7 +99,7 @@ Record = Manifest | BootRecord | Measured | Concluded | Noted
 
 @dataclass(frozen=True)
 class Contents:
-    """What a journal holds.
+    """The contents of a journal.
 
     Attributes:
         manifest: its first line.

@@ -100,14 +100,14 @@ async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Fin
         StorageError: the disk is full or cannot be written.
     """
     with Journal(folder, manifest) as journal:
-        run = _Run(suite, folder, journal)
+        run = _SuiteRun(suite, folder, journal)
         await run.measure_all()
         findings = tuple(map(_finite, run.judge()))
         journal.write(Concluded(findings=findings))
     return findings
 
 
-class _Run:
+class _SuiteRun:
     """A run in progress: its boots, observations and silent servers."""
 
     def __init__(self, suite: Suite, folder: Path, journal: Journal) -> None:

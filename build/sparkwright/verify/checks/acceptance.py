@@ -49,7 +49,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class Interval:
+class RatioInterval:
     """A ratio and its confidence interval."""
 
     value: float
@@ -114,7 +114,7 @@ def surely(comparisons: int = 1, error: float = 0.05) -> float:
 
 def ratio(
     of: Acceptance, to: Acceptance, width: float, *, accepted: bool = False, same_texts: bool = False
-) -> Interval:
+) -> RatioInterval:
     """Return one mean acceptance length over another, with its interval.
 
     Args:
@@ -127,11 +127,11 @@ def ratio(
     """
     one, other = (of.accepted, to.accepted) if accepted else (of.mal, to.mal)
     if other <= 0:
-        return Interval(math.nan, 0.0, math.inf)
+        return RatioInterval(math.nan, 0.0, math.inf)
     value = one / other
     spread = (of.chance, to.chance) if same_texts else (of.error, to.error)
     error = math.hypot(spread[0] / other, value * spread[1] / other)
-    return Interval(value, max(0.0, value - width * error), value + width * error)
+    return RatioInterval(value, max(0.0, value - width * error), value + width * error)
 
 
 # Is there a drafter? -------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class Band(Model, frozen=True):
     aggregate: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-class _File(Model, frozen=True):
+class _BandsFile(Model, frozen=True):
     """All bands, and the bandwidth of the machine."""
 
     format: Literal[1]
@@ -86,14 +86,14 @@ class _File(Model, frozen=True):
 
 
 @functools.cache
-def load_bands() -> _File:
+def load_bands() -> _BandsFile:
     """Return the bands that ship.
 
     Raises:
         ConfigError: the file is damaged.
     """
     data = (resources.files("sparkwright.verify.checks") / "bands.toml").read_bytes()
-    return parse_toml(data, _File, newest_format=_FORMAT, name="bands.toml")
+    return parse_toml(data, _BandsFile, newest_format=_FORMAT, name="bands.toml")
 
 
 def capacity_of(key: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.checks.acceptance import Interval, acceptance
+from sparkwright.verify.checks.acceptance import RatioInterval, acceptance
 from sparkwright.verify.statistics import t_quantile
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def question_of(prompt: str) -> str:
 
 def paired_ratio(
     of: Sequence[Observation], to: Sequence[Observation], comparisons: int, error: float
-) -> Interval | None:
+) -> RatioInterval | None:
     """Return accepted tokens a draft over those of the same questions on another occasion.
 
     The ratio is that of the server's counters. How sure it is comes from leaving out one question at a time
@@ -49,19 +49,19 @@ def paired_ratio(
     one, other = _by_question(of), _by_question(to)
     common = sorted(one.keys() & other.keys())
     if len(common) < _LEAST_QUESTIONS:
-        return Interval(value, 0.0, math.inf)
+        return RatioInterval(value, 0.0, math.inf)
     left_out = []
     for omitted in (None, *common):
         kept = [name for name in common if name != omitted]
         pair = _rate(one, kept), _rate(other, kept)
         if min(pair) <= 0:  # nothing accepted at all: the bound is what one accepted token would have given
-            return Interval(value, 0.0, value + 1 / max(1.0, sum(other[name][1] for name in common)))
+            return RatioInterval(value, 0.0, value + 1 / max(1.0, sum(other[name][1] for name in common)))
         left_out.append(math.log(pair[0] / pair[1]))
     n = len(common)
     mean = math.fsum(left_out[1:]) / n
     spread = math.sqrt((n - 1) / n * math.fsum((x - mean) ** 2 for x in left_out[1:]))
     width = t_quantile(1 - error / (2 * max(1, comparisons)), n - 1) * spread
-    return Interval(value, value * math.exp(-width), value * math.exp(width))
+    return RatioInterval(value, value * math.exp(-width), value * math.exp(width))
 
 
 def _accepted(observations: Sequence[Observation]) -> float | None:

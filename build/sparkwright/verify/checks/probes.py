@@ -11,7 +11,7 @@ from sparkwright.verify.checks.paired import paired_ratio
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkwright.verify.checks.acceptance import Interval
+    from sparkwright.verify.checks.acceptance import RatioInterval
     from sparkwright.verify.checks.common import CheckedCells
     from sparkwright.verify.model import Observation
 
@@ -60,7 +60,7 @@ class Probes:
         """Number of rounds with probes of both kinds."""
         return min(len(self.cold), len(self.cached))
 
-    def over_first(self) -> list[tuple[str, Probe, Interval]]:
+    def over_first(self) -> list[tuple[str, Probe, RatioInterval]]:
         """Return each later probe over the first of its kind; all intervals together err in 1 % of soaks."""
         comparisons = max(1, len(self.cold) + len(self.cached) - 2)
         found = []

@@ -57,7 +57,7 @@ async def run_load(
             an exception from it ends the load.
     """
     make = partial(Exchange, endpoint, load=cell.load, deadlines=deadlines, speed=speed)
-    return await _Run(session, cell, make, speed, on_sample).run()
+    return await _LoadRun(session, cell, make, speed, on_sample).run()
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:
@@ -77,7 +77,7 @@ def output_lengths(load: Load) -> list[int]:
     return [load.max_tokens - (span * i + last // 2) // last for i in range(load.requests)]
 
 
-class _Run:
+class _LoadRun:
     """The execution of one load."""
 
     def __init__(

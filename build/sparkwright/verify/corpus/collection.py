@@ -38,7 +38,7 @@ class CorpusEntry(Model, frozen=True):
     working: str = ""
 
 
-class _File(Model, frozen=True):
+class _CorpusFile(Model, frozen=True):
     """One category's file."""
 
     format: Literal[1]
@@ -159,6 +159,6 @@ def load_corpus() -> Corpus:
     entries = {}
     for category in CATEGORIES:
         name = f"{category}.toml"
-        file = parse_toml((folder / name).read_bytes(), _File, newest_format=_FORMAT, name=name)
+        file = parse_toml((folder / name).read_bytes(), _CorpusFile, newest_format=_FORMAT, name=name)
         entries[file.category] = file.prompt
     return Corpus(entries)

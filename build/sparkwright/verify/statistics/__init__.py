@@ -8,7 +8,7 @@ with a limit would catch. Times are the client's: divide a rate of a server whos
 fast by *speed*.
 """
 
-from sparkwright.verify.statistics.describe import Interval, Summary, percentile, summary
+from sparkwright.verify.statistics.describe import Summary, percentile, summary
 from sparkwright.verify.statistics.effect import Effect, hierarchical_bootstrap_log_ratio
 from sparkwright.verify.statistics.significance import mcnemar, one_sided_excess, t_quantile
 from sparkwright.verify.statistics.trend import ChangePoint, Slope, change_point, empirical_logit, theil_sen
@@ -17,7 +17,6 @@ from sparkwright.verify.statistics.window import Window, steady_window, whole_ru
 __all__ = [
     "ChangePoint",
     "Effect",
-    "Interval",
     "Slope",
     "Summary",
     "Window",

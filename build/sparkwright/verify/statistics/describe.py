@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
 
 LEAST_FOR_P99 = 100
-
-
-class Interval(NamedTuple):
-    """A confidence interval."""
-
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _END = "M-.15,-.6h.3v1.2h-.3Z"  # an upright stroke
 
 
 @dataclass(frozen=True)
-class Interval:
+class ComparisonInterval:
     """A ratio between two servers with its interval, and the least difference that would show."""
 
     label: str
@@ -61,7 +61,7 @@ def charts(run: Run) -> Iterator[Chart]:
     )
 
 
-def _interval(finding: Finding) -> Interval | None:
+def _interval(finding: Finding) -> ComparisonInterval | None:
     """Return the interval of a finding, or `None` if it has none."""
     if RATIO not in finding.measured:
         return None
@@ -69,17 +69,17 @@ def _interval(finding: Finding) -> Interval | None:
         float(value) if isinstance(value := finding.measured.get(name, ""), float | int) else unknown
         for name, unknown in ((RATIO, math.nan), (LOW, 0.0), (HIGH, math.inf), (DETECTABLE, math.nan))
     )
-    return Interval(finding.name, ratio, low, high, detectable / 100, finding.verdict.value)
+    return ComparisonInterval(finding.name, ratio, low, high, detectable / 100, finding.verdict.value)
 
 
-def _axis(rows: Sequence[Interval]) -> Axis:
+def _axis(rows: Sequence[ComparisonInterval]) -> Axis:
     """Return a logarithmic axis with 1 in its middle, from ±10 % to a quarter and four times."""
     found = [abs(math.log(v)) for row in rows for v in (row.low, row.ratio, row.high) if 0 < v < math.inf]
     reach = math.exp(min(math.log(4), max(math.log(1.1), *found) * 1.1))
     return Axis(RATIO, 1 / reach, reach, 10)
 
 
-def _intervals(width: float, rows: Sequence[Interval]) -> Spec:
+def _intervals(width: float, rows: Sequence[ComparisonInterval]) -> Spec:
     """Return intervals around 1; those that go beyond the axis end in an arrow."""
     x = _axis(rows)
     values = [{"row": index, **_marks(row, x)} for index, row in enumerate(rows)]
@@ -126,7 +126,7 @@ def _intervals(width: float, rows: Sequence[Interval]) -> Spec:
     return whole(width, {"step": 34 if beside else 54}, layers)
 
 
-def _marks(row: Interval, x: Axis) -> Spec:
+def _marks(row: ComparisonInterval, x: Axis) -> Spec:
     places = {"ratio": row.ratio, "low": row.low, "high": row.high}
     places |= {"below": 1 / (1 + row.detectable), "above": 1 + row.detectable}
     return {
@@ -139,6 +139,6 @@ def _marks(row: Interval, x: Axis) -> Spec:
     }
 
 
-def _row(row: Interval) -> tuple[str, ...]:
+def _row(row: ComparisonInterval) -> tuple[str, ...]:
     detectable = f"±{share(row.detectable)}" if math.isfinite(row.detectable) else NOTHING
     return row.label, number(row.ratio), number(row.low), number(row.high), detectable, row.verdict

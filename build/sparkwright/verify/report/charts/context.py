@@ -34,7 +34,7 @@ def _tokens(cell: CellFigures) -> float:
 
 
 @dataclass(frozen=True)
-class _Measure:
+class _ContextMeasure:
     """A quantity over the length of the prompt."""
 
     key: str
@@ -44,7 +44,7 @@ class _Measure:
     value: Callable[[CellFigures], float]
 
 
-_ACCEPTANCE = _Measure(
+_ACCEPTANCE = _ContextMeasure(
     "context-mal",
     "Acceptance over prompt length",
     "tokens a step",
@@ -52,7 +52,7 @@ _ACCEPTANCE = _Measure(
     "through (cold) or came from the prefix cache (cached).",
     lambda cell: cell.mal,
 )
-_FIRST_TOKEN = _Measure(
+_FIRST_TOKEN = _ContextMeasure(
     "context-ttft",
     "Time to first token over prompt length",
     "ms, median",
@@ -61,7 +61,7 @@ _FIRST_TOKEN = _Measure(
 )
 
 
-def _chart(measure: _Measure, sent: Sequence[CellFigures]) -> Chart | None:
+def _chart(measure: _ContextMeasure, sent: Sequence[CellFigures]) -> Chart | None:
     value = measure.value
     found = [cell for cell in sent if math.isfinite(value(cell))]
     if not found:
@@ -104,7 +104,7 @@ def _of(found: Sequence[CellFigures], kind: str) -> list[CellFigures]:
     return sorted((cell for cell in found if _kind(cell) == kind), key=_tokens)
 
 
-def _point(cell: CellFigures, measure: _Measure) -> Point:
+def _point(cell: CellFigures, measure: _ContextMeasure) -> Point:
     value = measure.value(cell)
     words = f"{cell.observation.cell.name}: {number(value)} {measure.unit.partition(',')[0]}"
     return Point(_tokens(cell), value, words, suspect=bool(cell.trouble))

@@ -41,7 +41,7 @@ FLOOR_FACTOR = 10
 
 
 @dataclass(frozen=True)
-class _Measure:
+class _SweepMeasure:
     """One chart over concurrency: a quantity, its axis and its words."""
 
     key: str
@@ -50,7 +50,7 @@ class _Measure:
     value: Callable[[CellFigures], float]
     axis: Callable[[str, list[float]], Axis]
     meaning: str
-    spoken: Callable[[_Measure, list[CellFigures]], str]
+    spoken: Callable[[_SweepMeasure, list[CellFigures]], str]
 
     @property
     def short_unit(self) -> str:
@@ -89,12 +89,12 @@ def _tpot(cell: CellFigures) -> float:
     return cell.tpot_ms.p50 if cell.tpot_ms else math.nan
 
 
-def _highest(measure: _Measure, found: list[CellFigures]) -> str:
+def _highest(measure: _SweepMeasure, found: list[CellFigures]) -> str:
     best = max(found, key=measure.value)
     return f"Highest: {number(measure.value(best))} {measure.short_unit} ({_place(best)})."
 
 
-def _edges(measure: _Measure, found: list[CellFigures]) -> str:
+def _edges(measure: _SweepMeasure, found: list[CellFigures]) -> str:
     """Return the figures at the lowest and at the highest concurrency, in words."""
     least, most = (edge(cell.concurrency for cell in found) for edge in (min, max))
     parts = []
@@ -104,7 +104,7 @@ def _edges(measure: _Measure, found: list[CellFigures]) -> str:
     return f"{', '.join(parts)}."
 
 
-def _spread(measure: _Measure, found: list[CellFigures]) -> str:
+def _spread(measure: _SweepMeasure, found: list[CellFigures]) -> str:
     """Return the category that varies the most over concurrency, in words."""
     widest, of = 0.0, ""
     for name in categories(found):
@@ -119,7 +119,7 @@ def _from_one(title: str, values: list[float]) -> Axis:
 
 
 _MEASURES = (
-    _Measure(
+    _SweepMeasure(
         "throughput",
         "Throughput",
         "tokens/s",
@@ -128,7 +128,7 @@ _MEASURES = (
         "All requests together, while at least 95 % of them ran.",
         _highest,
     ),
-    _Measure(
+    _SweepMeasure(
         "ttft",
         "Time to first token",
         "ms, median, logarithmic",
@@ -137,7 +137,7 @@ _MEASURES = (
         "From the request to the first chunk with a generated token.",
         _edges,
     ),
-    _Measure(
+    _SweepMeasure(
         "tpot",
         "Time per output token",
         "ms, median",
@@ -146,7 +146,7 @@ _MEASURES = (
         "Of one request, after its first token.",
         _edges,
     ),
-    _Measure(
+    _SweepMeasure(
         "step",
         "Verify-step time",
         "ms",
@@ -156,7 +156,7 @@ _MEASURES = (
         f"At {at_c(1)} all categories should meet.",
         _edges,
     ),
-    _Measure(
+    _SweepMeasure(
         "mal",
         "Mean acceptance length",
         "tokens a step",
@@ -175,7 +175,7 @@ def _floor_rules(run: Run) -> tuple[Note, ...]:
     return (Note(max(floors) * run.speed * FLOOR_FACTOR, f"{FLOOR_FACTOR} {TIMES} the client's own error"),)
 
 
-def _over_concurrency(measure: _Measure, swept: Sequence[CellFigures], rules: tuple[Note, ...]) -> Chart:
+def _over_concurrency(measure: _SweepMeasure, swept: Sequence[CellFigures], rules: tuple[Note, ...]) -> Chart:
     shown = [cell for cell in swept if math.isfinite(measure.value(cell))]
     styles = categories(swept)
     series = tuple(_series(measure, name, style, _levels(swept, name)) for name, style in styles.items())
@@ -196,7 +196,7 @@ def _over_concurrency(measure: _Measure, swept: Sequence[CellFigures], rules: tu
     )
 
 
-def _series(measure: _Measure, name: str, style: int, levels: list[CellFigures]) -> Series:
+def _series(measure: _SweepMeasure, name: str, style: int, levels: list[CellFigures]) -> Series:
     known = [math.isfinite(measure.value(cell)) for cell in levels]
     return Series(
         name,
@@ -210,7 +210,7 @@ def _levels(found: Sequence[CellFigures], category: str) -> list[CellFigures]:
     return sorted((c for c in found if c.category == category), key=lambda cell: cell.concurrency)
 
 
-def _point(measure: _Measure, cell: CellFigures) -> Point:
+def _point(measure: _SweepMeasure, cell: CellFigures) -> Point:
     value = measure.value(cell)
     words = f"{_place(cell)}: {number(value)} {measure.short_unit}"
     trouble = f" ({'; '.join(cell.trouble)})" if cell.trouble else ""
