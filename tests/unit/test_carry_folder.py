@@ -111,7 +111,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path, changes: dict[str
     ],
 )
 def test_what_is_no_such_value_is_refused_with_its_place(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="as its format asks") as caught:
+    with pytest.raises(ConfigError, match=r"carry\.toml") as caught:
         load(tmp_path, **changes)
     assert (
         "`$" in caught.value.because

@@ -159,7 +159,7 @@ def test_another_runs_folder_is_refused_and_left_as_it_is(
     with Journal(tmp_path, manifest()) as journal:
         journal.write(Measured(id="a", observation=observation()))
     before = (tmp_path / "journal.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="holds another run") as caught:
+    with pytest.raises(ConfigError) as caught:
         Journal(tmp_path, manifest(**changes))
     assert said in caught.value.because
     assert (tmp_path / "journal.jsonl").read_bytes() == before

@@ -12,6 +12,8 @@ from tiny_release import CLAMP, CLAMPED
 from wheelkit import unpack
 from world import CLAMP_PROBE, World
 
+from sparkwright.carries import CARRY_FORMAT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -152,7 +154,8 @@ def lock_text(old: str, new: str) -> Callable[[World], None]:
 
 def newer_carry(world: World) -> None:
     path = world.root / "carries" / "clamp" / "carry.toml"
-    path.write_text(path.read_text().replace("format = 1", "format = 2"))
+    newer = f"format = {CARRY_FORMAT + 1}"
+    path.write_text(re.sub(r"^format = \d+", newer, path.read_text(), flags=re.MULTILINE))
 
 
 def unknown_carry(world: World) -> None:
