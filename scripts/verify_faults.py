@@ -46,7 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="number of healthy servers")
     cases = (*CASES, *seeds(parser.parse_args().seeds))
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(2) as pool:
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(4) as pool:
         places = [Path(folder) / str(number) for number in range(len(cases))]
         outcomes = list(pool.map(run_case, cases, places))
     PAGE.write_text(page(list(zip(cases, outcomes, strict=True))), encoding="utf-8")
