@@ -53,7 +53,7 @@ def command(session: Session) -> None:
 
 def _python() -> MachineCheck:
     good = sys.version_info >= (3, 11)
-    remedy = "" if good else "install Python 3.11 or newer, and make the environment anew"
+    remedy = "" if good else "install Python 3.11 or newer, and create the environment again"
     verdict: Literal["pass", "fail"] = "pass" if good else "fail"
     return MachineCheck("python", verdict, f"{platform.python_version()} (3.11 or newer)", remedy)
 

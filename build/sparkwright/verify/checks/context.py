@@ -29,7 +29,7 @@ MARGIN, ESTIMATED_MARGIN = 1.02, 1.25
 """How much longer in tokens a document may turn out than was asked for: sized by the server's own tokenizer,
 and where that is out of reach by what common ones make of English."""
 OFF = 0.20
-"""How far, as a share, a document's tokens by the server's own count may lie from those that were asked for:
+"""Largest share by which a document's tokens, as the server counts them, may differ from those asked for:
 beyond, nothing is known of that length."""
 WARN, FAIL = 0.75, 0.40
 """Of the mean acceptance length after a short prompt. Healthy models on GB10 keep 0.82 to 1.35 at 16k and

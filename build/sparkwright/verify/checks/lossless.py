@@ -37,7 +37,7 @@ LIMIT_NAT = 0.5
 TIE_NAT = 0.3
 """Gaps up to two such steps and a bit are near ties, however many there are."""
 MARGIN = 2.0
-"""How far beyond plain servers' tail a gap must lie. That tail is the largest of some dozen gaps, and the
+"""Least distance of a gap beyond plain servers' tail. That tail is the largest of some dozen gaps, and the
 largest of as many others exceeds it in every other run of two equal servers, if only by a little."""
 NOISY_NAT = 1.0
 FEW_PROMPTS = 20

@@ -27,7 +27,7 @@ STEP_SPREAD = 0.10
 """Coefficient of variation of the verify-step time over categories at c=1. Published tables for three models
 on GB10 have 1.0, 2.3 and 2.7 %."""
 INVARIANCE = 0.10
-"""How far a mean acceptance length may lie from that of the lowest level. Other servers stay within
+"""Largest share that a mean acceptance length may be off the lowest level's. Other servers stay within
 3 % over c=1 to 64 (TensorRT-LLM#16914, sglang#16818)."""
 WIDEST = 0.20
 """An interval wider than this to either side decides nothing."""
