@@ -25,6 +25,7 @@ class Fault:
         silence_s: wait that long before the body.
         pause_s: wait that long after each 64 KiB.
         drip_s: send one byte at a time, and wait that long after each.
+        until: hold the body back until this event is set, at most a minute.
         redirect: answer 302 with that address.
     """
 
@@ -37,6 +38,7 @@ class Fault:
     silence_s: float = 0
     pause_s: float = 0
     drip_s: float = 0
+    until: threading.Event | None = None
     redirect: str = ""
 
 
@@ -184,6 +186,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def send_body(self, rest, fault):
         time.sleep(fault.silence_s)
+        if fault.until is not None:
+            fault.until.wait(timeout=60)
         if fault.drop_after is not None:
             rest = rest[: fault.drop_after]
         if fault.drip_s:

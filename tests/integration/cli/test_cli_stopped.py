@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
-import time
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -204,14 +205,25 @@ def test_an_interrupted_download_goes_on(world: World, digest: str) -> None:
     assert [sha256(wheel) for wheel in world.wheels] == [digest]
 
 
+def new_output(children: list[subprocess.Popen[str]]) -> str:
+    """What *children* have written to their standard errors since the last call."""
+    streams = [child.stderr for child in children if child.stderr is not None]
+    ready = select.select(streams, [], [], 0.1)[0]
+    return "".join(os.read(stream.fileno(), 1 << 16).decode() for stream in ready)
+
+
 class TestTwoRunsAtOnce:
     def test_of_the_same_point(self, world: World, digest: str) -> None:
-        world.index.faults += [Fault(pause_s=0.3), Fault(pause_s=0.2)]
+        seen = threading.Event()
+        world.index.faults += [Fault(until=seen)]
         children = [world.start("wheel") for _ in range(2)]
+        said = wait_until(lambda: new_output(children))
+        while "waiting for another run" not in said:
+            said += wait_until(lambda: new_output(children))
+        seen.set()
         both = [finish(child) for child in children]
         assert [ran.status for ran in both] == [0, 0], both
         assert len(world.index.downloads) == 2, "the sdist once, the wheel once"
-        assert "waiting for another run" in both[0].err + both[1].err
         assert [sha256(wheel) for wheel in world.wheels] == [digest]
         nothing_is_left_over(world)
 
@@ -328,11 +340,12 @@ class TestFullDisk:
 
 
 def test_waiting_is_said_at_once(world: World) -> None:
-    world.index.faults += [Fault(pause_s=0.5)]
+    seen = threading.Event()
+    world.index.faults += [Fault(until=seen)]
     first = world.start("wheel")
-    wait_until(lambda: world.index.downloads)
-    time.sleep(0.1)
+    wait_until(lambda: world.index.downloads, patience_s=30)
     second = world.start("wheel")
     line = second.stderr.readline()
+    seen.set()
     assert "waiting for another run, which uses this build spec" in line
     assert [finish(child).status for child in (first, second)] == [0, 0]
