@@ -256,3 +256,27 @@ class UndecidedError(SparkwrightError):
     """Verification was inconclusive: too few or unreliable observations."""
 
     exit_code = 84
+
+
+class RehearsalError(SparkwrightError):
+    """A rehearsal could not be made: its wheel, model or environment is missing."""
+
+    exit_code = 85
+
+
+class BisectionError(SparkwrightError):
+    """A bisection cannot start: the ends are alike, do not reproduce, or cannot be realised."""
+
+    exit_code = 90
+
+
+class NoCulpritError(SparkwrightError):
+    """A bisection ended without one culprit: what is left is a range or a set."""
+
+    exit_code = 91
+
+
+class NeedsPersonError(SparkwrightError):
+    """Following upstream found something that a person has to decide."""
+
+    exit_code = 95
