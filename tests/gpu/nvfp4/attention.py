@@ -69,7 +69,7 @@ def cases(device: str) -> list[Case]:
     q, kv = (16, 4) if full else (4, 2)
     dtype = torch.bfloat16 if full else torch.float16
     found = []
-    for index, head in enumerate((64, 96, 128, 256) if full else (64, 96)):
+    for index, head in enumerate((64, 96, 128, 256, 512) if full else (64, 96)):
         for turn, name in enumerate(steps):
             layout, block = ("NHD", "HND")[(index + turn) % 2], (16, 32)[(index + turn // 2) % 2]
             found.append(Case(name, Shape(q, kv, head, block, layout), steps[name], dtype=dtype))
@@ -106,6 +106,11 @@ def cases(device: str) -> list[Case]:
     ]
     found.append(replace(base, name="decode 3-D, no outliers", scales=(1.0, 1.0), outliers=0))
     found.append(replace(base, name="decode 3-D, fp16", dtype=torch.float16, scales=(1.0, 1.0)))
+    if full:  # the most shared memory that a launch takes
+        wide = replace(base, shape=Shape(q, kv, 256), dtype=torch.float32, scales=(1.0, 1.0))
+        found += [
+            replace(wide, name=f"{step}, fp32", batch=steps[step]) for step in ("decode 3-D", "chunked")
+        ]
     return found
 
 

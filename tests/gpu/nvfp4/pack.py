@@ -58,6 +58,8 @@ def cases(device: str) -> list[Case]:
         Case(shape(96, 32, "NHD"), h, tokens, odd),
         Case(shape(256, 32, "HND"), f, tokens, odd),
         Case(shape(256, 16, "NHD", 1), b, tokens),
+        Case(shape(512, 16, "NHD"), b, tokens),
+        Case(shape(512, 32, "HND", 1), f, tokens, odd),
         Case(shape(80, 16, "NHD", 3), h, tokens, odd),
         Case(shape(128, 64, "HND", 5), b, tokens),
         Case(shape(128, 16, "NHD"), b, 1),
@@ -193,7 +195,7 @@ def views(shape: Shape, device: torch.device, record: Recorder) -> None:
 
 def page_bytes(record: Recorder, device: torch.device) -> None:
     """A page takes 9/32 of a 16-bit one and 9/16 of FP8's, at every head size."""
-    for head in (64, 96, 128, 256):
+    for head in (64, 96, 128, 256, 512):
         sizes = {
             name: Layer(name, Shape(8, 2, head), 1, device).page_bytes for name in ("auto", "fp8", "nvfp4")
         }
@@ -228,7 +230,13 @@ def run(spec: dict[str, Any], record: Recorder) -> None:
     record.write("fact", name="seed", value=spec["seed"])
     record.case("coder", lambda: coder_itself(record))
     record.case("page sizes", lambda: page_bytes(record, device))
-    for head, block, layout in ((64, 16, "NHD"), (96, 32, "HND"), (128, 16, "HND"), (256, 32, "NHD")):
+    for head, block, layout in (
+        (64, 16, "NHD"),
+        (96, 32, "HND"),
+        (128, 16, "HND"),
+        (256, 32, "NHD"),
+        (512, 16, "HND"),
+    ):
         shape = Shape(6, 3, head, block, layout)
         record.case(f"views: {shape}", lambda shape=shape: views(shape, device, record))
     for index, case in enumerate(cases(spec["device"])):
