@@ -350,10 +350,12 @@ def check_what_a_card_runs() -> None:
         same = launches[0] == launches[1]
         expect(same == invariant, f"batch invariance {invariant}: launches {launches}")
     arch, most = SM_121
-    for taken in replay.launched(arch, [("bfloat16", 256), ("bfloat16", 512), ("float32", 256)]):
+    heads = [("bfloat16", 256), ("bfloat16", 512), ("float32", 128), ("float32", 256)]
+    for taken in replay.launched(arch, heads):
         expect(not taken["refused"], f"sm_{arch}: ptxas refuses {taken}")
         expect(taken["decoded"], f"sm_{arch}: not decoded by PTX: {taken}")
         expect(taken["shared"] <= most, f"sm_{arch}: more than {most} bytes of shared memory: {taken}")
+        expect(taken["bits"] == [32], f"sm_{arch}: operands of tl.dot come from narrow loads: {taken}")
 
 
 def probe() -> None:

@@ -262,7 +262,8 @@ class _Results:
         """Handle of the result *index*, in the shape of the arguments."""
         each, kind = len(self._registers) // len(self._types), self._types[index].scalar
         words = np.stack(self._registers[index * each : (index + 1) * each], axis=1)
-        store = np.dtype(np.float16 if kind.name == "fp16" else f"uint{kind.primitive_bitwidth}")
+        floats = {"fp16": np.float16, "fp32": np.float32}  # the interpreter keeps bfloat16 as bits
+        store = np.dtype(floats.get(kind.name, f"uint{kind.primitive_bitwidth}"))
         if each * REGISTER_BITS != self._pack * kind.primitive_bitwidth:
             raise UnknownPtxError(f"{each} registers for {self._pack} results of type {kind.name}")
         data = np.ascontiguousarray(words).view(store).reshape(self._like.data.shape)

@@ -212,6 +212,13 @@ def test_elements_are_packed_lowest_first_and_results_follow_each_other() -> Non
     assert assembly.texts == {text}
 
 
+def test_a_float32_fills_a_register() -> None:
+    values = Handle(np.array([[1.5, -2.0]], dtype=np.float32))
+    done = ptx.InlineAssembly()("mov.b32 $0, $1;", "=r,r", [values], (kind("fp32", 32),), False, 1)  # noqa: FBT003
+    assert done.get_result(0).data.dtype == np.float32
+    assert done.get_result(0).data.tolist() == [[1.5, -2.0]]
+
+
 @pytest.mark.parametrize(
     ("constraints", "pack"),
     [

@@ -106,10 +106,10 @@ def cases(device: str) -> list[Case]:
     ]
     found.append(replace(base, name="decode 3-D, no outliers", scales=(1.0, 1.0), outliers=0))
     found.append(replace(base, name="decode 3-D, fp16", dtype=torch.float16, scales=(1.0, 1.0)))
-    if full:  # the most shared memory that a launch takes
-        wide = replace(base, shape=Shape(q, kv, 256), dtype=torch.float32, scales=(1.0, 1.0))
+    for head in (64, 128, 256) if full else ():
+        single = replace(base, shape=Shape(q, kv, head), dtype=torch.float32, scales=(1.0, 1.0))
         found += [
-            replace(wide, name=f"{step}, fp32", batch=steps[step]) for step in ("decode 3-D", "chunked")
+            replace(single, name=f"{step}, fp32", batch=steps[step]) for step in ("decode 3-D", "chunked")
         ]
     return found
 
