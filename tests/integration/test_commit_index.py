@@ -49,9 +49,7 @@ def commit(upstream):
 @pytest.fixture
 def wheels(index, upstream, commit):
     """The wheels of *commit*, offered."""
-    return dict(
-        zip(MACHINES, index.offer(upstream, commit, VERSION.format(commit[:9])), strict=True)
-    )
+    return dict(zip(MACHINES, index.offer(upstream, commit, VERSION.format(commit[:9])), strict=True))
 
 
 def test_a_wheel_is_taken_and_its_digest_recorded(access, commit, wheels):

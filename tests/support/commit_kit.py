@@ -6,8 +6,7 @@ import functools
 import http.server
 import threading
 import zipfile
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 import tiny_release
@@ -18,6 +17,7 @@ from sparkwright.wheel.stamp import version_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 MACHINES = ("aarch64", "x86_64")
 VARIANT = "cu130"
@@ -51,7 +51,7 @@ class CommitIndex:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
 
-    def __enter__(self) -> CommitIndex:
+    def __enter__(self) -> Self:
         self.thread.start()
         return self
 
@@ -102,7 +102,8 @@ class SmallUpstream(UpstreamRepository):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         tree = tiny_release.make_tiny().tree
-        self.commit("The start (#1)", {path: data for path, data in tree.items() if path not in GENERATED})
+        files = {path: data for path, data in tree.items() if path not in GENERATED}
+        self.commit("The start (#1)", files)
 
     def files(self, commit: str) -> dict[str, bytes]:
         self.git("checkout", "--quiet", commit)

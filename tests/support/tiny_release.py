@@ -86,9 +86,7 @@ def make_tiny(
     tree = small_release.sdist_files(version, commit)
     tree |= {path: text.encode() for path, text in {**SOURCES, **dict(changes)}.items()}
     numbers = ", ".join(version.split("."))
-    tree["vllm/_version.py"] = VERSION_PY.format(
-        version=version, numbers=numbers, commit=commit[:9]
-    ).encode()
+    tree["vllm/_version.py"] = VERSION_PY.format(version=version, numbers=numbers, commit=commit[:9]).encode()
     tree["PKG-INFO"] = metadata(version, git)
     homepage = git.removesuffix(".git").encode()
     tree["pyproject.toml"] = tree["pyproject.toml"].replace(

@@ -8,7 +8,8 @@ from packaging.version import Version
 
 from sparkwright.base.errors import FetchError, NativeInputsError, RefError
 from sparkwright.git import fetch
-from sparkwright.pipeline.pins import native_differences, nearest_wheel, version_ahead
+from sparkwright.pipeline.pins import native_differences, nearest_wheel
+from sparkwright.upstream.commits import version_ahead
 from sparkwright.wheel.names import local_version
 
 START = {
