@@ -82,7 +82,7 @@ class CommitIndex:
         stated: str = "",
         changes: Mapping[str, bytes] | None = None,
     ) -> list[Path]:
-        """Build the wheels of *commit*; they say that they are of *stated* and hold *changes* to its files."""
+        """Build the wheels of *commit*, which say that they are of *stated*, with *changes* to its files."""
         paths = []
         for machine in machines:
             name = f"vllm-{version}-cp38-abi3-manylinux_2_28_{machine}.whl"

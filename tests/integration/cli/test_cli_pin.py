@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import tomlkit
 from commit_kit import CommitIndex, SmallUpstream, members
 from packaging.version import Version
-from tiny_release import ALIGN, CLAMP, CLAMPED, make_tiny
+from tiny_release import ALIGN, CLAMPED, make_tiny
 
 from sparkwright.base.errors import AuditError, ConfigError, FetchError, LockMismatchError, NativeInputsError
-from sparkwright.pipeline.checkout import open_checkout
+from sparkwright.git import open_repository
+from sparkwright.pipeline import BuildOptions, apply, make_job, open_checkout
 from sparkwright.pipeline.pins import pin_of
-from sparkwright.upstream import Access, IndexSettings
+from sparkwright.upstream import Access, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -296,22 +299,28 @@ def test_a_carry_is_written_against_a_release(world: World, upstream: SmallUpstr
     assert ran.status == ConfigError.exit_code, ran.said
 
 
-def test_a_pin_in_memory_writes_no_file_and_asks_once(
-    world: World, upstream: SmallUpstream, wheels: CommitIndex, commit: str
+def test_a_pin_in_memory_is_built_without_a_file(
+    world: World,
+    upstream: SmallUpstream,
+    wheels: CommitIndex,
+    commit: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from sparkwright.git import open_repository
-
-    checkout, repository = open_checkout(world.root), open_repository(world.store.git)
-    settings = IndexSettings(index_url=world.index.url, upstream_wheels=wheels.url)
-    access = Access(world.store, repository, settings)
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
     before = (world.root / "upstream.lock").read_bytes()
-    found = pin_of(checkout, access, commit, source=str(upstream.folder), machines=["x86_64"])
-    asked, programs = len(wheels.requests), upstream.folder.rename(upstream.folder.with_name("away"))
-    assert pin_of(checkout, access, commit, source=str(programs), machines=["x86_64"]) == found
-    assert len(wheels.requests) == asked
+    checkout = open_checkout(world.root)
+    with contextlib.closing(open_repository(world.store.git)) as repository:
+        access = Access(world.store, repository, read_settings())
+        found = pin_of(checkout, access, commit, source=str(upstream.folder), machines=["x86_64"])
+        asked, away = len(wheels.requests), upstream.folder.rename(upstream.folder.with_name("away"))
+        assert pin_of(checkout, access, commit, source=str(away), machines=["x86_64"]) == found
+        assert len(wheels.requests) == asked, "a pin that is known asks nothing"
+        options = BuildOptions(source=str(away), platform="x86_64")
+        state = apply(make_job(replace(checkout, lock=found), world.store, repository, options))
+        assert state.audited
+        assert state.placed is not None
+        assert members(state.placed)["vllm/words.py"].decode() == LATER["vllm/words.py"]
+        release, tiny = pin_of(checkout, access, "1.2.0"), make_tiny().lock
+    assert (release.sdist, release.wheels) == (tiny.sdist, tiny.wheels)
     assert (world.root / "upstream.lock").read_bytes() == before
-    release = pin_of(checkout, access, "1.2.0")
-    assert release.sdist == make_tiny().lock.sdist
-    assert release.wheels == make_tiny().lock.wheels
-    assert CLAMP != CLAMPED
-    repository.close()
