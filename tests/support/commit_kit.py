@@ -103,6 +103,9 @@ class SmallUpstream(UpstreamRepository):
         super().__init__(folder)
         tree = tiny_release.make_tiny().tree
         files = {path: data for path, data in tree.items() if path not in GENERATED}
+        homepage = tiny_release.GIT.removesuffix(".git").encode()
+        project = files["pyproject.toml"].replace(b"https://example.org/vllm-project/vllm", homepage)
+        files["pyproject.toml"] = project
         self.commit("The start (#1)", files)
 
     def files(self, commit: str) -> dict[str, bytes]:

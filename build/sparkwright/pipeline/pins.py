@@ -123,7 +123,7 @@ def nearest_wheel(repository: Repository, commit: str, available: Callable[[str]
         raise FetchError(what, because=because, next_step=next_step)
     raise NativeInputsError(
         what,
-        because=f"it has none, and commits up to {blocked[0][:12]} differ in {_few(blocked[1])}",
+        because=f"it has none, and {blocked[0][:12]} before it differs in {_few(blocked[1])}",
         next_step=next_step,
     )
 
