@@ -28,5 +28,5 @@ def show_pin(job: Job) -> None:
     commit, wheel = job.spec.lock.release.commit, job.stock_wheel
     if wheel.trust == "index":
         return
-    of = "" if wheel.commit == commit else f" of commit {(wheel.commit or '')[:12]}, with equal native inputs"
+    of = "" if wheel.commit == commit else f" of commit {(wheel.commit or '')[:12]}, with equal native inputs,"
     click.echo(f"pin      commit {commit[:12]}; upstream's wheel{of} is known by its first download alone")
