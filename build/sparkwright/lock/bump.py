@@ -1,4 +1,4 @@
-"""``upstream.lock`` for another release: new values in the old text, its comments and order kept."""
+"""``upstream.lock`` for another release or commit: new values in the old text, comments and order kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LockChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Bumped:
-    """A lock moved to another release.
+    """A lock moved to another release or commit.
 
     Attributes:
         text: the new text of ``upstream.lock``.
@@ -44,12 +44,12 @@ class Bumped:
 
 
 def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifact]) -> Lock:
-    """Return the lock of the release that *evidence* is about, at the same git address as *old*.
+    """Return the lock of the release or commit that *evidence* is about, at the same git address as *old*.
 
     Args:
         old: the present lock.
-        evidence: the files of the release.
-        wheels: its wheels by machine, as the index lists them.
+        evidence: the files of the release, or of the commit.
+        wheels: its wheels by machine.
 
     Raises:
         LockMismatchError: the release contradicts itself, or does not state what the lock holds.
@@ -61,10 +61,13 @@ def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifac
         format=LOCK_FORMAT,
         release=Release(
             version=stated["release.version"],
-            commit=_longest(evidence.tag_commit, old.release.commit, stated=stated["release.commit"]),
+            commit=_longest(
+                evidence.commit, evidence.tag_commit, old.release.commit, stated=stated["release.commit"]
+            ),
             git=old.release.git,
             requires_python=stated["release.requires-python"],
             torch=stated["release.torch"],
+            tree=evidence.tree_id,
         ),
         sdist=evidence.sdist,
         wheels=dict(wheels),
@@ -97,7 +100,7 @@ def _settled(evidence: ReleaseEvidence) -> dict[str, str]:
     faults += [f"{key} is stated nowhere" for key in sorted(needed - settled.keys())]
     if faults:
         raise LockMismatchError(
-            f"{evidence.sdist.filename} gives no lock", because="; ".join(faults),
+            f"{evidence.name} gives no lock", because="; ".join(faults),
             next_step="read those files of the release: their format has changed",
         )  # fmt: skip
     return settled
@@ -135,7 +138,8 @@ def _merge(table: Any, values: Mapping[str, Any]) -> None:
             continue
         if key not in table:
             table.add(key, tomlkit.table())
-            table[key].add(tomlkit.comment("New with this release: not yet described."))
+            if "ref" in value:
+                table[key].add(tomlkit.comment("New with this release: not yet described."))
         _merge(table[key], value)
 
 
@@ -165,6 +169,16 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
             [f"release.torch moved from {old.release.torch} to {new.release.torch}"]
             if old.release.torch != new.release.torch
             else []
+        ),
+        *(
+            f"wheels.{name} is known by its first download alone: no index states a digest for it"
+            for name, wheel in new.wheels.items()
+            if wheel.trust == "first-download"
+        ),
+        *(
+            f"wheels.{name} is that of commit {wheel.commit}, which has the same native inputs"
+            for name, wheel in new.wheels.items()
+            if wheel.commit not in {None, new.release.commit}
         ),
         *_native_notes(new),
     )
