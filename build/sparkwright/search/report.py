@@ -156,15 +156,16 @@ def render_markdown(problem: Problem, result: SearchResult) -> str:
     """Return the result as Markdown."""
     good, bad = ends(problem)
     named = _changes(problem, result)
+    calibration = result.calibration
     lines = [
         f"## {_cell(headline(problem, result))}",
         "",
         f"- good: `{_code(good)}`; bad: `{_code(bad)}`; judge: `{_code(problem.judge)}`",
         f"- {result.kind}, confidence {result.confidence:.1%}",
-        f"- {result.evaluations} evaluations ({result.searching} after both ends), "
-        + f"{len(result.untestable)} of them untestable",
-        f"- the bad end was bad in {result.calibration.shown} of {result.calibration.runs} runs; "
-        + f"a candidate is good after {result.calibration.repetitions}",
+        f"- {result.evaluations} evaluations, {result.searching} after both ends",
+        f"- {len(result.untestable)} of them could not be judged",
+        f"- the bad end was bad in {calibration.shown} of {calibration.runs} runs",
+        f"- good runs that make a candidate good: {calibration.repetitions}",
     ]
     lines += [f"- `{_code(change.id)}`: {_cell(change.title)}" for change in named[:_LIST]]
     if len(named) > _LIST:
