@@ -91,14 +91,6 @@ def bisect(
         with _Pool(runner, problem, jobs) as pool:
             while True:
                 evaluation = pool.answer(question)
-                emit(
-                    "bisect.evaluated",
-                    applied=question.heads,
-                    attempt=question.attempt,
-                    verdict=evaluation.verdict.value,
-                    seconds=round(evaluation.seconds, 3),
-                    detail=evaluation.detail,
-                )
                 progress.advance(left=question.left * pool.mean_seconds())
                 try:
                     question = searching.send(evaluation)
@@ -301,6 +293,14 @@ class _Pool:
             Evaluated(applied=question.heads, attempt=question.attempt, evaluation=evaluation)
         )
         self.known[question.key] = evaluation
+        emit(
+            "bisect.evaluated",
+            applied=question.heads,
+            attempt=question.attempt,
+            verdict=evaluation.verdict.value,
+            seconds=round(evaluation.seconds, 3),
+            detail=evaluation.detail,
+        )
 
     def _note(self, question: Question, error: SparkwrightError) -> None:
         """Record a failure of the infrastructure, unless the disk is what failed."""
