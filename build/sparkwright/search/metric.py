@@ -66,8 +66,9 @@ class MetricJudge:
 
     Looks at 4, 8, 16, … samples an arm, taken in turn and compared in pairs. A candidate is bad if the
     interval of the ratio lies wholly on the worse side of half that share, and good if wholly on the other;
-    else more samples are taken, and in the end it is unstable. Intervals are widened so that all looks together
-    err in at most 5 % of candidates. A search takes each verdict as it is: let `Problem.deterministic` be true.
+    else more samples are taken, and in the end it is unstable. Intervals are widened so that all looks
+    together err in at most 5 % of candidates. A search takes each verdict as it is: let
+    `Problem.deterministic` be true.
 
     Attributes:
         sampler: measures.
