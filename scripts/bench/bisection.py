@@ -1,9 +1,9 @@
 """Evaluations that a search takes, against plain binary search and plain ddmin, on the same planted culprits.
 
-Binary search is ``git bisect``'s: over prefixes of the order, one run of each candidate, without a prior. ddmin
-is that of Zeller and Hildebrandt with a cache, as picire runs it: subsets, then complements, one run of each; it
-cannot search commits, of which no subset exists. Evaluations of both ends count for all. An answer is right if
-it is the planted set; binary search can name one change only.
+Binary search is ``git bisect``'s: over prefixes of the order, one run of each candidate, without a prior.
+ddmin is that of Zeller and Hildebrandt with a cache, as picire runs it: subsets, then complements, one run of
+each; it cannot search commits, of which no subset exists. Evaluations of both ends count. An answer is
+right if it is the planted set; binary search can name one change only.
 
     python scripts/bench/bisection.py [--changes 17] [--seeds 20]
 """

@@ -227,6 +227,9 @@ class _Pool:
         self.runner, self.problem, self.jobs = runner, problem, jobs
         self.known = dict(runner.journal.recorded.known)
         self.running: dict[Future[Evaluation], Question] = {}
+        self.failed: set[tuple[tuple[str, ...], int]] = (
+            set()
+        )  # guesses, not tried again until they are needed
         self.executor = ThreadPoolExecutor(jobs) if jobs > 1 else None
 
     def __enter__(self) -> Self:
@@ -267,7 +270,7 @@ class _Pool:
 
     def _start(self, executor: ThreadPoolExecutor, question: Question) -> None:
         """Fill all jobs: with *question*, and with those that are likely to follow."""
-        underway = {one.key for one in self.running.values()}
+        underway = {one.key for one in self.running.values()} | (self.failed - {question.key})
         for one in likely(self.problem, self.known, self.jobs):
             must = one.key == question.key
             if one.key not in underway and (must or len(self.running) < self.jobs):
@@ -287,6 +290,8 @@ class _Pool:
                 self._keep(ended, future.result())
             elif ended.key == question.key or not isinstance(error, SparkwrightError):
                 raise error
+            else:
+                self.failed.add(ended.key)
 
     def _keep(self, question: Question, evaluation: Evaluation) -> None:
         self.runner.journal.write(
