@@ -1,9 +1,11 @@
-"""Verdicts, evaluations and candidates of a bisection."""
+"""Verdicts, evaluations and candidates of a bisection; the problem, and its result."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
 
 from sparkwright.base.config import Model
 
@@ -63,10 +65,136 @@ class Change(Model, frozen=True):
     files: tuple[str, ...] = ()
 
 
-class CandidateJudge(Protocol):
-    """Judge of candidates; an error of the infrastructure is raised, never a verdict."""
+class Problem(Model, frozen=True):
+    """A search between two build specs, as it is kept in the journal: a search is resumed with an equal one.
 
-    name: str
+    Changes of the axis "upstream" stand in their order, oldest first; each of them needs those before it.
+    Changes of other axes are a set.
+
+    Attributes:
+        start: the spec without any change, in words.
+        end: the spec with all changes, in words.
+        judge: the name of the judge.
+        changes: the difference between both.
+        direction: "broke" if the start is good and the end is bad; "fixed" if the start is bad.
+        question: "adds" for the changes that make the difference when added to the start; "removes" for those
+            whose removal from the end takes it back (of a broken end: what would mend it).
+        deterministic: the judge gives the same verdict each time, so that one run of each end is enough.
+        weights: by id of a change, how much more it is suspected than another of its axis; 1 where missing.
+        costs: by id of an upstream change, seconds to judge a candidate that ends there; 1 where missing.
+        unavailable: ids of upstream changes where no candidate can be realised, as far as is known before.
+        signature: of the failure being chased; that of the bad end if empty.
+        command: repeats one evaluation by hand; ``{applied}`` stands for the ids of the changes, with commas
+            between, without those that others of them require.
+        confidence: probability of the answer at which the search ends.
+        most_runs: the most repetitions of one candidate: a failure too rare to be seen in them is refused.
+    """
+
+    start: str
+    end: str
+    judge: str
+    changes: tuple[Change, ...]
+    direction: Literal["broke", "fixed"] = "broke"
+    question: Literal["adds", "removes"] = "adds"
+    deterministic: bool = False
+    weights: dict[str, float] = msgspec.field(default_factory=dict)
+    costs: dict[str, float] = msgspec.field(default_factory=dict)
+    unavailable: tuple[str, ...] = ()
+    signature: str = ""
+    command: str = ""
+    confidence: float = 0.95
+    most_runs: int = 64
+
+
+class Step(Model, frozen=True):
+    """One evaluation, as the search took it.
+
+    Attributes:
+        applied: ids of the changes that were applied, without those that others of them require.
+        attempt: the number of this repetition of the candidate, from 1.
+        role: "bad end", "good end", "search" or "check".
+        verdict: the judge's, but untestable where it is bad with another signature.
+        evaluation: what the judge said.
+    """
+
+    applied: tuple[str, ...]
+    attempt: int
+    role: Literal["bad end", "good end", "search", "check"]
+    verdict: Verdict
+    evaluation: Evaluation
+
+
+class Calibration(Model, frozen=True):
+    """What repetitions of both ends say.
+
+    Attributes:
+        runs: repetitions of the bad end that could be judged.
+        shown: those that were bad.
+        repetitions: of a candidate, all of them good, before it counts as good.
+        signature: of the failure being chased, normalised.
+    """
+
+    runs: int
+    shown: int
+    repetitions: int
+    signature: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Return the share of runs in which the bad end was bad."""
+        return self.shown / self.runs
+
+
+class SearchResult(Model, frozen=True):
+    """The end of a search.
+
+    Attributes:
+        kind: "culprit": one change. "interaction": changes that make the difference together alone. "range":
+            neighbours in upstream's order with nothing testable between. "set": changes that could not be
+            separated.
+        changes: ids of the culprit, of the interacting changes, or of all that are left; in order.
+        confidence: probability that the difference lies there, in view of all observations.
+        calibration: what both ends gave.
+        steps: evaluations in the order in which the search took them, those of the ends included.
+        good: ids of the candidate next to the answer that is good, as in `Step.applied`.
+        bad: ids of its bad counterpart.
+        check: commands that repeat both, the bad one first.
+    """
+
+    kind: Literal["culprit", "interaction", "range", "set"]
+    changes: tuple[str, ...]
+    confidence: float
+    calibration: Calibration
+    steps: tuple[Step, ...]
+    good: tuple[str, ...]
+    bad: tuple[str, ...]
+    check: tuple[str, ...] = ()
+
+    @property
+    def evaluations(self) -> int:
+        """Return the number of all evaluations that the search took."""
+        return len(self.steps)
+
+    @property
+    def searching(self) -> int:
+        """Return the number of evaluations after both ends were reproduced."""
+        return sum(step.role in {"search", "check"} for step in self.steps)
+
+    @property
+    def untestable(self) -> tuple[Step, ...]:
+        """Return the steps that could not be judged, and those whose repetitions disagree."""
+        return tuple(step for step in self.steps if step.verdict in {Verdict.UNTESTABLE, Verdict.UNSTABLE})
+
+
+class CandidateJudge(Protocol):
+    """Judge of candidates; an error of the infrastructure is raised, never a verdict.
+
+    `evaluate` is called from several threads at once where more than one job was asked for.
+    """
+
+    @property
+    def name(self) -> str:
+        """The judge as a person would name it."""
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
-        """Judge the good end with the changes *applied* (by id); *folder* takes logs of this attempt."""
+        """Judge the start with the changes *applied* (by id); *folder* takes logs of this attempt."""
