@@ -280,9 +280,7 @@ def toolchain_file(toolchain: Toolchain, target: Target, work: Path) -> str:
     return "".join(f'set({name} "{value}")\n' for name, value in settings.items())
 
 
-def configure_environment(
-    toolchain: Toolchain, target: Target, work: Path, lock: Lock, *, scratch: Path | None = None
-) -> dict[str, str]:
+def configure_environment(toolchain: Toolchain, target: Target, work: Path, lock: Lock) -> dict[str, str]:
     """Return the whole environment of a build in the folder *work*: only PATH is inherited.
 
     Args:
@@ -290,9 +288,8 @@ def configure_environment(
         target: the machine and card of the build.
         work: the work folder; see `sparkwright.native`.
         lock: names the variables for the folders of dependencies' sources.
-        scratch: home and folder for temporary files; one in ``build/`` by default.
     """
-    scratch = scratch or work / "build"
+    scratch = work / "build"
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": str(scratch),
