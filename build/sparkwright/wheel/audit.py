@@ -247,7 +247,10 @@ def _all(
             inspected=_inspected(archive, facts, expectation.native),
             record=expectation.record, compiled=expectation.compiled,
         )  # fmt: skip
-        found = (checks.archive_safe(subject), *(_run(name, check, subject) for name, check in CHECKS))
+        found = (
+            checks.archive_safe(subject),
+            *(_run(name, partial(check, subject)) for name, check in CHECKS),
+        )
         return (*found, *_run_native_checks(subject)), _about_kernels(subject)
 
 
@@ -291,12 +294,12 @@ def _run_native_checks(subject: AuditSubject) -> tuple[AuditCheck, ...]:
     if (inspected := subject.inspected) is None:
         reason = "no tools to inspect binaries were given"
         return tuple(AuditCheck(name, "skipped", reason) for name, _ in NATIVE_CHECKS)
-    return tuple(_run(name, partial(check, inspected=inspected), subject) for name, check in NATIVE_CHECKS)
+    return tuple(_run(name, partial(check, subject, inspected)) for name, check in NATIVE_CHECKS)
 
 
-def _run(name: str, check: Callable[[AuditSubject], AuditCheck], subject: AuditSubject) -> AuditCheck:
+def _run(name: str, check: Callable[[], AuditCheck]) -> AuditCheck:
     try:
-        return check(subject)
+        return check()
     except SparkwrightError as error:
         return AuditCheck(name, "fail", str(error))
     except RecursionError as error:

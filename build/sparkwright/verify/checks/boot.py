@@ -86,7 +86,7 @@ def _answers(seen: CheckedCells, context: Context, rules: Sequence[str]) -> Find
 def _drafts(seen: CheckedCells, context: Context) -> Finding:
     facts = main_facts(context)
     definition = "Tokens are drafted, and at least 0.05 of them a draft are accepted."
-    measured = {"method": facts.speculative_method, "k": facts.speculative_tokens}
+    measured: dict[str, float | str] = {"method": facts.speculative_method, "k": facts.speculative_tokens}
     return drafter_finding(seen, facts, definition, measured)
 
 
