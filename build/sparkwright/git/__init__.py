@@ -10,7 +10,7 @@ out of one, and `soundness` what a disk lost.
 """
 
 from sparkwright.git.checkout import check_out, make_read_only
-from sparkwright.git.fetching import fetch, list_remote
+from sparkwright.git.fetching import RemoteRef, fetch, list_remote
 from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_tree, tree_id
 from sparkwright.git.links import outward_link
 from sparkwright.git.merging import MergeResult, merge_trees
@@ -22,6 +22,7 @@ from sparkwright.git.trees import TreeEntry
 __all__ = [
     "FileEntry",
     "MergeResult",
+    "RemoteRef",
     "Repository",
     "TreeEntry",
     "as_argument",

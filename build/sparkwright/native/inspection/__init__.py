@@ -7,12 +7,13 @@ other.
 from __future__ import annotations
 
 from sparkwright.native.inspection.classes import KernelClass, Tally, class_of, classify, of_class
-from sparkwright.native.inspection.device import read_device_code
-from sparkwright.native.inspection.elf import ElfFacts, exports, read_elf
+from sparkwright.native.inspection.device import DeviceCode, KernelGroup, read_device_code
+from sparkwright.native.inspection.elf import ElfFacts, Symbol, exports, read_elf
 from sparkwright.native.inspection.equipment import find_surroundings, inspector_of, surroundings_of
 from sparkwright.native.inspection.floors import honest_platform, over_platform
-from sparkwright.native.inspection.look import Inspection, Inspector, inspect
+from sparkwright.native.inspection.look import INSPECTION_RULES, Inspection, Inspector, inspect
 from sparkwright.native.inspection.symbols import (
+    PROMISED_BY_DRIVER,
     Python,
     Resolution,
     Surroundings,
@@ -21,13 +22,18 @@ from sparkwright.native.inspection.symbols import (
 )
 
 __all__ = [
+    "INSPECTION_RULES",
+    "PROMISED_BY_DRIVER",
+    "DeviceCode",
     "ElfFacts",
     "Inspection",
     "Inspector",
     "KernelClass",
+    "KernelGroup",
     "Python",
     "Resolution",
     "Surroundings",
+    "Symbol",
     "Tally",
     "class_of",
     "classify",

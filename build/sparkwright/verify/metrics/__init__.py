@@ -16,12 +16,13 @@ from sparkwright.verify.metrics.counters import (
     step_time_ms,
 )
 from sparkwright.verify.metrics.exposition import MetricSample, parse_exposition
-from sparkwright.verify.metrics.identities import identities
+from sparkwright.verify.metrics.identities import Identity, identities
 from sparkwright.verify.metrics.scrape import NotQuietError, fetch_snapshot, quiesce
 from sparkwright.verify.metrics.snapshot import parse_snapshot
 
 __all__ = [
     "CountersResetError",
+    "Identity",
     "MetricSample",
     "NotQuietError",
     "SeriesAbsentError",

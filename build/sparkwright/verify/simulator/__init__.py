@@ -6,7 +6,7 @@ HTTP, `generate` streams one response, `faults` lists the faults, `main` is the 
 
 from __future__ import annotations
 
-from sparkwright.verify.simulator.faults import FAULTS, Faults, parse_faults
+from sparkwright.verify.simulator.faults import FAULTS, Fault, Faults, parse_faults
 from sparkwright.verify.simulator.settings import Settings, StepCosts
 
-__all__ = ["FAULTS", "Faults", "Settings", "StepCosts", "parse_faults"]
+__all__ = ["FAULTS", "Fault", "Faults", "Settings", "StepCosts", "parse_faults"]

@@ -11,12 +11,15 @@ fast by *speed*.
 from sparkwright.verify.statistics.describe import Summary, percentile, summary
 from sparkwright.verify.statistics.effect import Effect, hierarchical_bootstrap_log_ratio
 from sparkwright.verify.statistics.significance import mcnemar, one_sided_excess, t_quantile
-from sparkwright.verify.statistics.trend import change_point, empirical_logit, theil_sen
-from sparkwright.verify.statistics.window import steady_window, whole_run
+from sparkwright.verify.statistics.trend import ChangePoint, Slope, change_point, empirical_logit, theil_sen
+from sparkwright.verify.statistics.window import Window, steady_window, whole_run
 
 __all__ = [
+    "ChangePoint",
     "Effect",
+    "Slope",
     "Summary",
+    "Window",
     "change_point",
     "empirical_logit",
     "hierarchical_bootstrap_log_ratio",
