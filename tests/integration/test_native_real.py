@@ -87,7 +87,8 @@ def test_the_tables_fit_what_torch_and_cuda_ask_for(access, toolchain):
 def test_a_kernel_is_compiled_for_the_card_and_linked_for_the_target(toolchain, tmp_path):
     (tmp_path / "cuda").symlink_to(toolchain.cuda)
     (tmp_path / "k.cu").write_text(KERNEL)
-    env = configure_environment(toolchain, TARGET, tmp_path, LOCK, scratch=tmp_path)
+    (tmp_path / "build").mkdir()  # temporary files are made there
+    env = configure_environment(toolchain, TARGET, tmp_path, LOCK)
     options = [
         "-ccbin",
         str(toolchain.cxx),

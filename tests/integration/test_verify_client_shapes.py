@@ -11,14 +11,13 @@ import pytest
 from vllm_like import MODEL, Served, Stream, healthy, lasting, serving, until
 
 from sparkwright.base.errors import StorageError
-from sparkwright.verify.client import Endpoint, arrivals, open_session, run_load
+from sparkwright.verify.client import Endpoint, open_session, run_load
 from sparkwright.verify.model import Cell, FailureKind, Load, Prompt, Sample
 from sparkwright.verify.profile import Deadlines
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kit import Recorder
 
 PROMPTS = tuple(Prompt(name=f"p{i}", category="code", text=f"Say {i}.") for i in range(3))
 
@@ -147,31 +146,6 @@ def test_a_drain_ends_one_after_another() -> None:
     assert all(sample.failure is None for sample in samples)
 
 
-def test_an_open_loop_sends_when_it_is_time() -> None:
-    wanted = cell(shape="open", concurrency=100, requests=12, rate=10.0, seed=4)
-    samples, _ = run(wanted, lasting(0.4))
-    due = list(itertools.islice(arrivals(10.0, 4), 12))
-    started = [(sample.started - samples[0].started) / 1e9 for sample in samples]
-    late = [at - (moment - due[0]) for at, moment in zip(started, due, strict=True)]
-    assert all(-0.3 < delay < 10 for delay in late)
-    assert len(samples) == 12
-
-
-def test_an_open_loop_over_time_has_the_arrivals_of_that_time() -> None:
-    samples, served = run(cell(shape="open", concurrency=100, seconds=120.0, rate=0.2, seed=1), speed=60.0)
-    due = sum(1 for _ in itertools.takewhile(lambda at: at < 120, arrivals(0.2, 1)))
-    # One that is due just before the end may come too late on a busy machine.
-    assert due - 3 <= len(samples) <= due
-    assert asked(served)[0] == "[0]\nSay 0."
-
-
-def test_an_open_loop_that_is_held_up_says_so(heard: Recorder) -> None:
-    wanted = cell(shape="open", concurrency=2, requests=8, rate=1000.0)
-    samples, served = run(wanted, lasting(0.3))
-    assert (len(samples), served.most) == (8, 2)
-    assert ["waited" in said["message"] for said in heard.of("warning")] == [True]
-
-
 # Ends ---------------------------------------------------------------------------------------------------
 
 
@@ -236,12 +210,12 @@ def test_an_error_of_ours_ends_the_load_as_itself() -> None:
         run(cell(concurrency=4, requests=40), on_sample=full)
 
 
-@pytest.mark.parametrize("shape", ["closed", "burst", "open"])
+@pytest.mark.parametrize("shape", ["closed", "burst"])
 def test_cancelling_a_load_leaves_nothing_behind(shape: str) -> None:
     told: list[Sample] = []
 
     async def measure() -> None:
-        wanted = cell(shape=shape, concurrency=6, requests=6, rate=1000.0)
+        wanted = cell(shape=shape, concurrency=6, requests=6)
         async with serving(lasting(60)) as served, open_session(served.endpoint) as session:
             task = asyncio.create_task(
                 run_load(session, served.endpoint, wanted, Deadlines(), speed=1.0, on_sample=told.append)

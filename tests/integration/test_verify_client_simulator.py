@@ -46,7 +46,7 @@ async def simulated(folder: Path, *faults: str, **options: Any) -> AsyncIterator
         speed=SPEED, engine=False, faults=parse_faults(faults), truth=folder / "truth.jsonl", **options
     )
     clock, truth = Clock(SPEED), TraceFile(settings.truth)
-    log = Log(folder / "log", clock, settings.dialect, (os.getpid(), os.getpid()))
+    log = Log(folder / "log", clock, (os.getpid(), os.getpid()))
     try:
         async with listening(settings, clock, log, truth) as (_, url):
             yield Endpoint(url, settings.model, settings.api_key)

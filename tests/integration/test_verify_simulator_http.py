@@ -121,17 +121,6 @@ def test_logprobs_hold_the_chosen_token_by_its_id(tmp_path: Path, *, chat: bool)
                 assert top[name] == own <= max(top.values()) < 0
 
 
-def test_acceptance_of_each_request_in_the_newer_dialect(tmp_path: Path) -> None:
-    ask = body(prompt(1), 60) | FULL
-    newer = on(tmp_path, lambda s: s.events(ask), dialect="0.33", spec_metrics="detailed")
-    older = on(tmp_path, lambda s: s.events(ask), dialect="0.24", spec_metrics="detailed")
-    told = newer[-2]["metrics"]["speculative_decoding"]
-    assert told["num_spec_steps"] == len(choices(newer)) - 1 == len(told["per_step_accepted"])
-    assert told["mean_acceptance_length"] == 1 + told["num_accepted_draft_tokens"] / told["num_spec_steps"]
-    assert sum(told["acceptance_histogram"]) == told["num_spec_steps"]
-    assert "metrics" not in older[-2]
-
-
 def test_metrics_say_what_was_served(tmp_path: Path) -> None:
     async def ask(server: Served) -> dict[str, float]:
         for _ in range(2):
@@ -161,7 +150,7 @@ def test_metrics_say_what_was_served(tmp_path: Path) -> None:
 def test_addresses_answer_as_vllms_do(tmp_path: Path) -> None:
     async def ask(server: Served) -> None:
         key = {"Authorization": "Bearer K"}
-        for path in ("/health", "/ping", "/server_info?config_format=json", "/metrics"):
+        for path in ("/health", "/metrics"):
             assert (await server.get(path))[0] == 200
         assert json.loads((await server.get("/version"))[1]) == {"version": "0.33.0"}
         assert (await server.get("/v1/models"))[0] == 401
@@ -180,7 +169,6 @@ def test_addresses_answer_as_vllms_do(tmp_path: Path) -> None:
             assert response.status == 400
         _, tokens = await server.post("/tokenize", {"prompt": "One two three"})
         assert tokens["count"] == len(tokens["tokens"]) == 3
-        assert (await server.session.post(f"{server.url}/reset_prefix_cache")).status == 200
 
     on(tmp_path, ask, dialect="0.33", api_key="K")
 

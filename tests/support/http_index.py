@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import random
 import re
 import threading
 import time
 from dataclasses import dataclass, field
+
+NAME = "vllm-1.0.tar.gz"
+DATA = random.Random(1).randbytes(700_000)
 
 
 @dataclass

@@ -57,7 +57,7 @@ class Bench:
     def add(self, text: str, max_tokens: int = 64, **fields: Any) -> Request:
         self.added += 1
         params = parse_params(body(text, max_tokens, **fields), self.engine.settings, chat=False)
-        request = make_request(params, self.engine.settings, self.added, self.now)
+        request = make_request(params, self.engine.settings, self.added)
         self.engine.add(request)
         return request
 
@@ -134,7 +134,7 @@ async def served(folder: Path, *faults: str, **changes: Any) -> AsyncIterator[Se
     chosen = settings(*faults, **({"speed": 100.0, "engine": False} | changes))
     log, truth = folder / "log", folder / "truth.jsonl"
     clock = Clock(chosen.speed)
-    writer, trace = Log(log, clock, chosen.dialect, (1, 2)), TraceFile(truth)
+    writer, trace = Log(log, clock, (1, 2)), TraceFile(truth)
     try:
         async with (
             listening(chosen, clock, writer, trace) as (driver, url),

@@ -15,13 +15,9 @@ from sparkwright.lock.native_paths import read_by_cmake
 from sparkwright.native.extensions import (
     extension_key,
     find_extension,
-    find_link,
-    link_key,
     record_extension,
-    record_link,
 )
-from sparkwright.native.model import Extension, Inputs, Link, SourceTree, Target
-from sparkwright.native.units import UnitFiles
+from sparkwright.native.model import Extension, Inputs, SourceTree, Target
 
 if TYPE_CHECKING:
     from sparkwright.store import Store
@@ -135,73 +131,3 @@ def test_a_record_under_anothers_key_is_not_believed(store: Store) -> None:
     store.record_path("extension", "two").parent.mkdir(parents=True, exist_ok=True)
     store.record_path("extension", "one").rename(store.record_path("extension", "two"))
     assert find_extension(store, "two") is None
-
-
-# Links -------------------------------------------------------------------------------------
-
-FILES = UnitFiles(
-    {"source/csrc/exports.map": "a", "source/csrc/x/y": "b", "deps/lib/z": "c", "source/w": "d"}
-)
-
-
-def linked(*words: str) -> Link:
-    return Link(
-        target="_C",
-        output="build/_C.so",
-        objects=("build/a.o", "build/sub/b.o"),
-        argv=("g++", "-o", "_C.so", "a.o", "{work}/build/sub/b.o", "{work}/torch/lib/libc10.so", *words),
-    )
-
-
-def test_a_link_is_named_by_its_command_its_objects_in_order_and_its_toolchain() -> None:
-    keys = [
-        link_key(linked(), "chain", ["1", "2"], FILES),
-        link_key(linked(), "chain", ["2", "1"], FILES),
-        link_key(linked(), "chain", ["1", "3"], FILES),
-        link_key(linked(), "other", ["1", "2"], FILES),
-        link_key(linked("-s"), "chain", ["1", "2"], FILES),
-    ]
-    assert len(set(keys)) == len(keys)
-    assert keys[0] == link_key(linked(), "chain", ["1", "2"], UnitFiles({}))
-    with pytest.raises(ValueError, match="has 2 objects, not 1"):
-        link_key(linked(), "chain", ["1"], FILES)
-
-
-@pytest.mark.parametrize(
-    ("word", "counts"),
-    [
-        ("-Wl,--version-script={work}/source/csrc/exports.map", {"source/csrc/exports.map"}),
-        ("-L{work}/source/csrc", {"source/csrc/exports.map", "source/csrc/x/y"}),
-        ("-L{work}/source/csrc/x/", {"source/csrc/x/y"}),
-        ("-L{work}/deps/lib,{work}/source/w", {"deps/lib/z", "source/w"}),
-        ("-L{work}/source", {"source/csrc/exports.map", "source/csrc/x/y", "source/w"}),
-        ("-L{work}/torch/source", set()),
-    ],
-)
-def test_files_of_the_trees_that_a_link_names_count(word: str, counts: set[str]) -> None:
-    first = link_key(linked(word), "chain", ["1", "2"], FILES)
-    changed = {
-        path
-        for path in FILES.blobs
-        if link_key(linked(word), "chain", ["1", "2"], UnitFiles({**FILES.blobs, path: "z"})) != first
-    }
-    assert changed == counts
-
-
-@pytest.mark.parametrize("word", ["libpart.a", "{work}/build/libpart.so", "sub/../other.o"])
-def test_a_link_that_takes_in_what_else_was_built_has_no_key(word: str) -> None:
-    assert link_key(linked(word), "chain", ["1", "2"], FILES) is None
-
-
-@pytest.mark.parametrize("word", ["sub/../a.o", "-lpart.a", "/usr/lib/libm.so", "-Wl,-soname=x.so"])
-def test_what_comes_from_elsewhere_does_not_hinder(word: str) -> None:
-    assert link_key(linked(word), "chain", ["1", "2"], FILES) is not None
-
-
-def test_a_link_comes_back_while_its_file_is_whole(store: Store) -> None:
-    sha256 = adopted(store, b"linked")
-    assert find_link(store, "key") is None
-    record_link(store, "key", sha256, 6)
-    assert find_link(store, "key") == sha256
-    store.file_path(sha256).unlink()
-    assert find_link(store, "key") is None

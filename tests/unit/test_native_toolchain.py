@@ -345,11 +345,11 @@ def test_the_environment_is_made_from_nothing(lock, access, machine, monkeypatch
     monkeypatch.setenv("CUDA_HOME", "/elsewhere")
     monkeypatch.setenv("CXXFLAGS", "-march=native")
     chain = prepare_toolchain(lock, CROSS, access)
-    env = configure_environment(chain, CROSS, Path("/w"), lock, scratch=Path("/s"))
+    env = configure_environment(chain, CROSS, Path("/w"), lock)
     assert env == {
         "PATH": os.environ["PATH"],
-        "HOME": "/s",
-        "TMPDIR": "/s",
+        "HOME": "/w/build",
+        "TMPDIR": "/w/build",
         "LC_ALL": "C",
         "TZ": "UTC",
         "SOURCE_DATE_EPOCH": "946684800",

@@ -12,8 +12,9 @@ from kit import Recorder, finish, python
 from unit_kit import COST, FILES, SOURCE, Project, make_toolchain
 
 from sparkwright.base.digests import sha256_bytes
+from sparkwright.base.errors import LostFileError
 from sparkwright.native.depfile import read_depfile
-from sparkwright.native.units import UnitFiles, missing_units, place_object, unit_key
+from sparkwright.native.units import UnitFiles, missing_units, unit_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +53,7 @@ def test_the_same_files_hit_in_another_folder(
     twin = other(tmp_path, toolchain, {})
     found = twin.find(store)
     assert found is not None
-    assert place_object(store, found, twin.object)
+    store.copy_out(found, twin.object)
     assert twin.object.read_bytes() == built.object.read_bytes() == twin.compile()
 
 
@@ -378,12 +379,13 @@ def test_an_object_that_is_gone_or_half_written_is_a_miss_and_healed(
     assert only(store.files).read_bytes() == data
 
 
-def test_an_object_that_goes_before_it_is_used_is_no_failure(store: Store, built: Project) -> None:
+def test_an_object_that_goes_before_it_is_used_leaves_nothing(store: Store, built: Project) -> None:
     found = built.find(store)
     assert found is not None
     only(store.files).unlink()
     target = built.work / "build" / "again.o"
-    assert not place_object(store, found, target)
+    with pytest.raises(LostFileError):
+        store.copy_out(found, target)
     assert list(target.parent.glob("*again*")) == []
 
 

@@ -74,11 +74,10 @@ def test_the_cells_are_the_sweep_s_own() -> None:
     assert {cell.key for cell in cells} <= keys
 
 
-def test_only_grade_a_is_compared_unless_asked() -> None:
-    wider = Bands(grades=("A", "A-", "B"))
-    assert [cell.load.concurrency for cell in wider.plan(to())] == [1, 8] * 3
-    found = judge(wider, to(), server())[LIKE]
-    assert any("output tok/s" in warning for warning in found.warnings)
+def test_a_band_without_figures_at_one_request_is_not_compared() -> None:
+    band = "qwen3.6-27b/mtp/k3/nvfp4"
+    assert "no reference band" in judge(BANDS, to(band=band, k=3), server(k=3))[LIKE].cause
+    assert [cell.load.concurrency for cell in BANDS.plan(to(band=band))] == [1] * 3  # for the bandwidth
 
 
 @functools.cache

@@ -1,41 +1,17 @@
-"""What is sent, and when: pure functions of a load, its seed and its clock."""
+"""What is sent: pure functions of a load and its clock."""
 
 from __future__ import annotations
 
 import itertools
-import math
-import statistics
 
 import pytest
 
-from sparkwright.verify.client import Endpoint, arrivals, patience
+from sparkwright.verify.client import Endpoint, patience
 from sparkwright.verify.client.load import output_lengths
 from sparkwright.verify.client.request import salted
 from sparkwright.verify.model import Load, Prompt
 
 PLAIN = Prompt(name="p", category="code", text="Say it.")
-
-
-def gaps(rate: float, seed: int, count: int) -> list[float]:
-    moments = [0.0, *itertools.islice(arrivals(rate, seed), count)]
-    return [after - before for before, after in itertools.pairwise(moments)]
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("rate", [0.5, 40.0])
-def test_arrivals_are_a_poisson_process(rate: float, seed: int) -> None:
-    drawn = gaps(rate, seed, 20_000)
-    assert statistics.fmean(drawn) == pytest.approx(1 / rate, rel=0.03)
-    assert statistics.stdev(drawn) == pytest.approx(1 / rate, rel=0.05)
-    # No memory: the share of gaps above t falls as exp(-rate t), and neighbours know nothing of each other.
-    for t in (0.2, 1.0, 2.5):
-        assert sum(gap > t / rate for gap in drawn) / len(drawn) == pytest.approx(math.exp(-t), abs=0.012)
-    assert abs(statistics.correlation(drawn, [*drawn[1:], drawn[0]])) < 0.03
-
-
-def test_arrivals_depend_on_the_seed_alone() -> None:
-    assert gaps(3.0, 1, 50) == gaps(3.0, 1, 50)
-    assert gaps(3.0, 1, 50) != gaps(3.0, 2, 50)
 
 
 def test_a_drain_goes_down_to_the_shortest_in_even_steps() -> None:

@@ -49,13 +49,10 @@ def test_a_mark_of_the_byte_order_is_no_part_of_the_first_field() -> None:
     assert said(b"data: x\n\n\xef\xbb\xbfdata: y\n\n") == [b"x"]
 
 
-def test_an_event_that_has_not_ended_is_pending() -> None:
+def test_an_event_may_come_in_pieces() -> None:
     parser = EventParser()
-    assert not parser.pending
     assert parser.feed(b'data: {"cut') == []
-    assert parser.pending
     assert parser.feed(b'"}\n\n') == [ServerSentEvent(b'{"cut"}')]
-    assert not parser.pending
 
 
 def test_a_cr_ends_a_line_before_it_is_known_whether_a_lf_follows() -> None:

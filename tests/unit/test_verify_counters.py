@@ -91,7 +91,6 @@ def test_speculation_is_what_came_in_between() -> None:
     assert spec.acceptance_rate == pytest.approx(596 / 2800)
     assert spec.mean_acceptance_length == pytest.approx(2.49)
     assert spec.position_rates == pytest.approx((1, 0.25, 0.15, 0.05, 0.025, 0.01, 0.005))
-    assert spec.conditional_rates == pytest.approx((1, 0.25, 0.6, 1 / 3, 0.5, 0.4, 0.5))
 
 
 def test_the_mean_acceptance_length_is_one_plus_k_times_the_rate() -> None:

@@ -43,7 +43,6 @@ def test_nothing_is_drafted_without_speculation() -> None:
     counters = bench.engine.counters
     assert (counters.drafts, counters.accepted, counters.per_position) == (0, 0, [])
     assert counters.generated == 150
-    assert counters.histograms["iteration_tokens_total"].sum == 150 + counters.prompt
 
 
 def test_acceptance_follows_the_table_at_each_position() -> None:
@@ -94,15 +93,15 @@ def test_no_more_run_than_may() -> None:
         bench.step()
         running.add(len(bench.engine.running))
     assert max(running) == 4
-    assert bench.engine.counters.histograms["request_queue_time_seconds"].sum > 0
 
 
 def test_first_come_first_served() -> None:
     bench = Bench.of(max_num_seqs=1)
     requests = [bench.add(prompt(number), 20) for number in range(4)]
-    bench.drain()
-    moments = [request.spans.first for request in requests]
-    assert moments == sorted(moments)
+    for number, request in enumerate(requests, 1):
+        while not request.finish:
+            bench.step()
+        assert [bool(one.output_tokens) for one in requests] == [True] * number + [False] * (4 - number)
 
 
 def test_steps_cost_what_they_should() -> None:
@@ -167,7 +166,7 @@ def test_a_repeated_prompt_is_found_but_for_its_end() -> None:
     assert again.cached == (blocks - 1) * BLOCK  # a drafter needs the hidden states of one block more
     counters = bench.engine.counters
     assert counters.prefix_queries == first.prompt_tokens + again.prompt_tokens
-    assert counters.prefix_hits == counters.prompt_cached == again.cached > 0
+    assert counters.prefix_hits == again.cached > 0
 
 
 def test_a_shared_beginning_is_found_as_far_as_it_goes() -> None:
@@ -179,15 +178,6 @@ def test_a_shared_beginning_is_found_as_far_as_it_goes() -> None:
     bench.drain()
     assert 0 < other.prompt_tokens - other.cached <= 2 * BLOCK
     assert none.cached == 0
-
-
-def test_resetting_the_cache_forgets() -> None:
-    bench = Bench.of()
-    bench.serve(1)
-    assert bench.engine.pool.reset()
-    again = bench.add(prompt(1))
-    bench.drain()
-    assert again.cached == 0
 
 
 def test_answers_of_one_turn_are_found_in_the_next() -> None:

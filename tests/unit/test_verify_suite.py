@@ -45,7 +45,7 @@ class Asked:
     seen: list[tuple[str, ...]] = field(default_factory=list)
 
     def plan(self, context: Context) -> Sequence[Cell]:
-        assert context.main.version == "v"
+        assert context.facts["main", 0].version == "v"
         prompts = (Prompt(name="p", category="code", text="t"),)
         return [
             Cell(

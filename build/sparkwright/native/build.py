@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_file
-from sparkwright.base.errors import LostFileError, NativeBuildError, ProcessError
+from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import emit, task
 from sparkwright.base.process import run
 from sparkwright.native.compile import CompileJob, run_jobs
@@ -27,17 +27,14 @@ from sparkwright.native.costs import UnitCosts
 from sparkwright.native.extensions import (
     extension_key,
     find_extension,
-    find_link,
-    link_key,
     record_extension,
-    record_link,
 )
 from sparkwright.native.machine import look
 from sparkwright.native.model import Extension
 from sparkwright.native.schedule import Waiting, plan_jobs
 from sparkwright.native.toolchain import configure_environment
 from sparkwright.native.toolchain_paths import Reader
-from sparkwright.native.units import UnitFiles, find_object, missing_units, place_object, record_object
+from sparkwright.native.units import UnitFiles, find_object, missing_units, record_object
 from sparkwright.native.workspace import native_tree, open_workspace
 
 if TYPE_CHECKING:
@@ -293,14 +290,12 @@ def _linked(
 ) -> tuple[str, int]:
     """Return SHA-256 and size of the extension that *link* makes of *objects*, in the store."""
     store = builder.store
-    key = link_key(link, inputs.toolchain.key, [objects[path] for path in link.objects], known.files)
-    if key is not None and (found := find_link(store, key)) is not None:
-        return found, store.file_path(found).stat().st_size
     with (
         task(f"linking {link.target}"),
         open_workspace(store, builder.repository, known.tree, inputs.toolchain) as work,
     ):
-        _place(builder, work, link, objects)
+        for path in link.objects:
+            store.copy_out(objects[path], work.root / path)
         env = configure_environment(inputs.toolchain, inputs.target, work.root, builder.lock)
         try:
             run([*builder.isolation, *work.expand(link.argv)], cwd=work.build, env=env)
@@ -313,17 +308,4 @@ def _linked(
         output = work.root / link.output
         sha256, size = sha256_file(output), output.stat().st_size
         store.adopt_file(output, sha256, verified=True)
-    if key is not None:
-        record_link(store, key, sha256, size)
     return sha256, size
-
-
-def _place(builder: Builder, work: Workspace, link: Link, objects: Mapping[str, str]) -> None:
-    for path in link.objects:
-        (work.root / path).parent.mkdir(parents=True, exist_ok=True)
-        if not place_object(builder.store, objects[path], work.root / path):
-            raise LostFileError(
-                f"an object of {link.target} is gone",
-                because="another run evicted it from the store meanwhile",
-                next_step="run again: it is compiled again, the others are there",
-            )

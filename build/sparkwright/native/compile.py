@@ -360,7 +360,7 @@ class _Build:
         """Stop a unit whose memory others need; it is restarted later, with fewer beside it."""
         work = compiler.work
         self._kill(compiler)
-        work.expected = replace_mib(work.expected, max(work.expected.mib, compiler.peak_mib))
+        work.expected = Cost(seconds=work.expected.seconds, mib=max(work.expected.mib, compiler.peak_mib))
         self.waiting[work.job.name] = work
         self.stopped.append(work.job.name)
         self.stopped_at = time.monotonic()
@@ -413,8 +413,3 @@ class _Build:
             "held": self.decision.reason if held and not self.ending else "",
             "failed": len(self.failures),
         }
-
-
-def replace_mib(cost: Cost, mib: int) -> Cost:
-    """Return *cost* with another peak."""
-    return Cost(seconds=cost.seconds, mib=mib)

@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
@@ -27,7 +25,7 @@ from sparkwright.native.toolchain import configure_environment, toolchain_file
 from sparkwright.native.workspace import open_workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sparkwright.git import Repository
     from sparkwright.lock import Lock
@@ -41,14 +39,6 @@ _COMPILED = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp",
 _SECONDS = 600
 TOOLCHAIN_FILE = "toolchain.cmake"
 _CODE = re.compile(r"code=\[?([\w,]+)\]?")
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """The commands of one run of CMake: compile commands, and link commands by extension."""
-
-    commands: list[dict[str, Any]]
-    links: dict[str, str]
 
 
 def asked_of_cmake(inputs: Inputs, lock: Lock) -> str:
@@ -85,14 +75,10 @@ def configuration_key(repository: Repository, tree: str, inputs: Inputs, lock: L
 
 def find_configuration(store: Store, repository: Repository, key: str) -> Configuration | None:
     """Return the recorded configuration of that key, or `None`."""
-    record = store.find_record("configuration", key)
-    if record is None:
+    found = store.find_record_as(Configuration, "configuration", key)
+    if found is None or (found.generated and not repository.has(_generated_ref(key))):
         return None
-    try:
-        found = msgspec.convert(record, Configuration)
-    except msgspec.ValidationError:
-        return None
-    return found if not found.generated or repository.has(_generated_ref(key)) else None
+    return found
 
 
 def with_generated(repository: Repository, tree: str, configuration: Configuration) -> str:
@@ -126,13 +112,13 @@ def configure(
     with task("configuring"), open_workspace(store, repository, tree, inputs.toolchain) as work:
         before = _states(work)
         _run_cmake(work, inputs, lock, prefix)
-        outcome = _read_outcome(work, lock)
+        commands = json.loads((work.build / "compile_commands.json").read_text(encoding="utf-8"))
         made = _collect(work, before)
         whole = patch_tree(repository, tree, made)
         blobs = repository.files(whole, made)
         made_configuration = Configuration(
-            units=tuple(_units(work, outcome, lock)),
-            links=tuple(_links(work, outcome)),
+            units=tuple(_units(work, commands, lock)),
+            links=tuple(_links(work, commands, lock)),
             generated={path: entry.blob for path, entry in sorted(blobs.items())},
         )
     if made:
@@ -199,16 +185,6 @@ def configure_command(chain: Toolchain, root: Path | str) -> list[str]:
     return command + [f"-D{name}={value}" for name, value in cache.items()]
 
 
-def _read_outcome(work: Workspace, lock: Lock) -> _Outcome:
-    commands = json.loads((work.build / "compile_commands.json").read_text(encoding="utf-8"))
-    known = {_target_of(command["output"]) for command in commands}
-    links = {}
-    for name in sorted(known & set(_extensions(lock))):
-        commands_of_target = run([work.toolchain.ninja, "-t", "commands", name], cwd=work.build).text
-        links[name] = commands_of_target.splitlines()[-1]
-    return _Outcome(commands, links)
-
-
 def _extensions(lock: Lock) -> Iterable[str]:
     return lock.native.extensions if lock.native is not None else ()
 
@@ -218,9 +194,9 @@ def _target_of(output: str) -> str:
     return next(part[:-4] for part in PurePosixPath(output).parts if part.endswith(".dir"))
 
 
-def _units(work: Workspace, outcome: _Outcome, lock: Lock) -> Iterable[Unit]:
+def _units(work: Workspace, commands: Sequence[Mapping[str, Any]], lock: Lock) -> Iterable[Unit]:
     wanted = set(_extensions(lock))
-    for command in outcome.commands:
+    for command in commands:
         target = _target_of(command["output"])
         if target not in wanted:
             continue
@@ -229,14 +205,10 @@ def _units(work: Workspace, outcome: _Outcome, lock: Lock) -> Iterable[Unit]:
             target=target,
             source=_relative(work, work.build / command["file"]),
             output=f"build/{_abstract(work, command['output'])}",
-            language="CUDA" if _is_cuda(command["file"]) else "CXX",
+            language="CUDA" if command["file"].endswith(".cu") else "CXX",
             argv=argv,
             arches=_arches(argv),
         )
-
-
-def _is_cuda(source: str) -> bool:
-    return PurePosixPath(source).suffix == ".cu"
 
 
 def _abstract(work: Workspace, word: str) -> str:
@@ -258,9 +230,11 @@ def _arches(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(codes))
 
 
-def _links(work: Workspace, outcome: _Outcome) -> Iterable[Link]:
-    for target, line in outcome.links.items():
-        words = [_abstract(work, word) for word in shlex.split(line)]
+def _links(work: Workspace, commands: Sequence[Mapping[str, Any]], lock: Lock) -> Iterable[Link]:
+    known = {_target_of(command["output"]) for command in commands}
+    for target in sorted(known & set(_extensions(lock))):
+        lines = run([work.toolchain.ninja, "-t", "commands", target], cwd=work.build).text.splitlines()
+        words = [_abstract(work, word) for word in shlex.split(lines[-1])]
         # CMake wraps a link as ``: && command && :`` to allow steps before and after it.
         argv = tuple(word for word in words if word not in {":", "&&"})
         output = argv[argv.index("-o") + 1]

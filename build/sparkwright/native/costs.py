@@ -12,9 +12,7 @@ from pathlib import PurePosixPath
 from statistics import median
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from sparkwright.base.config import to_builtins
+from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.native.model import Cost
 
@@ -36,6 +34,13 @@ _GUESS_SECONDS_A_KIB = 0.5
 _GUESS_LARGEST_KIB = 200.0
 
 
+class _Learned(Model, frozen=True):
+    """The cost of a unit, as the store keeps it."""
+
+    unit: str
+    cost: Cost
+
+
 @dataclass
 class UnitCosts:
     """Expected costs of units, learned from builds.
@@ -54,12 +59,9 @@ class UnitCosts:
 
     def learned(self, name: str) -> Cost | None:
         """Return the cost of the unit *name* in earlier builds here; `None` if it was never compiled."""
-        record = self.store.find_record(_KIND, self._key(name))
-        try:
-            cost = msgspec.convert((record or {}).get("cost"), Cost)
-        except msgspec.ValidationError:  # also without a record
-            return None
-        return cost if cost.seconds >= 0 and cost.mib >= 0 else None
+        record = self.store.find_record_as(_Learned, _KIND, self._key(name))
+        cost = record.cost if record is not None else None
+        return cost if cost is not None and cost.seconds >= 0 and cost.mib >= 0 else None
 
     def learn(self, name: str, cost: Cost) -> None:
         """Record that the unit called *name* just took *cost*.
@@ -73,7 +75,7 @@ class UnitCosts:
                 seconds=before.seconds + _NEW * (cost.seconds - before.seconds),
                 mib=max(cost.mib, round(before.mib + _NEW * (cost.mib - before.mib))),
             )
-        self.store.put_record(_KIND, self._key(name), {"unit": name, "cost": to_builtins(mean)})
+        self.store.put_record(_KIND, self._key(name), to_builtins(_Learned(unit=name, cost=mean)))
 
     def expected(self, units: Iterable[Unit], sizes: Mapping[str, int] | None = None) -> dict[str, Cost]:
         """Return the expected cost of each of *units*, by unit name.

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +20,7 @@ from sparkwright.native.isolation import require_isolation
 from sparkwright.native.model import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sparkwright.lock.native import NativePin
 
@@ -79,12 +80,15 @@ def native_checks(native: NativePin, store: Path, environment: Mapping[str, str]
     query = "--query-compute-apps=pid,process_name,used_memory"
     memory = parse_meminfo(Path("/proc/meminfo").read_text(encoding="utf-8"))
     return [
-        *(_compiler(Target(machine, native.arch)) for machine in native.toolkit.target),
-        _headers(Path(sys.executable)),
+        *(
+            _tried(f"compiler for {machine}", partial(_compiler, Target(machine, native.arch)))
+            for machine in native.toolkit.target
+        ),
+        _tried("python headers", lambda: str(find_python_headers(Path(sys.executable)).folder)),
         check_packages(native, this_machine()),
         check_disk(shutil.disk_usage(store).free),
         check_memory(memory, largest_unit(native)),
-        _isolation(),
+        _tried("network isolation", _isolation),
         check_gpu(gpu),
         check_page_cache(gpu, memory),
         check_ptxas(gpu, environment.get("TRITON_PTXAS_PATH", "")),
@@ -109,21 +113,26 @@ def _query(program: str, *arguments: str) -> str | None:
     return None if done.status else done.text
 
 
-def _compiler(target: Target) -> MachineCheck:
-    what = f"compiler for {target.machine}"
+def _tried(what: str, attempt: Callable[[], str]) -> MachineCheck:
+    """Return the check *what*: passed with what *attempt* returns, or to do where it raises."""
     try:
-        found = find_compiler(target)
+        return MachineCheck(what, "pass", attempt())
     except SparkwrightError as error:
         return MachineCheck(what, "to do", error.because or error.what, error.next_step)
-    return MachineCheck(what, "pass", f"{found.cxx.name} {'.'.join(map(str, found.version))}")
 
 
-def _headers(python: Path) -> MachineCheck:
-    try:
-        found = find_python_headers(python)
-    except SparkwrightError as error:
-        return MachineCheck("python headers", "to do", error.because or error.what, error.next_step)
-    return MachineCheck("python headers", "pass", str(found.folder))
+def _compiler(target: Target) -> str:
+    found = find_compiler(target)
+    return f"{found.cxx.name} {'.'.join(map(str, found.version))}"
+
+
+def _isolation() -> str:
+    require_isolation()
+    return "compilers can be run without a network (unshare)"
+
+
+def _judged(what: str, *, passed: bool, detail: str, remedy: str) -> MachineCheck:
+    return MachineCheck(what, "pass", detail) if passed else MachineCheck(what, "to do", detail, remedy)
 
 
 def check_packages(native: NativePin, machine: str) -> MachineCheck:
@@ -142,11 +151,8 @@ def check_packages(native: NativePin, machine: str) -> MachineCheck:
 def check_disk(free: int) -> MachineCheck:
     """Check that *free* bytes are enough for a toolchain and the results of a build."""
     detail = f"{free / _GIB:.0f} GiB free, {_NEEDED_DISK / _GIB:.0f} needed"
-    if free >= _NEEDED_DISK:
-        return MachineCheck("disk for kernels", "pass", detail)
-    return MachineCheck(
-        "disk for kernels", "to do", detail, "free some, or point SPARKWRIGHT_HOME to a larger disk"
-    )
+    remedy = "free some, or point SPARKWRIGHT_HOME to a larger disk"
+    return _judged("disk for kernels", passed=free >= _NEEDED_DISK, detail=detail, remedy=remedy)
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
@@ -167,22 +173,8 @@ def check_memory(memory: Mapping[str, int], largest: int) -> MachineCheck:
         f"{available / _GIB:.0f} of {memory.get('MemTotal', 0) / _GIB:.0f} GiB available, "
         f"the largest unit takes {largest / _GIB:.1f}"
     )
-    if available >= largest:
-        return MachineCheck("memory", "pass", detail)
-    return MachineCheck(
-        "memory",
-        "to do",
-        detail,
-        "stop processes that hold memory, such as a server, or build on another machine",
-    )
-
-
-def _isolation() -> MachineCheck:
-    try:
-        require_isolation()
-    except SparkwrightError as error:
-        return MachineCheck("network isolation", "to do", error.because or error.what, error.next_step)
-    return MachineCheck("network isolation", "pass", "compilers can be run without a network (unshare)")
+    remedy = "stop processes that hold memory, such as a server, or build on another machine"
+    return _judged("memory", passed=available >= largest, detail=detail, remedy=remedy)
 
 
 def parse_gpu(output: str | None) -> Gpu | None:

@@ -10,7 +10,7 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import ArchiveError, DigestError
+from sparkwright.base.errors import ArchiveError, DigestError, ToolError
 from sparkwright.base.events import task
 from sparkwright.git import TreeEntry, tree_id
 from sparkwright.lock import Artifact
@@ -117,6 +117,24 @@ def _damage_reported(name: str) -> Iterator[None]:
         raise ArchiveError(
             f"{name} is damaged", because=str(error) or type(error).__name__, next_step="fetch it again"
         ) from error
+
+
+def program_in(folder: Path, name: str) -> Path:
+    """Return the program *name* in the unpacked package *folder*.
+
+    Wheels hold a program in their package folder, or among the scripts to be installed (PEP 427).
+
+    Raises:
+        ToolError: there is none, or there are several.
+    """
+    found = sorted(path for path in folder.glob(f"**/{name}") if path.is_file())
+    if len(found) != 1:
+        raise ToolError(
+            f"the package for {name} is not as expected",
+            because=f"{folder} holds {len(found)} programs of that name",
+            next_step="look at [native.toolkit.builder] in upstream.lock",
+        )
+    return found[0]
 
 
 def _folder(store: Store, package: Package) -> Path:

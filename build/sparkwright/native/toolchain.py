@@ -21,7 +21,7 @@ from sparkwright.native.farm import TORCH_VARIABLE, make_farm, make_stand_in
 from sparkwright.native.host import find_compiler, find_python_headers, this_machine
 from sparkwright.native.installed import find_tool, find_toolkit, find_torch
 from sparkwright.native.model import Toolchain
-from sparkwright.native.packages import find_package, unpack_package
+from sparkwright.native.packages import find_package, program_in, unpack_package
 from sparkwright.store import note_use
 
 if TYPE_CHECKING:
@@ -247,15 +247,7 @@ def _program(recipe: _Recipe, folders: Mapping[str, Path], name: str) -> Path:
     """Return the program *name*: the installed one if that is requested, or the one of its package."""
     if recipe.tools and name in recipe.tools:
         return recipe.tools[name][0]
-    # Wheels hold a program in their package folder, or among the scripts to be installed (PEP 427).
-    found = sorted(path for path in folders[name].glob(f"**/{name}") if path.is_file())
-    if len(found) != 1:
-        raise ToolError(
-            f"the package for {name} is not as expected",
-            because=f"{folders[name]} holds {len(found)} programs of that name",
-            next_step="look at [native.toolkit.builder] in upstream.lock",
-        )
-    return found[0]
+    return program_in(folders[name], name)
 
 
 def toolchain_file(toolchain: Toolchain, target: Target, work: Path) -> str:
@@ -280,9 +272,7 @@ def toolchain_file(toolchain: Toolchain, target: Target, work: Path) -> str:
     return "".join(f'set({name} "{value}")\n' for name, value in settings.items())
 
 
-def configure_environment(
-    toolchain: Toolchain, target: Target, work: Path, lock: Lock, *, scratch: Path | None = None
-) -> dict[str, str]:
+def configure_environment(toolchain: Toolchain, target: Target, work: Path, lock: Lock) -> dict[str, str]:
     """Return the whole environment of a build in the folder *work*: only PATH is inherited.
 
     Args:
@@ -290,9 +280,8 @@ def configure_environment(
         target: the machine and card of the build.
         work: the work folder; see `sparkwright.native`.
         lock: names the variables for the folders of dependencies' sources.
-        scratch: home and folder for temporary files; one in ``build/`` by default.
     """
-    scratch = scratch or work / "build"
+    scratch = work / "build"
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": str(scratch),

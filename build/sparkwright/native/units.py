@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
-from sparkwright.base.errors import LostFileError
 from sparkwright.base.events import emit, warn
 from sparkwright.git import blob_id
 from sparkwright.native.depfile import read_depfile
@@ -176,19 +175,6 @@ def find_object(store: Store, unit: Unit, files: UnitFiles, toolchain_key: str) 
 def missing_units(store: Store, units: Iterable[Unit], files: UnitFiles, toolchain_key: str) -> list[Unit]:
     """Return those of *units* that have to be compiled, in their order."""
     return [unit for unit in units if find_object(store, unit, files, toolchain_key) is None]
-
-
-def place_object(store: Store, sha256: str, target: Path) -> bool:
-    """Copy an object that was found to *target*; `False` if another run pruned it meanwhile.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-    """
-    try:
-        store.copy_out(sha256, target)
-    except LostFileError:
-        return False
-    return True
 
 
 def record_object(

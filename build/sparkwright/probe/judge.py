@@ -94,15 +94,7 @@ class Prover:
         recorded = read_proof(carry.folder)
         if recorded is not None and recorded.key == key and recorded.carry == carry.name:
             return recorded
-        kept = self.store.find_record(_KIND, key)
-        if kept is None:
-            return None
-        import msgspec
-
-        try:
-            return msgspec.convert(kept, Proof)
-        except msgspec.ValidationError:
-            return None  # damaged: as good as none
+        return self.store.find_record_as(Proof, _KIND, key)
 
     def prove(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Proof:
         """Run the probe of *carry* on both trees, whatever is recorded; see `key`.

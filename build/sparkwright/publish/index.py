@@ -6,10 +6,8 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,13 +25,14 @@ from sparkwright.publish.pages import (
     root_html,
     root_json,
 )
-from sparkwright.store import hold, storing, write_atomically
+from sparkwright.store import atomic_file, hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.stamp import header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 SIMPLE = "simple"
 _METADATA = ".metadata"
@@ -152,17 +151,12 @@ def _placed(wheel: Path, folder: Path) -> Path:
     target = folder / wheel.name
     if wheel.parent.resolve() == folder.resolve():
         return target
-    handle, name = tempfile.mkstemp(prefix=f".{wheel.name}.", dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as copy, wheel.open("rb") as original:
-            shutil.copyfileobj(original, copy, 1 << 20)
-            os.fchmod(copy.fileno(), 0o644)
-            copy.flush()
-            os.fsync(copy.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with (
+        atomic_file(target) as handle,
+        os.fdopen(os.dup(handle), "wb") as copy,
+        wheel.open("rb") as original,
+    ):
+        shutil.copyfileobj(original, copy, 1 << 20)
     return target
 
 

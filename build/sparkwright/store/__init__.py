@@ -9,6 +9,7 @@ killed leaves at worst a scratch entry that the next run sweeps away.
 from sparkwright.store.locks import hold
 from sparkwright.store.paths import (
     Store,
+    atomic_file,
     default_home,
     open_store,
     storing,
@@ -20,6 +21,7 @@ from sparkwright.store.usage import ActiveRun, note_use
 __all__ = [
     "ActiveRun",
     "Store",
+    "atomic_file",
     "default_home",
     "hold",
     "note_use",

@@ -388,16 +388,21 @@ class Store:
         return target
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace *path* by *data*: readers see the old bytes or the new ones, never a mixture."""
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[int]:
+    """Give a descriptor to write to; *path* appears, complete and synced, when the block succeeds."""
     _sweep_beside(path)
     with owned_file(path.parent, f".{path.name}.") as (handle, temporary):
-        with os.fdopen(os.dup(handle), "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+        yield handle
         temporary.chmod(0o644)
+        os.fsync(handle)
         temporary.replace(path)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace *path* by *data*: readers see the old bytes or the new ones, never a mixture."""
+    with atomic_file(path) as handle, os.fdopen(os.dup(handle), "wb") as stream:
+        stream.write(data)
 
 
 def _sweep_beside(path: Path) -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparkwright.verify.corpus import Corpus
-    from sparkwright.verify.model import BootFacts, Cell, Finding, Observation
+    from sparkwright.verify.model import BootFacts, Cell, Finding, Observation, Prompt
     from sparkwright.verify.profile import Profile
 
 
@@ -35,10 +35,20 @@ class Context:
     band: str = ""
     floors: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
-    @property
-    def main(self) -> BootFacts:
-        """Facts of the first start of the server under test."""
-        return self.facts["main", 0]
+    def prompts_of_each(self, count: int, salt: str, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
+        """Return *count* prompts of each of *categories*, by default the profile's, one after the other."""
+        return tuple(
+            prompt
+            for category in categories or self.profile.categories
+            for prompt in self.corpus.prompts(category, count, self.profile.seed, salt)
+        )
+
+    def prompts_in_turn(self, count: int, salt: str) -> tuple[Prompt, ...]:
+        """Return *count* prompts of the profile's categories in turn; the same for the same *salt*."""
+        categories = self.profile.categories
+        each = -(-count // len(categories))
+        lists = [self.corpus.prompts(name, each, self.profile.seed, salt) for name in categories]
+        return tuple(prompt for turn in zip(*lists, strict=True) for prompt in turn)[:count]
 
 
 class Check(Protocol):

@@ -42,24 +42,24 @@ class Load(Model, frozen=True):
     Attributes:
         shape: ``closed`` keeps `concurrency` requests running; ``burst`` sends all at once; ``drain`` sends
             all at once with output lengths from `max_tokens` down, so that the running batch shrinks by
-            one request after another; ``open`` sends at random (Poisson) moments, `rate` a second.
-        concurrency: requests at a time; for ``open`` the most that may run.
+            one request after another.
+        concurrency: requests at a time.
         requests: number of counted requests.
         warm_up: number of requests sent before them, and not counted.
         max_tokens: the longest output.
         min_tokens: the shortest, for ``drain``.
-        rate: requests a second, for ``open``.
+        rate: always 0; part of the format of recorded runs.
         stagger_s: a closed loop's clients start within this time, one after another.
-        seconds: a closed or open loop runs for this long instead of for `requests`, if not 0; prompts
+        seconds: a closed loop runs for this long instead of for `requests`, if not 0; prompts
             are then taken in turn, each time with a salt of its own.
         natural_stop: let the model stop by itself; otherwise requests set ``ignore_eos``.
         chat: send to the chat endpoint rather than to that of completions.
         logprobs: number of alternatives whose log-probabilities are requested with each token.
         temperature: of sampling; 0 is greedy.
-        seed: of sampling, and of the moments of an open loop.
+        seed: of sampling.
     """
 
-    shape: Literal["closed", "burst", "drain", "open"] = "closed"
+    shape: Literal["closed", "burst", "drain"] = "closed"
     concurrency: int = 1
     requests: int = 1
     warm_up: int = 0

@@ -6,20 +6,17 @@ every member that the merge did not touch is copied, above all the binaries.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.base.errors import DigestError, NativeInputsError, WheelError
 from sparkwright.base.events import emit
-from sparkwright.store import storing
+from sparkwright.store import atomic_file, storing
 from sparkwright.wheel.classify import compiled_from, of_kind
 from sparkwright.wheel.deflate import holds
 from sparkwright.wheel.delta import WheelDelta, delta
@@ -30,7 +27,8 @@ from sparkwright.wheel.source import StockWheel, open_source
 from sparkwright.wheel.stamp import VERSION_FILE, stamp_metadata, stamp_version_file, stamp_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
 RECORD_FOLDER = "sparkwright"
 PROVIDERS = "providers.json"
@@ -172,7 +170,8 @@ def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
         providers = _providers(upstream, plan)
         changed = delta(upstream, plan.changes)
         parts = layout(_entries(upstream, plan, changed, providers))
-        with _atomic_file(out / filename) as descriptor:
+        out.mkdir(parents=True, exist_ok=True)
+        with atomic_file(out / filename) as descriptor:
             sha256 = write_parts(parts, descriptor)
             size = os.fstat(descriptor).st_size
             _verify(plan, digest.result())
@@ -183,24 +182,6 @@ def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
         tuple(sorted(changed.removed)), changed.not_shipped, providers,
         tuple(sorted(plan.left_out)),
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _atomic_file(path: Path) -> Iterator[int]:
-    """Yield a descriptor to write to; *path* appears, complete and synced, when the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        try:
-            yield descriptor
-            os.fchmod(descriptor, 0o644)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _verify(plan: AssemblyPlan, actual: str) -> None:

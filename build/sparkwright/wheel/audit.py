@@ -11,6 +11,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from sparkwright.wheel.binaries import BinaryReport, inspect_binaries
 from sparkwright.wheel.checks import AuditCheck, AuditSubject
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.names import parse_name
-from sparkwright.wheel.native_checks import NATIVE_CHECKS, run_native_checks
+from sparkwright.wheel.native_checks import NATIVE_CHECKS
 from sparkwright.wheel.provenance import provenance_agrees
 from sparkwright.wheel.source import open_source
 from sparkwright.wheel.survey import Facts, check_sizes, survey
@@ -249,8 +250,11 @@ def _all(
             inspected=_inspected(archive, facts, expectation.native),
             record=expectation.record, compiled=expectation.compiled, python=expectation.python,
         )  # fmt: skip
-        found = (checks.archive_safe(subject), *(_run(name, check, subject) for name, check in CHECKS))
-        return (*found, *run_native_checks(subject)), _about_kernels(subject)
+        found = (
+            checks.archive_safe(subject),
+            *(_run(name, partial(check, subject)) for name, check in CHECKS),
+        )
+        return (*found, *_run_native_checks(subject)), _about_kernels(subject)
 
 
 def _known(archive: Archive, expectation: Expectation, upstream: StockWheel) -> frozenset[str]:
@@ -288,9 +292,17 @@ def _about_kernels(subject: AuditSubject) -> _Kernels:
     return _Kernels(compiled, inspected.expectation.arch, tuple(reports))
 
 
-def _run(name: str, check: Callable[[AuditSubject], AuditCheck], subject: AuditSubject) -> AuditCheck:
+def _run_native_checks(subject: AuditSubject) -> tuple[AuditCheck, ...]:
+    """Run all of `NATIVE_CHECKS`; skip them where binaries were not inspected."""
+    if (inspected := subject.inspected) is None:
+        reason = "no tools to inspect binaries were given"
+        return tuple(AuditCheck(name, "skipped", reason) for name, _ in NATIVE_CHECKS)
+    return tuple(_run(name, partial(check, subject, inspected)) for name, check in NATIVE_CHECKS)
+
+
+def _run(name: str, check: Callable[[], AuditCheck]) -> AuditCheck:
     try:
-        return check(subject)
+        return check()
     except SparkwrightError as error:
         return AuditCheck(name, "fail", str(error))
     except RecursionError as error:

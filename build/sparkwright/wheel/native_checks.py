@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sparkwright.base.errors import SparkwrightError
 from sparkwright.native.inspection import (
     KernelClass,
     Tally,
@@ -224,20 +223,3 @@ NATIVE_CHECKS: tuple[tuple[str, Callable[[AuditSubject, InspectedBinaries], Audi
     ("glibc-floor", glibc_floor),
     ("left-out-unused", left_out_unused),
 )
-
-
-def run_native_checks(subject: AuditSubject) -> tuple[AuditCheck, ...]:
-    """Run all of `NATIVE_CHECKS`; skip them where binaries were not inspected."""
-    inspected = subject.inspected
-    if inspected is None:
-        reason = "no tools to inspect binaries were given"
-        return tuple(AuditCheck(name, "skipped", reason) for name, _ in NATIVE_CHECKS)
-    found = []
-    for name, check in NATIVE_CHECKS:
-        try:
-            found.append(check(subject, inspected))
-        except SparkwrightError as error:
-            found.append(AuditCheck(name, "fail", str(error)))
-        except RecursionError as error:
-            found.append(AuditCheck(name, "fail", f"a file is nested too deeply to be read: {error}"))
-    return tuple(found)

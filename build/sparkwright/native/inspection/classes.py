@@ -126,24 +126,12 @@ class Tally:
 
     def count(self, kind: KernelClass) -> int:
         """Return the number of kernels of class *kind*."""
-        match kind:
-            case KernelClass.NATIVE:
-                return self.native
-            case KernelClass.FAMILY:
-                return self.family
-            case KernelClass.PTX:
-                return self.ptx
-            case KernelClass.NONE:
-                return self.none
+        counts = (self.native, self.family, self.ptx, self.none)
+        return dict(zip(KernelClass, counts, strict=True))[kind]
 
     def __add__(self, other: Tally) -> Tally:
         """Return the sum of both."""
-        return Tally(
-            self.native + other.native,
-            self.family + other.family,
-            self.ptx + other.ptx,
-            self.none + other.none,
-        )
+        return Tally(*(self.count(kind) + other.count(kind) for kind in KernelClass))
 
 
 def classify(code: DeviceCode, target: str) -> Tally:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import ToolError
 from sparkwright.lock.native import named
 from sparkwright.native.host import this_machine
 from sparkwright.native.inspection.look import Inspector
 from sparkwright.native.inspection.symbols import Surroundings
-from sparkwright.native.packages import find_package, unpack_package
+from sparkwright.native.packages import find_package, program_in, unpack_package
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,13 +31,7 @@ def inspector_of(native: NativePin, access: Access) -> Inspector:
 
     def program() -> Path:
         table = named(native.toolkit.builder, this_machine(), "toolkit for machines of kind")
-        folder = unpack_package(access, named(table, _CUOBJDUMP, "program"))
-        found = sorted(path for path in folder.glob(f"**/{_CUOBJDUMP}") if path.is_file())
-        if len(found) != 1:
-            raise ToolError(
-                f"{_CUOBJDUMP} was not found", because=f"{folder} holds {len(found)} programs of that name"
-            )
-        return found[0]
+        return program_in(unpack_package(access, named(table, _CUOBJDUMP, "program")), _CUOBJDUMP)
 
     return Inspector(access.store, program)
 

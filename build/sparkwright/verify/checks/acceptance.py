@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.checks.common import conclude
 from sparkwright.verify.metrics import SpeculationAbsentError, speculation
 from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from sparkwright.verify.model import BootFacts, Observation
+    from sparkwright.verify.checks.common import CheckedCells, Reason
+    from sparkwright.verify.model import BootFacts, Finding, Observation
 
 FEW_DRAFTS = 50
 """With fewer drafts than this a drafter is not judged."""
@@ -137,19 +139,37 @@ def ratio(
 # Is there a drafter? -------------------------------------------------------------------------------------
 
 
-def drafts_expected(facts: BootFacts) -> bool:
-    """Tell if the server should draft: drafted tokens are configured, or their number is unknown."""
-    return facts.speculative_tokens != 0
+def not_speculating(facts: BootFacts) -> list[Reason]:
+    """Return the reason for which there is no acceptance to judge, if no drafted tokens are configured."""
+    if facts.speculative_tokens:  # also where their number is unknown
+        return []
+    return [(Verdict.INCONCLUSIVE, "this server does not speculate: there is no acceptance to judge")]
 
 
-def drafter(facts: BootFacts, observations: Sequence[Observation]) -> list[tuple[Verdict, str]]:
+def drafter_finding(
+    seen: CheckedCells, facts: BootFacts, definition: str, measured: Mapping[str, float | str] | None = None
+) -> Finding:
+    """Return the finding that the drafter works, over all sound observations in *seen*."""
+    return conclude(
+        seen,
+        "the drafter works",
+        definition,
+        against=drafter(facts, seen.sound) if seen.sound else (),
+        passed="drafted tokens are accepted",
+        threshold=f"at least {INERT} accepted tokens a draft",
+        measured=measured,
+        lenient=True,
+    )
+
+
+def drafter(facts: BootFacts, observations: Sequence[Observation]) -> list[Reason]:
     """Return the reasons against the drafter over all of these observations together.
 
     A drafter is *inert* when its series are absent although it is configured, when it drafts nothing, when
     its counters are not numbers, or when next to nothing that it drafts is accepted.
     """
-    if not drafts_expected(facts):
-        return [(Verdict.INCONCLUSIVE, "this server does not speculate: there is no acceptance to judge")]
+    if unfit := not_speculating(facts):
+        return unfit
     pairs = [(o.before, o.after) for o in observations if o.before is not None and o.after is not None]
     if not pairs:
         return [(Verdict.INCONCLUSIVE, "no cell with counters was measured: there is no acceptance to judge")]

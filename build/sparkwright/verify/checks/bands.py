@@ -62,7 +62,6 @@ class Band(Model, frozen=True):
         least_gb_a_step: 10^9 bytes of weights that one step reads at the least.
         fp8_tokens_per_gib: tokens of an FP8 KV cache a GiB for this body; 0 if unknown.
         categories: figures at c=1.
-        aggregate: tokens a second of all requests, by category and concurrency.
     """
 
     key: str
@@ -74,7 +73,6 @@ class Band(Model, frozen=True):
     least_gb_a_step: float = 0
     fp8_tokens_per_gib: float = 0
     categories: dict[str, Reference] = field(default_factory=dict)
-    aggregate: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 class _BandsFile(Model, frozen=True):
@@ -108,25 +106,16 @@ class Bands:
     """Comparison of the sweep's figures with published ones.
 
     Its cells are the sweep's own, equal to them and so measured once.
-
-    Attributes:
-        grades: of the published figures in use.
     """
 
     name: str = "bands"
-    grades: tuple[str, ...] = ("A", "A-")
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
         """Return the sweep's cells for which there are figures; none without a band."""
-        bands, categories = self._bands(context), context.profile.categories
-        levels = {1} if bands or _least_gb(context.band) else set()
-        levels |= {int(level) for band in bands for of in band.aggregate.values() for level in of}
-        return tuple(
-            sweep.cell(context, category, level)
-            for category in categories
-            for level in sorted(levels)
-            if level in context.profile.levels
-        )
+        known = _compared_bands(context) or _least_gb(context.band)
+        if not known or 1 not in context.profile.levels:
+            return ()
+        return tuple(sweep.cell(context, category, 1) for category in context.profile.categories)
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """Return a finding on differences from published figures, and one on the bandwidth bound."""
@@ -134,16 +123,13 @@ class Bands:
         grid = [(o, figures(o, context.profile.speed)) for o in seen.sound]
         return [self._compared(seen, grid, context), *_ceiling(seen, grid, context)]
 
-    def _bands(self, context: Context) -> list[Band]:
-        return [b for b in load_bands().band if b.key == context.band and b.grade in self.grades]
-
     def _compared(
         self, seen: CheckedCells, grid: Sequence[tuple[Observation, Figures]], context: Context
     ) -> Finding:
         """Return the comparison with published figures: differences are warnings, missing cells undecided."""
         k = main_facts(context).speculative_tokens
         warnings, sources, compared = [], [], 0
-        for band in self._bands(context):
+        for band in _compared_bands(context):
             sources.append(f"{band.title} (grade {band.grade}; {band.source})")
             if k not in {-1, band.k}:
                 warnings.append(f"not compared: {k} tokens are drafted here, and {band.k} in {band.title}")
@@ -168,26 +154,25 @@ class Bands:
         )
 
 
+def _compared_bands(context: Context) -> list[Band]:
+    return [band for band in load_bands().band if band.key == context.band and band.categories]
+
+
 CHECK = RegisteredCheck(Bands(), profiles={"full": 40})
 
 
 def _pairs(band: Band, observation: Observation, found: Figures) -> Iterator[tuple[str, float, float]]:
     """Yield name, measured and published value of the figures that both have."""
-    category, level = observation.cell.tags["category"], found.concurrency
-    pairs = [("output tok/s", found.whole_tok_s, band.aggregate.get(category, {}).get(str(level), 0.0))]
-    known = band.categories.get(category)
-    if known is not None and level == 1:
-        accepted = found.acceptance
-        pairs += [
+    known, accepted = band.categories.get(observation.cell.tags["category"]), found.acceptance
+    if known is not None:
+        pairs = [
             ("decode tok/s", found.decode_tok_s, known.decode),
             ("TTFT p50 ms", found.ttft_ms.p50, known.ttft_ms),
-            ("TPOT p50 ms", found.tpot_ms.p50 if found.tpot_ms else math.nan, known.tpot_ms),
+            ("TPOT p50 ms", found.tpot_ms.p50, known.tpot_ms),
             ("acceptance %", 100 * accepted.rate if accepted else math.nan, known.acceptance),
             ("verify step ms", found.step_ms, band.step_ms),
         ]
-    for name, here, there in pairs:
-        if there > 0 and math.isfinite(here):
-            yield name, here, there
+        yield from (pair for pair in pairs if pair[2] > 0 and math.isfinite(pair[1]))
 
 
 # Memory bandwidth ----------------------------------------------------------------------------------------

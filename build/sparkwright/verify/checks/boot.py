@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.acceptance import drafter
+from sparkwright.verify.checks.acceptance import drafter_finding
 from sparkwright.verify.checks.bands import capacity_of
 from sparkwright.verify.checks.common import CheckedCells, conclude, main_facts, triage
 from sparkwright.verify.model import BootFacts, Cell, Finding, Load, Verdict
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sparkwright.verify.check import Context
+    from sparkwright.verify.checks.common import Reason
     from sparkwright.verify.model import Observation
 
 ANSWERS = 8
@@ -27,7 +28,6 @@ NVFP4_RATIO = 16 / 9
 LEAST_OF_RATIO = 0.85
 """Layers that stay in FP8 or 16 bit (a drafter's, linear attention's state) take their share."""
 
-_Judged = tuple[Verdict, str]
 _Boots = dict[str, BootFacts]
 
 
@@ -39,15 +39,10 @@ class BootCheck:
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
         """Return one cell: the first answers, one at a time."""
-        categories, sizes = context.profile.categories, context.profile
-        each = -(-ANSWERS // max(1, len(categories)))
-        prompts = [
-            prompt
-            for category in categories
-            for prompt in context.corpus.prompts(category, each, sizes.seed, "boot")
-        ]
+        sizes = context.profile
+        prompts = context.prompts_of_each(-(-ANSWERS // max(1, len(sizes.categories))), "boot")
         load = Load(requests=len(prompts), max_tokens=min(ANSWER_TOKENS, sizes.max_tokens), seed=sizes.seed)
-        return (Cell(check="boot", name="first answers", load=load, prompts=tuple(prompts)),)
+        return (Cell(check="boot", name="first answers", load=load, prompts=prompts),)
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """Return findings on answers and drafts, then of each rule over every start whose log was read.
@@ -90,24 +85,17 @@ def _answers(seen: CheckedCells, context: Context, rules: Sequence[str]) -> Find
 
 def _drafts(seen: CheckedCells, context: Context) -> Finding:
     facts = main_facts(context)
-    return conclude(
-        seen,
-        "the drafter works",
-        "Tokens are drafted, and at least 0.05 of them a draft are accepted.",
-        against=drafter(facts, seen.sound) if seen.sound else (),
-        passed="drafted tokens are accepted",
-        threshold="at least 0.05 accepted tokens a draft",
-        measured={"method": facts.speculative_method, "k": facts.speculative_tokens},
-        lenient=True,
-    )
+    definition = "Tokens are drafted, and at least 0.05 of them a draft are accepted."
+    measured: dict[str, float | str] = {"method": facts.speculative_method, "k": facts.speculative_tokens}
+    return drafter_finding(seen, facts, definition, measured)
 
 
 # Rules over each start -----------------------------------------------------------------------------------
 
 
-def _each(boots: _Boots, rule: Callable[[BootFacts], _Judged | None]) -> tuple[list[_Judged], list[str]]:
+def _each(boots: _Boots, rule: Callable[[BootFacts], Reason | None]) -> tuple[list[Reason], list[str]]:
     """Return the reasons of *rule* against each start, and its warnings."""
-    against: list[_Judged] = []
+    against: list[Reason] = []
     warnings: list[str] = []
     for name, facts in boots.items():
         if (found := rule(facts)) is None:
@@ -144,7 +132,7 @@ def _estimate(seen: CheckedCells, boots: _Boots) -> Finding:
     )
 
 
-def _estimate_of(facts: BootFacts) -> _Judged | None:
+def _estimate_of(facts: BootFacts) -> Reason | None:
     if facts.graph_gib is None:
         if facts.runner == "v2" or facts.graph_mode == "NONE":
             return None  # 0.24's second model runner makes no estimate, and without graphs there is none
@@ -180,7 +168,7 @@ def _budget(seen: CheckedCells, boots: _Boots) -> Finding:
     )
 
 
-def _budget_of(facts: BootFacts) -> _Judged | None:
+def _budget_of(facts: BootFacts) -> Reason | None:
     known = {
         "KV cache": facts.kv_gib,
         "weights": facts.weights_gib,
@@ -223,7 +211,7 @@ def _captures(seen: CheckedCells, boots: _Boots) -> Finding:
     )
 
 
-def _captures_of(facts: BootFacts) -> _Judged | None:
+def _captures_of(facts: BootFacts) -> Reason | None:
     step = 1 + facts.speculative_tokens
     if facts.graph_mode == "NONE" or step <= 1:
         return None  # no graphs, no drafts, or k unknown: the finding on the drafter says which
@@ -271,7 +259,7 @@ def _runner(seen: CheckedCells, boots: _Boots) -> Finding:
     )
 
 
-def _runner_of(facts: BootFacts) -> _Judged | None:
+def _runner_of(facts: BootFacts) -> Reason | None:
     return None if facts.runner else (Verdict.INCONCLUSIVE, "its log names no model runner")
 
 
@@ -307,8 +295,8 @@ def _fp8_tokens_per_gib(boots: _Boots, band: str) -> float:
     return capacity_of(band)
 
 
-def _ratios(packed: Mapping[str, BootFacts], fp8: float) -> tuple[list[_Judged], dict[str, float | str]]:
-    against: list[_Judged] = []
+def _ratios(packed: Mapping[str, BootFacts], fp8: float) -> tuple[list[Reason], dict[str, float | str]]:
+    against: list[Reason] = []
     measured: dict[str, float | str] = {}
     for name, facts in packed.items():
         if fp8 <= 0:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.verify.check import Context
+    from sparkwright.verify.checks.common import Reason
     from sparkwright.verify.checks.text import Flaw
-    from sparkwright.verify.model import Finding, Observation, Prompt, Sample
+    from sparkwright.verify.model import Finding, Observation, Sample
 
 ALONE = 2
 """Prompts of each category one at a time, and twice as many under load."""
@@ -74,9 +75,7 @@ CHECK = RegisteredCheck(Coherence(), profiles={"full": 20, "demo": 20})
 
 def _cell(context: Context, name: str, level: int, each: int) -> Cell:
     sizes = context.profile
-    prompts: list[Prompt] = []
-    for category in sizes.categories:
-        prompts.extend(context.corpus.prompts(category, each, sizes.seed, f"coherence {name}"))
+    prompts = context.prompts_of_each(each, f"coherence {name}")
     load = Load(
         concurrency=min(level, len(prompts)),
         requests=len(prompts),
@@ -85,7 +84,7 @@ def _cell(context: Context, name: str, level: int, each: int) -> Cell:
         chat=True,
         seed=sizes.seed,
     )
-    return Cell(check="coherence", name=f"{name} c={load.concurrency}", load=load, prompts=tuple(prompts))
+    return Cell(check="coherence", name=f"{name} c={load.concurrency}", load=load, prompts=prompts)
 
 
 def _flaw(sample: Sample) -> Flaw | None:
@@ -94,7 +93,7 @@ def _flaw(sample: Sample) -> Flaw | None:
     return flaw(sample.text, sample.token_ids, sample.output_tokens)
 
 
-def _against(flawed: Sequence[tuple[Observation, Sample, Flaw]]) -> list[tuple[Verdict, str]]:
+def _against(flawed: Sequence[tuple[Observation, Sample, Flaw]]) -> list[Reason]:
     """Return flaws by cell and kind, with the first answer that has each."""
     groups: dict[tuple[str, str], list[tuple[Sample, Flaw]]] = {}
     totals: dict[str, int] = {}

@@ -81,6 +81,10 @@ _SEVERITY = (Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.INVALID, Verdict.FAIL)
 _LONGEST_LINE = 200
 
 
+Reason = tuple[Verdict, str]
+"""A reason against a conclusion: the verdict that it leads to, and the cause."""
+
+
 @dataclass(frozen=True)
 class Trouble:
     """One reason why a cell does not count.
@@ -211,7 +215,7 @@ def unanswered(canary: str) -> bool:
     return bool(canary) and canary.partition(":")[0] not in {kind.value for kind in _INVALIDATES}
 
 
-def _unanswered(observation: Observation) -> tuple[Verdict, str]:
+def _unanswered(observation: Observation) -> Reason:
     """Return verdict and cause of a failed canary."""
     if not unanswered(observation.canary):
         cause = f"the answer to the plain request after {describe(observation.cell)} cannot be used"
@@ -220,7 +224,7 @@ def _unanswered(observation: Observation) -> tuple[Verdict, str]:
     return Verdict.FAIL, f"{cause}: {observation.canary}"
 
 
-def _ended(observation: Observation) -> list[tuple[Verdict, str]]:
+def _ended(observation: Observation) -> list[Reason]:
     if observation.died is None:
         return []
     why = _EXITS.get(observation.died, "")
@@ -234,7 +238,7 @@ def _ended(observation: Observation) -> list[tuple[Verdict, str]]:
     return [(Verdict.FAIL, f"{cause}; {told}" if told else cause)]
 
 
-def _logged(observation: Observation) -> list[tuple[Verdict, str]]:
+def _logged(observation: Observation) -> list[Reason]:
     told = _signatures(observation.log)
     if not told or observation.died is not None:
         return []
@@ -250,7 +254,7 @@ def _signatures(log: Sequence[str]) -> str:
     return ""
 
 
-def _failures(observation: Observation) -> list[tuple[Verdict, str]]:
+def _failures(observation: Observation) -> list[Reason]:
     """Return failed requests by kind, the most frequent first."""
     failed = [(sample, sample.failure) for sample in observation.samples if sample.failure is not None]
     found = []
@@ -267,7 +271,7 @@ def _failures(observation: Observation) -> list[tuple[Verdict, str]]:
     return found
 
 
-def _counters(observation: Observation) -> list[tuple[Verdict, str]]:
+def _counters(observation: Observation) -> list[Reason]:
     where = describe(observation.cell)
     if observation.before is None or observation.after is None:
         when = "before" if observation.before is None else "after"
@@ -286,7 +290,7 @@ def _counters(observation: Observation) -> list[tuple[Verdict, str]]:
     return []
 
 
-def _incomplete(observation: Observation) -> list[tuple[Verdict, str]]:
+def _incomplete(observation: Observation) -> list[Reason]:
     """Return the reason if a cell was cut short."""
     load, where = observation.cell.load, describe(observation.cell)
     counted = len(observation.counted)
@@ -297,7 +301,7 @@ def _incomplete(observation: Observation) -> list[tuple[Verdict, str]]:
     return []
 
 
-def _unstreamed(observation: Observation) -> list[tuple[Verdict, str]]:
+def _unstreamed(observation: Observation) -> list[Reason]:
     """Return the reason if answers came in one piece at their end: their times are not meaningful.
 
     All requests are taken together, since a busy machine may occasionally read a whole answer at once.
@@ -344,7 +348,7 @@ def conclude(
     definition: str,
     *,
     passed: str,
-    against: Sequence[tuple[Verdict, str]] = (),
+    against: Sequence[Reason] = (),
     threshold: str = "",
     measured: Mapping[str, float | str] | None = None,
     warnings: Sequence[str] = (),

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells
-    from sparkwright.verify.model import BootFacts, Finding, Observation, Prompt, Sample
+    from sparkwright.verify.checks.common import CheckedCells, Reason
+    from sparkwright.verify.model import BootFacts, Finding, Observation, Sample
     from sparkwright.verify.statistics import Effect
 
 ARMS = ("main", "baseline")
@@ -79,21 +79,11 @@ def _cell(context: Context, arm: str, boot: int, level: int, wave: int) -> Cell:
             max_tokens=sizes.max_tokens,
             seed=sizes.seed,
         ),
-        prompts=_prompts(context, requests, name),
+        prompts=context.prompts_in_turn(requests, f"compare {name}"),
         arm=arm,
         boot=boot,
         tags={"level": str(level), "wave": str(wave)},
     )
-
-
-def _prompts(context: Context, count: int, name: str) -> tuple[Prompt, ...]:
-    """Return prompts of the categories in turn; the same for every start of both servers."""
-    sizes = context.profile
-    each = math.ceil(count / len(sizes.categories))
-    by_category = [
-        context.corpus.prompts(category, each, sizes.seed, f"compare {name}") for category in sizes.categories
-    ]
-    return tuple(by_category[i % len(by_category)][i // len(by_category)] for i in range(count))
 
 
 # Judging -------------------------------------------------------------------------------------------------
@@ -106,7 +96,7 @@ def _decode_rate(sample: Sample) -> float:
 
 def _speed(seen: CheckedCells, level: int, context: Context) -> Finding:
     effect = _effect(seen, _decode_rate, context.profile.seed)
-    against: list[tuple[Verdict, str]] = []
+    against: list[Reason] = []
     passed, measured, warnings = "", dict[str, float | str](), list(seen.notes)
     if effect is None:
         against.append((Verdict.INCONCLUSIVE, "no measurements of both servers to compare"))
@@ -142,7 +132,7 @@ def _speed(seen: CheckedCells, level: int, context: Context) -> Finding:
     )
 
 
-def _verdict(effect: Effect, boots: int) -> tuple[Verdict, str]:
+def _verdict(effect: Effect, boots: int) -> Reason:
     interval = f"{effect.ratio:.3f} times as fast ({effect.low:.3f} to {effect.high:.3f})"
     if effect.high < 1 and effect.low < 1 - MATERIAL:
         return Verdict.FAIL, f"worse: {interval}"

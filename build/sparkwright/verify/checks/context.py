@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.acceptance import acceptance, drafter, drafts_expected, ratio, surely
+from sparkwright.verify.checks.acceptance import acceptance, drafter_finding, not_speculating, ratio, surely
 from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
 from sparkwright.verify.metrics import hit_rate
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells
+    from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.model import Finding, Observation, Prompt
 
 SHORT_TOKENS = 400
@@ -41,8 +41,6 @@ KEPT = 0.80
 """Accepted tokens a draft with a prompt from the cache, over those with the same prompt cold."""
 UNSURE = 0.50
 LEAST_HITS = 0.5
-
-_Judged = tuple[Verdict, str]
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,11 @@ class LongContext:
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """Return a finding on service, then for each length on acceptance, cache and needles."""
         seen = triage(self, context, observations)
-        findings = [_served(seen, context), _drafter(seen, context)]
+        definition = (
+            "After short prompts, tokens are drafted and more than next to none of them are accepted."
+        )
+        short = seen.tagged(cache="control")
+        findings = [_served(seen, context), drafter_finding(short, main_facts(context), definition)]
         for tokens in context.profile.contexts:
             if not _fits(context, tokens):
                 continue
@@ -139,7 +141,7 @@ def _sizes(seen: CheckedCells, context: Context) -> list[str]:
     return warnings
 
 
-def _missized(seen: CheckedCells, tokens: int) -> list[_Judged]:
+def _missized(seen: CheckedCells, tokens: int) -> list[Reason]:
     """Return reasons if documents of *tokens* had another length, or if the server did not count them."""
     found = []
     for observation in seen.tagged(tokens=str(tokens)).sound:
@@ -153,23 +155,10 @@ def _missized(seen: CheckedCells, tokens: int) -> list[_Judged]:
     return found
 
 
-def _drafter(seen: CheckedCells, context: Context) -> Finding:
-    short = seen.tagged(cache="control")
-    return conclude(
-        short,
-        "the drafter works",
-        "After short prompts, tokens are drafted and more than next to none of them are accepted.",
-        against=drafter(main_facts(context), short.sound) if short.sound else (),
-        passed="drafted tokens are accepted",
-        threshold="at least 0.05 accepted tokens a draft",
-        lenient=True,
-    )
-
-
 def _hold(seen: CheckedCells, context: Context, tokens: int) -> Finding:
     """Return a finding on acceptance at this length, without the cache."""
     pair = _only(seen, (str(SHORT_TOKENS), "control"), (str(tokens), "cold"))
-    against: list[_Judged] = []
+    against: list[Reason] = []
     measured: dict[str, float | str] = {}
     warnings = []
     short, cold = (acceptance(o) if o else None for o in _both(pair))
@@ -213,7 +202,7 @@ def _cached(seen: CheckedCells, context: Context, tokens: int) -> Finding:
     """Return a finding on acceptance with the prompt from the cache, which the drafter must use too."""
     pair = _only(seen, (str(tokens), "cold"), (str(tokens), "cached"))
     cold_seen, cached_seen = _both(pair)
-    against: list[_Judged] = []
+    against: list[Reason] = []
     measured: dict[str, float | str] = {}
     warnings: list[str] = []
     cold, cached = (acceptance(o) if o else None for o in (cold_seen, cached_seen))
@@ -300,16 +289,16 @@ def _both(pair: CheckedCells) -> tuple[Observation | None, Observation | None]:
     return first, second
 
 
-def _undrafted(pair: CheckedCells, context: Context, *of: object) -> list[_Judged]:
+def _undrafted(pair: CheckedCells, context: Context, *of: object) -> list[Reason]:
     """Return the reason for a missing comparison, unless trouble of a cell is the reason."""
-    if not drafts_expected(main_facts(context)):
-        return [(Verdict.INCONCLUSIVE, "this server does not speculate: there is no acceptance to judge")]
+    if unfit := not_speculating(main_facts(context)):
+        return unfit
     if None in of and not pair.troubles:
         return [(Verdict.INCONCLUSIVE, "nothing was drafted: there is no acceptance to judge")]
     return []
 
 
-def _unused(cached: Observation) -> list[_Judged]:
+def _unused(cached: Observation) -> list[Reason]:
     """Return reasons if the prefix cache was not used."""
     if cached.before is None or cached.after is None:
         return []

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.verify.check import Context
-    from sparkwright.verify.model import Finding, Observation, Prompt
+    from sparkwright.verify.model import Finding, Observation
 
 LONGEST = 64
 """Output of a burst; long enough for several verify steps at its full size."""
@@ -102,7 +102,7 @@ def _burst(context: Context, level: int) -> Cell:
             max_tokens=min(LONGEST, sizes.max_tokens),
             seed=sizes.seed,
         ),
-        prompts=_mixed(context, level, name),
+        prompts=context.prompts_in_turn(level, name),
         tags={"kind": "burst"},
     )
 
@@ -120,7 +120,7 @@ def _drain(context: Context, level: int, name: str = "", seed: int = 0) -> Cell:
             min_tokens=LEAST,
             seed=context.profile.seed + seed,
         ),
-        prompts=_mixed(context, level, name),
+        prompts=context.prompts_in_turn(level, name),
         tags={"kind": "drain"},
     )
 
@@ -137,15 +137,7 @@ def _wave(context: Context, number: int) -> Cell:
         context.corpus.document(chance.choice(lengths), seed=sizes.seed + 1000 * number + i, salt=name)
         for i in range(-(-level // 4) if lengths else 0)
     ]
-    prompts = [*_mixed(context, level - len(documents), name), *documents]
+    prompts = [*context.prompts_in_turn(level - len(documents), name), *documents]
     chance.shuffle(prompts)
     drained = _drain(context, level, name, seed=number)
     return Cell(check="crash", name=name, load=drained.load, prompts=tuple(prompts), tags={"kind": "wave"})
-
-
-def _mixed(context: Context, count: int, salt: str) -> tuple[Prompt, ...]:
-    """Return prompts of all categories in turn."""
-    categories = context.profile.categories
-    each = -(-count // len(categories))
-    lists = [context.corpus.prompts(category, each, context.profile.seed, salt) for category in categories]
-    return tuple(prompt for turn in zip(*lists, strict=True) for prompt in turn)[:count]

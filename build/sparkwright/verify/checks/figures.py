@@ -9,32 +9,31 @@ from typing import TYPE_CHECKING
 
 from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.metrics import step_time_ms
-from sparkwright.verify.statistics import steady_window, summary, whole_run
+from sparkwright.verify.statistics import Summary, steady_window, summary, whole_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.verify.checks.acceptance import Acceptance
     from sparkwright.verify.model import Observation, Sample
-    from sparkwright.verify.statistics import Summary
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one cell. Times are in the server's ms, rates in tokens per second of the server's.
+    """Figures of one cell, NaN where unknown. Times are in the server's ms, rates in its tokens per second.
 
     Attributes:
         concurrency: requests at a time.
         requests: that were counted.
-        steady_tok_s: output while at least 95 % of `concurrency` ran; NaN if that never was.
+        steady_tok_s: output while at least 95 % of `concurrency` ran.
         whole_tok_s: output from the first request's start to the last one's end.
         decode_tok_s: of one request after its first token, over all requests' tokens.
         ttft_ms: time to first token.
-        tpot_ms: time per output token after the first, by request; `None` if no request had two.
-        gap_ms: time between chunks with output, pooled; `None` if no request had two.
+        tpot_ms: time per output token after the first, by request.
+        gap_ms: time between chunks with output, pooled.
         tokens_per_chunk: of chunks after a request's first.
         acceptance: by the server's counters; `None` without.
-        step_ms: time of one verify step, ``MAL / decode rate``; NaN without acceptance.
+        step_ms: time of one verify step, ``MAL / decode rate``.
     """
 
     concurrency: int
@@ -43,8 +42,8 @@ class Figures:
     whole_tok_s: float
     decode_tok_s: float
     ttft_ms: Summary
-    tpot_ms: Summary | None
-    gap_ms: Summary | None
+    tpot_ms: Summary
+    gap_ms: Summary
     tokens_per_chunk: float
     acceptance: Acceptance | None
     step_ms: float
@@ -59,9 +58,8 @@ class Figures:
             "tokens per chunk": self.tokens_per_chunk,
         }
         for name, found in (("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms), ("chunk gap", self.gap_ms)):
-            if found is not None:
-                shown |= {f"{name} p50 ms": found.p50, f"{name} p95 ms": found.p95}
-                shown |= {} if found.p99 is None else {f"{name} p99 ms": found.p99}
+            shown |= {f"{name} p50 ms": found.p50, f"{name} p95 ms": found.p95}
+            shown |= {} if found.p99 is None else {f"{name} p99 ms": found.p99}
         if self.acceptance is not None:
             shown |= {
                 "acceptance %": 100 * self.acceptance.rate,
@@ -90,16 +88,20 @@ def figures(observation: Observation, speed: float = 1.0) -> Figures:
     return Figures(
         concurrency=load.concurrency,
         requests=len(counted),
-        steady_tok_s=window.tokens_per_s / speed if window else math.nan,
-        whole_tok_s=whole_run(observation.samples).tokens_per_s / speed,
+        steady_tok_s=window.tokens_per_s / speed if counted and window else math.nan,
+        whole_tok_s=whole_run(observation.samples).tokens_per_s / speed if counted else math.nan,
         decode_tok_s=rate,
-        ttft_ms=summary([sample.ttft_ms * speed for sample in counted]),
-        tpot_ms=summary(tpot) if tpot else None,
-        gap_ms=summary(gaps) if gaps else None,
+        ttft_ms=_summary([sample.ttft_ms * speed for sample in counted]),
+        tpot_ms=_summary(tpot),
+        gap_ms=_summary(gaps),
         tokens_per_chunk=_tokens_per_chunk(counted),
         acceptance=found,
         step_ms=step_time_ms(found.mal, rate) if found is not None and rate > 0 else math.nan,
     )
+
+
+def _summary(values: Sequence[float]) -> Summary:
+    return summary(values) if values else Summary(0, math.nan, math.nan, math.nan, math.nan, math.nan, None)
 
 
 def decode_rate(samples: Sequence[Sample], speed: float = 1.0) -> float:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells
+    from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.checks.divergence import Pairing
-    from sparkwright.verify.model import Finding, Observation, Prompt
+    from sparkwright.verify.model import Finding, Observation
 
 LEVELS = (1, 8)
 STARTS = (("baseline", 0), ("baseline", 1), ("main", 0))
@@ -46,8 +46,6 @@ LEAST_RIGHT = 0.2
 SURE = 0.01
 TASKS_SURE = 0.02
 ODD_SHARE = 0.05
-
-_Reasons = list[tuple[Verdict, str]]
 
 
 @dataclass(frozen=True)
@@ -88,11 +86,7 @@ CHECK = RegisteredCheck(Lossless(), profiles={"full": 80, "demo": 70})
 def _answers(context: Context, arm: str, boot: int, level: int) -> Cell:
     sizes = context.profile
     each = -(-sizes.lossless_prompts // len(sizes.categories))
-    prompts = [
-        prompt
-        for category in sizes.categories
-        for prompt in context.corpus.prompts(category, each, sizes.seed, "lossless")
-    ][: sizes.lossless_prompts]
+    prompts = context.prompts_of_each(each, "lossless")[: sizes.lossless_prompts]
     return Cell(
         check="lossless",
         name=f"answers c={level}",
@@ -103,7 +97,7 @@ def _answers(context: Context, arm: str, boot: int, level: int) -> Cell:
             logprobs=ALTERNATIVES,
             seed=sizes.seed,
         ),
-        prompts=tuple(prompts),
+        prompts=prompts,
         arm=arm,
         boot=boot,
         tags={"kind": "answers", "level": str(level)},
@@ -112,16 +106,11 @@ def _answers(context: Context, arm: str, boot: int, level: int) -> Cell:
 
 def _tasks(context: Context, arm: str, kind: str) -> Cell:
     sizes = context.profile
-    prompts: tuple[Prompt, ...]
     if kind == "short tasks":
         prompts = context.corpus.tasks(sizes.lossless_prompts, sizes.seed, "lossless")
     else:
         half = max(1, sizes.lossless_prompts // 2)
-        prompts = tuple(
-            prompt
-            for category in ("math", "extraction")
-            for prompt in context.corpus.prompts(category, half, sizes.seed, "lossless tasks")
-        )
+        prompts = context.prompts_of_each(half, "lossless tasks", ("math", "extraction"))
     return Cell(
         check="lossless",
         name=kind,
@@ -154,7 +143,7 @@ class _Compared:
 
     null: tuple[Pairing, ...] = ()
     observed: tuple[tuple[str, Pairing], ...] = ()
-    against: tuple[tuple[Verdict, str], ...] = ()
+    against: tuple[Reason, ...] = ()
 
     @classmethod
     def of(cls, answers: CheckedCells) -> _Compared:
@@ -188,7 +177,7 @@ class _Compared:
         differing = [gap for gap in self.null_gaps if gap > 0]
         return percentile(differing, 99.9) if differing else 0.0
 
-    def too_little(self) -> _Reasons:
+    def too_little(self) -> list[Reason]:
         """Return the reasons for which the comparison decides nothing."""
         if self.against:
             return list(self.against)
@@ -247,7 +236,7 @@ def _rate(gaps: Sequence[float]) -> float:
     return sum(gap > 0 for gap in gaps) / len(gaps) if gaps else 0.0
 
 
-def _too_unlikely(compared: _Compared, limit: float) -> _Reasons:
+def _too_unlikely(compared: _Compared, limit: float) -> list[Reason]:
     found = [
         (difference, where)
         for where, pairing in compared.observed
@@ -261,7 +250,7 @@ def _too_unlikely(compared: _Compared, limit: float) -> _Reasons:
     return [(Verdict.FAIL, f"speculation is lossy: {shown}, such as in {where} {worst}")]
 
 
-def _too_many(compared: _Compared, tie: float) -> _Reasons:
+def _too_many(compared: _Compared, tie: float) -> list[Reason]:
     null = [gap if gap > tie else 0.0 for gap in compared.null_gaps]
     observed = [gap if gap > tie else 0.0 for gap in compared.gaps]
     p = one_sided_excess(null, observed)
@@ -295,7 +284,7 @@ def _argmax(answers: CheckedCells, differences: Verdict) -> Finding:
     """Return a finding on greedy tokens being the target's argmax; it needs no other server."""
     main = answers.where(lambda cell: cell.arm == "main")
     plain = answers.where(lambda cell: cell.arm == "baseline")
-    against: _Reasons = []
+    against: list[Reason] = []
     limit = LIMIT_NAT
     try:
         usual = max((gap for o in plain.sound for _, _, gap in own_gaps(o)), default=0.0)
@@ -322,9 +311,7 @@ def _argmax(answers: CheckedCells, differences: Verdict) -> Finding:
     )
 
 
-def _not_argmax(
-    odd: Sequence[tuple[str, int, float]], total: int, differences: Verdict
-) -> tuple[Verdict, str]:
+def _not_argmax(odd: Sequence[tuple[str, int, float]], total: int, differences: Verdict) -> Reason:
     """Return the reason against tokens that are not the argmax: they or their log-probabilities are wrong."""
     prompt, position, gap = max(odd, key=lambda entry: entry[2])
     shown = f"{len(odd)} of {total} tokens are not the server's own most likely ones"
@@ -346,7 +333,7 @@ def _accuracy(seen: CheckedCells) -> Finding:
     main = sum(right["main"][name] for name in common)
     lost = sum(right["baseline"][name] and not right["main"][name] for name in common)
     won = sum(right["main"][name] and not right["baseline"][name] for name in common)
-    against: _Reasons = []
+    against: list[Reason] = []
     p = mcnemar(lost, won)
     shown = f"{main} of {len(common)} tasks are solved, without speculation {plain}"
     if len(common) < FEW_TASKS:

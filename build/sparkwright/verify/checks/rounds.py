@@ -47,16 +47,6 @@ def _prefix(context: Context, number: int) -> str:
     return context.corpus.notes(PREFIX_TOKENS, number, f"soak {context.profile.seed}")
 
 
-def _questions(context: Context, count: int, salt: str) -> list[Prompt]:
-    """Return *count* prompts of the categories in turn; the same for the same salt."""
-    sizes = context.profile
-    each = math.ceil(count / len(sizes.categories))
-    by_category = [
-        context.corpus.prompts(category, each, sizes.seed, f"soak {salt}") for category in sizes.categories
-    ]
-    return [by_category[i % len(by_category)][i // len(by_category)] for i in range(count)]
-
-
 def _after(prefix: str, question: Prompt, mark: str, *, shared: bool) -> Prompt:
     """Return *question* after the notes in *prefix*: the shared text, or a new copy with a mark."""
     text = prefix if shared else f"[{mark} {question.name.rpartition('/')[2]}]\n{prefix}"
@@ -73,7 +63,7 @@ def _probe_cells(context: Context, number: int) -> tuple[Cell, Cell, Cell]:
     """Return primers of the prefixes, and probes after new copies of them and after the prefixes."""
     sizes = context.profile
     prefixes = [_prefix(context, i) for i in range(PREFIXES)]
-    questions = _questions(context, PROBES, "probe")
+    questions = context.prompts_in_turn(PROBES, "soak probe")
 
     def cell(kind: str, prompts: Sequence[Prompt], length: int) -> Cell:
         return Cell(
@@ -113,7 +103,7 @@ def _traffic_cell(context: Context, number: int, seconds: float) -> Cell:
     count = 4 * len(sizes.categories)
     mark = f"traffic {number}"
     prompts = []
-    for i, question in enumerate(_questions(context, count, "traffic")):
+    for i, question in enumerate(context.prompts_in_turn(count, "soak traffic")):
         # Each category gets each treatment once.
         match (i + i // len(sizes.categories)) % 4:
             case 0 | 2:

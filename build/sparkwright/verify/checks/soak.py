@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.acceptance import drafter, drafts_expected
+from sparkwright.verify.checks.acceptance import drafter, not_speculating
 from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.checks.drift import clock, elapsed, find_fall, find_onset, windows
 from sparkwright.verify.checks.memory import lives, longest_life, memory_figures, memory_warnings
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import CheckedCells
+    from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.checks.drift import TimedValue
     from sparkwright.verify.model import Cell, Finding, Observation
 
@@ -34,8 +34,6 @@ LEAST_HITS = 0.20
 traffic begins with one of four shared texts, so that about 60 % can come from it."""
 TREND = 0.9
 HALF = 0.5
-
-_Reasons = list[tuple[Verdict, str]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Soak:
         traffic = seen.tagged(kind="traffic")
         points = windows(traffic.sound, begun, context.profile.soak_window_s, speed)
         probes = Probes.of(seen, begun)
-        unfit = _not_speculating(context)
+        unfit = not_speculating(main_facts(context))
         return [
             _served(seen, made, context),
             _exercised(traffic),
@@ -74,17 +72,11 @@ CHECK = RegisteredCheck(Soak(), profiles={"full": 70, "smoke": 50, "demo": 30})
 # Service -------------------------------------------------------------------------------------------------
 
 
-def _not_speculating(context: Context) -> _Reasons:
-    if drafts_expected(main_facts(context)):
-        return []
-    return [(Verdict.INCONCLUSIVE, "this server does not speculate: there is no acceptance to judge")]
-
-
 def _served(seen: CheckedCells, made: Sequence[Observation], context: Context) -> Finding:
     """Return a finding on service by one process throughout, with the trends of memory."""
     speed = context.profile.speed
     longest = longest_life(made, speed)
-    against: _Reasons = []
+    against: list[Reason] = []
     warnings = [*memory_warnings(made, speed), *_preemptions(seen), *seen.notes]
     if longest < context.profile.soak_s * HALF and len(lives(made)) > 1:
         shown = f"the server was restarted during the soak: no process lived longer than {clock(longest)}"
@@ -130,7 +122,7 @@ def _hit_share(observation: Observation) -> tuple[float, float]:
 
 
 def _exercised(traffic: CheckedCells) -> Finding:
-    against: _Reasons = []
+    against: list[Reason] = []
     measured: dict[str, float | str] = {}
     shown = ""
     try:
@@ -157,7 +149,7 @@ def _exercised(traffic: CheckedCells) -> Finding:
     )
 
 
-def _unused(traffic: CheckedCells, share: float) -> tuple[Verdict, str]:
+def _unused(traffic: CheckedCells, share: float) -> Reason:
     setting = next((o.after.cache.get("enable_prefix_caching", "") for o in traffic.sound if o.after), "")
     if setting.lower() == "false":
         return Verdict.INVALID, "cache not exercised: prefix caching is off on this server"
@@ -170,7 +162,7 @@ def _unused(traffic: CheckedCells, share: float) -> tuple[Verdict, str]:
 
 
 def _holds(
-    seen: CheckedCells, points: Sequence[TimedValue], probes: Probes, context: Context, unfit: _Reasons
+    seen: CheckedCells, points: Sequence[TimedValue], probes: Probes, context: Context, unfit: list[Reason]
 ) -> Finding:
     """Return a finding on decay of acceptance, with its onset."""
     against, warnings = list(unfit), list[str]()
@@ -251,7 +243,7 @@ def _last_figures(probes: Probes) -> str:
     return ", ".join(f"{kind} {value:.2f}" for kind, value in probes.last_over_first().items())
 
 
-def _cached(seen: CheckedCells, probes: Probes, unfit: _Reasons) -> Finding:
+def _cached(seen: CheckedCells, probes: Probes, unfit: list[Reason]) -> Finding:
     """Return a finding on acceptance after cached tokens compared with prefilled ones."""
     against = list(unfit)
     measured: dict[str, float | str] = {}
@@ -281,7 +273,7 @@ class _Pair:
     seen: CheckedCells
     probes: Probes
 
-    def impure(self) -> _Reasons:
+    def impure(self) -> list[Reason]:
         """Return reasons if probes were not cached or cold as their name states."""
         for kind, low, high in (("cached", 0.5, 1.0), ("cold", 0.0, 0.1)):
             shares = []
@@ -297,7 +289,7 @@ class _Pair:
                 return [(Verdict.INVALID, f"cached and cold cannot be compared: {shown}")]
         return []
 
-    def compare(self) -> tuple[_Reasons, dict[str, float | str]]:
+    def compare(self) -> tuple[list[Reason], dict[str, float | str]]:
         """Return reasons and figures of the ratio over all rounds and in each of them."""
         pairs = self.probes.steady_pairs()
         if not pairs:

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.check import RegisteredCheck
-from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter, drafts_expected, ratio, surely
+from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter_finding, not_speculating, ratio, surely
 from sparkwright.verify.checks.common import CheckedCells, conclude, describe, main_facts, triage
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.metrics import identities
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.acceptance import Acceptance
+    from sparkwright.verify.checks.common import Reason
     from sparkwright.verify.checks.figures import Figures
     from sparkwright.verify.model import Finding, Observation
     from sparkwright.verify.profile import Profile
@@ -64,7 +65,10 @@ class Sweep:
         }
         sizes = context.profile
         findings = [_category(seen.tagged(category=name), name, grid) for name in sizes.categories]
-        findings.append(_drafter(seen, context))
+        definition = (
+            "Over the whole sweep tokens are drafted, and at least 0.05 of them a draft are accepted."
+        )
+        findings.append(drafter_finding(seen, main_facts(context), definition))
         if len(sizes.levels) > 1:
             findings.append(_invariance(seen, grid, context))
         findings += [_positions(seen), _tokens(seen)]
@@ -137,25 +141,12 @@ def _collapses(category: str, levels: Mapping[int, Figures]) -> list[str]:
 # Acceptance ----------------------------------------------------------------------------------------------
 
 
-def _drafter(seen: CheckedCells, context: Context) -> Finding:
-    facts = main_facts(context)
-    return conclude(
-        seen,
-        "the drafter works",
-        "Over the whole sweep tokens are drafted, and at least 0.05 of them a draft are accepted.",
-        against=drafter(facts, seen.sound) if seen.sound else (),
-        passed="drafted tokens are accepted",
-        threshold="at least 0.05 accepted tokens a draft",
-        lenient=True,
-    )
-
-
 def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
     known = {key: found.acceptance for key, found in grid.items() if found.acceptance is not None}
     lowest = min(context.profile.levels, default=1)
     against, measured = _compare_levels(known, lowest)
-    if not drafts_expected(main_facts(context)):
-        against = [(Verdict.INCONCLUSIVE, "this server does not speculate: there is no acceptance to judge")]
+    if unfit := not_speculating(main_facts(context)):
+        against = unfit
     elif not known and not seen.troubles:
         against = [(Verdict.INCONCLUSIVE, "nothing was drafted: there is no acceptance to judge")]
     return conclude(
@@ -176,7 +167,7 @@ def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
 
 def _compare_levels(
     known: Mapping[tuple[str, int], Acceptance], lowest: int
-) -> tuple[list[tuple[Verdict, str]], dict[str, float | str]]:
+) -> tuple[list[Reason], dict[str, float | str]]:
     pairs = [
         (category, level, found, known[category, lowest])
         for (category, level), found in sorted(known.items(), key=lambda item: (item[0][1], item[0][0]))
@@ -184,7 +175,7 @@ def _compare_levels(
     ]
     levels = sorted({level for _, level, _, _ in pairs})
     width = surely(len(pairs) + len(levels), 0.01)
-    against: list[tuple[Verdict, str]] = []
+    against: list[Reason] = []
     measured: dict[str, float | str] = {}
     for level in levels:
         of = [(category, found, base) for category, there, found, base in pairs if there == level]
@@ -307,7 +298,7 @@ def _step_time(seen: CheckedCells, grid: _Grid, profile: Profile) -> Finding:
 
 def _odd_step(
     times: Mapping[str, float], spread: float, level: int, *, timed: bool
-) -> tuple[list[tuple[Verdict, str]], list[str]]:
+) -> tuple[list[Reason], list[str]]:
     """Return the reasons against these step times, and warnings."""
     if len(times) < 2:  # noqa: PLR2004 - nothing to compare
         return [(Verdict.INCONCLUSIVE, f"too few categories have a step time at c={level} to compare")], []
@@ -336,7 +327,7 @@ def _timed(profile: Profile) -> bool:
 
 def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
     """Return a finding on the client's own error in the measured times."""
-    against: list[tuple[Verdict, str]] = []
+    against: list[Reason] = []
     flags: list[str] = []
     for observation in seen.sound:
         key = observation.cell.tags["category"], observation.cell.load.concurrency

@@ -12,7 +12,7 @@ from sparkwright.verify.client.endpoint import (
     open_session,
 )
 from sparkwright.verify.client.lag import LagProbe
-from sparkwright.verify.client.load import arrivals, run_load
+from sparkwright.verify.client.load import run_load
 from sparkwright.verify.client.request import Exchange, canary, patience
 from sparkwright.verify.client.tokens import count_tokens
 
@@ -21,7 +21,6 @@ __all__ = [
     "EndpointFacts",
     "Exchange",
     "LagProbe",
-    "arrivals",
     "canary",
     "check_address",
     "check_endpoint",

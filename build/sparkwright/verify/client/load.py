@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from sparkwright.base.events import warn
 from sparkwright.verify.client.request import Exchange
 from sparkwright.verify.model import FailureKind
 
@@ -60,15 +58,6 @@ async def run_load(
     return await _LoadRun(session, cell, make, speed, on_sample).run()
 
 
-def arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Return the times of a Poisson process with *rate* a second, in seconds from its start; endless."""
-    draw = random.Random(seed)  # noqa: S311 - load, not secrets
-    at = 0.0
-    while True:
-        at += draw.expovariate(rate)
-        yield at
-
-
 def output_lengths(load: Load) -> list[int]:
     """Return the output tokens of each request: all alike, or for ``drain`` from the longest down."""
     if load.shape != "drain" or load.requests == 1:
@@ -101,8 +90,6 @@ class _LoadRun:
                 await self._closed(self._timed() if load.seconds else self._listed(), load.stagger_s)
             case "burst" | "drain":
                 await _together(self._send(exchange) for exchange in self._listed())
-            case "open":
-                await self._open()
         return sorted(self._samples, key=lambda sample: sample.started)
 
     # Requests -----------------------------------------------------------------------------------------------
@@ -174,34 +161,6 @@ class _LoadRun:
                     await asyncio.sleep(_PAUSE_S / self._speed)  # not to hammer a server that refuses
 
         await _together(client(number) for number in range(clients))
-
-    async def _open(self) -> None:
-        load, begin = self._load, perf_counter()
-        moments = arrivals(load.rate, load.seed)
-        if load.seconds:
-            moments = itertools.takewhile(lambda at: at < load.seconds, moments)
-            turns = zip(moments, self._timed(), strict=False)
-        else:
-            turns = zip(moments, self._listed(), strict=False)
-        free = asyncio.Semaphore(load.concurrency)
-        late = 0
-
-        async def one(exchange: Exchange) -> None:
-            nonlocal late
-            late += free.locked()
-            async with free:
-                if not self._gone:
-                    await self._send(exchange)
-
-        async def all_of_them() -> None:
-            async with asyncio.TaskGroup() as group:
-                for at, exchange in turns:
-                    await asyncio.sleep(begin + at / self._speed - perf_counter())
-                    group.create_task(one(exchange))
-
-        await _together([all_of_them()])
-        if late:
-            warn(f"{late} requests of {self._cell.name!r} waited: {load.concurrency} were running already")
 
 
 async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:

@@ -28,11 +28,6 @@ class EventParser:
         self._data: list[bytes] = []
         self._name = b""
 
-    @property
-    def pending(self) -> bool:
-        """Tell if an event has begun and not ended."""
-        return bool(self._rest or self._data or self._name)
-
     def feed(self, data: bytes) -> list[ServerSentEvent]:
         """Return the events that *data* completes, in order."""
         if not data:

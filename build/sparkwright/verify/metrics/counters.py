@@ -66,14 +66,6 @@ class Speculation:
         return tuple(_ratio(count, self.drafts) for count in self.per_position)
 
     @property
-    def conditional_rates(self) -> tuple[float, ...]:
-        """Return the share accepted at each position, of drafts accepted up to there."""
-        before = (self.drafts, *self.per_position)
-        return tuple(
-            _ratio(count, reached) for count, reached in zip(self.per_position, before, strict=False)
-        )
-
-    @property
     def k(self) -> float:
         """Return the tokens per draft."""
         return _ratio(self.draft_tokens, self.drafts)

@@ -17,22 +17,20 @@ if TYPE_CHECKING:
 
     from sparkwright.verify.model import MetricsSnapshot, Observation
     from sparkwright.verify.run import Run
-    from sparkwright.verify.statistics import Summary
 
 WINDOW_S = 30.0  # of a timeline, in the server's clock
 _NEARLY = 0.98  # of it: snapshots do not come on the second
 _FULL = 0.5  # of it: less is the end of a cell, when little runs
 
 
-@dataclass(frozen=True)
-class CellFigures:
-    """The figures of one cell. Times and rates are in the server's clock; unknown ones are NaN or `None`.
+@dataclass(frozen=True, kw_only=True)
+class CellFigures(Figures):
+    """The figures of one cell as checks see them, all NaN if no request counted, and their surroundings.
 
     Attributes:
         observation: the source of the figures.
         key: the cell's.
         category: of its prompts, or empty if they are mixed.
-        figures: as checks see them; `None` if no request counted.
         speculation: the result of drafting, or `None` where counters do not hold it.
         hit_rate: share of prompt tokens that came from the prefix cache.
         trouble: the reasons not to trust its figures; empty if there are none.
@@ -41,55 +39,14 @@ class CellFigures:
     observation: Observation
     key: str
     category: str
-    figures: Figures | None
     speculation: Speculation | None
     hit_rate: float
     trouble: tuple[str, ...]
 
     @property
-    def concurrency(self) -> int:
-        """Requests at a time."""
-        return self.observation.cell.load.concurrency
-
-    @property
-    def steady_tok_s(self) -> float:
-        """Tokens a second while at least 95 % of the concurrency ran; all requests together."""
-        return self.figures.steady_tok_s if self.figures else math.nan
-
-    @property
-    def whole_tok_s(self) -> float:
-        """Tokens a second from the first request's start to the last one's end."""
-        return self.figures.whole_tok_s if self.figures else math.nan
-
-    @property
-    def decode_tok_s(self) -> float:
-        """Tokens a second of one request after its first."""
-        return self.figures.decode_tok_s if self.figures else math.nan
-
-    @property
-    def ttft_ms(self) -> Summary | None:
-        """Time to the first token."""
-        return self.figures.ttft_ms if self.figures else None
-
-    @property
-    def tpot_ms(self) -> Summary | None:
-        """Time per token after it."""
-        return self.figures.tpot_ms if self.figures else None
-
-    @property
-    def step_ms(self) -> float:
-        """Time of one verify step."""
-        return self.figures.step_ms if self.figures else math.nan
-
-    @property
     def mal(self) -> float:
         """Mean acceptance length, in tokens a step."""
-        return self.figures.acceptance.mal if self.figures and self.figures.acceptance else math.nan
-
-    @property
-    def mal_error(self) -> float:
-        """Its standard error."""
-        return self.figures.acceptance.error if self.figures and self.figures.acceptance else math.nan
+        return self.acceptance.mal if self.acceptance else math.nan
 
 
 def cells(run: Run, check: str = "") -> tuple[CellFigures, ...]:
@@ -102,12 +59,14 @@ def _cell(observation: Observation, speed: float) -> CellFigures:
     categories = {sample.category for sample in observation.counted}
     spec = _speculation(observation.before, observation.after)
     # counters that restarted are of no use; the client's times still are
-    judged = observation if spec else msgspec.structs.replace(observation, before=None, after=None)
+    judged = observation
+    if not (spec and observation.counted):
+        judged = msgspec.structs.replace(observation, before=None, after=None)
     return CellFigures(
+        **vars(figures(judged, speed)),
         observation=observation,
         key=observation.cell.key,
         category=observation.cell.tags.get("category") or (categories.pop() if len(categories) == 1 else ""),
-        figures=figures(judged, speed) if observation.counted else None,
         speculation=spec,
         hit_rate=_hits(observation.before, observation.after),
         trouble=tuple(trouble.cause for trouble in troubles(observation)),

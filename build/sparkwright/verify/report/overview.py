@@ -57,7 +57,7 @@ class Level(NamedTuple):
 
 def levels(found: Sequence[CellFigures], speed: float) -> list[Level]:
     """Return the speed by concurrency, of the sweep's cells that count."""
-    counting = (cell for cell in found if cell.figures and not cell.trouble)
+    counting = (cell for cell in found if cell.observation.counted and not cell.trouble)
     swept = [cell for cell in counting if cell.observation.cell.check == "sweep"]
     made = []
     for concurrency in sorted({cell.concurrency for cell in swept}):
@@ -102,7 +102,7 @@ def _speeds(swept: Sequence[CellFigures], alone: Sequence[CellFigures], speed: f
         return
     level = f"{at_c(alone[0].concurrency)}, by category"
     yield from _range("One request", [c.decode_tok_s for c in alone], "tokens/s", level)
-    firsts = [cell.ttft_ms.p50 for cell in alone if cell.ttft_ms]
+    firsts = [cell.ttft_ms.p50 for cell in alone]
     blurred = f"; {speed:g} times the client's own error is in it" if speed != 1 else ""
     yield from _range("First token", firsts, "ms", f"median, {level}{blurred}")
     yield from _range("Acceptance", [cell.mal for cell in alone], "tokens a step", level)

@@ -273,12 +273,8 @@ class ResponseBuilder:
         return self.event([choice], self._running())
 
     def closing(self, *, more: int = 0) -> dict[str, Any]:
-        """Return the last event: the count, and in newer versions the acceptance."""
-        event = self.event([], usage_of(self.request, self.settings, more=more))
-        metrics = self._metrics()
-        if metrics:
-            event["metrics"] = metrics
-        return event
+        """Return the last event: the count."""
+        return self.event([], usage_of(self.request, self.settings, more=more))
 
     def whole(self, deltas: Sequence[StreamDelta], *, more: int = 0) -> dict[str, Any]:
         """Return the response in one body, for a request without streaming."""
@@ -296,9 +292,6 @@ class ResponseBuilder:
         one["token_ids"] = tokens if self._with_ids else None
         body = self.event([one], usage_of(self.request, self.settings, more=more))
         body["object"] = "chat.completion" if self.params.chat else "text_completion"
-        metrics = self._metrics()
-        if metrics:
-            body["metrics"] = metrics
         return body
 
     # Fields ----------------------------------------------------------------------------------------------
@@ -377,23 +370,3 @@ class ResponseBuilder:
                 for choice in choices
             ]
         }
-
-    def _metrics(self) -> dict[str, Any] | None:
-        """Return the acceptance of this one request (vLLM 0.33)."""
-        settings, steps = self.settings, self.request.steps
-        if settings.dialect == "0.24" or not (settings.spec_metrics and settings.k and steps):
-            return None
-        accepted = sum(steps)
-        speculative: dict[str, Any] = {
-            "mean_acceptance_length": 1 + accepted / len(steps),
-            "draft_acceptance_rate": accepted / (settings.k * len(steps)),
-            "acceptance_histogram": [steps.count(count) for count in range(settings.k + 1)],
-            "num_spec_steps": len(steps),
-            "num_accepted_draft_tokens": accepted,
-            "num_draft_tokens": settings.k * len(steps),
-            "num_spec_tokens": settings.k,
-        }
-        if settings.spec_metrics == "detailed":
-            speculative["per_step_accepted"] = list(steps)
-            speculative["per_step_drafted"] = [settings.k] * len(steps)
-        return {"speculative_decoding": speculative}

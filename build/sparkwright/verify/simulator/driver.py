@@ -52,7 +52,6 @@ class Clock:
 
 
 DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-_REPORT_S: Final = 10.0  # between two lines of figures in the log
 _AT_ONCE: Final = 8  # deltas that are delivered before new requests are admitted
 _GRACE_S: Final = 0.5  # real seconds from the engine's death to the server's, for error responses
 
@@ -145,44 +144,3 @@ class Driver:
         """End the server with *status*."""
         if not self.exit_status.done():
             self.exit_status.set_result(status)
-
-    async def report(self) -> None:
-        """Log figures every ten seconds while requests run, as vLLM does."""
-        before = self._totals()
-        while not self.dead:
-            await self.clock.sleep(_REPORT_S)
-            now = self._totals()
-            if now != before and all(new >= old for new, old in zip(now, before, strict=True)):
-                self._figures([new - old for new, old in zip(now, before, strict=True)])
-            before = now
-
-    def _totals(self) -> tuple[int, ...]:
-        counters = self.engine.counters
-        return (
-            counters.prompt,
-            counters.generated,
-            counters.drafts,
-            counters.draft_tokens,
-            counters.accepted,
-            counters.prefix_queries,
-            counters.prefix_hits,
-        )
-
-    def _figures(self, since: list[int]) -> None:
-        prompt, generated, drafts, drafted, accepted, queries, hits = since
-        engine = self.engine
-        self.log.write(
-            f"Engine 000: Avg prompt throughput: {prompt / _REPORT_S:.1f} tokens/s, Avg generation "
-            f"throughput: {generated / _REPORT_S:.1f} tokens/s, Running: {len(engine.running)} reqs, "
-            f"Waiting: {len(engine.waiting)} reqs, GPU KV cache usage: {100 * engine.pool.usage:.1f}%, "
-            f"Prefix cache hit rate: {100 * hits / max(1, queries):.1f}%",
-            where="loggers.py:271",
-        )
-        if drafts:
-            self.log.write(
-                f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / drafts:.2f}, Accepted "
-                f"throughput: {accepted / _REPORT_S:.2f} tokens/s, Drafted throughput: "
-                f"{drafted / _REPORT_S:.2f} tokens/s, Accepted: {accepted} tokens, Drafted: {drafted} "
-                f"tokens, Avg Draft acceptance rate: {100 * accepted / drafted:.1f}%",
-                where="metrics.py:101",
-            )

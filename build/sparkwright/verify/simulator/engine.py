@@ -124,13 +124,6 @@ class BlockPool:
                 self._idle[name] = None
         block_table.shared, block_table.private = [], 0
 
-    def reset(self) -> bool:
-        """Empty the cache; refused while a request holds a block, as in vLLM."""
-        if self.used:
-            return False
-        self._idle.clear()
-        return True
-
 
 @dataclass(frozen=True)
 class StreamDelta:
@@ -143,16 +136,6 @@ class StreamDelta:
 
     choices: tuple[Choice, ...]
     finish: str = ""
-
-
-@dataclass
-class Spans:
-    """Simulated times of a request, in seconds; -1 before they come."""
-
-    arrived: float
-    scheduled: float = -1
-    first: float = -1
-    last: float = -1
 
 
 @dataclass(eq=False)
@@ -168,7 +151,6 @@ class Request:
         generator: generator of its output.
         category: category of its prompt.
         identity: source of the draws that decide acceptance.
-        spans: times of its stages.
         limit: a fault ends it after so many tokens; 0 for none.
         limit_finish: the finish reason in that case.
         computed: tokens whose keys and values are in the cache.
@@ -187,7 +169,6 @@ class Request:
     generator: TokenGenerator
     category: str
     identity: int
-    spans: Spans
     limit: int = 0
     limit_finish: str = ""
     computed: int = 0
@@ -304,7 +285,7 @@ class Engine:
             EngineDeadError: a fault ended the engine.
             OutOfMemoryError: a fault ended the server.
         """
-        plan = self._schedule(now)
+        plan = self._schedule()
         self._effects.check_batch(len(plan.decodes), self._decoded)
         self._decoded = len(plan.decodes)
         self._steps += 1
@@ -316,12 +297,12 @@ class Engine:
             if not request.missing:
                 deltas.append((request, self._generate(request, 1, batch)))
             self._fill(request)
-        self._settle(plan, deltas, now + seconds)
+        self._settle(deltas)
         return EngineStep(seconds, tuple(deltas))
 
     # Scheduling -----------------------------------------------------------------------------------------
 
-    def _schedule(self, now: float) -> _StepPlan:
+    def _schedule(self) -> _StepPlan:
         plan = _StepPlan(self.settings.max_batched_tokens)
         preemptions = self.counters.preemptions
         index = 0
@@ -329,7 +310,7 @@ class Engine:
             self._schedule_running(self.running[index], plan)
             index += 1
         if self.counters.preemptions == preemptions:
-            self._admit(plan, now)
+            self._admit(plan)
         return plan
 
     def _schedule_running(self, request: Request, plan: _StepPlan) -> None:
@@ -357,7 +338,7 @@ class Engine:
         self.counters.preemptions += 1
         self.waiting.appendleft(request)
 
-    def _admit(self, plan: _StepPlan, now: float) -> None:
+    def _admit(self, plan: _StepPlan) -> None:
         """Start waiting requests, first come first served, while the budget and the blocks allow."""
         while self.waiting and len(self.running) < self.settings.max_num_seqs and plan.budget > 0:
             request = self.waiting[0]
@@ -373,7 +354,6 @@ class Engine:
             plan.prefills.append((request, count))
             if request.cached < 0:
                 request.cached = hit
-                request.spans.scheduled = max(now, request.spans.arrived)
                 self.counters.prefix_queries += len(request.tokens)
                 self.counters.prefix_hits += hit
 
@@ -428,18 +408,14 @@ class Engine:
             for name in request.hashes[len(request.block_table.shared) : request.computed // BLOCK]:
                 self.pool.cache_block(request.block_table, name)
 
-    def _settle(self, plan: _StepPlan, deltas: list[tuple[Request, StreamDelta]], end: float) -> None:
+    def _settle(self, deltas: list[tuple[Request, StreamDelta]]) -> None:
         """Count the tokens of the step, and release finished requests."""
-        counters = self.counters
-        prefilled = sum(count for _, count in plan.prefills)
-        generated = sum(len(delta.choices) for _, delta in deltas)
-        counters.iteration(prefilled, generated)
         for request, delta in deltas:
-            counters.tokens(request, len(delta.choices), end)
+            self.counters.tokens(request, len(delta.choices))
             if delta.finish:
                 self.running.remove(request)
                 self.pool.release(request.block_table)
-                counters.finished(request)
+                self.counters.success[delta.finish] += 1
 
 
 def _blocks(tokens: int) -> int:

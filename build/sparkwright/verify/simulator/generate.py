@@ -20,7 +20,7 @@ import msgspec
 from sparkwright.verify.arrival import arrivals_of
 from sparkwright.verify.simulator.api import ApiError, ResponseBuilder
 from sparkwright.verify.simulator.driver import DEAD
-from sparkwright.verify.simulator.engine import Request, Spans
+from sparkwright.verify.simulator.engine import Request
 from sparkwright.verify.simulator.language import (
     Sampling,
     TokenGenerator,
@@ -240,8 +240,8 @@ def sampling_of(params: RequestParams, settings: Settings, number: int) -> Sampl
     )
 
 
-def make_request(params: RequestParams, settings: Settings, number: int, now: float) -> Request:
-    """Return the engine's request for *params*, which arrived at the simulated time *now*."""
+def make_request(params: RequestParams, settings: Settings, number: int) -> Request:
+    """Return the engine's request for *params*."""
     text = params.text or text_of(params.tokens)
     limit, reason = 0, ""
     for name, finish in (("early-stop", "stop"), ("abort", "abort")):
@@ -259,7 +259,6 @@ def make_request(params: RequestParams, settings: Settings, number: int, now: fl
         generator=TokenGenerator(params.tokens, answer_to(text), sampling_of(params, settings, number)),
         category=category_of(text),
         identity=identity,
-        spans=Spans(now),
         limit=limit,
         limit_finish=reason,
     )
@@ -289,7 +288,7 @@ class Generation:
         self, driver: Driver, params: RequestParams, number: int, received_ns: int, accepted_ns: int
     ) -> None:
         self._driver, self._params, self._settings = driver, params, driver.settings
-        self.request = make_request(params, driver.settings, number, driver.clock.now())
+        self.request = make_request(params, driver.settings, number)
         faults = driver.settings.faults
         self.trace = RequestTrace(
             id=self.request.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sparkwright.verify.simulator.settings import plan_memory
 
@@ -17,52 +17,22 @@ if TYPE_CHECKING:
 
 _GRAPH_MODE: Final = "FULL_AND_PIECEWISE"
 _LARGEST: Final = 512
-# Source files and lines of the messages, by dialect.
-_PLACES: Final = {
-    "args": ("api_utils.py:273", "startup.py:96"),
-    "length": ("model.py:1725", "model.py:2210"),
-    "chunked": ("scheduler.py:252", "scheduler.py:310"),
-    "config": ("core.py:114", "core.py:131"),
-    "v2": ("gpu_worker.py:331", "gpu_worker.py:513"),
-    "load": ("gpu_model_runner.py:5160", "gpu_model_runner.py:4998"),
-    "backend": ("cuda.py:480", "cuda.py:508"),
-    "weights": ("default_loader.py:430", "default_loader.py:506"),
-    "drafter": ("gpu_model_runner.py:5184", "gpu_model_runner.py:5021"),
-    "loaded": ("gpu_model_runner.py:5255", "gpu_model_runner.py:5088"),
-    "loaded-v2": ("model_runner.py:302", "model_runner.py:428"),
-    "compile": ("monitor.py:53", "monitor.py:61"),
-    "profile": ("gpu_model_runner.py:6488", "gpu_model_runner.py:6301"),
-    "estimate": ("gpu_model_runner.py:6594", "gpu_model_runner.py:6409"),
-    "kv": ("gpu_worker.py:508", "gpu_worker.py:772"),
-    "tokens": ("kv_cache_utils.py:2146", "kv_cache_utils.py:1148"),
-    "most": ("kv_cache_utils.py:2147", ""),
-    "captured": ("gpu_model_runner.py:6662", "gpu_model_runner.py:6516"),
-    "captured-v2": ("model_runner.py:726", "model_runner.py:1163"),
-    "pool": ("gpu_worker.py:667", "gpu_worker.py:934"),
-    "use": ("gpu_worker.py:731", "gpu_worker.py:1066"),
-    "profiled": ("gpu_worker.py:523", "gpu_worker.py:787"),
-    "init": ("core.py:337", "core.py:402"),
-    "serve": ("api_server.py:581", "entry.py:139"),
-    "failed": ("core.py:1165", "core.py:1288"),
-}
 
 
-class LogLine:
+class LogLine(NamedTuple):
     """One line of the log.
 
-    Args:
-        place: key of the source file and line that write it; empty for a progress bar.
+    Attributes:
+        where: the source file and line of vLLM 0.24 that write it; empty for a progress bar.
         text: its message.
         level: its log level.
         engine: the engine's process writes it, not the API server's.
     """
 
-    def __init__(self, place: str, text: str, level: str = "INFO", *, engine: bool = True) -> None:
-        self.place, self.text, self.level, self.engine = place, text, level, engine
-
-    def where(self, dialect: str) -> str:
-        """Return source file and line in *dialect*, empty if it has none."""
-        return _PLACES[self.place][0 if dialect == "0.24" else 1] if self.place else ""
+    where: str
+    text: str
+    level: str = "INFO"
+    engine: bool = True
 
 
 def capture_sizes(settings: Settings) -> tuple[int, ...]:
@@ -113,13 +83,13 @@ def _configuration(settings: Settings) -> Iterator[LogLine]:
     }
     if settings.k:
         arguments["speculative_config"] = {"method": settings.method, "num_speculative_tokens": settings.k}
-    yield LogLine("args", f"non-default args: {arguments}", engine=False)
-    yield LogLine("length", f"Using max model len {settings.max_model_len}", engine=False)
+    yield LogLine("api_utils.py:273", f"non-default args: {arguments}", engine=False)
+    yield LogLine("model.py:1725", f"Using max model len {settings.max_model_len}", engine=False)
     text = f"Chunked prefill is enabled with max_num_batched_tokens={settings.max_batched_tokens}."
-    yield LogLine("chunked", text, engine=False)
+    yield LogLine("scheduler.py:252", text, engine=False)
     sizes = list(capture_sizes(settings))
     yield LogLine(
-        "config",
+        "core.py:114",
         f"Initializing a V1 LLM engine (v{settings.version}) with config: model='{settings.model}', "
         f"speculative_config={_speculative(settings)}, tokenizer='{settings.model}', dtype=torch.bfloat16, "
         f"max_seq_len={settings.max_model_len}, load_format=auto, tensor_parallel_size=1, "
@@ -131,24 +101,26 @@ def _configuration(settings: Settings) -> Iterator[LogLine]:
         f"'max_cudagraph_capture_size': {sizes[-1]}}}",
     )
     if settings.runner == "v2":
-        yield LogLine("v2", "Using V2 Model Runner")
+        yield LogLine("gpu_worker.py:331", "Using V2 Model Runner")
 
 
 def _loading(settings: Settings) -> Iterator[LogLine]:
-    yield LogLine("load", f"Starting to load model {settings.model}...")
+    yield LogLine("gpu_model_runner.py:5160", f"Starting to load model {settings.model}...")
     others = "['FLASHINFER', 'FLASH_ATTN', 'TRITON_ATTN', 'FLEX_ATTENTION']"
-    yield LogLine("backend", f"Using FLASHINFER attention backend out of potential backends: {others}.")
-    yield LogLine("weights", "Loading weights took 41.37 seconds")
+    yield LogLine("cuda.py:480", f"Using FLASHINFER attention backend out of potential backends: {others}.")
+    yield LogLine("default_loader.py:430", "Loading weights took 41.37 seconds")
     if settings.k:
-        yield LogLine("drafter", "Loading drafter model...")
+        yield LogLine("gpu_model_runner.py:5184", "Loading drafter model...")
         others = "['FLASH_ATTN', 'FLASHINFER', 'TRITON_ATTN', 'FLEX_ATTENTION']"
-        yield LogLine("backend", f"Using FLASH_ATTN attention backend out of potential backends: {others}.")
-        yield LogLine("weights", "Loading weights took 3.52 seconds")
+        yield LogLine(
+            "cuda.py:480", f"Using FLASH_ATTN attention backend out of potential backends: {others}."
+        )
+        yield LogLine("default_loader.py:430", "Loading weights took 3.52 seconds")
     v2 = settings.runner == "v2"
     memory = " memory" if not v2 or settings.dialect != "0.24" else ""
     text = f"Model loading took {settings.weights_gib} GiB{memory} and 47.128843 seconds"
-    yield LogLine("loaded-v2" if v2 else "loaded", text)
-    yield LogLine("compile", "torch.compile took 31.26 s in total")
+    yield LogLine("model_runner.py:302" if v2 else "gpu_model_runner.py:5255", text)
+    yield LogLine("monitor.py:53", "torch.compile took 31.26 s in total")
 
 
 def _sharing(settings: Settings) -> Iterator[LogLine]:
@@ -158,9 +130,11 @@ def _sharing(settings: Settings) -> Iterator[LogLine]:
         text = (
             f"PIECEWISE={len(sizes)} (largest={sizes[-1]}), FULL={len(full)} (largest={max(full, default=0)})"
         )
-        yield LogLine("profile", f"Profiling CUDA graph memory: {text}")
-        yield LogLine("estimate", f"Estimated CUDA graph memory: {memory.graphs_gib:.2f} GiB total")
-    yield LogLine("kv", f"Available KV cache memory: {memory.kv_gib} GiB")
+        yield LogLine("gpu_model_runner.py:6488", f"Profiling CUDA graph memory: {text}")
+        yield LogLine(
+            "gpu_model_runner.py:6594", f"Estimated CUDA graph memory: {memory.graphs_gib:.2f} GiB total"
+        )
+    yield LogLine("gpu_worker.py:508", f"Available KV cache memory: {memory.kv_gib} GiB")
     if settings.runner == "v1" and memory.graphs_gib > 0:
         used, share = settings.utilization, memory.graphs_gib / settings.total_gib
         text = (
@@ -170,15 +144,15 @@ def _sharing(settings: Settings) -> Iterator[LogLine]:
             f"the same effective KV cache size as before, increase --gpu-memory-utilization to "
             f"{used + share:.4f}. To disable, set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0."
         )
-        yield LogLine("profiled", text)
+        yield LogLine("gpu_worker.py:523", text)
     size = f"GPU KV cache size: {memory.kv_tokens:,} tokens"
     times = memory.kv_tokens / settings.max_model_len
     most = f"Maximum concurrency for {settings.max_model_len:,} tokens per request: {times:.2f}x"
     if settings.dialect == "0.24":
-        yield LogLine("tokens", size)
-        yield LogLine("most", most)
+        yield LogLine("kv_cache_utils.py:2146", size)
+        yield LogLine("kv_cache_utils.py:2147", most)
     else:
-        yield LogLine("tokens", f"{size}, {most}")
+        yield LogLine("kv_cache_utils.py:2146", f"{size}, {most}")
 
 
 def _capturing(settings: Settings) -> Iterator[LogLine]:
@@ -189,19 +163,19 @@ def _capturing(settings: Settings) -> Iterator[LogLine]:
     for kind, sizes in zip(kinds, captured_sizes(settings), strict=True):
         many = f"{len(sizes)}/{len(sizes)} [00:01<00:00, 41.08it/s]"
         yield LogLine("", f"Capturing CUDA graphs ({kind}): 100%|██████████| {many}")
-    place = "captured-v2" if v2 else "captured"
-    yield LogLine(place, f"Graph capturing finished in 24 secs, took {actual:.2f} GiB")
+    where = "model_runner.py:726" if v2 else "gpu_model_runner.py:6662"
+    yield LogLine(where, f"Graph capturing finished in 24 secs, took {actual:.2f} GiB")
     if settings.runner == "v1":
         apart = memory.graphs_gib - actual
         text = (
             f"CUDA graph pool memory: {actual:.2f} GiB (actual), {memory.graphs_gib:.2f} GiB (estimated), "
             f"difference: {abs(apart):.2f} GiB ({abs(apart) / actual:.1%})."
         )
-        yield LogLine("pool", text)
+        yield LogLine("gpu_worker.py:667", text)
     level = "DEBUG" if settings.dialect == "0.24" else "INFO"
-    yield LogLine("use", _use(settings, memory), level)
+    yield LogLine("gpu_worker.py:731", _use(settings, memory), level)
     text = "init engine (profile, create kv cache, warmup model) took 96.41 s (compilation: 31.26 s)"
-    yield LogLine("init", text)
+    yield LogLine("core.py:337", text)
 
 
 def _use(settings: Settings, memory: MemoryPlan) -> str:
@@ -234,11 +208,11 @@ def failing_lines(settings: Settings) -> tuple[LogLine, ...]:
     else:
         return ()
     return (
-        LogLine("failed", "EngineCore failed to start.", "ERROR"),
-        LogLine("failed", "Traceback (most recent call last):", "ERROR"),
-        LogLine("failed", reason, "ERROR"),
+        LogLine("core.py:1165", "EngineCore failed to start.", "ERROR"),
+        LogLine("core.py:1165", "Traceback (most recent call last):", "ERROR"),
+        LogLine("core.py:1165", reason, "ERROR"),
         LogLine(
-            "serve",
+            "api_server.py:581",
             "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
             "ERROR",
             engine=False,
@@ -249,8 +223,8 @@ def failing_lines(settings: Settings) -> tuple[LogLine, ...]:
 class Log:
     """A writer of log lines to a file, or to the standard error stream."""
 
-    def __init__(self, path: Path | None, clock: Clock, dialect: str, pids: tuple[int, int]) -> None:
-        self._clock, self._dialect = clock, dialect
+    def __init__(self, path: Path | None, clock: Clock, pids: tuple[int, int]) -> None:
+        self._clock = clock
         self.server_pid, self.engine_pid = pids
         self._logger = logging.Logger("simulator")  # noqa: LOG001 - independent of the logging hierarchy
         handler = logging.StreamHandler() if path is None else logging.FileHandler(path, encoding="utf-8")
@@ -258,7 +232,7 @@ class Log:
 
     def line(self, line: LogLine) -> None:
         """Write one of vLLM's lines."""
-        self.write(line.text, where=line.where(self._dialect), level=line.level, engine=line.engine)
+        self.write(line.text, where=line.where, level=line.level, engine=line.engine)
 
     def write(self, text: str, *, where: str, level: str = "INFO", engine: bool = False) -> None:
         """Write a line of the API server's process, or of the engine's; without a place, only its text."""

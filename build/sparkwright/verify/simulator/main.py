@@ -31,7 +31,7 @@ async def serve(settings: Settings) -> int:
     """Boot, listen, and serve until a signal or the engine's death; returns the exit status."""
     clock = Clock(settings.speed)
     child = _start_engine(settings)
-    log = Log(settings.log, clock, settings.dialect, (os.getpid(), child.pid if child else os.getpid()))
+    log = Log(settings.log, clock, (os.getpid(), child.pid if child else os.getpid()))
     truth = TraceFile(settings.truth)
     try:
         if not await _boot(settings, clock, log):
@@ -165,13 +165,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 @click.option("--prefix-caching/--no-prefix-caching", default=True, help="Reuse cached blocks.")
 @click.option("--prompt-details/--no-prompt-details", default=True, help="Include cached tokens in usage.")
 @click.option("--reasoning", is_flag=True, help="Begin chat output with reasoning.")
-@click.option(
-    "--per-request-spec-decode-metrics",
-    "spec_metrics",
-    default="",
-    type=click.Choice(["", "summary", "detailed"]),
-    help="Acceptance on each response (0.33).",
-)
 @click.option("--boot-seconds", "boot_s", default=_DEFAULTS.boot_s, help="Simulated time until it is ready.")
 @click.option("--step-ms", default="", help="BASE,REQUEST,CONTEXT,PREFILL: duration of a step.")
 @click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Fault to switch on.")

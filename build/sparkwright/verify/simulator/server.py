@@ -13,8 +13,8 @@ from sparkwright.verify.arrival import arrivals_of, listen
 from sparkwright.verify.simulator.api import ApiError, parse_params, template
 from sparkwright.verify.simulator.driver import Driver
 from sparkwright.verify.simulator.generate import Generation
-from sparkwright.verify.simulator.language import encode, text_of
-from sparkwright.verify.simulator.metrics import ProcessTimes, render_metrics
+from sparkwright.verify.simulator.language import encode
+from sparkwright.verify.simulator.metrics import render_metrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -57,16 +57,11 @@ class SimulatedServer:
         application.add_routes(
             [
                 web.get("/health", self._health),
-                web.get("/ping", self._health),
-                web.post("/ping", self._health),
                 web.get("/version", self._version),
                 web.get("/v1/models", self._models),
                 web.post("/v1/completions", self._completions),
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/tokenize", self._tokenize),
-                web.post("/detokenize", self._detokenize),
-                web.post("/reset_prefix_cache", self._reset),
-                web.get("/server_info", self._info),
             ]
         )
         if "no-metrics" not in self._settings.faults:
@@ -160,12 +155,6 @@ class SimulatedServer:
             }
         )
 
-    async def _detokenize(self, http: web.Request) -> web.Response:
-        from aiohttp import web
-
-        body = await self._json(http)
-        return web.json_response({"prompt": text_of(body.get("tokens", []))})
-
     # Status ----------------------------------------------------------------------------------------------
 
     async def _health(self, _http: web.Request) -> web.Response:
@@ -194,35 +183,11 @@ class SimulatedServer:
         }
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _reset(self, _http: web.Request) -> web.Response:
-        from aiohttp import web
-
-        self._driver.engine.pool.reset()
-        return web.Response()
-
-    async def _info(self, http: web.Request) -> web.Response:
-        from aiohttp import web
-
-        settings = self._settings
-        config: dict[str, Any] = {
-            "model": settings.model,
-            "max_model_len": settings.max_model_len,
-            "max_num_seqs": settings.max_num_seqs,
-            "speculative_config": (
-                {"method": settings.method, "num_speculative_tokens": settings.k} if settings.k else None
-            ),
-        }
-        as_json = http.query.get("config_format") == "json"
-        return web.json_response(
-            {"vllm_config": config if as_json else str(config), "vllm_env": {}, "system_env": {}}
-        )
-
     async def _metrics(self, _http: web.Request) -> web.Response:
         from aiohttp import web
 
         driver = self._driver
-        times = ProcessTimes(driver.started_s, driver.clock.wall() - driver.started_s)
-        text = render_metrics(driver.engine, times)
+        text = render_metrics(driver.engine, driver.started_s)
         return web.Response(body=text.encode(), headers={"Content-Type": _PLAIN})
 
 
@@ -241,13 +206,13 @@ async def listening(
         shutdown_timeout=0.2,
     )
     await runner.setup()
-    tasks: list[asyncio.Task[None]] = []
+    stepping: asyncio.Task[None] | None = None
     try:
         site = web.SockSite(runner, listen(settings.host, settings.port, _BACKLOG), backlog=_BACKLOG)
         await site.start()
-        tasks += [asyncio.create_task(driver.run()), asyncio.create_task(driver.report())]
+        stepping = asyncio.create_task(driver.run())
         yield driver, f"http://{settings.host}:{runner.addresses[0][1]}"
     finally:
-        for task in tasks:
-            task.cancel()
+        if stepping is not None:
+            stepping.cancel()
         await runner.cleanup()

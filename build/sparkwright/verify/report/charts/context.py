@@ -57,7 +57,7 @@ _FIRST_TOKEN = _ContextMeasure(
     "Time to first token over prompt length",
     "ms, median",
     "Cached prompts should answer sooner than cold ones; if not, the cache was not used.",
-    lambda cell: cell.ttft_ms.p50 if cell.ttft_ms else math.nan,
+    lambda cell: cell.ttft_ms.p50,
 )
 
 
@@ -117,7 +117,7 @@ def _row(cell: CellFigures) -> tuple[str, ...]:
         number(_tokens(cell)),
         str(len(cell.observation.counted)),
         number(cell.mal),
-        number(cell.ttft_ms.p50 if cell.ttft_ms else math.nan),
+        number(cell.ttft_ms.p50),
         share(cell.hit_rate),
         "; ".join(cell.trouble),
     )

@@ -81,14 +81,6 @@ def categories(found: Sequence[CellFigures]) -> dict[str, int]:
     return styles | {name: (len(CATEGORIES) + index) % 6 for index, name in enumerate(others)}
 
 
-def _ttft(cell: CellFigures) -> float:
-    return cell.ttft_ms.p50 if cell.ttft_ms else math.nan
-
-
-def _tpot(cell: CellFigures) -> float:
-    return cell.tpot_ms.p50 if cell.tpot_ms else math.nan
-
-
 def _highest(measure: _SweepMeasure, found: list[CellFigures]) -> str:
     best = max(found, key=measure.value)
     return f"Highest: {number(measure.value(best))} {measure.short_unit} ({_place(best)})."
@@ -132,7 +124,7 @@ _MEASURES = (
         "ttft",
         "Time to first token",
         "ms, median, logarithmic",
-        _ttft,
+        lambda cell: cell.ttft_ms.p50,
         logarithmic,
         "From the request to the first chunk with a generated token.",
         _edges,
@@ -141,7 +133,7 @@ _MEASURES = (
         "tpot",
         "Time per output token",
         "ms, median",
-        _tpot,
+        lambda cell: cell.tpot_ms.p50,
         linear,
         "Of one request, after its first token.",
         _edges,
@@ -232,15 +224,14 @@ _COLUMNS = (
 
 
 def _row(cell: CellFigures) -> tuple[str, ...]:
-    ttft, tpot = cell.ttft_ms, cell.tpot_ms
     values = (
         float(len(cell.observation.counted)),
         cell.steady_tok_s,
         cell.whole_tok_s,
-        ttft.p50 if ttft else math.nan,
-        ttft.p95 if ttft else math.nan,
-        tpot.p50 if tpot else math.nan,
-        tpot.p95 if tpot else math.nan,
+        cell.ttft_ms.p50,
+        cell.ttft_ms.p95,
+        cell.tpot_ms.p50,
+        cell.tpot_ms.p95,
         cell.step_ms,
         cell.mal,
     )

@@ -8,39 +8,17 @@ import time
 from pathlib import Path
 
 import pytest
-from http_index import Fault, RunningIndex
+from http_index import DATA, NAME, Fault
 
 from sparkwright.base.errors import DigestError, FetchError
-from sparkwright.lock import Artifact
-from sparkwright.store import open_store
 from sparkwright.upstream.download import adopt_copy, fetch_artifact
 from sparkwright.upstream.index import find, locate, remote_size
 from sparkwright.upstream.settings import IndexSettings
-
-NAME = "vllm-1.0.tar.gz"
-DATA = bytes(range(256)) * 1000
-
-
-@pytest.fixture
-def index():
-    with RunningIndex() as running:
-        running.add(NAME, DATA)
-        yield running
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(tmp_path / "home")
 
 
 @pytest.fixture
 def settings(index):
     return IndexSettings(index_url=index.url, timeout_s=1, attempts=2, backoff_s=0.01)
-
-
-@pytest.fixture
-def artifact(index):
-    return Artifact(filename=NAME, sha256=index.digests[NAME], size=len(DATA))
 
 
 # Local files -------------------------------------------------------------------------------

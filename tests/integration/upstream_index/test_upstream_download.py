@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -11,41 +10,20 @@ import time
 from pathlib import Path
 
 import pytest
-from http_index import Fault, RunningIndex
+from http_index import DATA, NAME, Fault, RunningIndex
 
 import sparkwright
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, StorageError
 from sparkwright.base.events import subscribe
 from sparkwright.lock import Artifact
-from sparkwright.store import open_store
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.index import find, locate, remote_size
 from sparkwright.upstream.settings import IndexSettings
-
-NAME = "vllm-1.0.tar.gz"
-DATA = random.Random(1).randbytes(700_000)
-
-
-@pytest.fixture
-def index():
-    with RunningIndex() as running:
-        running.add(NAME, DATA)
-        yield running
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(tmp_path / "home")
 
 
 @pytest.fixture
 def settings(index):
     return IndexSettings(index_url=index.url, timeout_s=2, attempts=3, backoff_s=0.01)
-
-
-@pytest.fixture
-def artifact(index):
-    return Artifact(filename=NAME, sha256=index.digests[NAME], size=len(DATA))
 
 
 @pytest.fixture
