@@ -67,9 +67,9 @@ def command(
     """Follow upstream: what is new, and what it does to every carry.
 
     The patchset is merged onto upstream's newest release and newest commit. Where an outcome changed, the
-    upstream commit that changed it is searched for by merges. Each carry is judged by its probe on both trees.
-    The wheel is built with the carries that are good, audited and rehearsed. A second run with nothing new
-    does nothing.
+    upstream commit that changed it is searched for by merges. Each carry is judged by its probe on both
+    trees. The wheel is built with the carries that are good, audited and rehearsed. A second run with
+    nothing new does nothing.
     """
     from sparkwright.nightly.follow import NightOptions, follow
     from sparkwright.nightly.state import open_state

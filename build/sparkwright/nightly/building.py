@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import BusyError, SparkwrightError, StorageError
 from sparkwright.base.events import emit, task
+from sparkwright.lock.bump import rewrite
 from sparkwright.nightly.model import NightBuild, NightRehearsal, Standing
 from sparkwright.pipeline import Checkout, apply, make_job
 from sparkwright.pipeline.checkout import LOCK_NAME
@@ -111,11 +113,7 @@ def lock_of(job: Job, target: Target) -> tuple[Lock, str]:
             return job.spec.lock, text
         bumped = propose(job.access, text, target.version)
         return bumped.lock, bumped.text
-    from sparkwright.pipeline.pins import pin_of
-
-    lock = pin_of(job.checkout, job.access, target.commit)
-    from sparkwright.lock.bump import rewrite
-
+    lock: Lock = import_module("sparkwright.pipeline.pins").pin_of(job.checkout, job.access, target.commit)
     return lock, rewrite(text, lock).text
 
 
@@ -131,14 +129,13 @@ def rehearse(built: Built, folder: Path) -> NightRehearsal:
     """Return the rehearsal of what was *built*; skipped where there is nothing to rehearse with."""
     if built.job is None or built.report is None:
         return NightRehearsal(status="skipped", reason=built.night.reason or "no wheel was built")
-    try:
-        from sparkwright.rehearsal import RehearsalOptions
-        from sparkwright.rehearsal import rehearse as run_rehearsal
-    except ImportError:
+    rehearsal = import_module("sparkwright.rehearsal")
+    if not hasattr(rehearsal, "rehearse"):
         return NightRehearsal(status="skipped", reason="this build of the project has no rehearsal")
     started = time.monotonic()
     try:
-        found = run_rehearsal(built.job, built.report, RehearsalOptions(out=folder / "rehearsal"))
+        wanted = rehearsal.RehearsalOptions(out=folder / "rehearsal")
+        found = rehearsal.rehearse(built.job, built.report, wanted)
     except _FATAL:
         raise
     except SparkwrightError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from packaging.version import InvalidVersion, Version
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from sparkwright.git import Repository
     from sparkwright.pipeline import Job
 
+_COMMITS, _PAGES = "sparkwright.upstream.commits", "sparkwright.upstream.commit_index"
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _FULL_ID = 40
 _KEPT = "refs/sparkwright/nightly/main"
@@ -59,27 +62,20 @@ class IndexWheels:
 
     def newest(self) -> str:
         """See `CommitWheels.newest`."""
-        from sparkwright.upstream.commits import nightly_commit
-
-        return nightly_commit(self.job.access)
+        return str(import_module(_COMMITS).nightly_commit(self.job.access))
 
     def version(self, commit: str) -> str | None:
         """See `CommitWheels.version`."""
-        from sparkwright.upstream.commit_index import find_wheel
-        from sparkwright.upstream.commits import known_wheel
-
-        platform = self.job.options.platform
-        wheel = known_wheel(self.job.access, commit, platform)
-        if wheel is None and not self.job.access.settings.offline:
-            wheel = find_wheel(commit, platform, self.job.access.settings)
-        return None if wheel is None else wheel.filename.split("-")[1]
+        access, platform = self.job.access, self.job.options.platform
+        wheel = import_module(_COMMITS).known_wheel(access, commit, platform)
+        if wheel is None and not access.settings.offline:
+            wheel = import_module(_PAGES).find_wheel(commit, platform, access.settings)
+        return None if wheel is None else str(wheel.filename).split("-")[1]
 
 
 def commit_wheels(job: Job) -> CommitWheels | None:
     """Return the client of upstream's wheels by commit, where this build of the project has one."""
-    from importlib.util import find_spec
-
-    return None if find_spec("sparkwright.upstream.commits") is None else IndexWheels(job)
+    return None if find_spec(_COMMITS) is None else IndexWheels(job)
 
 
 @dataclass
@@ -289,14 +285,14 @@ class Upstream:
         pull request from a closed one.
         """
         git = self.job.spec.lock.release.git
-        wanted = {
+        wanted: dict[tuple[str, int], tuple[str, str, str]] = {
             (carry.spec.pull.repository, carry.spec.pull.number): (carry.name, carry.spec.pull.head, "open")
             for carry in self.job.spec.carries
             if carry.spec.pull is not None
         }
-        for carry in self.job.spec.carries:
-            for entry in carry.spec.upstream:
-                wanted.setdefault((git, entry.pull), (carry.name, "", entry.state))
+        for one in self.job.spec.carries:
+            for entry in one.spec.upstream:
+                wanted.setdefault((git, entry.pull), (one.name, "", entry.state))
         heads: Heads = {}
         for repository in sorted({repository for repository, _ in wanted}):
             heads |= self._heads(repository, [number for where, number in wanted if where == repository])

@@ -223,12 +223,8 @@ class _Run:
         previous = former.outcome(carry.name)
         culprit = None if last is None or last.outcome is not outcome.kind else last.culprit
         if culprit is None and previous is not outcome.kind:
-            culprit = merging.culprit(
-                carry,
-                former.target,
-                alone=alone,
-                releases=lambda: self.upstream.between(former.target, target),
-            )
+            releases = partial(self.upstream.between, former.target, target)
+            culprit = merging.culprit(carry, former.target, alone=alone, releases=releases)
         mark = Mark(
             night=self.state.next_id(),
             date=self.date,
