@@ -192,10 +192,9 @@ class CarryNight(Model, frozen=True):
     @property
     def changed(self) -> bool:
         """Tell if outcome or judgement differ from the previous target's."""
-        return self.previous is not None and (self.previous, self.previous_judgement) != (
-            self.outcome,
-            self.judgement,
-        )
+        if self.previous is None:
+            return False
+        return self.previous is not self.outcome or self.previous_judgement not in {None, self.judgement}
 
 
 class PinMove(Model, frozen=True):
