@@ -15,6 +15,7 @@ from sparkwright.cli.session import WORK, Session, common_options, run_in_sessio
 from sparkwright.cli.tables import show_table
 
 if TYPE_CHECKING:
+    from sparkwright.nightly.deliver import Delivered
     from sparkwright.nightly.model import CarryNight, Night, TargetNight
     from sparkwright.pipeline.options import TargetOptions
 
@@ -47,6 +48,13 @@ _SHORT = 100
 @click.option(
     "--detailed-exit-code", is_flag=True, help=f"Exit with {_NOTHING_NEW} instead of 0 if nothing is new."
 )
+@click.option(
+    "--propose", is_flag=True, help="Write what is good into a branch, for a person to review; see --push."
+)
+@click.option("--propose-last", is_flag=True, help="Look for nothing new: propose what the last night found.")
+@click.option("--push", is_flag=True, help="Push the branches, in place of earlier ones of ours.")
+@click.option("--remote", default="origin", show_default=True, help="Push them there.")
+@click.option("--open-pr", is_flag=True, help="Push them, and open or update their pull requests with gh.")
 @job_options
 @common_options
 @run_in_session
@@ -62,6 +70,11 @@ def command(
     again: bool,
     date: str,
     detailed_exit_code: bool,
+    propose: bool,
+    propose_last: bool,
+    push: bool,
+    remote: str,
+    open_pr: bool,
     target: TargetOptions,
 ) -> None:
     """Follow upstream: what is new, and what it does to every carry.
@@ -69,12 +82,15 @@ def command(
     The patchset is merged onto upstream's newest release and newest commit. Where an outcome changed, the
     upstream commit that changed it is searched for by merges. Each carry is judged by its probe on both
     trees. The wheel is built with the carries that are good, audited and rehearsed. A second run with
-    nothing new does nothing.
+    nothing new does nothing. The report is written into .sparkwright/nightly/: report.html, .md and .json.
     """
+    from sparkwright.nightly.deliver import ProposalOptions, deliver, last_night
     from sparkwright.nightly.follow import NightOptions, follow
     from sparkwright.nightly.state import open_state
     from sparkwright.store import hold
 
+    proposing = ProposalOptions(push=push or open_pr, remote=remote, open_pr=open_pr)
+    proposing.check()
     job = session.job(target)
     work = session.checkout.root / WORK
     path = state or work / "nightly.sqlite"
@@ -93,12 +109,33 @@ def command(
         hold(path.with_name(path.name + ".lock"), "the nightly run of this checkout"),
         open_state(path) as nights,
     ):
-        night = follow(job, options, nights)
+        night = last_night(nights, job.spec.patchset) if propose_last else follow(job, options, nights)
+        wanted = proposing if propose or propose_last or push or open_pr else None
+        delivered = deliver(job, night, nights, options.folder, wanted)
     if session.as_json:
-        print_json(to_builtins(night))
+        print_json({**to_builtins(night), **to_builtins(delivered)})
     else:
         _show(night, path)
-    _finish(night, detailed=detailed_exit_code)
+        _show_delivered(delivered)
+    if not propose_last:
+        _finish(night, detailed=detailed_exit_code)
+
+
+def _show_delivered(delivered: Delivered) -> None:
+    for one in delivered.proposals:
+        if isinstance(one, str):
+            click.echo(printable(f"nothing is proposed for {one}"))
+            continue
+        for held in one.held:
+            click.echo(f"held     {held.carry}: {held.judgement} on {one.target}")
+        state = f"pushed to {one.pushed}" if one.pushed else "not pushed"
+        click.echo(f"branch   {one.branch}, {len(one.commits)} commits, {state}")
+        if one.pull_request:
+            click.echo(printable(f"         {one.pull_request}"))
+        elif not one.pushed:
+            click.echo(f"next     git log -p {one.base[:12]}..{one.branch}, then --propose-last --push")
+    for file in delivered.report:
+        click.echo(f"report   {file.path}, {file.size:,} bytes, SHA-256 {file.sha256}")
 
 
 def _finish(night: Night, *, detailed: bool) -> None:

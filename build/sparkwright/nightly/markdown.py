@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.text import clean
 from sparkwright.nightly import words
-from sparkwright.nightly.model import Standing
+from sparkwright.nightly.model import Standing, standing_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -160,7 +160,7 @@ def _commit(commit: str, upstream: str) -> str:
 
 
 def _strip(carry: CarryNight) -> str:
-    return "".join(_BARS[words.standing_of(mark.judgement)] for mark in carry.history[-_NIGHTS:])
+    return "".join(_BARS[standing_of(mark.judgement)] for mark in carry.history[-_NIGHTS:])
 
 
 def _proposal(one: Proposal | str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from sparkwright.base.text import clean
 from sparkwright.nightly import words
-from sparkwright.nightly.model import Judgement, Standing
+from sparkwright.nightly.model import Judgement, Standing, standing_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +95,7 @@ def _strip(history: Sequence[Mark]) -> dict[str, Any]:
     shown = history[-_NIGHTS:]
     bars = []
     for place, mark in enumerate(shown):
-        standing = words.standing_of(mark.judgement)
+        standing = standing_of(mark.judgement)
         high = _HEIGHTS[standing]
         label = f"{mark.date}, {mark.target}: {words.JUDGEMENTS[mark.judgement]}"
         bars.append((standing, place * (_CELL + _GAP), _HIGH - high, high, label))

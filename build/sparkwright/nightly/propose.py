@@ -147,7 +147,7 @@ class Proposer:
             return f"{target.label}: a revision is written against a release, and this is none with a lock"
         if "failed" in {found.build.status, found.rehearsal.status}:
             return f"{target.label}: its wheel or its rehearsal failed"
-        self._require_judged()
+        self._require_judged(found)
         notes: list[str] = []
         with self.store.scratch() as scratch:
             edits = [
@@ -169,8 +169,14 @@ class Proposer:
             return f"{target.label}: it is the pin already, and no revision changes"
         return self._write(found, edits, held, notes)
 
-    def _require_judged(self) -> None:
+    def _require_judged(self, found: TargetNight) -> None:
         """Refuse a clone whose HEAD differs from what was judged: the files in its work tree."""
+        if {one.name for one in found.carries} != {carry.name for carry in self.carries}:
+            raise ConfigError(
+                "no branch can be proposed",
+                because="the patchset has other carries than the night judged",
+                next_step="run 'sparkwright nightly --again --propose'",
+            )
         if edited := self.clone.edited(_JUDGED):
             raise ConfigError(
                 "no branch can be proposed",
