@@ -249,6 +249,21 @@ def test_a_carry_that_is_not_needed_is_declared_so_and_stays_for_the_present_pin
     assert "clamp" in project.world.listed()
 
 
+def test_a_needless_carry_that_another_requires_is_not_taken_from_it(project):
+    toml = project.root / "carries" / "clamp" / "carry.toml"
+    toml.write_text(toml.read_text().replace("requires = []", 'requires = ["align"]'))
+    project.world.list_carries(["align", "clamp"])
+    project.commit("Require")
+    needless = night_kit.carry("align", Judgement.NOT_NEEDED)
+    proposal = project.propose(GOOD[0], needless)
+    assert [(one.carry, one.judgement) for one in proposal.held] == [("align", Judgement.NOT_NEEDED)]
+    assert "superseded" not in project.file("carries/align/carry.toml")
+    # The healthy twin: with the carry that requires it declared, it goes.
+    declared = night_kit.carry("clamp", Judgement.DECLARED)
+    assert project.propose(declared, needless).held == ()
+    assert "superseded" in project.file("carries/align/carry.toml")
+
+
 def test_nothing_to_propose(project):
     red = tuple(night_kit.carry(one.name, Judgement.CONFLICT) for one in GOOD)
     assert "clamp" in project.propose(*red)

@@ -50,15 +50,15 @@ def pin_message(found: TargetNight, changes: Sequence[LockChange], notes: Sequen
     moved = [f"- {change.key}: {change.old or 'absent'} -> {change.new or 'absent'}" for change in changes]
     return _paragraphs(
         f"Pin vLLM {found.target.version}",
-        f"Every carry is good on it: {_counted(found)}.",
+        f"No carry holds it back: {_counted(found)}.",
         "\n".join([*_made(found), *(f"- not refreshed: {quiet(note)}" for note in notes)]),
         "\n".join(moved),
     )
 
 
-def held_message(found: TargetNight, pin: str, notes: Sequence[str]) -> str:
-    """Return the message of the empty commit that says why the lock stays at *pin*."""
-    held = [carry for carry in found.carries if carry.standing == "red"]
+def held_message(found: TargetNight, pin: str, names: Sequence[str], notes: Sequence[str]) -> str:
+    """Return the message of the empty commit that says which carries, by *names*, keep the lock at *pin*."""
+    held = [carry for carry in found.carries if carry.name in names]
     lines = []
     for carry in held:
         since = f" since {carry.red_since}" if carry.red_since else ""
@@ -66,7 +66,7 @@ def held_message(found: TargetNight, pin: str, notes: Sequence[str]) -> str:
         lines += [f"- {carry.name} holds {found.target.version} back{since}: {carry.judgement}{keeps}"]
         lines += [f"  {line}" for line in evidence(carry)]
     return _paragraphs(
-        f"Stay at vLLM {pin}: {_few([carry.name for carry in held])} held back",
+        f"Stay at vLLM {pin}: {_few(names)} held back",
         "The lock is unchanged and no carry is dropped. The revisions below are good, and wait for the rest.",
         "\n".join(lines),
         "\n".join([*_made(found), *(f"- not refreshed: {quiet(note)}" for note in notes)]),

@@ -148,26 +148,37 @@ class Proposer:
         if "failed" in {found.build.status, found.rehearsal.status}:
             return f"{target.label}: its wheel or its rehearsal failed"
         self._require_judged(found)
+        held = self._held(found)
         notes: list[str] = []
         with self.store.scratch() as scratch:
-            edits = [
-                edit for carry in self.carries if (edit := self._edit(found, carry, lock, scratch, notes))
-            ]
-        held = tuple(
-            HeldBack(carry=one.name, judgement=one.judgement, since=one.red_since, keeps=one.holds)
-            for one in found.carries
-            if one.standing is Standing.RED
-        )
+            staying = {one.carry for one in held}
+            free = [carry for carry in self.carries if carry.name not in staying]
+            tried = [self._edit(found, carry, lock, scratch, notes) for carry in free]
+        edits = [edit for edit in tried if edit is not None]
+        names = [one.carry for one in held]
         if held and not edits:
-            names = ", ".join(one.carry for one in held)
-            return f"{target.label}: no revision changes, and {names} held back"
+            return f"{target.label}: no revision changes, and {', '.join(names)} held back"
         if held:
-            edits.append(_Edit({}, held_message(found, self.pin, notes)))
+            edits.append(_Edit({}, held_message(found, self.pin, names, notes)))
         elif (pinning := self._pin(found, lock, proofs or {}, notes)) is not None:
             edits.append(pinning)
         if not edits:
             return f"{target.label}: it is the pin already, and no revision changes"
         return self._write(found, edits, held, notes)
+
+    def _held(self, found: TargetNight) -> tuple[HeldBack, ...]:
+        """Return the carries that keep the lock from moving: red, or needless and required by another."""
+        required = {
+            name
+            for carry in self.carries
+            for name in carry.spec.requires
+            if found.carry(carry.name).judgement not in {Judgement.NOT_NEEDED, Judgement.DECLARED}
+        }
+        return tuple(
+            HeldBack(carry=one.name, judgement=one.judgement, since=one.red_since, keeps=one.holds)
+            for one in found.carries
+            if one.standing is Standing.RED or (one.standing is Standing.DROP and one.name in required)
+        )
 
     def _require_judged(self, found: TargetNight) -> None:
         """Refuse a clone whose HEAD differs from what was judged: the files in its work tree."""
