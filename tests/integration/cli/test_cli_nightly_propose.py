@@ -126,6 +126,18 @@ def test_what_is_good_beside_a_red_carry_is_proposed_without_the_lock(project):
     assert "align" in git(project, "log", "-1", "--format=%s", BRANCH)
 
 
+def test_a_night_that_builds_leaves_its_wheel_where_the_workflow_looks_and_proposes_its_lock(project):
+    project.offer(MOVED)
+    ran = project.good(*NIGHT[:3], "--no-rehearsal", "--onto", "1.3.0", "--propose", "--json")
+    (found,) = ran.json["targets"]
+    assert found["build"]["status"] == "built"
+    (wheel,) = (project.root / ".sparkwright" / "nightly" / "wheels").glob("*.whl")
+    assert found["build"]["sha256"] == sha256_bytes(wheel.read_bytes())
+    lock = (project.root / found["build"]["lock"]).read_text()
+    assert git(project, "show", f"{BRANCH}:upstream.lock") == lock.strip()
+    assert found["build"]["sha256"] in git(project, "log", "-1", "--format=%B", BRANCH)
+
+
 def test_a_push_is_asked_for(project):
     project.offer(MOVED)
     project.good(*NIGHT, "--onto", "1.3.0", "--propose")
