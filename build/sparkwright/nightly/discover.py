@@ -189,7 +189,12 @@ class Upstream:
         except InvalidVersion as error:
             raise UnknownNameError(
                 f"there is no target {name!r}",
-                because="it is no version, and no commit of that name is in upstream's history here",
+                because="; ".join(
+                    [
+                        "it is no version, and no commit of that name is in upstream's history here",
+                        *self.notes,
+                    ]
+                ),
                 next_step="give a release, or --history with a repository that has the commit",
             ) from error
 
