@@ -122,7 +122,7 @@ def _because(reason: str) -> str:
 
 
 def _evidence(carry: CarryNight, upstream: str) -> Iterator[str]:
-    if carry.detail:
+    if carry.detail and not carry.conflicts:
         yield f"- Outcome {carry.outcome}: {code(carry.detail)}"
     if carry.alone is not None and carry.alone is not carry.outcome:
         yield f"- Alone {carry.alone}: another carry is in its way"
@@ -145,7 +145,8 @@ def _evidence(carry: CarryNight, upstream: str) -> Iterator[str]:
 
 def _culprit(culprit: UpstreamCommit, upstream: str) -> str:
     files = f", in {', '.join(map(code, culprit.files))}" if culprit.files else ""
-    outcomes = f"{culprit.before} → {culprit.after}{files} ({words.search_figures(culprit)})"
+    search = f" ({words.search_figures(culprit)})" if culprit.merges else ""
+    outcomes = f"{culprit.before} → {culprit.after}{files}{search}"
     if not culprit.commit:
         return f"release {code(culprit.release)}: {outcomes}"
     return (

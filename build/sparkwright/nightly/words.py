@@ -97,9 +97,7 @@ def change_of(carry: CarryNight) -> str:
 
 
 def told(carry: CarryNight) -> str:
-    """Return what a reader has to know first about a carry: the reason, or what its probe found."""
-    if carry.judgement in {Judgement.CONFLICT, Judgement.NOT_JUDGED}:
-        return carry.detail or carry.finding
+    """Return what a reader has to know first about a carry: what its probe found, or the reason."""
     return carry.finding or carry.detail
 
 
