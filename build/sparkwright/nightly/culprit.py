@@ -202,7 +202,7 @@ def culprit_by_commit(
         old: a commit with the former outcome.
         new: a commit with the later one.
     """
-    started, made = time.monotonic(), trial.merges
+    started = time.monotonic()
     start = fork(repository, old, new)
     if start is None or trial.outcome(repository.tree_of(new)) is not change.after:
         return None
@@ -225,7 +225,7 @@ def culprit_by_commit(
         named,
         before=trial.outcome(parent),
         after=change.after,
-        merges=trial.merges - made,
+        merges=trial.merges,
         seconds=round(time.monotonic() - started, 3),
         candidates=number,
     )
@@ -264,7 +264,7 @@ def culprit_by_release(
         old: the tree before the first release.
         releases: every release after it up to the newer target, oldest first.
     """
-    started, made = time.monotonic(), trial.merges
+    started = time.monotonic()
     if not releases or trial.outcome(releases[-1].tree) is not change.after:
         return None
     if trial.outcome(old) is change.after:
@@ -282,7 +282,7 @@ def culprit_by_release(
         files=tuple(sorted(files.keys() & set(trial.paths)) or sorted(files)),
         before=trial.outcome(before),
         after=change.after,
-        merges=trial.merges - made,
+        merges=trial.merges,
         seconds=round(time.monotonic() - started, 3),
         candidates=len(releases),
     )

@@ -175,6 +175,27 @@ class TestRed:
         mended = one("1.6.0", HARMLESS, "2026-11-06", 0)
         assert (mended.days_red, mended.holds, mended.previous) == (0, "1.6.0", "conflict")
 
+    def test_a_build_that_fails_is_a_finding_and_is_tried_again(self, world: World) -> None:
+        release = later(clamp=HARMLESS)
+        world.offer(release)
+        (wheel,) = (name for name in release.files if name.endswith("aarch64.whl"))
+        world.index.files[wheel] = release.files[wheel][:-1] + b"?"
+        (one,) = nightly(world, status=NEEDS_PERSON).targets
+        assert (one.build.status, one.green) == ("failed", False)
+        assert wheel in one.build.reason
+        assert not list((world.root / ".sparkwright" / "nightly").rglob("*.whl"))
+        world.index.files[wheel] = release.files[wheel]
+        assert nightly(world).targets[0].build.status == "built"
+
+    def test_a_release_without_a_wheel_is_judged_and_not_built(self, world: World) -> None:
+        release = later(clamp=HARMLESS)
+        (sdist,) = (name for name in release.files if name.endswith(".tar.gz"))
+        world.index.add(sdist, release.files[sdist])
+        assert world.call("nightly", "--history", "none", "--detailed-exit-code").status == NOTHING_NEW
+        (one,) = nightly(world, "--onto", "1.3.0").targets
+        assert (one.target.wheel, one.build.status) == (False, "skipped")
+        assert one.carry("clamp").judgement is Judgement.NEEDED
+
 
 class TestCommits:
     def test_the_commit_that_made_a_carry_conflict_is_named(self, world: World, tmp_path: Path) -> None:
