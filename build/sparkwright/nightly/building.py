@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from sparkwright.base.errors import BusyError, SparkwrightError, StorageError
+from sparkwright.base.errors import BusyError, NotInStoreError, RehearsalError, SparkwrightError, StorageError
 from sparkwright.base.events import emit, task
 from sparkwright.lock.bump import rewrite
 from sparkwright.nightly.model import NightBuild, NightRehearsal, Standing
@@ -39,7 +39,9 @@ class Built:
     report: MergeReport | None = None
 
 
-def build(job: Job, target: Target, carries: Sequence[CarryNight], folder: Path) -> Built:
+def build(
+    job: Job, target: Target, carries: Sequence[CarryNight], folder: Path, *, history: str = ""
+) -> Built:
     """Build the wheel of *target* with those of *carries* that are good there, and audit it.
 
     Compiled code is upstream's own unless *job* is to compile it. A failure is a result, not an error: the
@@ -50,8 +52,9 @@ def build(job: Job, target: Target, carries: Sequence[CarryNight], folder: Path)
         target: the target.
         carries: every carry, judged on the target.
         folder: where the wheel and the lock are written.
+        history: repository that has the commit, if it is one; by default the lock's.
     """
-    if target.wheel is False:
+    if target.wheel is False or (target.kind == "commit" and target.wheel is None):
         return Built(NightBuild(status="skipped", reason=f"upstream has no wheel of {target.label}"))
     started = time.monotonic()
     chosen = _closed(job, {carry.name for carry in carries if carry.standing is Standing.GOOD})
@@ -59,7 +62,7 @@ def build(job: Job, target: Target, carries: Sequence[CarryNight], folder: Path)
     failed = NightBuild(status="failed", carries=chosen, left_out=left_out)
     try:
         with task(f"build {target.label}"):
-            lock, text = lock_of(job, target)
+            lock, text = lock_of(job, target, history=history)
             ready = _job_for(job, lock, chosen, folder / "wheels")
             state = apply(ready)
     except _FATAL:
@@ -101,7 +104,7 @@ def _closed(job: Job, good: set[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def lock_of(job: Job, target: Target) -> tuple[Lock, str]:
+def lock_of(job: Job, target: Target, *, history: str = "") -> tuple[Lock, str]:
     """Return the lock that pins *target*, and its text, made from the present one.
 
     Raises:
@@ -113,7 +116,8 @@ def lock_of(job: Job, target: Target) -> tuple[Lock, str]:
             return job.spec.lock, text
         bumped = propose(job.access, text, target.version)
         return bumped.lock, bumped.text
-    lock: Lock = import_module("sparkwright.pipeline.pins").pin_of(job.checkout, job.access, target.commit)
+    pins = import_module("sparkwright.pipeline.pins")
+    lock: Lock = pins.pin_of(job.checkout, job.access, target.commit, source=history or "git")
     return lock, rewrite(text, lock).text
 
 
@@ -125,8 +129,11 @@ def _job_for(job: Job, lock: Lock, chosen: Sequence[str], out: Path) -> Job:
     return replace(made, spec=replace(made.spec, carries=carries))
 
 
-def rehearse(built: Built, folder: Path) -> NightRehearsal:
-    """Return the rehearsal of what was *built*; skipped where there is nothing to rehearse with."""
+def rehearse(built: Built, label: str, folder: Path) -> NightRehearsal:
+    """Return the rehearsal of what was *built*; skipped where there is nothing to rehearse with.
+
+    What is undecided counts as failed: a person has to look at it.
+    """
     if built.job is None or built.report is None:
         return NightRehearsal(status="skipped", reason=built.night.reason or "no wheel was built")
     rehearsal = import_module("sparkwright.rehearsal")
@@ -134,17 +141,18 @@ def rehearse(built: Built, folder: Path) -> NightRehearsal:
         return NightRehearsal(status="skipped", reason="this build of the project has no rehearsal")
     started = time.monotonic()
     try:
-        wanted = rehearsal.RehearsalOptions(out=folder / "rehearsal")
+        wanted = rehearsal.RehearsalOptions(out=folder / "rehearsal" / label)
         found = rehearsal.rehearse(built.job, built.report, wanted)
     except _FATAL:
         raise
+    except (RehearsalError, NotInStoreError) as error:  # its wheel, model or environment cannot be had
+        return NightRehearsal(status="skipped", reason=str(error), seconds=time.monotonic() - started)
     except SparkwrightError as error:
-        return NightRehearsal(
-            status="failed", reason=str(error), seconds=round(time.monotonic() - started, 3)
-        )
+        return NightRehearsal(status="failed", reason=str(error), seconds=time.monotonic() - started)
+    told = [f"{one.name}: {one.detail}" for one in found.checks if one.verdict in {"failed", "undecided"}]
     return NightRehearsal(
-        status="passed" if found.passed else "failed",
-        reason=found.reason,
+        status="passed" if found.verdict == "passed" else "failed",
+        reason="; ".join(told) or "; ".join(found.statements),
         report=str(found.report),
-        seconds=round(time.monotonic() - started, 3),
+        seconds=time.monotonic() - started,
     )

@@ -262,10 +262,11 @@ class _Run:
 
         if not self.options.build:
             return night
-        built = build(self.job, night.target, night.carries, self.options.folder)
+        folder, label = self.options.folder, night.target.label
+        built = build(self.job, night.target, night.carries, folder, history=self.options.history)
         rehearsal = NightRehearsal(status="skipped", reason=_NOT_ASKED)
         if self.options.rehearse:
-            rehearsal = rehearse(built, self.options.folder)
+            rehearsal = rehearse(built, label, folder)
         return replace(night, build=built.night, rehearsal=rehearsal)
 
 
