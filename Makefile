@@ -15,7 +15,7 @@ export SPARKWRIGHT_DIST := $(DIST)
 JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan verify verify-demo test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove publish status doctor releases bench bench-native docs clean distclean
+.PHONY: help wheel plan verify verify-demo test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove nightly publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -52,6 +52,9 @@ verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in le
 
 prove: $(VENV)/.ready ## Run every carry's probe and record the proofs
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)
+
+nightly: $(VENV)/.ready ## Follow upstream: merge and judge every carry on what is new, and build it
+	@$(BIN)/sparkwright nightly $(JOB) $(ARGS)
 
 publish: $(VENV)/.ready ## Write the package index over the wheels in DIST
 	@$(BIN)/sparkwright publish $(ARGS)

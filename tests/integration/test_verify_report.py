@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import report_kit
-from browser import Page, find_browser, open_page, running_browser
+from browser import FAINT, SIDEWAYS, Page, find_browser, open_page, running_browser
 
 from sparkwright.verify.report import render_html
 
@@ -50,24 +50,6 @@ STRAY = """[...document.querySelectorAll('svg')].filter(svg => svg.getBoundingCl
   return box.left < frame.left - 3 || box.right > frame.right + 3 || box.height < 9;
 }).map(one => svg.querySelector('title').textContent + ': ' + one.textContent))"""
 
-# The contrast of each piece of text with what is behind it (WCAG 2.2), where it is below 4.5.
-FAINT = """(() => {
-  const light = colour => { const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
-    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const behind = one => { for (; one; one = one.parentElement) {
-    const colour = getComputedStyle(one).backgroundColor;
-    if (!/, 0\\)$/.test(colour) && colour.startsWith('rgb')) return colour; } return 'rgb(255, 255, 255)'; };
-  const found = [];
-  for (const one of document.querySelectorAll('body *:not(svg *)')) {
-    const own = [...one.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
-    if (!own || !one.getClientRects().length) continue;
-    const pair = [light(getComputedStyle(one).color), light(behind(one))].sort((a, b) => b - a);
-    if ((pair[0] + 0.05) / (pair[1] + 0.05) < 4.5) found.push(one.textContent.slice(0, 40));
-  }
-  return found;
-})()"""
-
 # Tables of cells that are wider than their frame.
 CLIPPED = """[...document.querySelectorAll('#cells .scroll')].filter(one => one.scrollWidth > one.clientWidth)
   .map(one => `${one.scrollWidth} > ${one.clientWidth}`)"""
@@ -75,14 +57,6 @@ CLIPPED = """[...document.querySelectorAll('#cells .scroll')].filter(one => one.
 # Lines that the names of figures take.
 NAMES = """[...document.querySelectorAll('.measured dt')].filter(one => one.getClientRects().length)
 .map(one => Math.round(one.getBoundingClientRect().height / parseFloat(getComputedStyle(one).lineHeight)))"""
-
-# What makes the page scroll sideways.
-SIDEWAYS = """(() => {
-  const wide = document.documentElement.clientWidth;
-  if (document.scrollingElement.scrollWidth <= wide) return [];
-  return [...document.querySelectorAll('body *')].filter(one => one.getBoundingClientRect().right > wide + 1
-    && !one.closest('.scroll, pre, nav')).map(one => `${one.tagName} ${one.textContent.slice(0, 30)}`);
-})()"""
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,32 @@ FLAGS = (
     "--remote-debugging-port=0",
 )
 
+# The contrast of each piece of text with what is behind it (WCAG 2.2), where it is below 4.5.
+FAINT = """(() => {
+  const light = colour => { const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = one => { for (; one; one = one.parentElement) {
+    const colour = getComputedStyle(one).backgroundColor;
+    if (!/, 0\\)$/.test(colour) && colour.startsWith('rgb')) return colour; } return 'rgb(255, 255, 255)'; };
+  const found = [];
+  for (const one of document.querySelectorAll('body *:not(svg *)')) {
+    const own = [...one.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !one.getClientRects().length) continue;
+    const pair = [light(getComputedStyle(one).color), light(behind(one))].sort((a, b) => b - a);
+    if ((pair[0] + 0.05) / (pair[1] + 0.05) < 4.5) found.push(one.textContent.slice(0, 40));
+  }
+  return found;
+})()"""
+
+# What makes the page scroll sideways.
+SIDEWAYS = """(() => {
+  const wide = document.documentElement.clientWidth;
+  if (document.scrollingElement.scrollWidth <= wide) return [];
+  return [...document.querySelectorAll('body *')].filter(one => one.getBoundingClientRect().right > wide + 1
+    && !one.closest('.scroll, pre, nav')).map(one => `${one.tagName} ${one.textContent.slice(0, 30)}`);
+})()"""
+
 
 def find_browser() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)

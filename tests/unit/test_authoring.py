@@ -14,7 +14,7 @@ from small_release import make_release
 from sparkwright.base.errors import CarryConflictError, ConfigError, FetchError, PatchError, UnknownNameError
 from sparkwright.carries import PullRequest, load_carry, parse_patch
 from sparkwright.carries.edited import diff_folder, write_tree
-from sparkwright.carries.files import Draft, add_revision, create_own, create_pull, repin
+from sparkwright.carries.files import Draft, add_revision, create_own, create_pull, declare_superseded, repin
 from sparkwright.carries.pull import PullName, ResolvedPull, parse_pull, resolve_pull
 from sparkwright.git import FileEntry, Repository, open_repository, patch_tree
 from sparkwright.merge.refresh import CarryEditor
@@ -286,6 +286,21 @@ class TestFiles:
         with pytest.raises(PatchError):
             add_revision(carry, make_release("1.3.0").lock, b"GIT binary patch\n")
         assert {path: path.read_bytes() for path in carry.folder.iterdir()} == before
+
+    def test_superseded_releases_are_added_to_those_that_are_there(self, tmp_path: Path) -> None:
+        carry = create_own(tmp_path, DRAFT, LOCK, PATCH)
+        toml = carry.folder / "carry.toml"
+        evil = 'a "quote", a \\ and\n[[revision]]'
+        for releases in (">=1.3,<1.4", ">=1.5"):
+            carry = declare_superseded(carry, releases=releases, by="vLLM", because=evil)
+            toml.write_text(f"{toml.read_text()}# After {releases}.\n")
+        assert [entry.releases for entry in carry.spec.superseded] == [">=1.3,<1.4", ">=1.5"]
+        assert {entry.because for entry in carry.spec.superseded} == {evil}
+        assert [carry.superseded_in(one) is not None for one in ("1.2.0", "1.3.0", "1.4.0", "1.5.0")] == [
+            False, True, False, True,
+        ]  # fmt: skip
+        assert len(load_carry(carry.folder).spec.revision) == 1
+        assert "# After >=1.3,<1.4." in toml.read_text()
 
     def test_repinning_touches_the_pin_alone(self, tmp_path: Path) -> None:
         carry = create_pull(tmp_path, DRAFT, PULL)

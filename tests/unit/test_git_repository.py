@@ -240,6 +240,12 @@ def test_a_changed_tree_is_the_one_that_git_would_write(repository: Repository) 
     assert repository.command("for-each-ref").text == ""
 
 
+def test_a_file_that_differs_is_given_as_it_is_on_either_side(repository: Repository) -> None:
+    old, new = (import_files(repository, [("a/b", FileEntry("100644", data))]) for data in (b"1", b"2"))
+    before, after = (TreeEntry("100644", blob_id(data)) for data in (b"1", b"2"))
+    assert repository.changed(old, new) == {"a/b": (before, after)}
+
+
 def test_a_file_may_become_a_folder_and_a_folder_a_file(repository: Repository) -> None:
     file, folder = make_tree(repository, {"a": "1", "z": ""}), make_tree(repository, {"a/b": "1", "z": ""})
     one = FileEntry("100644", b"1")

@@ -18,12 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from sparkwright.base.text import clean
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.report import render_html, render_junit, render_terminal
 from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.report.figures import cells
-from sparkwright.verify.report.text import clean, number
+from sparkwright.verify.report.text import number
 from sparkwright.verify.run import Run
 
 parse = ET.fromstring  # our own XML

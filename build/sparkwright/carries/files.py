@@ -172,3 +172,18 @@ def repin(carry: Carry, pull: ResolvedPull) -> Carry:
     with storing(f"writing {carry.folder}"):
         write_atomically(path, tomlkit.dumps(document).encode())
     return load_carry(carry.folder)
+
+
+def declare_superseded(carry: Carry, *, releases: str, by: str, because: str) -> Carry:
+    """Record that *releases* have an answer of their own to the defect of *carry*."""
+    import tomlkit
+
+    path = carry.folder / "carry.toml"
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    table = tomlkit.table()
+    table.update({"releases": releases, "by": by, "because": because})
+    entries: Any = document.setdefault("superseded", tomlkit.aot())
+    entries.append(table)
+    with storing(f"writing {carry.folder}"):
+        write_atomically(path, tomlkit.dumps(document).encode())
+    return load_carry(carry.folder)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _EVENTS = "events.jsonl"
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 # The extra of this name in pyproject.toml.
-_LIBRARIES = ("aiohttp", "jinja2", "numpy", "scipy", "vl_convert")
+_LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
 
 
 class _Names(click.ParamType[tuple[str, ...]]):

@@ -6,10 +6,11 @@ that the same inputs give the same ids on every machine. Nothing here needs a wo
 
 Open `repository` first; `merging` holds the three-way merge, `importing` turns files into trees,
 `fetching` talks to remotes, `checkout` writes a tree to disk, `links` finds links that lead
-out of one, and `soundness` what a disk lost.
+out of one, `soundness` what a disk lost, and `clone` is the person's clone of this project.
 """
 
 from sparkwright.git.checkout import check_out, make_read_only
+from sparkwright.git.clone import ProjectClone, open_clone
 from sparkwright.git.fetching import RemoteRef, fetch, list_remote
 from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_tree, tree_id
 from sparkwright.git.links import outward_link
@@ -22,6 +23,7 @@ from sparkwright.git.trees import TreeEntry
 __all__ = [
     "FileEntry",
     "MergeResult",
+    "ProjectClone",
     "RemoteRef",
     "Repository",
     "TreeEntry",
@@ -37,6 +39,7 @@ __all__ = [
     "list_remote",
     "make_read_only",
     "merge_trees",
+    "open_clone",
     "open_repository",
     "outward_link",
     "patch_tree",

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 OLDEST_GIT = (2, 38)
 
 # One fixed identity and moment: commit ids then depend on content and order alone.
-WHO = "sparkwright <sparkwright@localhost> 946684800 +0000"
+IDENTITY = "sparkwright <sparkwright@localhost>"
+MOMENT = 946684800
+WHO = f"{IDENTITY} {MOMENT} +0000"
 
 # Settings that change what git computes are pinned here rather than left to its defaults.
 _SETTINGS = {
@@ -237,10 +239,10 @@ class Repository:
         """Return files that differ between two trees: path to (entry in *old*, entry in *new*)."""
         return {path: (before, after) for path, before, after in self.objects.compare(old, new)}
 
-    def commit(self, tree: str, *, parents: Sequence[str] = (), message: str) -> str:
-        """Write a commit with our fixed identity and date; returns its id."""
+    def commit(self, tree: str, *, parents: Sequence[str] = (), message: str, seconds: int = MOMENT) -> str:
+        """Write a commit with our fixed identity, dated *seconds* after 1970; returns its id."""
         lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents)]
-        lines += [f"{role} {WHO}" for role in ("author", "committer")]
+        lines += [f"{role} {IDENTITY} {seconds} +0000" for role in ("author", "committer")]
         return self.objects.write("commit", "\n".join([*lines, "", message, ""]).encode())
 
     def keep(self, ref: str, object_id: str) -> None:

@@ -114,6 +114,9 @@ class ObjectReader:
             if left and right and left.mode == right.mode == FOLDER:
                 yield from self.compare(left.blob, right.blob, f"{path}/")
                 continue
+            if left and right and FOLDER not in {left.mode, right.mode}:
+                yield path, left, right
+                continue
             yield from ((found, entry, None) for found, entry in self._below(left, path))
             yield from ((found, None, entry) for found, entry in self._below(right, path))
 

@@ -22,7 +22,7 @@ for name in names:
     importlib.import_module(name)
 """
 RUN = "from sparkwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
-HEAVY = ("aiohttp", "jinja2", "numpy", "scipy", "vl_convert")
+HEAVY = ("aiohttp", "numpy", "scipy", "vl_convert")
 
 
 def python(script, *arguments, missing=HEAVY):

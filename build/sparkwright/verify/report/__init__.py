@@ -3,7 +3,7 @@
 `html` is the file to open first. `figures` computes figures from observations (by the definitions of
 `metrics` and `statistics`), `charts` holds the charts of each check as Vega-Lite specifications, and `vega`
 compiles them to SVG. All three outputs are the same for the same run. Text from a server or a prompt goes
-through `text.clean` and is escaped.
+through `base.text.clean` and is escaped.
 """
 
 from sparkwright.verify.report.html import render_html

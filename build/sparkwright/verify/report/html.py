@@ -9,20 +9,11 @@ from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 from sparkwright.base.config import to_builtins
+from sparkwright.base.text import clean
 from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import flat, headline, highlights
-from sparkwright.verify.report.text import (
-    NOTHING,
-    SYMBOLS,
-    WORDS,
-    clean,
-    duration,
-    figure,
-    number,
-    plural,
-    share,
-)
+from sparkwright.verify.report.text import NOTHING, SYMBOLS, WORDS, duration, figure, number, plural, share
 from sparkwright.verify.report.vega import Naming, inline_svg
 from sparkwright.verify.run import worst
 

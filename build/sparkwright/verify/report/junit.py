@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+from sparkwright.base.text import clean
 from sparkwright.verify.model import Verdict
-from sparkwright.verify.report.text import clean, figure
+from sparkwright.verify.report.text import figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

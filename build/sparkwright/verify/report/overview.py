@@ -6,8 +6,9 @@ import math
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sparkwright.base.text import clean
 from sparkwright.verify.model import Verdict
-from sparkwright.verify.report.text import NOTHING, at_c, clean, number, plural, span
+from sparkwright.verify.report.text import NOTHING, at_c, number, plural, span
 from sparkwright.verify.statistics import summary
 
 if TYPE_CHECKING:

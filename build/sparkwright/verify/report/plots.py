@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.report.text import clean
+from sparkwright.base.text import clean
 from sparkwright.verify.report.vega import CONFIG
 
 if TYPE_CHECKING:

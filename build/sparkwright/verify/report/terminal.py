@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.base.text import clean
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import Level, headline, levels
-from sparkwright.verify.report.text import SYMBOLS, WORDS, clean, number, plural
+from sparkwright.verify.report.text import SYMBOLS, WORDS, number, plural
 from sparkwright.verify.run import worst
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
-"""Words and figures as a report shows them; text from outside is made harmless here, for all formats."""
+"""Words and figures as a report shows them; `clean` makes text from outside harmless, for all formats."""
 
 from __future__ import annotations
 
 import math
-import unicodedata
 from typing import TYPE_CHECKING
 
+from sparkwright.base.text import clean
 from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
@@ -23,31 +23,6 @@ WORDS = {
 }
 
 _SIGNIFICANT = 3
-
-
-def clean(text: str, most: int = 4000) -> str:
-    """Return *text* without characters that could steer a terminal, break XML or mislead a reader.
-
-    Control characters other than line feeds and tabs, lone surrogates, code points that Unicode calls no
-    characters and marks that turn the direction of text are written as escapes. Text longer than *most*
-    characters is cut, and ends with the number of those left out.
-    """
-    shown = text[:most]
-    if not shown.isprintable():
-        shown = "".join(map(_harmless, shown))
-    left = len(text) - most
-    return f"{shown}… ({left:,} more characters)" if left > 0 else shown
-
-
-def _harmless(character: str) -> str:
-    """Return the character itself, or an escape for it."""
-    shown = character in "\n\t" or character.isprintable() or unicodedata.category(character) == "Zs"
-    return character if shown else _escaped(character)
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"  # noqa: PLR2004
 
 
 def number(value: float | None) -> str:

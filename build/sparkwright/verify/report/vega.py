@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from sparkwright.verify.report.text import clean
+from sparkwright.base.text import clean
 
 _VEGA_LITE = "6.4"
 # Text is measured larger than the page's 12.5 px and in a font that the library holds: a reader's font may be

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.base.text import clean
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
 from sparkwright.verify.report.plots import COLOUR, WORDS, Spec, field, layer, linear, whole
-from sparkwright.verify.report.text import NOTHING, clean, number
+from sparkwright.verify.report.text import NOTHING, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

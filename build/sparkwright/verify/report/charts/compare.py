@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.base.text import clean
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
 from sparkwright.verify.report.plots import COLOUR, WORDS, Axis, Spec, field, layer, whole
-from sparkwright.verify.report.text import NOTHING, clean, number, plural, share
+from sparkwright.verify.report.text import NOTHING, number, plural, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.base.text import clean
 from sparkwright.verify.report.charts.chart import WHOLE, Chart
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.plots import COLOUR, WORDS, Spec, field, layer
-from sparkwright.verify.report.text import clean, plural
+from sparkwright.verify.report.text import plural
 from sparkwright.verify.report.vega import CONFIG
 
 if TYPE_CHECKING:

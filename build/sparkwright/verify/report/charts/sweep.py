@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.base.text import clean
 from sparkwright.verify.report.charts.chart import HALF, WHOLE, Chart
 from sparkwright.verify.report.figures import cells, pooled
 from sparkwright.verify.report.plots import (
@@ -21,7 +22,7 @@ from sparkwright.verify.report.plots import (
     look,
     percent,
 )
-from sparkwright.verify.report.text import TIMES, at_c, clean, number, share, span
+from sparkwright.verify.report.text import TIMES, at_c, number, share, span
 from sparkwright.verify.report.vega import CONFIG
 
 if TYPE_CHECKING:

@@ -1,0 +1,210 @@
+"""``sparkwright nightly``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sparkwright.base.config import to_builtins
+from sparkwright.base.errors import NeedsPersonError
+from sparkwright.cli.options import job_options
+from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.session import WORK, Session, common_options, run_in_session
+from sparkwright.cli.tables import show_table
+
+if TYPE_CHECKING:
+    from sparkwright.nightly.deliver import Delivered
+    from sparkwright.nightly.model import CarryNight, Night, TargetNight
+    from sparkwright.pipeline.options import TargetOptions
+
+_NOTHING_NEW = 94
+_SHORT = 100
+
+
+@click.command("nightly")
+@click.option(
+    "--onto",
+    multiple=True,
+    metavar="TARGET",
+    help="A release or commit of upstream's, instead of the newest; may be repeated.",
+)
+@click.option("--since", default="", metavar="TARGET", help="Compare with this, instead of last night's.")
+@click.option(
+    "--history",
+    metavar="REPOSITORY",
+    help="Address or folder with upstream's history, to name commits by; 'none' for none. By default the "
+    "address that the lock names.",
+)
+@click.option(
+    "--state", type=click.Path(path_type=Path, dir_okay=False), help="The file of earlier nights, SQLite; "
+    ".sparkwright/nightly.sqlite in the checkout by default.",
+)  # fmt: skip
+@click.option("--no-build", is_flag=True, help="Merge and judge only.")
+@click.option("--no-rehearsal", is_flag=True, help="Do not serve what was built.")
+@click.option("--again", is_flag=True, help="Work though nothing is new.")
+@click.option("--date", default="", metavar="YYYY-MM-DD", help="Record the night under this date.")
+@click.option(
+    "--detailed-exit-code", is_flag=True, help=f"Exit with {_NOTHING_NEW} instead of 0 if nothing is new."
+)
+@click.option(
+    "--propose", is_flag=True, help="Write what is good into a branch, for a person to review; see --push."
+)
+@click.option("--propose-last", is_flag=True, help="Look for nothing new: propose what the last night found.")
+@click.option("--push", is_flag=True, help="Push the branches, in place of earlier ones of ours.")
+@click.option("--remote", default="origin", show_default=True, help="Push them there.")
+@click.option("--open-pr", is_flag=True, help="Push them, and open or update their pull requests with gh.")
+@job_options
+@common_options
+@run_in_session
+def command(
+    session: Session,
+    *,
+    onto: tuple[str, ...],
+    since: str,
+    history: str | None,
+    state: Path | None,
+    no_build: bool,
+    no_rehearsal: bool,
+    again: bool,
+    date: str,
+    detailed_exit_code: bool,
+    propose: bool,
+    propose_last: bool,
+    push: bool,
+    remote: str,
+    open_pr: bool,
+    target: TargetOptions,
+) -> None:
+    """Follow upstream: what is new, and what it does to every carry.
+
+    The patchset is merged onto upstream's newest release and newest commit. Where an outcome changed, the
+    upstream commit that changed it is searched for by merges. Each carry is judged by its probe on both
+    trees. The wheel is built with the carries that are good, audited and rehearsed. A second run with
+    nothing new does nothing. The report is written into .sparkwright/nightly/: report.html, .md and .json.
+    """
+    from sparkwright.nightly.deliver import ProposalOptions, deliver, last_night
+    from sparkwright.nightly.follow import NightOptions, follow
+    from sparkwright.nightly.state import open_state
+    from sparkwright.store import hold
+
+    proposing = ProposalOptions(push=push or open_pr, remote=remote, open_pr=open_pr)
+    proposing.check()
+    job = session.job(target)
+    work = session.checkout.root / WORK
+    path = state or work / "nightly.sqlite"
+    address = job.spec.lock.release.git if history is None else history
+    options = NightOptions(
+        folder=work / "nightly",
+        history="" if address == "none" else address,
+        onto=onto,
+        since=since,
+        build=not no_build,
+        rehearse=not no_rehearsal,
+        again=again,
+        date=date,
+    )
+    with (
+        hold(path.with_name(path.name + ".lock"), "the nightly run of this checkout"),
+        open_state(path) as nights,
+    ):
+        night = last_night(nights, job.spec.patchset) if propose_last else follow(job, options, nights)
+        wanted = proposing if propose or propose_last or push or open_pr else None
+        delivered = deliver(job, night, nights, options.folder, wanted)
+    if session.as_json:
+        print_json({**to_builtins(night), **to_builtins(delivered)})
+    else:
+        _show(night, path)
+        _show_delivered(delivered)
+    if not propose_last:
+        _finish(night, detailed=detailed_exit_code)
+
+
+def _show_delivered(delivered: Delivered) -> None:
+    for one in delivered.proposals:
+        if isinstance(one, str):
+            click.echo(printable(f"nothing is proposed for {one}"))
+            continue
+        for held in one.held:
+            click.echo(f"held     {held.carry}: {held.judgement} on {one.target}")
+        state = f"pushed to {one.pushed}" if one.pushed else "not pushed"
+        click.echo(f"branch   {one.branch}, {len(one.commits)} commits, {state}")
+        if one.pull_request:
+            click.echo(printable(f"         {one.pull_request}"))
+        elif not one.pushed:
+            click.echo(f"next     git log -p {one.base[:12]}..{one.branch}, then --propose-last --push")
+    for file in delivered.report:
+        click.echo(f"report   {file.path}, {file.size:,} bytes, SHA-256 {file.sha256}")
+
+
+def _finish(night: Night, *, detailed: bool) -> None:
+    if night.verdict == "needs-person":
+        carries = [carry for one in night.targets for carry in one.carries if carry.standing != "good"]
+        told = dict.fromkeys(f"{carry.name}: {carry.judgement}" for carry in carries)
+        raise NeedsPersonError(
+            f"night {night.id} needs a person",
+            because="; ".join(told) or "; ".join(night.reasons),
+            next_step=f"sparkwright carry refresh {carries[0].name}" if carries else "read the reasons above",
+        )
+    if night.verdict == "nothing-new" and detailed:
+        click.get_current_context().exit(_NOTHING_NEW)
+
+
+def _show(night: Night, path: Path) -> None:
+    for note in night.notes:
+        click.echo(printable(f"note     {note}"))
+    for pull in night.pulls:
+        click.echo(printable(f"pull     #{pull.number} of {pull.carry}: {pull.detail}"))
+    for one in night.targets:
+        _show_target(one)
+    if night.verdict == "nothing-new":
+        click.echo(f"nothing is new since the last night ({night.seconds:.1f} s)")
+        click.echo("next     sparkwright nightly --again works all the same")
+        return
+    click.echo(f"night    {night.id} of {night.date}: {night.verdict} ({night.seconds:.0f} s), in {path}")
+    if night.verdict == "green":
+        click.echo("next     sparkwright nightly --propose")
+
+
+def _show_target(one: TargetNight) -> None:
+    previous = "" if one.previous is None else f", compared with {one.previous.label}"
+    rows = [(carry.name, str(carry.outcome), str(carry.judgement), _told(carry)) for carry in one.carries]
+    show_table(
+        ("carry", "outcome", "judgement", "why"), rows, title=f"onto vllm {one.target.label}{previous}"
+    )
+    for move in one.pins:
+        click.echo(
+            f"pin      {move.name}: {move.before or 'none'} → {move.after or 'none'} ({move.declared_in})"
+        )
+    for arch in one.archs:
+        told = " ".join([*(f"+{name}" for name in arch.added), *(f"-{name}" for name in arch.removed)])
+        click.echo(printable(f"archs    {arch.name}: {told} ({arch.declared_in})"))
+    built = one.build
+    if built.status == "built":
+        audited = "audited" if built.audited else "not audited"
+        click.echo(f"wheel    {built.path}, {built.size / 1e6:.0f} MB, {audited} ({built.seconds:.0f} s)")
+        click.echo(f"         SHA-256 {built.sha256}")
+        if built.left_out:
+            click.echo(f"         without {', '.join(built.left_out)}")
+    else:
+        click.echo(printable(f"wheel    {built.status}: {built.reason}"))
+    click.echo(printable(f"rehearsal {one.rehearsal.status}{_because(one.rehearsal.reason)}"))
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _told(carry: CarryNight) -> str:
+    """Return the culprit, or else the finding, of a carry that is not simply good; its days red first."""
+    told = [f"red for {carry.days_red} days"] if carry.days_red > 1 else []
+    culprit = carry.culprit
+    if culprit is not None and culprit.commit:
+        told.append(f"{culprit.commit[:12]} {culprit.subject} ({culprit.author}, {culprit.date[:10]})")
+    elif culprit is not None:
+        told.append(f"since {culprit.release}: {', '.join(culprit.files[:2])}")
+    elif carry.judgement != "needed":
+        told.append(carry.finding or carry.detail)
+    text = "; ".join(told)
+    return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"

@@ -1,0 +1,158 @@
+"""The wheel of one target with the carries that are good there, audited and rehearsed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from sparkwright.base.errors import BusyError, NotInStoreError, RehearsalError, SparkwrightError, StorageError
+from sparkwright.base.events import emit, task
+from sparkwright.lock.bump import rewrite
+from sparkwright.nightly.model import NightBuild, NightRehearsal, Standing
+from sparkwright.pipeline import Checkout, apply, make_job
+from sparkwright.pipeline.checkout import LOCK_NAME
+from sparkwright.pipeline.state import require
+from sparkwright.store import write_atomically
+from sparkwright.upstream import propose
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sparkwright.lock import Lock
+    from sparkwright.merge import MergeReport
+    from sparkwright.nightly.model import CarryNight, Target
+    from sparkwright.pipeline import Job
+
+# These are not about one target: the next one would meet them too.
+_FATAL = (BusyError, StorageError)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A build, and what a rehearsal takes of it; both `None` unless it was built."""
+
+    night: NightBuild
+    job: Job | None = None
+    report: MergeReport | None = None
+
+
+def build(
+    job: Job, target: Target, carries: Sequence[CarryNight], folder: Path, *, history: str = ""
+) -> Built:
+    """Build the wheel of *target* with those of *carries* that are good there, and audit it.
+
+    Compiled code is upstream's own unless *job* is to compile it. A failure is a result, not an error: the
+    night goes on with the next target.
+
+    Args:
+        job: the job on the pin.
+        target: the target.
+        carries: every carry, judged on the target.
+        folder: where the wheel and the lock are written.
+        history: repository that has the commit, if it is one; by default the lock's.
+    """
+    if target.wheel is False or (target.kind == "commit" and target.wheel is None):
+        return Built(NightBuild(status="skipped", reason=f"upstream has no wheel of {target.label}"))
+    started = time.monotonic()
+    chosen = _closed(job, {carry.name for carry in carries if carry.standing is Standing.GOOD})
+    left_out = tuple(carry.name for carry in carries if carry.name not in chosen)
+    failed = NightBuild(status="failed", carries=chosen, left_out=left_out)
+    try:
+        with task(f"build {target.label}"):
+            lock, text = lock_of(job, target, history=history)
+            ready = _job_for(job, lock, chosen, folder / "wheels")
+            state = apply(ready)
+    except _FATAL:
+        raise
+    except SparkwrightError as error:
+        emit("night.build-failed", target=target.label, error=str(error))
+        return Built(_with(failed, reason=str(error), seconds=time.monotonic() - started))
+    wheel = require(state.wheel)
+    path = folder / "locks" / f"{target.label}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())
+    found = NightBuild(
+        status="built",
+        path=str(ready.out / wheel.filename),
+        version=ready.version,
+        sha256=wheel.sha256,
+        size=job.store.file_path(wheel.sha256).stat().st_size,
+        seconds=round(time.monotonic() - started, 3),
+        audited=state.audited,
+        carries=chosen,
+        left_out=left_out,
+        lock=str(path),
+    )
+    return Built(found, ready, state.report)
+
+
+def _with(night: NightBuild, *, reason: str, seconds: float) -> NightBuild:
+    from msgspec.structs import replace as with_fields
+
+    return with_fields(night, reason=reason, seconds=round(seconds, 3))
+
+
+def _closed(job: Job, good: set[str]) -> tuple[str, ...]:
+    """Return the names of *good* carries, in order, without those that require one that is not good."""
+    chosen: list[str] = []
+    for carry in job.spec.carries:
+        if carry.name in good and set(carry.spec.requires) <= set(chosen):
+            chosen.append(carry.name)
+    return tuple(chosen)
+
+
+def lock_of(job: Job, target: Target, *, history: str = "") -> tuple[Lock, str]:
+    """Return the lock that pins *target*, and its text, made from the present one.
+
+    Raises:
+        FetchError, NotInStoreError, LockMismatchError: upstream's files of it cannot be had or disagree.
+    """
+    text = (job.checkout.root / LOCK_NAME).read_text(encoding="utf-8")
+    if target.kind == "release":
+        if target.version == job.spec.lock.release.version:
+            return job.spec.lock, text
+        bumped = propose(job.access, text, target.version)
+        return bumped.lock, bumped.text
+    pins = import_module("sparkwright.pipeline.pins")
+    lock: Lock = pins.pin_of(job.checkout, job.access, target.commit, source=history or "git")
+    return lock, rewrite(text, lock).text
+
+
+def _job_for(job: Job, lock: Lock, chosen: Sequence[str], out: Path) -> Job:
+    """Return the job of building the *chosen* carries on *lock* into *out*."""
+    checkout = Checkout(job.checkout.root, lock)
+    made = make_job(checkout, job.store, job.repository, replace(job.options, out=out))
+    carries = tuple(carry for carry in made.spec.carries if carry.name in chosen)
+    return replace(made, spec=replace(made.spec, carries=carries))
+
+
+def rehearse(built: Built, label: str, folder: Path) -> NightRehearsal:
+    """Return the rehearsal of what was *built*; skipped where there is nothing to rehearse with.
+
+    What is undecided counts as failed: a person has to look at it.
+    """
+    if built.job is None or built.report is None:
+        return NightRehearsal(status="skipped", reason=built.night.reason or "no wheel was built")
+    rehearsal = import_module("sparkwright.rehearsal")
+    if not hasattr(rehearsal, "rehearse"):
+        return NightRehearsal(status="skipped", reason="this build of the project has no rehearsal")
+    started = time.monotonic()
+    try:
+        wanted = rehearsal.RehearsalOptions(out=folder / "rehearsal" / label)
+        found = rehearsal.rehearse(built.job, built.report, wanted)
+    except _FATAL:
+        raise
+    except (RehearsalError, NotInStoreError) as error:  # its wheel, model or environment cannot be had
+        return NightRehearsal(status="skipped", reason=str(error), seconds=time.monotonic() - started)
+    except SparkwrightError as error:
+        return NightRehearsal(status="failed", reason=str(error), seconds=time.monotonic() - started)
+    told = [f"{one.name}: {one.detail}" for one in found.checks if one.verdict in {"failed", "undecided"}]
+    return NightRehearsal(
+        status="passed" if found.verdict == "passed" else "failed",
+        reason="; ".join(told) or "; ".join(found.statements),
+        report=str(found.report),
+        seconds=time.monotonic() - started,
+    )

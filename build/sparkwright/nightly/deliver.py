@@ -1,0 +1,203 @@
+"""What a night leaves behind: its report in three forms, and on request a branch for each release."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import sha256_bytes
+from sparkwright.base.errors import ConfigError, NotInStoreError
+from sparkwright.git import open_clone
+from sparkwright.lock.model import read_lock
+from sparkwright.nightly.forge import open_pull_request, require_gh
+from sparkwright.nightly.markdown import render_markdown
+from sparkwright.nightly.merging import Merging
+from sparkwright.nightly.messages import BASE_TRAILER
+from sparkwright.nightly.model import Verdict
+from sparkwright.nightly.page import render_html
+from sparkwright.nightly.propose import Proposal, Proposer
+from sparkwright.pipeline.proofs import find_proof
+from sparkwright.store import storing, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sparkwright.lock import Lock
+    from sparkwright.nightly.model import Night, TargetNight
+    from sparkwright.nightly.state import NightState
+    from sparkwright.pipeline import Job
+    from sparkwright.probe import Proof
+
+
+@dataclass(frozen=True)
+class ProposalOptions:
+    """The user's choices for proposals.
+
+    Attributes:
+        push: whether to push the branches.
+        remote: where to.
+        open_pr: whether to open pull requests for what was pushed.
+    """
+
+    push: bool = False
+    remote: str = "origin"
+    open_pr: bool = False
+
+    def check(self) -> None:
+        """Refuse what cannot be done, before a night of work.
+
+        Raises:
+            ToolError: a pull request is to be opened, and ``gh`` is not installed.
+        """
+        if self.open_pr:
+            require_gh()
+
+
+class WrittenFile(Model, frozen=True):
+    """A file of a report: where it is, its size in bytes, and its digest."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Delivered(Model, frozen=True):
+    """What a night left behind.
+
+    Attributes:
+        report: the files of its report; none where nothing was new and nothing proposed.
+        proposals: branches, or why there is none; empty if none were asked for.
+    """
+
+    report: tuple[WrittenFile, ...] = ()
+    proposals: tuple[Proposal | str, ...] = ()
+
+
+def last_night(nights: NightState, patchset: str) -> Night:
+    """Return the last night of *patchset* that found something.
+
+    Raises:
+        ConfigError: there is none yet.
+    """
+    found = nights.nights(patchset)
+    if not found:
+        raise ConfigError(
+            "there is nothing to propose",
+            because=f"no night of the patchset {patchset} is recorded in {nights.path}",
+            next_step="run 'sparkwright nightly' first",
+        )
+    return found[0]
+
+
+def deliver(
+    job: Job, night: Night, nights: NightState, folder: Path, wanted: ProposalOptions | None
+) -> Delivered:
+    """Write the report of *night* into *folder*, and the proposals that are *wanted*.
+
+    A night without anything new leaves the last one's report in place, and proposes what that one found.
+    """
+    if night.verdict is Verdict.NOTHING_NEW:
+        if wanted is None:
+            return Delivered()
+        night = last_night(nights, job.spec.patchset)
+    written = write_report(job, night, folder)  # first, so that it is there if no branch can be written
+    if wanted is None:
+        return Delivered(report=written)
+    proposals = propose_night(job, night, wanted)
+    return Delivered(report=write_report(job, night, folder, proposals), proposals=proposals)
+
+
+def write_report(
+    job: Job, night: Night, folder: Path, proposals: Sequence[Proposal | str] = ()
+) -> tuple[WrittenFile, ...]:
+    """Write the report of *night* into *folder*, in place of an earlier one: page, Markdown and JSON."""
+    upstream = job.spec.lock.release.git
+    texts = {
+        "report.html": render_html(night, upstream=upstream, proposals=proposals),
+        "report.md": render_markdown(night, upstream=upstream, proposals=proposals),
+        "report.json": json.dumps(
+            {"night": to_builtins(night), "proposals": to_builtins(list(proposals))}, indent=1
+        )
+        + "\n",
+    }
+    written = []
+    with storing(f"writing the report into {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            data = text.encode(errors="backslashreplace")
+            write_atomically(folder / name, data)
+            written.append(WrittenFile(path=str(folder / name), size=len(data), sha256=sha256_bytes(data)))
+    return tuple(written)
+
+
+def propose_night(job: Job, night: Night, options: ProposalOptions) -> tuple[Proposal | str, ...]:
+    """Write a branch for each target of *night*, or say why there is none; see `Proposer.propose`.
+
+    Raises:
+        ConfigError: the project is no clone, or differs from what was judged.
+        NeedsPersonError: a branch has a commit of another writer.
+        ProcessError: git or ``gh`` failed.
+    """
+    clone = open_clone(job.checkout.root)
+    proposer = Proposer(
+        clone=clone,
+        store=job.store,
+        repository=job.repository,
+        carries=job.spec.carries,
+        find_base=job.find_base,
+        pin=job.spec.lock.release.version,
+    )
+    made: list[Proposal | str] = []
+    for found in night.targets:
+        if not job.repository.has(found.target.tree):
+            raise NotInStoreError(
+                f"nothing can be proposed for {found.target.label}",
+                because="its tree is not in the store any more",
+                next_step="run 'sparkwright nightly --again --propose'",
+            )
+        proposal = proposer.propose(found, _lock(job, found), _proofs(job, found))
+        if isinstance(proposal, Proposal) and options.push:
+            proposal = _pushed(job, night, found, proposal, options)
+        made.append(proposal)
+    return tuple(made)
+
+
+def _lock(job: Job, found: TargetNight) -> Lock | None:
+    """Return the lock that the target's wheel was built with, or the one that would pin a release."""
+    from pathlib import Path
+
+    from sparkwright.nightly.building import lock_of
+
+    if found.build.lock and (path := Path(found.build.lock)).is_file():
+        return read_lock(path)
+    return lock_of(job, found.target)[0] if found.target.kind == "release" else None
+
+
+def _proofs(job: Job, found: TargetNight) -> dict[str, Proof]:
+    """Return the proofs on the target that still hold, by carry, where all carries are good there."""
+    if not found.green:
+        return {}
+    report = Merging(job, found.target).report
+    proofs = ((carry, find_proof(job, report, carry)) for carry in job.spec.carries)
+    return {carry.name: proof for carry, proof in proofs if proof is not None}
+
+
+def _pushed(
+    job: Job, night: Night, found: TargetNight, proposal: Proposal, options: ProposalOptions
+) -> Proposal:
+    root = job.checkout.root
+    open_clone(root).push(proposal.branch, options.remote, key=BASE_TRAILER)
+    proposal = replace(proposal, pushed=options.remote)
+    if not options.open_pr:
+        return proposal
+    title = f"Pin vLLM {proposal.target}" if proposal.pins else f"Prepare vLLM {proposal.target}"
+    body = render_markdown(
+        replace(night, targets=(found,)), upstream=job.spec.lock.release.git, proposals=[proposal]
+    )
+    address = open_pull_request(root, proposal.branch, title=title, body=body)
+    return replace(proposal, pull_request=address)

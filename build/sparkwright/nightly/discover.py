@@ -1,0 +1,349 @@
+"""The news: newest release and commit, moved pull requests. What cannot be asked is noted, never guessed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+from packaging.version import InvalidVersion, Version
+
+from sparkwright.base.errors import FetchError, NotInStoreError, RefError, SparkwrightError, UnknownNameError
+from sparkwright.git import fetch, list_remote
+from sparkwright.lock.statements import VERSION_FILE, stated_commit
+from sparkwright.nightly.culprit import Point, fork
+from sparkwright.nightly.model import PullChange, Target
+from sparkwright.upstream.index import versions
+from sparkwright.upstream.releases import PROJECT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.git import Repository
+    from sparkwright.pipeline import Job
+
+_COMMITS, _PAGES = "sparkwright.upstream.commits", "sparkwright.upstream.commit_index"
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_FULL_ID = 40
+_KEPT = "refs/sparkwright/nightly/main"
+_PATIENCE_S = 20.0
+_MERGED = re.compile(r"\(#(\d+)\)\s*$")
+
+Heads = dict[tuple[str, int], str]
+
+
+class CommitWheels(Protocol):
+    """Upstream's wheels of untagged commits."""
+
+    def newest(self) -> str:
+        """Return the newest commit that has a wheel.
+
+        Raises:
+            FetchError: that could not be asked.
+            NotInStoreError: the network is off, and none was seen before.
+        """
+
+    def version(self, commit: str) -> str | None:
+        """Return the version that the wheel of *commit* states; `None` if there is no such wheel."""
+
+
+@dataclass(frozen=True)
+class IndexWheels:
+    """Upstream's own index of wheels by commit.
+
+    Attributes:
+        job: gives the platform and the network settings.
+    """
+
+    job: Job
+
+    def newest(self) -> str:
+        """See `CommitWheels.newest`."""
+        return str(import_module(_COMMITS).nightly_commit(self.job.access))
+
+    def version(self, commit: str) -> str | None:
+        """See `CommitWheels.version`."""
+        access, platform = self.job.access, self.job.options.platform
+        wheel = import_module(_COMMITS).known_wheel(access, commit, platform)
+        if wheel is None and not access.settings.offline:
+            wheel = import_module(_PAGES).find_wheel(commit, platform, access.settings)
+        return None if wheel is None else str(wheel.filename).split("-")[1]
+
+
+def commit_wheels(job: Job) -> CommitWheels | None:
+    """Return the client of upstream's wheels by commit, where this build of the project has one."""
+    return None if find_spec(_COMMITS) is None else IndexWheels(job)
+
+
+@dataclass
+class Upstream:
+    """Upstream as it is now.
+
+    Attributes:
+        job: the job, whose lock is the pin.
+        address: repository with upstream's history: an address or a folder; empty for none.
+        wheels: the client of wheels by commit; `None` for none.
+        notes: what could not be asked, in words.
+    """
+
+    job: Job
+    address: str
+    wheels: CommitWheels | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def _repository(self) -> Repository:
+        return self.job.repository
+
+    @property
+    def _offline(self) -> bool:
+        return self.job.options.offline
+
+    @cached_property
+    def head(self) -> str:
+        """The newest commit of upstream's branch in the store, fetched if it is new; empty if none is."""
+        if self.address and not (self._offline and "://" in self.address):
+            try:
+                found = list_remote(self._repository, self.address, ["HEAD"], timeout=_PATIENCE_S)[
+                    "HEAD"
+                ].commit
+                if self._kept != found:
+                    fetch(self._repository, self.address, ["HEAD"], depth=None)
+                    self._repository.keep(_KEPT, found)
+            except (FetchError, KeyError) as error:
+                self.notes.append(f"upstream's history was not updated: {error}")
+        return self._kept
+
+    @property
+    def _kept(self) -> str:
+        done = self._repository.command("rev-parse", "--verify", "--quiet", _KEPT, accept=(0, 1))
+        return done.text
+
+    @cached_property
+    def releases(self) -> list[str]:
+        """Upstream's releases with a wheel for the platform, oldest first; none if no index answered."""
+        if self._offline:
+            self.notes.append("no index was asked for releases: the network is off")
+            return []
+        try:
+            return versions(PROJECT, self.job.access.settings, machine=self.job.options.platform)
+        except FetchError as error:
+            self.notes.append(f"no release could be looked for: {error}")
+            return []
+
+    @cached_property
+    def pin(self) -> Target:
+        """The lock's own release."""
+        release = self.job.spec.lock.release
+        pristine = self.job.pristine
+        return self._with_history(
+            Target(
+                kind="release",
+                version=release.version,
+                tree=pristine.tree,
+                commit=release.commit,
+                wheel=True,
+                origin=pristine.origin,
+            )
+        )
+
+    def newest(self) -> list[Target]:
+        """Return the newest release and the newest commit, where they are newer than the pin."""
+        targets = []
+        if self.releases and Version(self.releases[-1]) > Version(self.pin.version):
+            targets.append(self.release(self.releases[-1]))
+        commit = self._newest_commit()
+        if commit and commit not in {self.pin.commit, *(one.commit for one in targets)}:
+            targets.append(self.commit(commit))
+        return targets
+
+    def _newest_commit(self) -> str:
+        """Return the newest commit with a wheel, or the newest one if wheels are unknown; empty if none."""
+        head = self.head
+        if self.wheels is None:
+            return head
+        try:
+            commit = self.wheels.newest()
+        except (FetchError, NotInStoreError) as error:
+            self.notes.append(f"no commit with a wheel could be looked for: {error}")
+            return head
+        if head and not self._repository.has(commit):
+            self.notes.append(f"commit {commit[:12]} has a wheel and is not in the history of {self.address}")
+            return head
+        return commit
+
+    def named(self, name: str) -> Target:
+        """Return the target that a user calls *name*: a release's version, or a commit.
+
+        Raises:
+            UnknownNameError: it is neither.
+            FetchError, NotInStoreError: it cannot be had.
+        """
+        if _COMMIT.fullmatch(name) and (commit := self._full(name)):
+            return self.commit(commit)
+        try:
+            return self.release(str(Version(name)))
+        except InvalidVersion as error:
+            raise UnknownNameError(
+                f"there is no target {name!r}",
+                because="; ".join(
+                    [
+                        "it is no version, and no commit of that name is in upstream's history here",
+                        *self.notes,
+                    ]
+                ),
+                next_step="give a release, or --history with a repository that has the commit",
+            ) from error
+
+    def release(self, version: str) -> Target:
+        """Return the release *version*, fetched if the store lacks it."""
+        pristine = self.job.source.release(version)
+        found = self._repository.files(pristine.tree, [VERSION_FILE]).get(VERSION_FILE)
+        commit = None if found is None else stated_commit(self._repository.blob(found.blob))
+        return self._with_history(
+            Target(
+                kind="release",
+                version=version,
+                tree=pristine.tree,
+                commit=commit or "",
+                wheel=None if not self.releases else version in self.releases,
+                origin=pristine.origin,
+            )
+        )
+
+    def commit(self, commit: str) -> Target:
+        """Return the target of a commit, whose tree has to be in the store."""
+        version = self._wheel_version(commit)
+        return self._with_history(
+            Target(
+                kind="commit",
+                version=version or self._version_of(commit),
+                tree=self._repository.tree_of(commit),
+                commit=commit,
+                wheel=None if self.wheels is None else version is not None,
+                origin=f"commit {commit[:12]} of {self.address or 'the store'}",
+            )
+        )
+
+    def _wheel_version(self, commit: str) -> str | None:
+        if self.wheels is None:
+            return None
+        try:
+            return self.wheels.version(commit)
+        except SparkwrightError as error:
+            self.notes.append(f"the wheel of commit {commit[:12]} could not be looked for: {error}")
+            return None
+
+    def _version_of(self, commit: str) -> str:
+        """Return a version for *commit* such as its wheel would have: the next one after the pin's."""
+        done = self._repository.command("rev-list", "--count", "--first-parent", commit, f"^{self._base}")
+        release = Version(self.job.spec.lock.release.version)
+        return f"{release.major}.{release.minor}.{release.micro + 1}.dev{done.text or 0}+g{commit[:9]}"
+
+    @property
+    def _base(self) -> str:
+        return self._full(self.job.spec.lock.release.commit) or self._kept
+
+    def _full(self, commit: str) -> str:
+        """Return the full id of *commit*, if it is in the store."""
+        if not _COMMIT.fullmatch(commit) or not (self.head or len(commit) == _FULL_ID):
+            return ""
+        done = self._repository.command(
+            "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}", accept=(0, 1, 128)
+        )
+        return done.text if done.status == 0 else ""
+
+    def _with_history(self, target: Target) -> Target:
+        """Return *target* with its commit in full and whether history leads from upstream's branch to it."""
+        from msgspec.structs import replace
+
+        full = self._full(target.commit) if target.commit and self.head else ""
+        linked = bool(full) and fork(self._repository, full, self.head) is not None
+        return replace(target, commit=full or target.commit, history=linked)
+
+    def between(self, old: Target, new: Target) -> list[Point]:
+        """Return the releases after *old* up to *new*, oldest first; those that cannot be had are left out.
+
+        Between them the index is asked only where *new* is a release.
+        """
+        if new.kind != "release" or old.kind != "release":
+            return [Point(tree=new.tree, release=new.label, subject=f"{PROJECT} {new.label}")]
+        first, last = Version(old.version), Version(new.version)
+        names = [name for name in self.releases if first < Version(name) < last]
+        points = []
+        for name in names:
+            try:
+                tree = self.job.source.release(name).tree
+            except SparkwrightError as error:
+                self.notes.append(f"release {name} was left out of a search: {error}")
+            else:
+                points.append(Point(tree=tree, release=name, subject=f"{PROJECT} {name}"))
+        return [*points, Point(tree=new.tree, release=new.version, subject=f"{PROJECT} {new.version}")]
+
+    def pulls(self, seen: Heads) -> tuple[Heads, tuple[PullChange, ...]]:
+        """Return heads of pull requests that carries are or name, and those that moved since *seen*.
+
+        git tells heads, and by the subjects of upstream's commits what was merged; it does not tell an open
+        pull request from a closed one.
+        """
+        git = self.job.spec.lock.release.git
+        wanted: dict[tuple[str, int], tuple[str, str, str]] = {
+            (carry.spec.pull.repository, carry.spec.pull.number): (carry.name, carry.spec.pull.head, "open")
+            for carry in self.job.spec.carries
+            if carry.spec.pull is not None
+        }
+        for one in self.job.spec.carries:
+            for entry in one.spec.upstream:
+                wanted.setdefault((git, entry.pull), (one.name, "", entry.state))
+        heads: Heads = {}
+        for repository in sorted({repository for repository, _ in wanted}):
+            heads |= self._heads(repository, [number for where, number in wanted if where == repository])
+        merged = self._merged() if any(state != "merged" for _, _, state in wanted.values()) else {}
+        changes = []
+        for (repository, number), (carry, pinned, state) in sorted(wanted.items()):
+            head = heads.get((repository, number), "")
+            recorded = seen.get((repository, number), pinned) or pinned
+            moved = bool(head and recorded and head != recorded)
+            landed = state != "merged" and number in merged and repository == git
+            if moved or landed:
+                told = [f"its head moved from {recorded[:12]} to {head[:12]}"] if moved else []
+                told += [f"upstream merged it as {merged[number][:12]}"] if landed else []
+                changes.append(
+                    PullChange(
+                        number=number,
+                        carry=carry,
+                        repository=repository,
+                        recorded=recorded,
+                        head=head,
+                        state="merged" if landed or state == "merged" else "unknown",
+                        detail="; ".join(told),
+                    )
+                )
+        return heads, tuple(changes)
+
+    def _heads(self, repository: str, numbers: Sequence[int]) -> Heads:
+        if self._offline:
+            self.notes.append(
+                f"the heads of {len(numbers)} pull requests were not asked for: the network is off"
+            )
+            return {}
+        refs = {f"refs/pull/{number}/head": number for number in numbers}
+        try:
+            found = list_remote(self._repository, repository, sorted(refs), timeout=_PATIENCE_S)
+        except (FetchError, RefError) as error:
+            self.notes.append(f"the heads of {len(numbers)} pull requests are not known: {error}")
+            return {}
+        return {(repository, refs[ref]): found[ref].commit for ref in refs if ref in found}
+
+    def _merged(self) -> dict[int, str]:
+        """Return the pull requests that upstream merged since the pin, by number, with the commit of each."""
+        base = self._full(self.job.spec.lock.release.commit)
+        if not base or not self.head:
+            return {}
+        span = (f"{base}..{self.head}", "--first-parent", "--format=%H %s")
+        lines = self._repository.command("log", *span).stdout.decode(errors="replace").splitlines()
+        found = ((line.partition(" ")[0], _MERGED.search(line)) for line in lines)
+        return {int(number[1]): commit for commit, number in found if number}

@@ -1,0 +1,346 @@
+"""One night: discover, and if anything is new merge, find culprits, judge, build, rehearse and record."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sparkwright import __version__
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import digest_of, sha256_bytes
+from sparkwright.base.errors import ConfigError
+from sparkwright.base.events import emit, task
+from sparkwright.nightly.building import build, rehearse
+from sparkwright.nightly.discover import Upstream, commit_wheels
+from sparkwright.nightly.judging import Judge, Judged
+from sparkwright.nightly.merging import Merging
+from sparkwright.nightly.model import (
+    NIGHT_FORMAT,
+    CarryNight,
+    Judgement,
+    Mark,
+    Night,
+    NightRehearsal,
+    Standing,
+    Target,
+    TargetNight,
+    Verdict,
+    standing_of,
+)
+from sparkwright.nightly.moves import arch_moves, pin_moves
+from sparkwright.nightly.reach import Reach
+from sparkwright.nightly.state import holds, red_since
+from sparkwright.pipeline.proofs import find_proof
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.carries import Carry
+    from sparkwright.merge import OutcomeKind
+    from sparkwright.nightly.discover import CommitWheels, Heads
+    from sparkwright.nightly.model import PullChange
+    from sparkwright.nightly.state import NightState
+    from sparkwright.pipeline import Job
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_NOT_ASKED = "not asked for"
+
+
+@dataclass(frozen=True)
+class NightOptions:
+    """The user's choices for one night.
+
+    Attributes:
+        folder: where wheels, locks and reports are written.
+        history: repository with upstream's history: an address or a folder; empty for none.
+        onto: names of targets; the newest release and commit by default.
+        since: name of the target to compare with; by default last night's, or the pin.
+        build: whether to build wheels.
+        rehearse: whether to rehearse what was built.
+        again: whether to work even if nothing is new.
+        date: the date to record, ISO 8601; today by default.
+    """
+
+    folder: Path
+    history: str = ""
+    onto: tuple[str, ...] = ()
+    since: str = ""
+    build: bool = True
+    rehearse: bool = True
+    again: bool = False
+    date: str = ""
+
+
+def follow(job: Job, options: NightOptions, state: NightState, wheels: CommitWheels | None = None) -> Night:
+    """Return the night that *options* ask for, recorded in *state* if anything was new.
+
+    Args:
+        job: the job on the pin.
+        options: the user's choices.
+        state: earlier nights.
+        wheels: upstream's wheels of commits; by default the client of this build of the project.
+
+    Raises:
+        UnknownNameError: a target that was named does not exist.
+        ConfigError: the date is none.
+    """
+    now = datetime.now(UTC)
+    if options.date and not _DATE.fullmatch(options.date):
+        raise ConfigError(f"{options.date!r} is no date", next_step="write it as 2026-11-22")
+    return _Run(job, options, state, wheels or commit_wheels(job), now).night()
+
+
+@dataclass
+class _Run:
+    """One run; see `follow`."""
+
+    job: Job
+    options: NightOptions
+    state: NightState
+    wheels: CommitWheels | None
+    now: datetime
+
+    def night(self) -> Night:
+        """Return the night."""
+        started = time.monotonic()
+        self.upstream = Upstream(self.job, self.options.history, self.wheels)
+        with task("look for news upstream"):
+            targets = [self.upstream.named(name) for name in self.options.onto] or self.upstream.newest()
+            heads, pulls = self.upstream.pulls(self.state.heads())
+        inputs = self._inputs(targets, heads)
+        known = self.state.last_inputs(self.patchset) == inputs or not (targets or pulls)
+        if known and not self.options.again:
+            return self._night((), pulls, Verdict.NOTHING_NEW, started)
+        self.pin_reach = Reach(self.job.repository, self.upstream.pin.tree)
+        found = tuple(self._target(target) for target in targets)
+        green = all(one.green for one in found)
+        night = self._night(found, pulls, Verdict.GREEN if green else Verdict.NEEDS_PERSON, started)
+        failed = any("failed" in {one.build.status, one.rehearsal.status} for one in found)
+        # What failed is tried again by the next run, though nothing is new then.
+        self.state.record(night, inputs="" if failed else inputs, heads=heads)
+        emit("night.recorded", id=night.id, verdict=str(night.verdict), seconds=night.seconds)
+        return night
+
+    @property
+    def patchset(self) -> str:
+        """Name of the patchset."""
+        return self.job.spec.patchset
+
+    @property
+    def date(self) -> str:
+        """Date of the night."""
+        return self.options.date or self.now.date().isoformat()
+
+    def _night(
+        self, found: tuple[TargetNight, ...], pulls: tuple[PullChange, ...], verdict: Verdict, started: float
+    ) -> Night:
+        return Night(
+            format=NIGHT_FORMAT,
+            id=self.state.next_id(),
+            date=self.date,
+            started=self.now.isoformat(timespec="seconds"),
+            patchset=self.patchset,
+            pin=self.upstream.pin.label,
+            verdict=verdict,
+            reasons=tuple(reason for one in found for reason in _reasons(one)),
+            targets=found,
+            pulls=pulls,
+            notes=tuple(dict.fromkeys(self.upstream.notes)),
+            seconds=round(time.monotonic() - started, 3),
+        )
+
+    def _inputs(self, targets: list[Target], heads: Heads) -> str:
+        """Return a digest of all that decides the night's findings."""
+        carries = {}
+        for carry in self.job.spec.carries:
+            files = [path for path in carry.folder.rglob("*") if path.is_file() and path.name != "proof.json"]
+            carries[carry.name] = {
+                str(path.relative_to(carry.folder)): sha256_bytes(path.read_bytes())
+                for path in sorted(files)
+                if "__pycache__" not in path.parts
+            }
+        return digest_of(
+            {
+                "format": NIGHT_FORMAT,
+                "sparkwright": __version__,
+                "pin": self.job.spec.lock.release.commit,
+                "kernels": self.job.spec.arch or "",
+                "platform": self.job.options.platform,
+                "carries": carries,
+                "order": [carry.name for carry in self.job.spec.carries],
+                "targets": [to_builtins(target) for target in targets],
+                "heads": sorted([repository, number, head] for (repository, number), head in heads.items()),
+                "wanted": [self.options.build, self.options.rehearse, self.options.since],
+            }
+        )
+
+    def _target(self, target: Target) -> TargetNight:
+        started = time.monotonic()
+        repository = self.job.repository
+        old = self._previous(target)
+        before = self.state.last_target(self.patchset, target.kind)
+        same = before is not None and before.target.tree == old.tree
+        merging = Merging(self.job, target)
+        with task(f"merge onto {target.label}"):
+            report = merging.report
+        judge = Judge(self.job, report, self.pin_reach)
+        former = Former(self.job, old, before if same else None)
+        carries = []
+        names = [carry.name for carry in self.job.spec.carries]
+        with task(f"judge the carries on {target.label}", total=len(names), unit="carries") as progress:
+            for carry in self.job.spec.carries:
+                judged = judge.judge(carry, merging.touched(carry))
+                carries.append(self._carry(carry, judged, merging, former))
+                progress.advance()
+        night = TargetNight(
+            target=target,
+            previous=old,
+            merged=report.tree,
+            carries=tuple(carries),
+            pins=pin_moves(repository, old.tree, target.tree),
+            archs=arch_moves(repository, old.tree, target.tree),
+            seconds=round(time.monotonic() - started, 3),
+        )
+        return self._with_wheel(night)
+
+    def _previous(self, target: Target) -> Target:
+        """Return what *target* is compared with: the one named, last night's of its kind, or the pin."""
+        if self.options.since:
+            return self.upstream.named(self.options.since)
+        last = self.state.last_target(self.patchset, target.kind)
+        if last is not None and self.job.repository.has(last.target.tree):
+            return last.target
+        return self.upstream.pin
+
+    def _carry(self, carry: Carry, judged: Judged, merging: Merging, former: Former) -> CarryNight:
+        outcome, target = merging.report.outcome(carry.name), merging.target
+        alone = merging.alone(carry) if outcome.kind.blocks_build else None
+        last = former.carry(carry.name)
+        previous = former.outcome(carry.name)
+        culprit = None if last is None or last.outcome is not outcome.kind else last.culprit
+        if culprit is None and previous is not outcome.kind:
+            releases = partial(self.upstream.between, former.target, target)
+            culprit = merging.culprit(carry, former.target, alone=alone, releases=releases)
+        mark = Mark(
+            night=self.state.next_id(),
+            date=self.date,
+            target=target.label,
+            outcome=outcome.kind,
+            judgement=judged.judgement,
+        )
+        history = (*self.state.history(self.patchset, target.kind, carry.name), mark)
+        since = red_since(history, self.date)
+        good = holds(history, self.upstream.pin.label)
+        red = standing_of(judged.judgement) is Standing.RED
+        return CarryNight(
+            name=carry.name,
+            title=carry.spec.title,
+            outcome=outcome.kind,
+            judgement=judged.judgement,
+            alone=alone,
+            detail=outcome.detail,
+            finding=judged.finding,
+            hazards=outcome.hazards,
+            paths=outcome.named_paths or outcome.conflicts or outcome.concerns or merging.touched(carry),
+            conflicts=outcome.conflicts,
+            previous=previous,
+            previous_judgement=former.judgement(carry),
+            culprit=culprit,
+            red_since=since,
+            days_red=_days(since, self.date),
+            holds=good,
+            bisect_command=_bisect(carry, self.patchset, good, target) if red else "",
+            history=history,
+        )
+
+    def _with_wheel(self, night: TargetNight) -> TargetNight:
+        from msgspec.structs import replace
+
+        if not self.options.build:
+            return night
+        folder, label = self.options.folder, night.target.label
+        built = build(self.job, night.target, night.carries, folder, history=self.options.history)
+        rehearsal = NightRehearsal(status="skipped", reason=_NOT_ASKED)
+        if self.options.rehearse:
+            rehearsal = rehearse(built, label, folder)
+        return replace(night, build=built.night, rehearsal=rehearsal)
+
+
+@dataclass
+class Former:
+    """What is known of the carries on the target that tonight's is compared with.
+
+    Attributes:
+        job: the job on the pin.
+        target: that target.
+        night: what an earlier night found there; `None` if none did.
+    """
+
+    job: Job
+    target: Target
+    night: TargetNight | None
+
+    def __post_init__(self) -> None:
+        self._report = None if self.night is not None else Merging(self.job, self.target).report
+
+    def carry(self, name: str) -> CarryNight | None:
+        """Return what an earlier night found of the carry *name*."""
+        found = () if self.night is None else self.night.carries
+        return next((carry for carry in found if carry.name == name), None)
+
+    def outcome(self, name: str) -> OutcomeKind | None:
+        """Return its outcome there; `None` for a carry that was not in the patchset then."""
+        if self._report is not None:
+            return self._report.outcome(name).kind
+        last = self.carry(name)
+        return None if last is None else last.outcome
+
+    def judgement(self, carry: Carry) -> Judgement | None:
+        """Return its judgement there, as far as that is known without running a probe."""
+        if self._report is None:
+            last = self.carry(carry.name)
+            return None if last is None else last.judgement
+        outcome = self._report.outcome(carry.name)
+        if not outcome.kind.wants_proof:
+            return None if outcome.kind.blocks_build else Judgement.DECLARED
+        proof = find_proof(self.job, self._report, carry)
+        if proof is None:
+            return None
+        return Judgement.NEEDED if outcome.kind.in_tree else Judgement.NOT_NEEDED
+
+
+def _days(since: str, today: str) -> int:
+    """Return the days from *since* to *today*, counting both; 0 if it is not red."""
+    if not since:
+        return 0
+    return max(1, (datetime.fromisoformat(today) - datetime.fromisoformat(since)).days + 1)
+
+
+def _bisect(carry: Carry, patchset: str, good: str, target: Target) -> str:
+    """Return the command that searches upstream's commits for what made *carry* red."""
+    if carry.probe_path is None:
+        return ""
+    bad = f"{patchset}@{target.version}" if target.kind == "release" else target.commit
+    start = f"{patchset}@{good}" if "." in good else good
+    probe = f"carries/{carry.name}/{carry.probe_path.name}"
+    return f"sparkwright bisect --axis upstream --good {start} --bad {bad} --judge 'probe {probe}'"
+
+
+def _reasons(night: TargetNight) -> list[str]:
+    """Return one line for each thing about *night* that a person has to decide."""
+    label = night.target.label
+    told = []
+    for carry in night.carries:
+        if carry.standing is Standing.DROP:
+            told.append(f"{carry.name} on {label}: not needed any more; drop it, or declare it superseded")
+        elif carry.standing is Standing.RED:
+            told.append(f"{carry.name} on {label}: {carry.judgement} ({carry.finding or carry.detail})")
+    if night.build.status == "failed":
+        told.append(f"the wheel of {label} was not built: {night.build.reason}")
+    if night.rehearsal.status == "failed":
+        told.append(f"the rehearsal of {label} failed: {night.rehearsal.reason}")
+    return told

@@ -1,0 +1,365 @@
+"""The findings of one night, per target and carry: outcome, judgement, and the commit that changed it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from sparkwright.base.config import Model
+from sparkwright.merge import Hazard, OutcomeKind
+
+NIGHT_FORMAT = 1
+
+TargetKind = Literal["release", "commit"]
+
+
+class Judgement(StrEnum):
+    """The meaning of a carry's outcome and of its probe's runs on one target."""
+
+    NEEDED = "needed"
+    """The probe fails on the pristine tree and passes on the merged one."""
+
+    DECLARED = "declared"
+    """The project says why it is not in the tree: superseded, left out, or absorbed and the probe agrees."""
+
+    NOT_NEEDED = "not-needed"
+    """The probe passes on the pristine tree: to be dropped, or declared superseded."""
+
+    CONFLICT = "conflict"
+    """It does not merge, and the defect is still in the pristine tree as far as the probe can tell."""
+
+    WRONG = "wrong-though-clean"
+    """It merges cleanly, and the probe fails on the merged tree."""
+
+    NOT_ABSORBED = "not-absorbed"
+    """Upstream seems to have it, and the probe fails on the pristine tree."""
+
+    BROKEN_PROBE = "broken-probe"
+    """The probe cannot run on one of the trees, as after a rename."""
+
+    REACH_LOST = "reach-lost"
+    """It merges and its probe passes, and the default path does not run the code that it changes any more."""
+
+    NOT_JUDGED = "not-judged"
+    """It has no probe, or a carry that it requires is not in the tree."""
+
+
+class Standing(StrEnum):
+    """The three kinds of judgement that a person tells apart at a glance."""
+
+    GOOD = "good"
+    DROP = "drop"
+    RED = "red"
+
+
+_STANDINGS = {
+    Judgement.NEEDED: Standing.GOOD,
+    Judgement.DECLARED: Standing.GOOD,
+    Judgement.NOT_NEEDED: Standing.DROP,
+}
+
+
+def standing_of(judgement: Judgement) -> Standing:
+    """Return the standing of a carry with that *judgement*."""
+    return _STANDINGS.get(judgement, Standing.RED)
+
+
+class Verdict(StrEnum):
+    """The result of a night."""
+
+    NOTHING_NEW = "nothing-new"
+    GREEN = "green"
+    NEEDS_PERSON = "needs-person"
+
+
+class Target(Model, frozen=True):
+    """One upstream tree to merge onto.
+
+    Attributes:
+        kind: ``release``, or ``commit`` for an untagged commit of the main branch.
+        version: the release, or the version that the commit's wheel states; ``0.24.0`` or ``0.24.1.dev7+g…``.
+        tree: id of its pristine tree in the store.
+        commit: full id of its commit; abbreviated where only a release's own statement is known.
+        wheel: whether upstream has a wheel of it for the platform; `None` if that could not be asked.
+        history: whether commits before it are in the store, so that a culprit can be named by commit.
+        origin: where the tree came from, in words.
+    """
+
+    kind: TargetKind
+    version: str
+    tree: str
+    commit: str = ""
+    wheel: bool | None = None
+    history: bool = False
+    origin: str = ""
+
+    @property
+    def label(self) -> str:
+        """Return a short name for people: the version of a release, or the commit's first digits."""
+        return self.version if self.kind == "release" else self.commit[:12]
+
+
+class UpstreamCommit(Model, frozen=True):
+    """The upstream commit, or release where no history is known, that changed a carry's outcome.
+
+    Attributes:
+        commit: full id; empty for a release.
+        release: the release, where no commit can be named; else empty.
+        subject: first line of its message.
+        author: name of its author.
+        date: author date, ISO 8601.
+        files: the carry's own files that it changes.
+        before: the carry's outcome on its first parent, or on the release before.
+        after: the carry's outcome on it.
+        merges: number of merges that the search took.
+        seconds: wall-clock time of the search.
+        candidates: number of commits between the targets that change one of the carry's files.
+        pull: number of the pull request that its subject names; `None` if it names none.
+    """
+
+    commit: str
+    subject: str
+    author: str
+    date: str
+    files: tuple[str, ...]
+    before: OutcomeKind
+    after: OutcomeKind
+    release: str = ""
+    merges: int = 0
+    seconds: float = 0.0
+    candidates: int = 0
+    pull: int | None = None
+
+
+class Mark(Model, frozen=True):
+    """One cell of a carry's strip of nights."""
+
+    night: str
+    date: str
+    target: str
+    outcome: OutcomeKind
+    judgement: Judgement
+
+
+class CarryNight(Model, frozen=True):
+    """One carry on one target.
+
+    Attributes:
+        name: the carry's name.
+        title: its title.
+        outcome: the outcome of merging the whole patchset, in order.
+        alone: the outcome with nothing but what it requires; differs where another carry is in the way.
+        detail: the reason for the outcome, in words.
+        judgement: the meaning of outcome and probe.
+        finding: what the probe found, first line, or why it did not run.
+        hazards: functions that both sides changed, and calls that do not fit any more.
+        paths: files that it changed, or that conflict, or that it would change.
+        conflicts: files that conflict.
+        previous: its outcome on the previous target of the same kind; `None` on the first night.
+        previous_judgement: its judgement there.
+        culprit: the upstream commit that changed its outcome; kept from night to night while it stays red.
+        red_since: date of the first night of this red run; empty while it is not red.
+        days_red: days from then to this night, counting both; 0 while it is not red.
+        holds: label of the newest target on which it was good: what a proposal keeps for it while red.
+        bisect_command: command that searches for the change; empty where there is nothing to search.
+        history: earlier nights on this kind of target, oldest first, this one last.
+    """
+
+    name: str
+    title: str
+    outcome: OutcomeKind
+    judgement: Judgement
+    alone: OutcomeKind | None = None
+    detail: str = ""
+    finding: str = ""
+    hazards: tuple[Hazard, ...] = ()
+    paths: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    previous: OutcomeKind | None = None
+    previous_judgement: Judgement | None = None
+    culprit: UpstreamCommit | None = None
+    red_since: str = ""
+    days_red: int = 0
+    holds: str = ""
+    bisect_command: str = ""
+    history: tuple[Mark, ...] = ()
+
+    @property
+    def standing(self) -> Standing:
+        """Return whether it is good, to be dropped, or red."""
+        return standing_of(self.judgement)
+
+    @property
+    def changed(self) -> bool:
+        """Tell if outcome or judgement differ from the previous target's."""
+        if self.previous is None:
+            return False
+        return self.previous is not self.outcome or self.previous_judgement not in {None, self.judgement}
+
+
+class PinMove(Model, frozen=True):
+    """A dependency that upstream pins otherwise than on the previous target.
+
+    Attributes:
+        name: ``torch``, ``flashinfer-python``, ``cutlass``, ``vllm-flash-attn``.
+        before: the former pin; empty if there was none.
+        after: the pin now; empty if there is none.
+        declared_in: the file that states it.
+    """
+
+    name: str
+    before: str
+    after: str
+    declared_in: str
+
+
+class ArchMove(Model, frozen=True):
+    """A list of GPU architectures in upstream's CMake files that changed.
+
+    Attributes:
+        name: the list's variable, with its position where one file sets it more than once.
+        declared_in: the file.
+        added: entries of the list now that were not in it.
+        removed: entries that were in it and are not any more.
+    """
+
+    name: str
+    declared_in: str
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+class PullChange(Model, frozen=True):
+    """A pull request that a carry is or names, whose head or state differs from what the carry records.
+
+    Attributes:
+        number: its number.
+        carry: the carry.
+        repository: where it was asked for.
+        recorded: the head that the carry pins or that the previous night saw; empty if neither is known.
+        head: its head now; empty if the remote does not have it.
+        state: ``merged`` where upstream's history has it; ``unknown`` where git alone cannot tell.
+        detail: what changed, in words.
+    """
+
+    number: int
+    carry: str
+    repository: str
+    recorded: str
+    head: str
+    state: Literal["open", "closed", "merged", "unknown"]
+    detail: str
+
+
+class NightBuild(Model, frozen=True):
+    """The wheel of one target.
+
+    Attributes:
+        status: ``built`` also where an earlier run built the same wheel.
+        reason: why not, if it was skipped or failed.
+        path: the wheel.
+        version: its version.
+        sha256: its digest.
+        size: bytes.
+        seconds: wall-clock time.
+        audited: whether the audit passed.
+        carries: names of the carries in it, in order.
+        left_out: names of carries of the patchset that are not in it because they are not good.
+        lock: path of the lock that it was built with, to propose.
+    """
+
+    status: Literal["built", "skipped", "failed"]
+    reason: str = ""
+    path: str = ""
+    version: str = ""
+    sha256: str = ""
+    size: int = 0
+    seconds: float = 0.0
+    audited: bool = False
+    carries: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    lock: str = ""
+
+
+class NightRehearsal(Model, frozen=True):
+    """The rehearsal of one target.
+
+    Attributes:
+        status: the outcome.
+        reason: why it was skipped or what failed.
+        report: path of its report; empty if there is none.
+        seconds: wall-clock time.
+    """
+
+    status: Literal["passed", "failed", "skipped"]
+    reason: str = ""
+    report: str = ""
+    seconds: float = 0.0
+
+
+class TargetNight(Model, frozen=True):
+    """Everything found about one target.
+
+    Attributes:
+        target: the target.
+        previous: the target of the same kind that it is compared with: last night's, or the pin.
+        merged: id of the tree with the whole patchset, without what did not merge.
+        carries: one for each carry of the patchset, in order.
+        pins: dependencies that moved between the two.
+        archs: architecture lists that changed between the two.
+        build: the wheel.
+        rehearsal: the rehearsal.
+        seconds: wall-clock time of merging and judging.
+    """
+
+    target: Target
+    previous: Target | None
+    merged: str
+    carries: tuple[CarryNight, ...]
+    pins: tuple[PinMove, ...] = ()
+    archs: tuple[ArchMove, ...] = ()
+    build: NightBuild = NightBuild(status="skipped", reason="not asked for")
+    rehearsal: NightRehearsal = NightRehearsal(status="skipped", reason="not asked for")
+    seconds: float = 0.0
+
+    @property
+    def green(self) -> bool:
+        """Tell if every carry is good, and neither build nor rehearsal failed."""
+        good = all(carry.standing is Standing.GOOD for carry in self.carries)
+        return good and "failed" not in {self.build.status, self.rehearsal.status}
+
+    def carry(self, name: str) -> CarryNight:
+        """Return the carry called *name*."""
+        return next(carry for carry in self.carries if carry.name == name)
+
+
+class Night(Model, frozen=True):
+    """One run of ``sparkwright nightly`` that found something new.
+
+    Attributes:
+        format: version of this model.
+        id: number of the night in its state file, as text, growing.
+        date: UTC date, ``2026-11-22``.
+        started: UTC time, ISO 8601.
+        patchset: name of the patchset.
+        pin: label of the lock's own release.
+        verdict: the result; ``nothing-new`` only for a run that stopped after discovery.
+        reasons: one line for each thing that a person has to decide.
+        targets: what was found, releases before commits.
+        pulls: pull requests that moved.
+        notes: what could not be asked or known, and why.
+        seconds: wall-clock time of the run.
+    """
+
+    format: int
+    id: str
+    date: str
+    started: str
+    patchset: str
+    pin: str
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    targets: tuple[TargetNight, ...] = ()
+    pulls: tuple[PullChange, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0

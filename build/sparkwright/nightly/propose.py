@@ -1,0 +1,323 @@
+"""A branch for a person to review: revisions refreshed one commit a carry, and the lock moved last.
+
+Revisions for a newer release change nothing at the present pin, so every commit of the branch builds. The
+lock moves only where no carry is red. Otherwise the branch ends with an empty commit that names what holds
+the release back, and since when. It is written into the clone's objects; its work tree is not touched.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.base.config import Model
+from sparkwright.base.errors import ConfigError, NeedsPersonError
+from sparkwright.base.events import emit
+from sparkwright.carries import load_carry
+from sparkwright.carries.files import add_revision, declare_superseded
+from sparkwright.git import FileEntry, patch_tree
+from sparkwright.lock.bump import rewrite
+from sparkwright.merge.refresh import CarryEditor
+from sparkwright.nightly.messages import (
+    BASE_TRAILER,
+    carry_message,
+    held_message,
+    pin_message,
+    signed,
+    superseded_message,
+)
+from sparkwright.nightly.model import Judgement, Standing
+from sparkwright.pipeline.checkout import LOCK_NAME
+from sparkwright.probe.proof import write_proof
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from sparkwright.carries import Carry
+    from sparkwright.git import ProjectClone, Repository
+    from sparkwright.lock import Lock
+    from sparkwright.merge import BaseFinder
+    from sparkwright.nightly.model import TargetNight
+    from sparkwright.probe import Proof
+    from sparkwright.store import Store
+
+BRANCHES = "sparkwright/"
+_JUDGED = (LOCK_NAME, "carries", "patchsets")
+
+
+class ProposedCommit(Model, frozen=True):
+    """A commit of a proposal: its id and the first line of its message."""
+
+    id: str
+    subject: str
+
+
+class HeldBack(Model, frozen=True):
+    """A carry that keeps the lock from moving.
+
+    Attributes:
+        carry: its name.
+        judgement: the reason.
+        since: date of the first night of this red run.
+        keeps: the newest target on which it was good.
+    """
+
+    carry: str
+    judgement: Judgement
+    since: str = ""
+    keeps: str = ""
+
+
+class Proposal(Model, frozen=True):
+    """A branch that was written for one release.
+
+    Attributes:
+        target: the release.
+        branch: name of the branch.
+        base: the commit that it stands on.
+        head: its newest commit.
+        commits: its commits, oldest first.
+        pins: whether it moves the lock.
+        held: carries that hold the release back.
+        notes: what it leaves as it is, and why.
+        moved: whether the branch was written: it was missing, or differed.
+        pushed: the remote that it was pushed to; empty if it was not.
+        pull_request: address of the pull request; empty if none was opened.
+    """
+
+    target: str
+    branch: str
+    base: str
+    head: str
+    commits: tuple[ProposedCommit, ...]
+    pins: bool
+    held: tuple[HeldBack, ...] = ()
+    notes: tuple[str, ...] = ()
+    moved: bool = True
+    pushed: str = ""
+    pull_request: str = ""
+
+
+@dataclass(frozen=True)
+class _Edit:
+    """The files of the project that one commit changes, below the project's folder."""
+
+    files: Mapping[str, bytes]
+    message: str
+
+
+@dataclass(frozen=True)
+class Proposer:
+    """What proposals are made from.
+
+    Attributes:
+        clone: the clone of the project.
+        store: for scratch copies.
+        repository: the store's repository, which holds the target's tree.
+        carries: the carries of the patchset, as the clone's HEAD has them.
+        find_base: gives a revision's base tree.
+        pin: the lock's present release.
+    """
+
+    clone: ProjectClone
+    store: Store
+    repository: Repository
+    carries: Sequence[Carry]
+    find_base: BaseFinder
+    pin: str
+
+    def propose(
+        self, found: TargetNight, lock: Lock | None, proofs: Mapping[str, Proof] | None = None
+    ) -> Proposal | str:
+        """Write the branch for what was *found* about one target; returns why not where there is nothing.
+
+        Args:
+            found: the night's findings on the target.
+            lock: the target's lock; `None` where it is not known.
+            proofs: proofs of carries on the target by name, to be recorded with its pin.
+
+        Raises:
+            ConfigError: what was judged is not what the clone's HEAD has, or the branch is checked out.
+            NeedsPersonError: the branch has a commit of another writer.
+        """
+        target = found.target
+        if target.kind != "release" or lock is None:
+            return f"{target.label}: a revision is written against a release, and this is none with a lock"
+        if "failed" in {found.build.status, found.rehearsal.status}:
+            return f"{target.label}: its wheel or its rehearsal failed"
+        self._require_judged(found)
+        held = self._held(found)
+        notes: list[str] = []
+        with self.store.scratch() as scratch:
+            staying = {one.carry for one in held}
+            free = [carry for carry in self.carries if carry.name not in staying]
+            tried = [self._edit(found, carry, lock, scratch, notes) for carry in free]
+        edits = [edit for edit in tried if edit is not None]
+        names = [one.carry for one in held]
+        if held and not edits:
+            return f"{target.label}: no revision changes, and {', '.join(names)} held back"
+        if held:
+            edits.append(_Edit({}, held_message(found, self.pin, names, notes)))
+        elif (pinning := self._pin(found, lock, proofs or {}, notes)) is not None:
+            edits.append(pinning)
+        if not edits:
+            return f"{target.label}: it is the pin already, and no revision changes"
+        return self._write(found, edits, held, notes)
+
+    def _held(self, found: TargetNight) -> tuple[HeldBack, ...]:
+        """Return the carries that keep the lock from moving: red, or needless and required by another."""
+        required = {
+            name
+            for carry in self.carries
+            for name in carry.spec.requires
+            if found.carry(carry.name).judgement not in {Judgement.NOT_NEEDED, Judgement.DECLARED}
+        }
+        return tuple(
+            HeldBack(carry=one.name, judgement=one.judgement, since=one.red_since, keeps=one.holds)
+            for one in found.carries
+            if one.standing is Standing.RED or (one.standing is Standing.DROP and one.name in required)
+        )
+
+    def _require_judged(self, found: TargetNight) -> None:
+        """Refuse a clone whose HEAD differs from what was judged: the files in its work tree."""
+        if {one.name for one in found.carries} != {carry.name for carry in self.carries}:
+            raise ConfigError(
+                "no branch can be proposed",
+                because="the patchset has other carries than the night judged",
+                next_step="run 'sparkwright nightly --again --propose'",
+            )
+        if edited := self.clone.edited(_JUDGED):
+            raise ConfigError(
+                "no branch can be proposed",
+                because=f"{', '.join(edited[:3])} differ from the commit that is checked out",
+                next_step="commit or stash these changes, and run the command again",
+            )
+
+    def _edit(
+        self, found: TargetNight, carry: Carry, lock: Lock, scratch: Path, notes: list[str]
+    ) -> _Edit | None:
+        """Return the change to the folder of *carry*, made in a copy; `None` if it stays as it is."""
+        judged = found.carry(carry.name)
+        copy = scratch / carry.name
+        if judged.judgement is Judgement.NOT_NEEDED:
+            shutil.copytree(carry.folder, copy)
+            because = f"Its probe passes on the pristine tree of {found.target.version}."
+            if judged.culprit is not None and judged.culprit.commit:
+                because += f" The outcome changed with {judged.culprit.commit}."
+            version = found.target.version
+            declare_superseded(
+                load_carry(copy), releases=f">={version}", by=f"vLLM {version}", because=because
+            )
+            return _Edit(_changed(carry.folder, copy), superseded_message(found, judged))
+        if judged.standing is not Standing.GOOD or judged.judgement is Judgement.DECLARED:
+            return None
+        made = self._refreshed(found, carry, notes)
+        if made is None:
+            return None
+        patch, stacked_on = made
+        shutil.copytree(carry.folder, copy)
+        changed = add_revision(load_carry(copy), lock, patch, stacked_on=stacked_on)
+        name = next(one.patch for one in changed.spec.revision if one.release == lock.release.version)
+        return _Edit(_changed(carry.folder, copy), carry_message(found, judged, patch=name))
+
+    def _refreshed(
+        self, found: TargetNight, carry: Carry, notes: list[str]
+    ) -> tuple[bytes, tuple[str, ...]] | None:
+        """Return the change of *carry* on the target and what it is stacked on; `None` if it has that."""
+        if carry.spec.pull is not None:
+            notes.append(f"{carry.name} is a pull request, held at its pinned head")
+            return None
+        if carry.spec.source is not None:
+            notes.append(f"{carry.name} changes {carry.spec.source}, not vLLM's own tree")
+            return None
+        target = found.target
+        editor = CarryEditor(self.repository, target.tree, target.version, self.carries, self.find_base)
+        base = editor.base_for(carry)
+        merged = editor.merged(carry, base)
+        if not merged.clean:
+            notes.append(f"{carry.name} conflicts in {', '.join(merged.conflicts)}, which are no code")
+            return None
+        patch = self.repository.diff(base.tree, merged.tree, context=0)
+        now = carry.revision_for(target.version)
+        present = None if now is None else (carry.folder / now.patch).read_bytes()
+        return None if patch in {b"", present} else (patch, base.stacked_on)
+
+    def _pin(
+        self, found: TargetNight, lock: Lock, proofs: Mapping[str, Proof], notes: Sequence[str]
+    ) -> _Edit | None:
+        """Return the change that moves the lock, with the proofs on the new pin; `None` if it is there."""
+        path = self.clone.root / LOCK_NAME
+        bumped = rewrite(path.read_text(encoding="utf-8"), lock)
+        if not bumped.changes:
+            return None
+        files = {LOCK_NAME: bumped.text.encode()}
+        with self.store.scratch() as scratch:
+            for name, proof in proofs.items():
+                files[f"carries/{name}/proof.json"] = write_proof(scratch, proof).read_bytes()
+        return _Edit(files, pin_message(found, bumped.changes, [*notes, *bumped.notes]))
+
+    def _write(
+        self, found: TargetNight, edits: Sequence[_Edit], held: tuple[HeldBack, ...], notes: Sequence[str]
+    ) -> Proposal:
+        branch = f"{BRANCHES}{found.target.version}"
+        before = self.clone.branch(branch)
+        self._require_ours(branch, before)
+        commits = tuple(self._commits(edits))
+        head = commits[-1].id
+        if head != before:
+            self.clone.move(branch, head, expected=before)
+        emit("nightly.proposed", branch=branch, head=head, moved=head != before, commits=len(commits))
+        return Proposal(
+            target=found.target.label,
+            branch=branch,
+            base=self.clone.head,
+            head=head,
+            commits=commits,
+            pins=not held,
+            held=held,
+            notes=tuple(notes),
+            moved=head != before,
+        )
+
+    def _require_ours(self, branch: str, tip: str | None) -> None:
+        """Refuse a branch that is checked out, or that a person worked on."""
+        if tip is not None and self.clone.own_base(tip, BASE_TRAILER) is None:
+            raise NeedsPersonError(
+                f"the branch {branch} is not overwritten",
+                because=f"its commit {tip[:12]}, or one below it, is not ours alone",
+                next_step=f"merge it, or rename it with 'git branch -m {branch} NAME'",
+            )
+        if place := self.clone.place(branch):
+            raise ConfigError(
+                f"the branch {branch} is not moved",
+                because=f"it is checked out in {place}",
+                next_step="check another branch out there",
+            )
+
+    def _commits(self, edits: Sequence[_Edit]) -> Iterator[ProposedCommit]:
+        """Write one commit for each edit, dated as the one that they stand on, and yield them."""
+        repository, parent = self.clone.repository, self.clone.head
+        base = self.clone.commit(parent)
+        tree = base.tree
+        for edit in edits:
+            if edit.files:
+                entries = {
+                    f"{self.clone.prefix}{path}": FileEntry("100644", data)
+                    for path, data in edit.files.items()
+                }
+                tree = patch_tree(repository, tree, entries)
+            message = signed(edit.message, {BASE_TRAILER: self.clone.head})
+            parent = repository.commit(tree, parents=[parent], message=message, seconds=base.seconds)
+            yield ProposedCommit(id=parent, subject=message.partition("\n")[0])
+
+
+def _changed(before: Path, after: Path) -> dict[str, bytes]:
+    """Return the files of a carry's folder that its copy has in another form, by path in the project."""
+    files = {path.name: path.read_bytes() for path in after.iterdir() if path.is_file()}
+    return {
+        f"carries/{before.name}/{name}": data
+        for name, data in sorted(files.items())
+        if not (before / name).is_file() or (before / name).read_bytes() != data
+    }

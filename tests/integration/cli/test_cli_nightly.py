@@ -1,0 +1,264 @@
+"""``sparkwright nightly``: from a new release or commit to judgements, a wheel, and a night that is kept."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from kit import UpstreamRepository
+from tiny_release import ALIGNED, CLAMP, CLAMPED, make_tiny
+from world import CLAMP_PROBE, World, finish
+
+from sparkwright.nightly.model import Judgement, Night
+from sparkwright.nightly.state import open_state
+
+if TYPE_CHECKING:
+    from tiny_release import TinyRelease
+
+NEEDS_PERSON, NOTHING_NEW = 95, 94
+CLAMP_PATH, ALIGN_PATH = "vllm/clamp.py", "vllm/align.py"
+LATER = "0" * 40
+# A change away from the carry's: the first one keeps what the carry means, the second does not.
+HARMLESS = CLAMP.replace("return 2", "return 3")
+OTHER_LIMIT = CLAMP.replace("LIMIT = 10", "LIMIT = 20")
+CONFLICTING = CLAMP.replace("    # Always.\n    return value", "    # Never.\n    return abs(value)")
+RENAMED = CLAMP.replace("def clamp(value)", "def clip(value)")
+MENDED_OTHERWISE = CLAMP.replace("    # As it is.\n", "    value = min(value, 10)\n")
+
+KILLED_AT_EVENT = """
+import os, signal, sys
+from sparkwright.cli.main import main
+from sparkwright.base.events import subscribe
+kind, text = sys.argv[1:3]
+def deadly(event):
+    if event.kind == kind and text in str(event.data):
+        os.kill(os.getpid(), signal.SIGKILL)
+with subscribe(deadly):
+    sys.exit(main(sys.argv[3:]))
+"""
+
+
+def later(version: str = "1.3.0", **changed: str) -> TinyRelease:
+    named = {"clamp": CLAMP_PATH, "align": ALIGN_PATH, "cuda": "requirements/cuda.txt"}
+    changes = tuple((named[name], text) for name, text in changed.items())
+    return make_tiny(version, changes=changes, commit=f"{version.replace('.', ''):a<40}")
+
+
+def nightly(world: World, *words: str, status: int = 0) -> Night:
+    """Run the night without a rehearsal, and return it as the state file has it."""
+    ran = world.call("nightly", "--history", "none", "--no-rehearsal", *words)
+    assert ran.status == status, ran.said
+    with open_state(state_of(world)) as state:
+        return state.nights("spark")[0]
+
+
+def state_of(world: World) -> Path:
+    return world.root / ".sparkwright" / "nightly.sqlite"
+
+
+def judged(world: World, **changed: str) -> Judgement:
+    world.offer(later(**changed))
+    status = 0 if changed.get("clamp", HARMLESS) == HARMLESS else NEEDS_PERSON
+    return nightly(world, "--no-build", status=status).targets[0].carry("clamp").judgement
+
+
+class TestJudgements:
+    def test_needed(self, world: World) -> None:
+        assert judged(world, clamp=HARMLESS) is Judgement.NEEDED
+
+    def test_wrong_though_clean(self, world: World) -> None:
+        assert judged(world, clamp=OTHER_LIMIT) is Judgement.WRONG
+
+    def test_conflict(self, world: World) -> None:
+        assert judged(world, clamp=CONFLICTING) is Judgement.CONFLICT
+
+    def test_broken_probe(self, world: World) -> None:
+        assert judged(world, clamp=RENAMED) is Judgement.BROKEN_PROBE
+
+    def test_not_needed_any_more(self, world: World) -> None:
+        assert judged(world, clamp=MENDED_OTHERWISE) is Judgement.NOT_NEEDED
+
+    def test_a_conflict_with_what_mends_the_defect_is_not_needed_either(self, world: World) -> None:
+        mended = CLAMP.replace("    return value", "    return value if value < 10 else 10")
+        assert judged(world, clamp=mended) is Judgement.NOT_NEEDED
+
+    def test_reach_lost(self, world: World) -> None:
+        choice = "vllm/config/vllm.py"
+        before = "def use_v2_model_runner():\n    return DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES\n"
+        world.pin(make_tiny(changes=((choice, before),)))
+        world.list_carries([])
+        world.carry("clamp", {CLAMP_PATH: CLAMPED}, probe=CLAMP_PROBE, runner="v1")
+        world.offer(make_tiny("1.3.0", changes=((choice, before),)))
+        assert nightly(world, "--no-build").targets[0].carry("clamp").judgement is Judgement.NEEDED
+        after = "def use_v2_model_runner():\n    return True\n"
+        world.offer(make_tiny("1.4.0", changes=((choice, after),)))
+        night = nightly(world, "--no-build", status=NEEDS_PERSON)
+        assert night.targets[0].carry("clamp").judgement is Judgement.REACH_LOST
+
+
+class TestNight:
+    def test_green_from_discovery_to_an_audited_wheel_and_then_nothing_new(self, world: World) -> None:
+        world.offer(later("1.2.5", clamp=CONFLICTING))  # not the newest
+        world.offer(later(clamp=HARMLESS, cuda="torch==2.11.0\nflashinfer-python==0.7.0\n"))
+        night = nightly(world)
+        (one,) = night.targets
+        assert (night.verdict, one.target.label, night.pin) == ("green", "1.3.0", "1.2.0")
+        assert (one.build.status, one.build.audited) == ("built", True)
+        assert one.build.carries == ("clamp", "align")
+        assert Path(one.build.path).stat().st_size == one.build.size
+        assert [move.name for move in one.pins] == ["flashinfer-python"]
+        assert 'version = "1.3.0"' in (world.root / ".sparkwright/nightly/locks/1.3.0.lock").read_text()
+        assert 'version = "1.2.0"' in (world.root / "upstream.lock").read_text()
+
+        fetched = list(world.index.downloads)
+        assert world.call("nightly", "--history", "none", "--no-rehearsal").status == 0
+        assert nightly(world, "--detailed-exit-code", status=NOTHING_NEW).id == night.id
+        assert list(world.index.downloads) == fetched
+
+    def test_a_carry_that_is_edited_is_news(self, world: World) -> None:
+        world.offer(later(clamp=HARMLESS))
+        first = nightly(world, "--no-build")
+        (world.root / "carries" / "clamp" / "probe.py").write_text(CLAMP_PROBE + "# more\n")
+        assert nightly(world, "--no-build").id == str(int(first.id) + 1)
+
+    def test_nothing_newer_than_the_pin(self, world: World) -> None:
+        ran = world.call("nightly", "--history", "none", "--detailed-exit-code")
+        assert ran.status == NOTHING_NEW, ran.said
+        with open_state(state_of(world)) as state:
+            assert state.nights("spark") == ()
+
+    def test_offline_without_news_is_said_and_is_no_error(self, world: World) -> None:
+        world.good("merge")
+        ran = world.call("nightly", "--history", "none", "--offline", "--json")
+        assert ran.status == 0
+        assert ran.json["verdict"] == "nothing-new"
+        assert ran.json["notes"]
+
+    def test_a_target_that_does_not_exist(self, world: World) -> None:
+        assert world.call("nightly", "--history", "none", "--onto", "no such thing").status == 12
+        assert world.call("nightly", "--history", "none", "--onto", "7.7.7").status == 20
+
+
+class TestRed:
+    def test_what_is_red_stays_out_of_the_wheel_and_is_named_with_its_release(self, world: World) -> None:
+        world.offer(later("1.2.5", clamp=HARMLESS))
+        world.offer(later("1.2.7", clamp=CONFLICTING))
+        world.offer(later("1.3.0", clamp=CONFLICTING, align=ALIGNED + "\n# more\n"))
+        ran = world.call("nightly", "--history", "none", "--no-rehearsal", "--json", "--date", "2026-11-03")
+        assert ran.status == NEEDS_PERSON
+        with open_state(state_of(world)) as state:
+            (one,) = state.nights("spark")[0].targets
+        carry = one.carry("clamp")
+        assert carry.culprit is not None
+        assert (carry.culprit.release, carry.culprit.files) == ("1.2.7", (CLAMP_PATH,))
+        assert (carry.days_red, carry.red_since, carry.holds) == (1, "2026-11-03", "1.2.0")
+        assert "--good spark@1.2.0 --bad spark@1.3.0" in carry.bisect_command
+        assert one.build.status == "built"
+        assert (one.build.carries, one.build.left_out) == ((), ("clamp", "align"))
+        assert one.carry("align").judgement is Judgement.NOT_NEEDED  # upstream has it
+
+    def test_nights_add_up_and_a_mended_carry_begins_again(self, world: World) -> None:
+        def one(version: str, clamp: str, date: str, status: int):
+            world.offer(later(version, clamp=clamp))
+            night = nightly(world, "--no-build", "--date", date, status=status)
+            return night.targets[0].carry("clamp")
+
+        assert one("1.3.0", HARMLESS, "2026-11-01", 0).days_red == 0
+        broken = one("1.4.0", CONFLICTING, "2026-11-02", NEEDS_PERSON)
+        assert broken.culprit is not None
+        assert (broken.days_red, broken.holds, broken.culprit.release) == (1, "1.3.0", "1.4.0")
+        still = one("1.5.0", CONFLICTING + "\n# more\n", "2026-11-05", NEEDS_PERSON)
+        assert (still.days_red, still.holds, still.culprit) == (4, "1.3.0", broken.culprit)
+        assert [mark.target for mark in still.history] == ["1.3.0", "1.4.0", "1.5.0"]
+        mended = one("1.6.0", HARMLESS, "2026-11-06", 0)
+        assert (mended.days_red, mended.holds, mended.previous) == (0, "1.6.0", "conflict")
+
+    def test_a_build_that_fails_is_a_finding_and_is_tried_again(self, world: World) -> None:
+        release = later(clamp=HARMLESS)
+        world.offer(release)
+        (wheel,) = (name for name in release.files if name.endswith("aarch64.whl"))
+        world.index.files[wheel] = release.files[wheel][:-1] + b"?"
+        (one,) = nightly(world, status=NEEDS_PERSON).targets
+        assert (one.build.status, one.green) == ("failed", False)
+        assert wheel in one.build.reason
+        assert not list((world.root / ".sparkwright" / "nightly").rglob("*.whl"))
+        world.index.files[wheel] = release.files[wheel]
+        assert nightly(world).targets[0].build.status == "built"
+
+    def test_a_release_without_a_wheel_is_judged_and_not_built(self, world: World) -> None:
+        release = later(clamp=HARMLESS)
+        (sdist,) = (name for name in release.files if name.endswith(".tar.gz"))
+        world.index.add(sdist, release.files[sdist])
+        assert world.call("nightly", "--history", "none", "--detailed-exit-code").status == NOTHING_NEW
+        (one,) = nightly(world, "--onto", "1.3.0").targets
+        assert (one.target.wheel, one.build.status) == (False, "skipped")
+        assert one.carry("clamp").judgement is Judgement.NEEDED
+
+
+class TestCommits:
+    def test_the_commit_that_made_a_carry_conflict_is_named(self, world: World, tmp_path: Path) -> None:
+        upstream = UpstreamRepository(tmp_path / "history")
+        sources = {
+            path: data
+            for path, data in world.release.tree.items()
+            if path not in {"PKG-INFO", "vllm/_version.py"}
+        }
+        base = upstream.commit("Release", sources)
+        world.pin(make_tiny(commit=base))
+        world.list_carries([])
+        world.carry(
+            "clamp",
+            {CLAMP_PATH: CLAMP.replace("return value", "return min(value, LIMIT)")},
+            probe=CLAMP_PROBE,
+        )
+        for number in range(4):
+            upstream.commit(f"Noise (#{number})", {"docs/clamp.md": f"{number}\n"})
+        upstream.commit("Touch it harmlessly (#10)", {CLAMP_PATH: HARMLESS})
+        planted = upstream.commit(
+            "Rewrite clamp (#11)", {CLAMP_PATH: HARMLESS.replace("    return value", "    return abs(value)")}
+        )
+        head = upstream.commit("Noise (#12)", {"docs/clamp.md": "last\n"})
+        ran = world.call("nightly", "--history", upstream.folder, "--no-build", "--json")
+        assert ran.status == NEEDS_PERSON, ran.said
+        with open_state(state_of(world)) as state:
+            (one,) = state.nights("spark")[0].targets
+        assert (one.target.kind, one.target.commit, one.target.history) == ("commit", head, True)
+        culprit = one.carry("clamp").culprit
+        assert culprit is not None
+        assert (culprit.commit, culprit.pull, culprit.candidates) == (planted, 11, 2)
+        assert culprit.files == (CLAMP_PATH,)
+        again = world.call("nightly", "--history", upstream.folder, "--no-build", "--detailed-exit-code")
+        assert again.status == NOTHING_NEW
+
+
+class TestStopped:
+    @pytest.mark.parametrize(
+        ("kind", "text"),
+        [
+            ("merge.outcome", "align"),
+            ("probe.judged", "clamp"),
+            ("wheel.assembled", ""),
+            ("night.recorded", ""),
+        ],
+    )
+    def test_killed_anywhere_it_goes_on(self, world: World, kind: str, text: str) -> None:
+        world.offer(later(clamp=HARMLESS))
+        words = ["nightly", "--history", "none", "--no-rehearsal"]
+        killed = finish(world.start(kind, text, *words, script=KILLED_AT_EVENT))
+        assert killed.status == -signal.SIGKILL, killed.said
+        world.good(*words)
+        made = [event for event in world.events() if event["kind"] == "probe.judged"]
+        assert kind not in {"wheel.assembled", "night.recorded"} or not made
+        with open_state(state_of(world)) as state:
+            (night,) = state.nights("spark", most=5)
+        assert night.verdict == "green"
+
+    def test_two_at_once_make_one_night(self, world: World) -> None:
+        world.offer(later(clamp=HARMLESS))
+        words = ["nightly", "--history", "none", "--no-rehearsal", "--detailed-exit-code"]
+        both = [world.start(*words) for _ in range(2)]
+        assert sorted(finish(one).status for one in both) == [0, NOTHING_NEW]
+        with open_state(state_of(world)) as state:
+            assert len(state.nights("spark", most=5)) == 1

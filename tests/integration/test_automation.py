@@ -1,0 +1,197 @@
+"""Workflows, their scripts and the systemd units: their own checkers accept them, and find planted faults."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = ROOT / ".github" / "workflows"
+UNITS = ROOT / "ci" / "systemd"
+CHECKOUT = "/var/lib/sparkwright/checkout"
+analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    """What actionlint says of the workflows below *folder*."""
+    program = Path(sys.executable).with_name("actionlint")
+    return subprocess.run([program, "-no-color"], cwd=folder, check=False, capture_output=True, text=True)
+
+
+def copied(folder: Path) -> Path:
+    """A project of its own with our workflows and their settings."""
+    shutil.copytree(ROOT / ".github", folder / ".github")
+    (folder / ".git").mkdir()
+    return folder / ".github"
+
+
+def test_actionlint_accepts_every_workflow(tmp_path):
+    copied(tmp_path)
+    done = lint(tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("workflow", "right", "wrong"),
+    [
+        ("nightly.yml", "gb10]", "gb11]"),
+        ("nightly.yml", "needs.follow.outputs.wheel", "needs.follow.outputs.weel"),
+        ("tests.yml", "ubuntu-24.04-arm", "ubuntu-24.04-leg"),
+        ("docs.yml", "contents: read", "contents: reed"),
+    ],
+)
+def test_actionlint_finds_a_planted_fault(tmp_path, workflow, right, wrong):
+    path = copied(tmp_path) / "workflows" / workflow
+    text = path.read_text()
+    assert right in text
+    path.write_text(text.replace(right, wrong))
+    done = lint(tmp_path)
+    assert done.returncode == 1
+    assert workflow in done.stdout
+
+
+def jobs(name: str) -> dict[str, dict]:
+    return yaml.safe_load((WORKFLOWS / name).read_text())["jobs"]
+
+
+def test_only_the_job_that_proposes_may_write_and_it_is_asked_for():
+    whole = yaml.safe_load((WORKFLOWS / "nightly.yml").read_text())
+    assert whole["permissions"] == {"contents": "read"}
+    writers = {name: job for name, job in whole["jobs"].items() if "permissions" in job}
+    assert list(writers) == ["propose"]
+    assert "vars.SPARKWRIGHT_PROPOSE == 'true'" in writers["propose"]["if"]
+
+
+def test_a_machine_of_ones_own_is_used_only_where_there_is_one():
+    own = {name: job for name, job in jobs("nightly.yml").items() if "self-hosted" in job["runs-on"]}
+    assert list(own) == ["verify"]
+    assert "vars.SPARKWRIGHT_GB10_RUNNER == 'true'" in own["verify"]["if"]
+    triggers = yaml.safe_load((WORKFLOWS / "nightly.yml").read_text())[True]  # YAML reads `on` so
+    assert set(triggers) == {"schedule", "workflow_dispatch"}  # no pull request reaches that machine
+
+
+def test_workflows_run_scripts_that_exist():
+    called = [
+        step["run"].split()[0]
+        for job in jobs("nightly.yml").values()
+        for step in job["steps"]
+        if step.get("run", "").startswith("ci/")
+    ]
+    assert sorted(called) == ["ci/nightly-propose.sh", "ci/nightly-verify.sh", "ci/nightly.sh"]
+    for script in ROOT.glob("ci/*.sh"):
+        assert os.access(script, os.X_OK), script
+        subprocess.run(["bash", "-n", script], check=True)
+
+
+# The script of a night, with a program in place of sparkwright that ends as told ------------
+
+PROGRAM = """\
+#!/bin/sh
+echo "$@" >>calls
+case $1 in nightly) ;; *) exit 0 ;; esac
+if [ "$WROTE" = yes ]; then
+    mkdir -p .sparkwright/nightly/wheels
+    echo "## A night" >.sparkwright/nightly/report.md
+    touch .sparkwright/nightly/wheels/a.whl
+fi
+exit "$STATUS"
+"""
+
+
+def run_night(folder: Path, status: int, *, wrote: bool, onto: str = "") -> subprocess.CompletedProcess[str]:
+    bin_ = folder / ".venv" / "bin"
+    bin_.mkdir(parents=True)
+    (folder / "Makefile").write_text(".venv/.ready:\n\t@touch $@\n")
+    (bin_ / "sparkwright").write_text(PROGRAM)
+    (bin_ / "sparkwright").chmod(0o755)
+    return subprocess.run(
+        [ROOT / "ci" / "nightly.sh"],
+        cwd=folder,
+        env={
+            "PATH": os.environ["PATH"],
+            "STATUS": str(status),
+            "WROTE": "yes" if wrote else "no",
+            "ONTO": onto,
+            "GITHUB_OUTPUT": str(folder / "output"),
+            "GITHUB_STEP_SUMMARY": str(folder / "summary"),
+        },
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "wrote", "verdict", "wheel"),
+    [
+        (0, True, "green", "true"),
+        (94, False, "nothing-new", "false"),
+        (95, True, "needs-person", "true"),
+        (95, False, "needs-person", "false"),
+    ],
+)
+def test_a_night_hands_on_its_verdict_and_its_report(tmp_path, status, wrote, verdict, wheel):
+    done = run_night(tmp_path, status, wrote=wrote)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "output").read_text().split() == [f"verdict={verdict}", f"wheel={wheel}"]
+    summary = (tmp_path / "summary").read_text()
+    assert ("## A night" in summary) == wrote
+
+
+def test_an_error_of_a_night_is_the_jobs_error(tmp_path):
+    done = run_night(tmp_path, 20, wrote=False)
+    assert done.returncode == 20
+    assert not (tmp_path / "output").exists()
+
+
+def test_targets_that_are_asked_for_are_words_and_nothing_else(tmp_path):
+    run_night(tmp_path, 0, wrote=True, onto="0.33.0 $(touch${IFS}here);touch there")
+    first = (tmp_path / "calls").read_text().splitlines()[0]
+    assert first == (
+        "nightly --detailed-exit-code --onto 0.33.0 --onto $(touch${IFS}here);touch --onto there"
+    )
+    assert not (tmp_path / "here").exists()
+    assert not (tmp_path / "there").exists()
+
+
+# systemd --------------------------------------------------------------------------------
+
+
+def verify_units(folder: Path, **replaced: str) -> subprocess.CompletedProcess[str]:
+    """What systemd says of the units, on a machine that has the checkout."""
+    program = folder / "checkout" / ".venv" / "bin" / "sparkwright"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for unit in UNITS.iterdir():
+        text = unit.read_text().replace(CHECKOUT, str(folder / "checkout"))
+        for right, wrong in replaced.items():
+            text = text.replace(right, wrong)
+        (folder / unit.name).write_text(text)
+    units = sorted(path for path in folder.glob("sparkwright-*"))
+    return subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units], check=False, capture_output=True, text=True
+    )
+
+
+@analyze
+def test_systemd_accepts_the_units(tmp_path):
+    done = verify_units(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "sparkwright-nightly" not in done.stderr
+
+
+@analyze
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("ProtectHome=", "ProtectHouse="), ("03:17:00", "25:17:00"), ("ExecStart=/", "ExecStart=")],
+)
+def test_systemd_finds_a_planted_fault(tmp_path, right, wrong):
+    done = verify_units(tmp_path, **{right: wrong})
+    assert "sparkwright-nightly" in done.stderr

@@ -1,0 +1,215 @@
+"""Nights for tests of reports and proposals: findings of every kind, and text that wants to do harm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkwright.merge import Hazard, OutcomeKind
+from sparkwright.nightly.model import (
+    NIGHT_FORMAT,
+    ArchMove,
+    CarryNight,
+    Judgement,
+    Mark,
+    Night,
+    NightBuild,
+    NightRehearsal,
+    PinMove,
+    PullChange,
+    Standing,
+    Target,
+    TargetNight,
+    UpstreamCommit,
+    Verdict,
+    standing_of,
+)
+
+EVIL = (
+    "<script>alert(1)</script> ![x](https://evil.example/x.png) @everyone `code` | fixes #7 \x1b[31m\u202e"
+    "\n# Head"
+)
+OUTCOMES = {
+    Judgement.NEEDED: OutcomeKind.APPLIED,
+    Judgement.DECLARED: OutcomeKind.SUPERSEDED,
+    Judgement.NOT_NEEDED: OutcomeKind.APPLIED,
+    Judgement.CONFLICT: OutcomeKind.CONFLICT,
+    Judgement.WRONG: OutcomeKind.APPLIED,
+    Judgement.NOT_ABSORBED: OutcomeKind.ABSORBED,
+    Judgement.BROKEN_PROBE: OutcomeKind.APPLIED,
+    Judgement.REACH_LOST: OutcomeKind.APPLIED,
+    Judgement.NOT_JUDGED: OutcomeKind.REFUSED,
+}
+
+
+def culprit(**changes: Any) -> UpstreamCommit:
+    told: dict[str, Any] = {
+        "commit": "8a" * 20,
+        "subject": "[Core] Give clamp a lower bound (#45544)",
+        "author": "A. Contributor",
+        "date": "2026-11-20T09:30:00+00:00",
+        "files": ("vllm/clamp.py",),
+        "before": OutcomeKind.APPLIED,
+        "after": OutcomeKind.CONFLICT,
+        "merges": 5,
+        "seconds": 0.21,
+        "candidates": 17,
+        "pull": 45544,
+    }
+    return UpstreamCommit(**{**told, **changes})
+
+
+def carry(name: str, judgement: Judgement = Judgement.NEEDED, **changes: Any) -> CarryNight:
+    """A carry with that judgement, and what the night's core says about one: evidence if it is red."""
+    told: dict[str, Any] = {
+        "name": name,
+        "title": f"Repair {name}",
+        "outcome": OUTCOMES[judgement],
+        "judgement": judgement,
+        "finding": f"{name}(99) is not 10",
+    }
+    if standing_of(judgement) is Standing.RED:
+        told |= {
+            "red_since": "2026-11-20",
+            "days_red": 3,
+            "holds": "1.2.0",
+            "culprit": culprit(after=OUTCOMES[judgement]),
+            "bisect_command": f"sparkwright bisect --good 1.2.0 --bad 1.3.0 --judge 'probe {name}'",
+        }
+    return CarryNight(**{**told, **changes})
+
+
+def target(version: str = "1.3.0", **changes: Any) -> Target:
+    told = {"kind": "release", "version": version, "tree": "7" * 40, "commit": "c" * 40, "wheel": True}
+    return Target(**{**told, **changes})
+
+
+def found(*carries: CarryNight, at: Target | None = None, **changes: Any) -> TargetNight:
+    told = {"previous": target("1.2.0"), "merged": "9" * 40, "carries": carries}
+    return TargetNight(target=at or target(), **{**told, **changes})
+
+
+def built(**changes: Any) -> NightBuild:
+    told: dict[str, Any] = {
+        "status": "built",
+        "path": "/work/dist/vllm-1.3.0+spark.2-cp38-abi3-linux_aarch64.whl",
+        "version": "1.3.0+spark.2",
+        "sha256": "ab" * 32,
+        "size": 412_345_678,
+        "seconds": 92.4,
+        "audited": True,
+    }
+    return NightBuild(**{**told, **changes})
+
+
+def night(*targets: TargetNight, **changes: Any) -> Night:
+    told: dict[str, Any] = {
+        "format": NIGHT_FORMAT,
+        "id": "12",
+        "date": "2026-11-22",
+        "started": "2026-11-22T03:00:05+00:00",
+        "patchset": "spark",
+        "pin": "1.2.0",
+        "verdict": Verdict.GREEN,
+        "targets": targets,
+        "seconds": 171.0,
+    }
+    return Night(**{**told, **changes})
+
+
+def strip(*judgements: Judgement) -> tuple[Mark, ...]:
+    return tuple(
+        Mark(night=str(day), date=f"2026-11-{day:02}", target="1.3.0", outcome=OUTCOMES[one], judgement=one)
+        for day, one in enumerate(judgements, 1)
+    )
+
+
+def eventful() -> Night:
+    """A night that has something of every kind."""
+    good, bad = Judgement.NEEDED, Judgement.CONFLICT
+    carries = [
+        carry(
+            f"carry-{judgement}",
+            judgement,
+            previous=OutcomeKind.APPLIED,
+            previous_judgement=good,
+            history=strip(good, good, judgement, judgement),
+        )
+        for judgement in Judgement
+    ]
+    carries[3] = carry(
+        "carry-conflict",
+        bad,
+        alone=OutcomeKind.APPLIED,
+        conflicts=("vllm/clamp.py",),
+        previous=OutcomeKind.APPLIED,
+        previous_judgement=good,
+        hazards=(
+            Hazard(kind="both-sides", path="vllm/clamp.py", name="Clamp.low"),
+            Hazard(kind="signature", path="vllm/align.py", name="align"),
+        ),
+        history=strip(*[good] * 26, bad, good, bad, bad, bad, bad),
+    )
+    release = found(
+        *carries,
+        build=built(left_out=("carry-conflict", "carry-broken-probe")),
+        rehearsal=NightRehearsal(status="passed", report="/work/rehearsal/report.html", seconds=143.0),
+        pins=(
+            PinMove(name="torch", before="2.11.0", after="2.12.0", declared_in="requirements/cuda.txt"),
+            PinMove(name="flashinfer-python", before="", after="0.7.1", declared_in="requirements/cuda.txt"),
+        ),
+        archs=(
+            ArchMove(
+                name="SCALED_MM_ARCHS", declared_in="CMakeLists.txt", added=("12.1a",), removed=("12.0a",)
+            ),
+        ),
+        seconds=31.2,
+    )
+    tip = target("1.3.1.dev7+g8a8a8a8a8", kind="commit", commit="8a" * 20, wheel=False, history=True)
+    commit = found(
+        *(carry(one.name) for one in carries),
+        at=tip,
+        build=NightBuild(status="failed", reason="upstream has no wheel of that commit for aarch64"),
+    )
+    return night(
+        release,
+        commit,
+        verdict=Verdict.NEEDS_PERSON,
+        reasons=("carry-conflict conflicts on 1.3.0", "carry-not-needed is not needed on 1.3.0: drop it"),
+        pulls=(
+            PullChange(
+                number=45544, carry="carry-needed", repository="https://github.com/vllm-project/vllm",
+                recorded="1" * 40, head="2" * 40, state="open", detail="its head moved",
+            ),
+        ),
+        notes=("the index of nightly wheels could not be asked: no network",),
+    )  # fmt: skip
+
+
+def hostile() -> Night:
+    """A night whose every text from upstream is harmful."""
+    bad = carry(
+        "clamp",
+        Judgement.CONFLICT,
+        title=EVIL,
+        detail=EVIL,
+        finding=EVIL,
+        conflicts=(EVIL,),
+        culprit=culprit(subject=EVIL, author=EVIL, files=(EVIL,), date=EVIL, pull=7),
+        hazards=(Hazard(kind="both-sides", path=EVIL, name=EVIL),),
+        bisect_command=EVIL,
+        holds=EVIL,
+        history=strip(Judgement.NEEDED, Judgement.CONFLICT),
+    )
+    one = found(
+        bad,
+        at=target(origin=EVIL),
+        build=NightBuild(status="failed", reason=EVIL),
+        rehearsal=NightRehearsal(status="failed", reason=EVIL, report="javascript:alert(1)"),
+        pins=(PinMove(name=EVIL, before=EVIL, after=EVIL, declared_in=EVIL),),
+        archs=(ArchMove(name=EVIL, declared_in=EVIL, added=(EVIL,), removed=(EVIL,)),),
+    )
+    pull = PullChange(
+        number=7, carry=EVIL, repository="javascript:alert(1)", recorded=EVIL, head=EVIL,
+        state="unknown", detail=EVIL,
+    )  # fmt: skip
+    return night(one, verdict=Verdict.NEEDS_PERSON, reasons=(EVIL,), notes=(EVIL,), pulls=(pull,), pin=EVIL)

@@ -1,0 +1,137 @@
+"""The file of earlier nights."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+from kit import finish, python
+
+from sparkwright.base.errors import NewerFormatError, StorageError
+from sparkwright.merge import OutcomeKind
+from sparkwright.nightly.model import (
+    NIGHT_FORMAT,
+    CarryNight,
+    Judgement,
+    Mark,
+    Night,
+    Standing,
+    Target,
+    TargetNight,
+    Verdict,
+    standing_of,
+)
+from sparkwright.nightly.state import SCHEMA, holds, open_state, red_since
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.nightly.model import TargetKind
+
+PATCHSET = "spark"
+
+
+def night(number: int, version: str, judgement: Judgement, *, kind: TargetKind = "release") -> Night:
+    target = Target(kind=kind, version=version, tree="1" * 40, commit="c" * 40)
+    carry = CarryNight(name="clamp", title="Clamp", outcome=OutcomeKind.APPLIED, judgement=judgement)
+    return Night(
+        format=NIGHT_FORMAT,
+        id=str(number),
+        date=f"2026-11-{number:02}",
+        started=f"2026-11-{number:02}T01:00:00+00:00",
+        patchset=PATCHSET,
+        pin="1.0.0",
+        verdict=Verdict.GREEN,
+        targets=(TargetNight(target=target, previous=None, merged="2" * 40, carries=(carry,)),),
+    )
+
+
+def mark(day: int, judgement: Judgement, target: str = "") -> Mark:
+    return Mark(
+        night=str(day),
+        date=f"2026-11-{day:02}",
+        target=target or f"1.{day}.0",
+        outcome=OutcomeKind.APPLIED,
+        judgement=judgement,
+    )
+
+
+class TestNights:
+    def test_what_is_recorded_is_read_back_by_another_opening(self, tmp_path: Path) -> None:
+        path = tmp_path / "deep" / "nightly.sqlite"
+        first = night(1, "1.1.0", Judgement.NEEDED)
+        with open_state(path) as state:
+            assert (state.last_inputs(PATCHSET), state.next_id()) == ("", "1")
+            state.record(first, inputs="abc", heads={("https://example.org/v.git", 7): "a" * 40})
+        with open_state(path) as state:
+            assert state.nights(PATCHSET) == (first,)
+            assert state.night("1") == first
+            assert state.night("2") is None
+            assert (state.last_inputs(PATCHSET), state.next_id()) == ("abc", "2")
+            assert state.heads() == {("https://example.org/v.git", 7): "a" * 40}
+            assert state.last_inputs("other") == ""
+
+    def test_targets_and_history_are_kept_apart_by_kind(self, tmp_path: Path) -> None:
+        with open_state(tmp_path / "n.sqlite") as state:
+            state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="", heads={})
+            state.record(night(2, "1.2.dev1", Judgement.WRONG, kind="commit"), inputs="", heads={})
+            state.record(night(3, "1.2.0", Judgement.WRONG), inputs="", heads={})
+            release, commit = (state.last_target(PATCHSET, kind) for kind in ("release", "commit"))
+            assert release is not None
+            assert commit is not None
+            assert (release.target.version, commit.target.version) == ("1.2.0", "1.2.dev1")
+            assert [one.target for one in state.history(PATCHSET, "release", "clamp")] == ["1.1.0", "1.2.0"]
+            assert [one.target for one in state.history(PATCHSET, "commit", "clamp")] == ["c" * 12]
+            assert state.history(PATCHSET, "release", "other") == ()
+
+    def test_a_night_that_fails_to_be_recorded_leaves_nothing(self, tmp_path: Path) -> None:
+        with open_state(tmp_path / "n.sqlite") as state:
+            state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="abc", heads={})
+            with pytest.raises(StorageError):
+                state.record(night(1, "1.2.0", Judgement.WRONG), inputs="def", heads={})
+            assert state.last_inputs(PATCHSET) == "abc"
+            assert [one.target for one in state.history(PATCHSET, "release", "clamp")] == ["1.1.0"]
+
+
+class TestFile:
+    def test_a_newer_one_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "n.sqlite"
+        with open_state(path):
+            pass
+        connection = sqlite3.connect(path)
+        connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+        connection.close()
+        with pytest.raises(NewerFormatError), open_state(path):
+            pass
+
+    def test_a_damaged_one_is_an_error_that_names_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "n.sqlite"
+        path.write_bytes(b"no database" * 500)
+        with pytest.raises(StorageError, match=str(path)), open_state(path):
+            pass
+
+    def test_processes_that_make_it_at_once_agree(self, tmp_path: Path) -> None:
+        script = (
+            "import sys; from pathlib import Path; from sparkwright.nightly.state import open_state\n"
+            "with open_state(Path(sys.argv[1])) as state: print(state.next_id())"
+        )
+        started = [python(script, tmp_path / "n.sqlite") for _ in range(3)]
+        assert [finish(process).strip() for process in started] == ["1"] * 3
+
+
+class TestRedRuns:
+    def test_they_begin_after_the_last_night_that_was_not_red(self) -> None:
+        marks = [mark(1, Judgement.WRONG), mark(2, Judgement.NEEDED), mark(3, Judgement.CONFLICT)]
+        assert red_since([*marks, mark(5, Judgement.WRONG)], "2026-11-05") == "2026-11-03"
+        assert red_since([mark(5, Judgement.WRONG)], "2026-11-05") == "2026-11-05"
+
+    def test_a_carry_that_is_good_or_to_be_dropped_is_in_none(self) -> None:
+        for judgement in Judgement:
+            red = standing_of(judgement) is Standing.RED
+            assert bool(red_since([mark(1, Judgement.WRONG), mark(2, judgement)], "2026-11-02")) is red
+
+    def test_a_red_carry_keeps_the_newest_target_on_which_it_was_good(self) -> None:
+        marks = [mark(1, Judgement.NEEDED), mark(2, Judgement.NEEDED), mark(3, Judgement.WRONG)]
+        assert holds(marks, "1.0.0") == "1.2.0"
+        assert holds(marks[2:], "1.0.0") == "1.0.0"
