@@ -76,8 +76,8 @@ format: $(VENV)/.ready-test ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 
 FILE     ?= tests/unit
-# Two at a time: what takes long are processes that wait for each other, and probes of some gigabytes each.
-PARALLEL := --numprocesses 2 --dist worksteal
+# Three at a time on two cores: one waits for the fault matrix. tests/conftest.py says which test goes where.
+PARALLEL := --numprocesses 3 --dist loadscope
 
 test-unit: $(VENV)/.ready-test ## Run FILE's tests (a file, folder or file::test), or all unit tests that are not slow
 	$(BIN)/pytest --quiet $(if $(filter tests/unit,$(FILE)),$(PARALLEL) -m 'not slow and not walk') $(FILE) $(ARGS)

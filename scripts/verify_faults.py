@@ -10,13 +10,12 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from fault_matrix import CASES, Case, Outcome, run_case, seeds  # noqa: E402 - found by the path above
+from fault_matrix import CASES, Case, Outcome, run_cases, seeds  # noqa: E402 - found by the path above
 
 from sparkwright.verify.model import Verdict  # noqa: E402
 from sparkwright.verify.simulator.faults import FAULTS  # noqa: E402
@@ -46,9 +45,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="number of healthy servers")
     cases = (*CASES, *seeds(parser.parse_args().seeds))
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(4) as pool:
-        places = [Path(folder) / str(number) for number in range(len(cases))]
-        outcomes = list(pool.map(run_case, cases, places))
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = run_cases(cases, Path(folder)).values()
     PAGE.write_text(page(list(zip(cases, outcomes, strict=True))), encoding="utf-8")
     return 0 if all(as_expected(*pair) for pair in zip(cases, outcomes, strict=True)) else 1
 

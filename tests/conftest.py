@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from kit import Recorder, Scene, UpstreamRepository
+from xdist.scheduler import LoadScopeScheduling
 
 from sparkwright.base.events import subscribe
 from sparkwright.git import Repository, open_repository
@@ -36,10 +37,38 @@ settings.register_profile(
 )
 settings.load_profile("sparkwright")
 
+_MATRIX = "test_verify_faults.py"
+_UNITS = "unit"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the fault matrix: it takes longest, and waits while other tests compute."""
-    items.sort(key=lambda item: "outcomes" not in getattr(item, "fixturenames", ()))
+    """Begin with the fault matrix, then with what takes long, so that all workers end together."""
+    items.sort(key=_shortness)
+
+
+def _shortness(item: pytest.Item) -> int:
+    """Return how late a test may begin: the matrix, which waits beside others, then the slow, then units."""
+    if item.path.name == _MATRIX:
+        return 0
+    if item.get_closest_marker("slow"):
+        return 1
+    return 3 if _UNITS in item.path.parts else 2
+
+
+class _Scheduling(LoadScopeScheduling):
+    """Sends units by file, whose fixtures they share, and each other test to the next idle worker.
+
+    The matrix goes to one worker, since any other that had one of its tests would wait for its fixture.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if file.endswith(_MATRIX) or f"/{_UNITS}/" in file else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # the order is that of the collection
+    return _Scheduling(config, log)
 
 
 @pytest.fixture

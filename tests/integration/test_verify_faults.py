@@ -7,22 +7,17 @@ The whole suite runs each time: simulator in its own process, client, counters, 
 from __future__ import annotations
 
 import os
-import pickle
 import re
-from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from fault_matrix import CASES, SMALL, Case, run_case, seeds
-from filelock import FileLock
+from fault_matrix import CASES, SMALL, Case, run_cases, seeds
 
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.simulator.faults import FAULTS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fault_matrix import Outcome
 
 pytestmark = pytest.mark.slow
@@ -33,22 +28,8 @@ SEEDS = int(os.environ.get("SPARKWRIGHT_SEEDS", "2"))
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """Return the outcome of every case, computed by one of pytest's workers for all of them."""
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "faults.pickle"
-    with FileLock(f"{shared}.lock"):
-        if not shared.exists():
-            found = compute(tmp_path_factory.mktemp("faults"))
-            shared.write_bytes(pickle.dumps(found))
-    return pickle.loads(shared.read_bytes())  # noqa: S301 - written above
-
-
-def compute(folder: Path) -> dict[str, Outcome]:
-    """Run every case, four at a time: each waits for its simulator's clock more than half of its time."""
-    cases = (*CASES, *seeds(SEEDS))
-    with ProcessPoolExecutor(4) as pool:
-        found = pool.map(run_case, cases, [folder / f"{number}" for number in range(len(cases))])
-        return {case.name: outcome for case, outcome in zip(cases, found, strict=True)}
+    """Return the outcome of every case; each worker would compute them, so that one has this whole file."""
+    return run_cases((*CASES, *seeds(SEEDS)), tmp_path_factory.mktemp("faults"))
 
 
 def test_every_fault_has_a_case() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -260,6 +261,19 @@ def test_a_carry_that_deletes_a_module_can_be_proved(bench: Bench) -> None:
 def test_files_that_are_no_modules_need_not_be_imported(bench: Bench) -> None:
     bench.after = {CACHE: FIXED, "csrc/a.cu": "int a;\n", "tests/test_a.py": "", "vllm/data.json": "{}"}
     assert bench.prove(GOOD).verdict is ProbeVerdict.PROVED
+
+
+def test_a_rewritten_probe_of_the_same_size_and_second_is_what_runs(bench: Bench) -> None:
+    """Bytecode is known by its source's size and second alone: that of the old probe must not run."""
+    carry, second = bench.carry(GOOD), 1_700_000_000
+    for probe, verdict in (
+        (GOOD, ProbeVerdict.PROVED),
+        (GOOD.replace("== 1", "== 7"), ProbeVerdict.REFUTED),
+        (GOOD, ProbeVerdict.PROVED),
+    ):
+        carry.probe_path.write_text(probe)
+        os.utime(carry.probe_path, (second, second))
+        assert bench.prover().prove(carry, [CACHE]).verdict is verdict
 
 
 def test_messages_do_not_name_this_machine(bench: Bench, store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -102,8 +103,9 @@ def test_cpu_time_and_memory_of_descendants_count(tmp_path: Path) -> None:
         begin(tmp_path, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])")
     )
     assert found.cpu_seconds >= 0.3
-    # A fork shares its pages with its parent until it runs something else, and each is seen with all of them.
-    assert 100 <= found.peak_mib < 400
+    # A fork shares its pages with its parent, these tests, until it runs something else.
+    ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    assert 100 <= found.peak_mib < 200 + ours
     assert found.seconds > 0
 
 

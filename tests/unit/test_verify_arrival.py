@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from world import wait_until
 
 from sparkwright.verify.arrival import ArrivalSocket, arrivals_of, listen, make_socket
 
@@ -26,7 +27,17 @@ def pair() -> Iterator[tuple[ArrivalSocket, ArrivalSocket]]:
             client.connect(name)
             accepted, _ = server.accept()
             with accepted:
+                for sender, reader in ((client, accepted), (accepted, client)):
+                    wait_until(lambda sender=sender, reader=reader: noted(sender, reader))
                 yield client, accepted
+
+
+def noted(sender: ArrivalSocket, reader: ArrivalSocket) -> bool:
+    """Return whether the kernel notes arrivals yet: it begins a while after the first socket asks for it."""
+    sender.sendall(b"x")
+    time.sleep(0.01)
+    read = time.perf_counter_ns()
+    return reader.recv(1) == b"x" and reader.arrived_ns < read
 
 
 def test_bytes_that_wait_are_dated_by_their_coming(pair: tuple[ArrivalSocket, ArrivalSocket]) -> None:

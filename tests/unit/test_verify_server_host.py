@@ -218,7 +218,7 @@ def test_a_wheel_that_cannot_be_installed_says_why(tmp_path: Path) -> None:
     assert caught.value.because
 
 
-@pytest.mark.parametrize("installer", ["uv", "pip"])
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.slow)])
 def test_without_a_network_only_what_is_cached_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str
 ) -> None:

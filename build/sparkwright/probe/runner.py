@@ -15,7 +15,7 @@ from sparkwright.base.config import Model
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.probe.proof import ProbeRun
 from sparkwright.probe.resource import ENVIRONMENT_NAME
-from sparkwright.probe.trees import bytecode_folder, fingerprint
+from sparkwright.probe.trees import bytecode_folder, fingerprint, forget_bytecode
 
 if TYPE_CHECKING:
     import threading
@@ -86,6 +86,7 @@ def run_probe(
         ToolError: the environment's interpreter cannot be started.
     """
     before = fingerprint(tree)
+    forget_bytecode(store, probe.parent)
     with store.scratch() as scratch:
         report = scratch / "report.json"
         command: list[str | Path] = [

@@ -85,6 +85,15 @@ def bytecode_folder(store: Store) -> Path:
     return store.bytecode
 
 
+def forget_bytecode(store: Store, folder: Path) -> None:
+    """Remove the bytecode of the modules in *folder*, whose files people edit.
+
+    Python compares size and second of change alone, so that a file written twice in a second runs as it was.
+    """
+    for path in store.bytecode_of(folder).glob("*.pyc"):
+        path.unlink(missing_ok=True)
+
+
 def _take_over_bytecode(store: Store, old: Path, new: Path, differing: set[str]) -> None:
     """Link the bytecode of files that both trees have; one that differs is compiled when imported."""
     source, target = store.bytecode_of(old), store.bytecode_of(new)

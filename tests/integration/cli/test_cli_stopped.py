@@ -172,7 +172,7 @@ class TestWhileAProbeRuns:
     def test_an_interrupt_ends_both(self, world: World, pids: Path) -> None:
         child = self.start(world, pids, "wheel")
         interrupt(child)
-        ran = finish(child, patience_s=15)
+        ran = finish(child)
         assert ran.status == 130, ran.said
         assert "interrupted" in ran.err
         assert "run the same command again" in ran.err
@@ -183,14 +183,14 @@ class TestWhileAProbeRuns:
     def test_an_interrupt_is_json_too(self, world: World, pids: Path) -> None:
         child = self.start(world, pids, "carry", "prove", "--json")
         interrupt(child)
-        ran = finish(child, patience_s=15)
+        ran = finish(child)
         assert ran.status == ran.json["error"]["exit-code"] == 130
 
     def test_a_kill_leaves_none_behind(self, world: World, pids: Path) -> None:
         child = self.start(world, pids, "wheel")
         child.kill()
         finish(child)
-        wait_until(lambda: not self.running(pids), patience_s=10)
+        wait_until(lambda: not self.running(pids))
 
 
 def test_an_interrupted_download_goes_on(world: World, digest: str) -> None:
@@ -198,7 +198,7 @@ def test_an_interrupted_download_goes_on(world: World, digest: str) -> None:
     child = world.start("wheel")
     wait_until(lambda: any(path.stat().st_size >= 1 << 16 for path in world.store.partial.glob("*")))
     interrupt(child)
-    ran = finish(child, patience_s=15)
+    ran = finish(child)
     assert ran.status == 130, ran.said
     world.good("wheel")
     assert world.index.downloads[-1] not in {None, "bytes=0-"}
