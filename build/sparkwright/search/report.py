@@ -1,4 +1,4 @@
-"""Reports of a bisection: one HTML page (needs the extra "verify"), Markdown and JSON.
+"""Reports of a bisection: one HTML page, Markdown and JSON.
 
 All three are the same for the same journal. Text of changes and judges goes through `clean` and is escaped.
 """
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
+from sparkwright.base.text import clean
 from sparkwright.search.calibrate import ends
 from sparkwright.search.model import Verdict
 from sparkwright.search.subsets import Changes
-from sparkwright.verify.report.text import clean, duration
+from sparkwright.verify.report.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
