@@ -5,9 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from sparkwright.base.errors import BusyError, NotInStoreError, RehearsalError, SparkwrightError, StorageError
+from sparkwright.base.errors import (
+    BusyError,
+    NativeInputsError,
+    NotInStoreError,
+    RehearsalError,
+    SparkwrightError,
+    StorageError,
+)
 from sparkwright.base.events import emit, task
 from sparkwright.lock.bump import rewrite
 from sparkwright.nightly.model import NightBuild, NightRehearsal, Standing
@@ -54,7 +61,9 @@ def build(
         folder: where the wheel and the lock are written.
         history: repository that has the commit, if it is one; by default the lock's.
     """
-    if target.wheel is False or (target.kind == "commit" and target.wheel is None):
+    if target.wheel is None and target.kind == "commit":
+        return Built(NightBuild(status="skipped", reason=f"no wheel of {target.label} could be looked for"))
+    if target.wheel is False and target.kind == "release":
         return Built(NightBuild(status="skipped", reason=f"upstream has no wheel of {target.label}"))
     started = time.monotonic()
     chosen = _closed(job, {carry.name for carry in carries if carry.standing is Standing.GOOD})
@@ -67,6 +76,8 @@ def build(
             state = apply(ready)
     except _FATAL:
         raise
+    except NativeInputsError as error:  # only a compiler could build it
+        return Built(_with(failed, status="skipped", reason=str(error), seconds=time.monotonic() - started))
     except SparkwrightError as error:
         emit("night.build-failed", target=target.label, error=str(error))
         return Built(_with(failed, reason=str(error), seconds=time.monotonic() - started))
@@ -89,10 +100,12 @@ def build(
     return Built(found, ready, state.report)
 
 
-def _with(night: NightBuild, *, reason: str, seconds: float) -> NightBuild:
+def _with(
+    night: NightBuild, *, reason: str, seconds: float, status: Literal["skipped", "failed"] = "failed"
+) -> NightBuild:
     from msgspec.structs import replace as with_fields
 
-    return with_fields(night, reason=reason, seconds=round(seconds, 3))
+    return with_fields(night, status=status, reason=reason, seconds=round(seconds, 3))
 
 
 def _closed(job: Job, good: set[str]) -> tuple[str, ...]:
