@@ -62,6 +62,18 @@ def find(project: str, version: str, settings: IndexSettings) -> list[IndexFile]
     return []
 
 
+def versions(project: str, settings: IndexSettings) -> frozenset[str]:
+    """Return the versions of *project* on the first index that has it; none if no index does.
+
+    Raises:
+        FetchError: the main index did not answer.
+    """
+    for listed in _listings(project, settings):
+        if listed:
+            return frozenset(str(version) for version, file in listed if not file.yanked)
+    return frozenset()
+
+
 def locate(artifact: Artifact, settings: IndexSettings) -> IndexFile:
     """Return where *artifact* is to be had: the file of that name whose stated digest is the lock's.
 
