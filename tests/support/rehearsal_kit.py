@@ -1,4 +1,4 @@
-"""A rehearsal in miniature: a wheel for the CPU whose ``vllm serve`` is the simulator, and a tiny GGUF package.
+"""A rehearsal in miniature: a wheel for the CPU whose ``vllm serve`` is the simulator, and a tiny model.
 
 What it serves depends on its Python: ``vllm/fault.py`` names a fault of the simulator, and carries plant one.
 """
@@ -160,7 +160,7 @@ def seed_environment(store: Store) -> Path:
 
 
 def stage(world: World, release: TinyRelease | None = None) -> None:
-    """Pin a release that can be rehearsed, offer its wheel for the CPU and the model, make the environment."""
+    """Pin a release, offer its wheel for the CPU and the model, and make the environment."""
     release = release or rehearsed()
     name, data = cpu_wheel(release)
     world.index.add(name, data)

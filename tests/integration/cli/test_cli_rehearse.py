@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
@@ -19,9 +19,6 @@ from sparkwright.base.errors import (
     UnknownNameError,
     VerdictError,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 QUICK = ("--checks", "boot,prefix", "--no-pristine")
 
@@ -51,7 +48,7 @@ class TestVerdicts:
         assert verdicts(result) == dict.fromkeys(checks.split(","), "passed")
         assert (result["verdict"], result["version"], result["exact"]) == ("passed", "1.2.0", True)
         for entry in result["files"]:
-            assert os.path.getsize(entry["path"]) == entry["size"]
+            assert Path(entry["path"]).stat().st_size == entry["size"]
         assert "passed" in (tmp_path / "out" / "rehearsal.md").read_text()
 
     def test_a_carry_that_spoils_cached_answers_fails_where_they_are_compared(self, staged: World) -> None:
