@@ -122,12 +122,13 @@ def test_statements_name_what_did_not_run(tmp_path: Path) -> None:
             outcome("kernels", "csrc/a.cu"),
             outcome("source", "vllm/b.py", source="cutlass"),
             outcome("failing", kind=OutcomeKind.CONFLICT),
+            outcome("compiled", kind=OutcomeKind.LEFT_OUT),
         ),
     )  # fmt: skip
     text = "\n".join(statements(report, served(tmp_path, kept=("vllm/p.py",)), wanted="1.3.0"))
-    assert "1 of 4 carries" in text
+    assert "1 of 5 carries" in text
     assert "vllm 1.3.0" in text
-    assert "kernels, source" in text
+    assert "kernels, source, compiled" in text
     assert "failing" in text
     assert "vllm/p.py" in text
     exact = "\n".join(statements(report, served(tmp_path), wanted="1.2.0"))
