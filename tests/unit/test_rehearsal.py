@@ -88,7 +88,8 @@ class TestOutcomes:
         assert normalised(one) != normalised(one.replace("KeyError", "IndexError"))
 
     def test_a_server_that_does_not_start_fails_its_boot_alone(self) -> None:
-        outcomes = broken_server(ServerError("it ended", because="no wheel"), ["boot", "crash"])
+        outcomes = broken_server(ServerError("it ended", because="no\r\nwheel"), ["boot", "crash"])
+        assert outcomes[0].detail.endswith("no wheel")
         assert [(one.name, one.verdict) for one in outcomes] == [("boot", "failed"), ("crash", "undecided")]
 
     @pytest.mark.parametrize(

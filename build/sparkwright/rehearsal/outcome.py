@@ -77,12 +77,17 @@ def error_line(error: ServerError) -> str:
     if isinstance(error, ServerFailedError):
         found = [match[0].strip() for match in _ERROR.finditer(error.log_excerpt)]
         original = [line for line in found if not any(part in line for part in _FOLLOW_UPS)]
-        return (original or found or [error.cause.because])[0]
-    return error.because or error.what
+        return _plain((original or found or [error.cause.because])[0])
+    return _plain(error.because or error.what)
+
+
+def _plain(text: str) -> str:
+    """Return *text* in one line; logs have carriage returns of progress bars in them."""
+    return " ".join(text.split())
 
 
 def normalised(text: str) -> str:
     """Return *text* without what differs from run to run: addresses, paths, digests and numbers."""
     for pattern, name in _VARIABLE:
         text = pattern.sub(name, text)
-    return " ".join(text.split())[:200]
+    return _plain(text)[:200]
