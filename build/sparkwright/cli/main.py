@@ -25,6 +25,7 @@ COMMANDS = {
     "nightly": "Follow upstream: merge and judge every carry on what is new, build, and name what broke it.",
     "publish": "Write a static package index over the wheels in a folder.",
     "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",
+    "rehearse": "Serve the merged Python on the CPU with a real model, and verify it.",
     "status": "Show the pin, the carries with their outcomes and proofs, and the wheels in dist/.",
     "carry": "Make, show, edit, refresh and prove carries.",
     "patchset": "Give a patchset its next revision, which orders the wheels of one release.",

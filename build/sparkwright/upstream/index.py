@@ -62,22 +62,27 @@ def find(project: str, version: str, settings: IndexSettings) -> list[IndexFile]
     return []
 
 
-def versions(project: str, settings: IndexSettings, *, machine: str = "") -> list[str]:
-    """Return the final releases of *project* that the main index has with an sdist, oldest first.
+def versions(
+    project: str, settings: IndexSettings, *, sdist: bool = False, machine: str = ""
+) -> list[str]:
+    """Return the final releases of *project* on the first index that has it, oldest first.
 
     Withdrawn files and pre-releases do not count.
 
     Args:
         project: its name.
         settings: how to reach the index.
-        machine: where given, a wheel for this machine has to be there too.
+        sdist: whether an sdist has to be there.
+        machine: where given, a wheel for this machine has to be there.
 
     Raises:
         FetchError: the main index did not answer.
     """
-    listed = next(_listings(project, settings), [])
+    listed = next(filter(None, _listings(project, settings)), [])
     usable = [(version, file) for version, file in listed if not file.yanked and not version.is_prerelease]
-    found = {version for version, file in usable if file.is_sdist}
+    found = {version for version, _ in usable}
+    if sdist:
+        found &= {version for version, file in usable if file.is_sdist}
     if machine:
         found &= {version for version, file in usable if file.filename.endswith(f"_{machine}.whl")}
     return [str(version) for version in sorted(found)]
