@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkwright.pipeline.state import BuildState
 
 # Part of the key: raised when merging gives another result for the same inputs.
-_MERGE_RULES = 2
+MERGE_RULES = 2
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Merge:
             return None
         return digest_of(
             {
-                "rules": _MERGE_RULES,
+                "rules": MERGE_RULES,
                 "pristine": state.pristine.tree,
                 "history": state.pristine.commit if state.pristine.history else None,
                 "point": job.spec.describe(),
