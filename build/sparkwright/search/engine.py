@@ -1,17 +1,58 @@
-"""Run a search: evaluate what it asks for, ahead of it where several jobs may run, and keep all in the journal.
+"""Run a search: evaluate what it asks for, and keep every evaluation in the journal.
 
-`bisect` is the function to call; `replay` derives the result again from a journal alone, `status` how far it is.
+`bisect` is the function to call; `replay` derives the result again from a journal alone, and `status` says
+how far a search is. Where several jobs may run, others evaluate what is likely to be asked next.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import contextlib
+import math
+import time
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import (
+    BisectionError,
+    BusyError,
+    EndpointError,
+    EnvironmentSetupError,
+    FetchError,
+    NotEnoughMemoryError,
+    ProcessError,
+    ServerError,
+    SparkwrightError,
+    StorageError,
+)
+from sparkwright.base.events import emit, task
+from sparkwright.search.journal import Evaluated, Journal, Known, Stopped, read_journal
+from sparkwright.search.model import Evaluation, SearchResult, Verdict
+from sparkwright.search.strategy import Question, search
+from sparkwright.store.paths import storing
+from sparkwright.store.removal import remove_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkwright.search.model import CandidateJudge, Problem, SearchResult
+    from sparkwright.search.model import CandidateJudge, Problem
+
+_PASSING = (
+    BusyError,
+    EndpointError,
+    EnvironmentSetupError,
+    FetchError,
+    NotEnoughMemoryError,
+    ProcessError,
+    ServerError,
+    StorageError,
+)
+"""Failures of the infrastructure that may be gone after a while."""
 
 
 def bisect(
@@ -43,7 +84,27 @@ def bisect(
         StorageError: the journal could not be written.
         SparkwrightError: the judge's, after its retries; the journal is whole, and the search can be resumed.
     """
-    raise NotImplementedError
+    searching = search(problem)
+    question = next(searching)  # an impossible problem is refused before anything is written
+    with Journal(folder, problem) as journal, task("bisecting", unit="evaluations") as progress:
+        runner = _Runner(judge, folder, journal, retries, pause_s)
+        with _Pool(runner, problem, jobs) as pool:
+            while True:
+                evaluation = pool.answer(question)
+                emit(
+                    "bisect.evaluated",
+                    applied=question.heads,
+                    attempt=question.attempt,
+                    verdict=evaluation.verdict.value,
+                    seconds=round(evaluation.seconds, 3),
+                    detail=evaluation.detail,
+                )
+                progress.advance(left=question.left * pool.mean_seconds())
+                try:
+                    question = searching.send(evaluation)
+                except StopIteration as done:
+                    result: SearchResult = done.value
+                    return result
 
 
 def replay(folder: Path) -> SearchResult | None:
@@ -53,7 +114,9 @@ def replay(folder: Path) -> SearchResult | None:
         ConfigError: there is no journal, or it is damaged.
         BisectionError: the search was refused.
     """
-    raise NotImplementedError
+    recorded = read_journal(folder)
+    found = _follow(recorded.problem, recorded.known)
+    return found if isinstance(found, SearchResult) else None
 
 
 @dataclass(frozen=True)
@@ -66,17 +129,19 @@ class Progress:
         seconds: that they took in all.
         result: `None` if it has not ended.
         next: the candidate that is to be judged next, as in `Step.applied`; `None` if it has ended.
-        refused: reason why the search cannot go on, or empty.
-        stopped: the last failure of the infrastructure, or empty.
+        left: evaluations that are still expected.
+        refused: the reason why the search cannot go on, or `None`.
+        stopped: failures of the infrastructure, in order.
     """
 
     problem: Problem
     evaluations: int
     seconds: float
-    result: SearchResult | None
-    next: tuple[str, ...] | None
-    refused: str = ""
-    stopped: str = ""
+    result: SearchResult | None = None
+    next: tuple[str, ...] | None = None
+    left: float = 0.0
+    refused: BisectionError | None = None
+    stopped: tuple[str, ...] = ()
 
 
 def status(folder: Path) -> Progress:
@@ -85,4 +150,161 @@ def status(folder: Path) -> Progress:
     Raises:
         ConfigError: there is no journal, or it is damaged.
     """
-    raise NotImplementedError
+    recorded = read_journal(folder)
+    so_far = Progress(
+        recorded.problem,
+        len(recorded.known),
+        sum(evaluation.seconds for evaluation in recorded.known.values()),
+        stopped=tuple(one.error for one in recorded.stopped),
+    )
+    try:
+        found = _follow(recorded.problem, recorded.known)
+    except BisectionError as error:
+        return replace(so_far, refused=error)
+    if isinstance(found, SearchResult):
+        return replace(so_far, result=found)
+    return replace(so_far, next=found.heads, left=found.left)
+
+
+def _follow(problem: Problem, known: Known) -> SearchResult | Question:
+    """Return the result that *known* evaluations lead to, or the first question that they do not answer."""
+    searching = search(problem)
+    question = next(searching)
+    try:
+        while (evaluation := known.get(question.key)) is not None:
+            question = searching.send(evaluation)
+    except StopIteration as done:
+        result: SearchResult = done.value
+        return result
+    return question
+
+
+def likely(problem: Problem, known: Known, count: int) -> list[Question]:
+    """Return the next question and those that follow on either answer, the nearest first; *count* at most."""
+    bad = next((one for one in known.values() if one.verdict is Verdict.BAD), Evaluation(verdict=Verdict.BAD))
+    answers = (Evaluation(verdict=Verdict.GOOD), bad)
+    found: dict[tuple[tuple[str, ...], int], Question] = {}
+    waiting = deque([known])
+    while waiting and len(found) < count:
+        assumed = waiting.popleft()
+        try:
+            question = _follow(problem, assumed)
+        except SparkwrightError:
+            continue
+        if isinstance(question, Question):
+            found.setdefault(question.key, question)
+            waiting.extend({**assumed, question.key: answer} for answer in answers)
+    return list(found.values())
+
+
+class _Runner:
+    """Evaluates questions: in a folder of their own, and once more after a failure that may pass."""
+
+    def __init__(
+        self, judge: CandidateJudge, folder: Path, journal: Journal, retries: int, pause_s: float
+    ) -> None:
+        self.judge, self.folder, self.journal = judge, folder, journal
+        self.retries, self.pause_s = retries, pause_s
+
+    def __call__(self, question: Question) -> Evaluation:
+        name = f"{digest_of(list(question.heads))[:12]}-{question.attempt}"
+        folder = self.folder / "evaluations" / name
+        for tried in range(self.retries + 1):
+            with storing(f"preparing {folder}"):
+                if folder.exists():  # of an evaluation that was cut short
+                    remove_tree(folder)
+                folder.mkdir(parents=True)
+            started = time.monotonic()
+            try:
+                evaluation = self.judge.evaluate(question.applied, attempt=question.attempt, folder=folder)
+            except _PASSING as error:
+                if tried == self.retries:
+                    raise
+                emit("bisect.retry", what=question.heads, error=str(error), wait_s=self.pause_s)
+                time.sleep(self.pause_s)
+            else:
+                seconds = evaluation.seconds or time.monotonic() - started
+                return msgspec.structs.replace(evaluation, seconds=seconds)
+        raise AssertionError  # pragma: no cover - the last try returns or raises
+
+
+class _Pool:
+    """Answers questions, while other jobs answer those that are likely to follow."""
+
+    def __init__(self, runner: _Runner, problem: Problem, jobs: int) -> None:
+        self.runner, self.problem, self.jobs = runner, problem, jobs
+        self.known = dict(runner.journal.recorded.known)
+        self.running: dict[Future[Evaluation], Question] = {}
+        self.executor = ThreadPoolExecutor(jobs) if jobs > 1 else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for evaluations that still run, and keep those that end well."""
+        if self.executor is None:
+            return
+        self.executor.shutdown(wait=True, cancel_futures=True)
+        with contextlib.suppress(StorageError):  # the search itself has ended, or failed for its own reason
+            for future, question in self.running.items():
+                if not future.cancelled() and future.exception() is None:
+                    self._keep(question, future.result())
+
+    def mean_seconds(self) -> float:
+        """Return the mean time of an evaluation."""
+        return math.fsum(one.seconds for one in self.known.values()) / max(1, len(self.known))
+
+    def answer(self, question: Question) -> Evaluation:
+        """Return the evaluation of *question*, from the journal if it holds it.
+
+        Raises:
+            SparkwrightError: the judge's.
+            StorageError: the journal could not be written.
+        """
+        while question.key not in self.known:
+            try:
+                if self.executor is None:
+                    self._keep(question, self.runner(question))
+                else:
+                    self._start(self.executor, question)
+                    self._collect(question)
+            except SparkwrightError as error:
+                self._note(question, error)
+                raise
+        return self.known[question.key]
+
+    def _start(self, executor: ThreadPoolExecutor, question: Question) -> None:
+        """Fill all jobs: with *question*, and with those that are likely to follow."""
+        underway = {one.key for one in self.running.values()}
+        for one in likely(self.problem, self.known, self.jobs):
+            must = one.key == question.key
+            if one.key not in underway and (must or len(self.running) < self.jobs):
+                future = executor.submit(copy_context().run, self.runner, one)
+                self.running[future] = one
+
+    def _collect(self, question: Question) -> None:
+        """Wait until an evaluation ends, and keep it; the failure of a guess does not matter yet.
+
+        Raises:
+            SparkwrightError: *question* failed.
+        """
+        for future in wait(self.running, return_when=FIRST_COMPLETED).done:
+            ended = self.running.pop(future)
+            error = future.exception()
+            if error is None:
+                self._keep(ended, future.result())
+            elif ended.key == question.key or not isinstance(error, SparkwrightError):
+                raise error
+
+    def _keep(self, question: Question, evaluation: Evaluation) -> None:
+        self.runner.journal.write(
+            Evaluated(applied=question.heads, attempt=question.attempt, evaluation=evaluation)
+        )
+        self.known[question.key] = evaluation
+
+    def _note(self, question: Question, error: SparkwrightError) -> None:
+        """Record a failure of the infrastructure, unless the disk is what failed."""
+        with contextlib.suppress(StorageError):
+            self.runner.journal.write(
+                Stopped(applied=question.heads, attempt=question.attempt, error=str(error))
+            )

@@ -1,17 +1,23 @@
 """The journal of a bisection: one JSON line for each evaluation, on the disk before the next is begun.
 
-A line is written and synced as a whole. A killed search leaves a journal whose last line may be cut; opening it
-again drops that line, and that evaluation is made again. Nothing else is ever rewritten, and nothing is derived
-from it that the search would not derive again: resuming and replaying are the same search over what is known.
+A line is written and synced as a whole. A killed search leaves a journal whose last line may be cut; opening
+it again drops that line, and that evaluation is made again. Nothing else is ever rewritten. No conclusion is
+kept: resuming and replaying are the same search over what is known.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+import msgspec
+
 from sparkwright.base.config import Model
+from sparkwright.base.errors import BusyError, ConfigError, NewerFormatError
 from sparkwright.search.model import Evaluation, Problem
+from sparkwright.store.paths import storing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
 
 FILE = "journal.jsonl"
 _FORMAT = 1
+_INSTEAD = "move the bisection's folder to another disk; then start it again: what is in the journal counts"
 
 
 class Begun(Model, frozen=True, tag="bisection", tag_field="kind"):
@@ -80,7 +87,42 @@ class Journal:
             ConfigError: it belongs to another problem, or is damaged.
             StorageError: the disk is full or cannot be written.
         """
-        raise NotImplementedError
+        self.path = folder / FILE
+        with storing(f"opening {self.path}", instead=_INSTEAD):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._lock()
+            self.recorded = self._take_up(problem)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BusyError(
+                f"{self.path.parent} is in use by another bisection",
+                because="its journal is locked",
+                next_step="wait for that one, or use another folder",
+            ) from error
+
+    def _take_up(self, problem: Problem) -> Recorded:
+        with storing(f"opening {self.path}", instead=_INSTEAD):
+            whole = self.path.read_bytes().rfind(b"\n") + 1
+            os.ftruncate(self._file, whole)
+            os.lseek(self._file, 0, os.SEEK_END)
+        if not whole:
+            self.write(Begun(problem=problem))
+        recorded = read_journal(self.path.parent)
+        if recorded.problem != problem:
+            raise ConfigError(
+                f"{self.path.parent} holds another bisection",
+                because=f"it searches from {recorded.problem.start} on, or has other options",
+                next_step="use another folder, or give the same specs, judge and options",
+            )
+        return recorded
 
     def write(self, record: Record) -> None:
         """Append *record*; it is on the disk when this returns.
@@ -88,11 +130,20 @@ class Journal:
         Raises:
             StorageError: it could not be written; the journal is as it was before.
         """
-        raise NotImplementedError
+        with storing(f"writing {self.path}", instead=_INSTEAD):
+            end = os.lseek(self._file, 0, os.SEEK_END)
+            left = memoryview(msgspec.json.encode(record) + b"\n")
+            try:
+                while left:
+                    left = left[os.write(self._file, left) :]
+                os.fsync(self._file)
+            except OSError:
+                os.ftruncate(self._file, end)
+                raise
 
     def close(self) -> None:
         """Let others write."""
-        raise NotImplementedError
+        os.close(self._file)
 
     def __enter__(self) -> Self:
         """Return the journal itself."""
@@ -111,4 +162,41 @@ def read_journal(folder: Path) -> Recorded:
     Raises:
         ConfigError: there is none, or it is damaged.
     """
-    raise NotImplementedError
+    path = folder / FILE
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(
+            f"{folder} is not the folder of a bisection",
+            because=f"it has no {FILE}",
+            next_step="name another",
+        ) from error
+    decoder = msgspec.json.Decoder(Record)
+    records: list[Record] = []
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            records.append(decoder.decode(line))
+        except msgspec.MsgspecError as error:
+            raise _damaged(path, number, str(error)) from error
+    if not records or not isinstance(records[0], Begun):
+        raise _damaged(path, 1, "it does not say what is searched")
+    if records[0].format > _FORMAT:
+        raise NewerFormatError(
+            f"{path} cannot be read",
+            because=f"it has format {records[0].format}, and this sparkwright reads up to {_FORMAT}",
+            next_step="update sparkwright",
+        )
+    known = {
+        (record.applied, record.attempt): record.evaluation
+        for record in records
+        if isinstance(record, Evaluated)
+    }
+    return Recorded(
+        records[0].problem, known, tuple(record for record in records if isinstance(record, Stopped))
+    )
+
+
+def _damaged(path: Path, line: int, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be read", because=f"line {line}: {why}", next_step="begin again in another folder"
+    )

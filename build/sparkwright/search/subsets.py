@@ -1,13 +1,23 @@
-"""Sets of changes closed under what they require."""
+"""Sets of changes closed under what they require, and the smallest of them that still shows a difference."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import heapq
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar
+
+from sparkwright.base.errors import BisectionError, DependencyOrderError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from sparkwright.search.model import Problem
+
+_UNIFORM = 0.5  # share of the prior that ignores suspicion, so that a wrong one costs about one step
+
+AskT = TypeVar("AskT")
+ReplyT = TypeVar("ReplyT")
 
 
 class Changes:
@@ -18,25 +28,163 @@ class Changes:
         weights: prior probability of each, in that order; they sum to 1.
     """
 
-    order: tuple[str, ...]
-    weights: tuple[float, ...]
-
-    def __init__(self, problem: Problem) -> None:
-        """Sort the changes of *problem*.
+    def __init__(self, problem: Problem, *, backwards: bool = False) -> None:
+        """Sort the changes of *problem*; *backwards*, each requires those that require it.
 
         Raises:
-            BisectionError: there is none, two have the same id, or requirements are missing or form a cycle.
+            BisectionError: there is no change, or two have the same id.
+            DependencyOrderError: requirements are missing, or form a cycle.
         """
-        raise NotImplementedError
+        ids = [change.id for change in problem.changes]
+        if not ids:
+            raise BisectionError(
+                "there is nothing to search",
+                because=f"{problem.start} and {problem.end} do not differ",
+                next_step="give two specs that differ, or widen --axis",
+            )
+        if len(set(ids)) < len(ids):
+            twice = next(name for name, count in Counter(ids).items() if count > 1)
+            raise BisectionError("the changes cannot be searched", because=f"two of them are called {twice}")
+        self._requires = _requirements(problem)
+        if backwards:
+            self._requires = {
+                name: frozenset(other for other in ids if name in self._requires[other]) for name in ids
+            }
+        prior = _prior(problem)
+        self.order = _sorted(self._requires, prior)
+        self.weights = tuple(prior[name] for name in self.order)
+        self._place = {name: place for place, name in enumerate(self.order)}
 
     def close(self, ids: Iterable[str]) -> frozenset[str]:
         """Return *ids* with all that they require."""
-        raise NotImplementedError
+        closed: set[str] = set()
+        left = list(ids)
+        while left:
+            name = left.pop()
+            if name not in closed:
+                closed.add(name)
+                left += self._requires[name]
+        return frozenset(closed)
 
     def without(self, applied: frozenset[str], ids: Iterable[str]) -> frozenset[str]:
         """Return the changes of *applied* that require none of *ids*, nor are one of them."""
-        raise NotImplementedError
+        gone = set(ids)
+        for name in self.order:  # what it requires stands before it
+            if self._requires[name] & gone:
+                gone.add(name)
+        return applied - gone
 
     def heads(self, applied: frozenset[str]) -> tuple[str, ...]:
         """Return the changes of *applied* that no other of them requires: `close` gives *applied* back."""
-        raise NotImplementedError
+        required = {other for name in applied for other in self._requires[name]}
+        return tuple(sorted(applied - required, key=self._place.__getitem__))
+
+
+def _requirements(problem: Problem) -> dict[str, frozenset[str]]:
+    """Return the direct requirements of each change; an upstream commit requires the one before it."""
+    requires = {}
+    before: tuple[str, ...] = ()
+    for change in problem.changes:
+        chained = before if change.axis == "upstream" else ()
+        requires[change.id] = frozenset((*change.requires, *chained))
+        if change.axis == "upstream":
+            before = (change.id,)
+    for name, others in requires.items():
+        if missing := others - requires.keys():
+            raise DependencyOrderError(
+                f"{name} cannot be searched", because=f"it requires {min(missing)}, which is no change"
+            )
+    return requires
+
+
+def _prior(problem: Problem) -> dict[str, float]:
+    """Return prior probabilities: each axis has the same share, and half of it is spread evenly."""
+    prior = {}
+    axes = {change.axis for change in problem.changes}
+    for axis in axes:
+        ids = [change.id for change in problem.changes if change.axis == axis]
+        weights = [max(0.0, problem.weights.get(name, 1.0)) for name in ids]
+        total = sum(weights)
+        for name, weight in zip(ids, weights, strict=True):
+            suspicion = weight / total if total else 1 / len(ids)
+            prior[name] = (_UNIFORM / len(ids) + (1 - _UNIFORM) * suspicion) / len(axes)
+    return prior
+
+
+def _sorted(requires: Mapping[str, frozenset[str]], prior: Mapping[str, float]) -> tuple[str, ...]:
+    """Return ids with requirements first, and else the most suspected, or what that requires, first.
+
+    Raises:
+        DependencyOrderError: requirements form a cycle.
+    """
+    place = {name: number for number, name in enumerate(requires)}
+    needed_by: dict[str, list[str]] = {name: [] for name in requires}
+    for name, others in requires.items():
+        for other in others:
+            needed_by[other].append(name)
+    plain = _topological(requires, needed_by, place.__getitem__)
+    urgent = dict(prior)
+    for name in reversed(plain):
+        urgent[name] = max([urgent[name], *(urgent[later] for later in needed_by[name])])
+    return _topological(requires, needed_by, lambda name: (-urgent[name], place[name]))
+
+
+def _topological(
+    requires: Mapping[str, frozenset[str]],
+    needed_by: Mapping[str, list[str]],
+    key: Callable[[str], float | tuple[float, int]],
+) -> tuple[str, ...]:
+    waiting = {name: len(others) for name, others in requires.items()}
+    ready = [(key(name), name) for name, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        name = heapq.heappop(ready)[1]
+        found.append(name)
+        for later in needed_by[name]:
+            waiting[later] -= 1
+            if not waiting[later]:
+                heapq.heappush(ready, (key(later), later))
+    if len(found) < len(requires):
+        cycle = sorted(requires.keys() - set(found))
+        raise DependencyOrderError(
+            "the changes cannot be searched", because=f"requirements form a cycle: {', '.join(cycle)}"
+        )
+    return tuple(found)
+
+
+def ddmin(
+    changes: Changes,
+    among: Iterable[str],
+    base: frozenset[str],
+    shows: Callable[[frozenset[str]], Generator[AskT, ReplyT, bool | None]],
+) -> Generator[AskT, ReplyT, frozenset[str]]:
+    """Return a smallest subset of *among* that shows the difference on top of *base* (Zeller 2002).
+
+    No change of it can be left out, with those that require it, so that the difference still shows. What
+    cannot be tested counts as not showing it.
+
+    Args:
+        changes: for requirements; each set that is tested is closed under them.
+        among: changes to choose from; all of them on top of *base* show the difference.
+        base: changes that are always applied.
+        shows: tests a closed set; `None` if it cannot be tested.
+    """
+    current = frozenset(among)
+    pieces = 2
+    while len(current) > 1:
+        ordered = [name for name in changes.order if name in current]
+        pieces = min(pieces, len(ordered))
+        bounds = [len(ordered) * piece // pieces for piece in range(pieces + 1)]
+        chunks = [ordered[one:other] for one, other in pairwise(bounds)]
+        alone = [(changes.close(chunk) & current, 2) for chunk in chunks]
+        rest = [(changes.without(current, chunk), max(pieces - 1, 2)) for chunk in chunks]
+        for smaller, next_pieces in (*alone, *rest):
+            if smaller and smaller < current and (yield from shows(base | smaller)):
+                current, pieces = smaller, next_pieces
+                break
+        else:
+            if pieces == len(ordered):
+                break
+            pieces = min(2 * pieces, len(ordered))
+    return current

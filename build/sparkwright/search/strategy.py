@@ -1,0 +1,313 @@
+"""The search as a sequence of questions, without any effect: each evaluation decides the next question.
+
+The same answers lead to the same questions. So a killed search is resumed, and a finished one replayed, by
+asking again and answering from the journal, and the next questions can be foretold for either answer.
+
+Changes are put in an order in which each follows what it requires, the most suspected first. The shortest
+beginning of that order that shows the difference ends with a change that matters. If it is not enough on its
+own, the search goes on among those before it with that change applied: so changes are found that only fail
+together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sparkwright.base.errors import BisectionError
+from sparkwright.search.calibrate import calibrate, ends
+from sparkwright.search.model import Calibration, SearchResult, Step, Verdict
+from sparkwright.search.ordered import Located, Posterior, locate
+from sparkwright.search.signature import normalise
+from sparkwright.search.subsets import Changes, ddmin
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from sparkwright.search.model import Evaluation, Problem
+    from sparkwright.search.ordered import Noise
+
+    Questions = Generator["Question", Evaluation, SearchResult]
+
+Role = Literal["bad end", "good end", "search", "check"]
+
+_RESTARTS = 3  # after an answer that was refuted by its own check
+_UNTESTABLE = {Verdict.UNTESTABLE, Verdict.UNSTABLE}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One evaluation that the search needs.
+
+    Attributes:
+        applied: all changes that are applied.
+        heads: those that no other requires; with *attempt* the key of the evaluation.
+        attempt: number of the repetition, from 1.
+        left: evaluations that are still expected, this one included.
+    """
+
+    applied: frozenset[str]
+    heads: tuple[str, ...]
+    attempt: int
+    left: float
+
+    @property
+    def key(self) -> tuple[tuple[str, ...], int]:
+        """Return the key of its evaluation in a journal."""
+        return self.heads, self.attempt
+
+
+def search(problem: Problem) -> Questions:
+    """Return the search for the difference in *problem*: it yields questions, and is sent their evaluations.
+
+    Raises:
+        BisectionError: the search is refused; see `calibrate` and `Changes`.
+    """
+    return _Search(problem).run()
+
+
+class _RefutedError(Exception):
+    """The check of an answer contradicts it."""
+
+
+class _Search:
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.changes = Changes(problem)
+        removes = problem.question == "removes"
+        self.space = Changes(problem, backwards=True) if removes else self.changes
+        self.all = frozenset(self.changes.order)
+        self.removes = removes
+        self.shows_bad = (problem.direction == "broke") != removes
+        self.signature = normalise(problem.signature)
+        self.signature_known = bool(problem.signature)
+        self.verdicts: dict[frozenset[str], list[Verdict]] = {}
+        self.steps: list[Step] = []
+        self.unavailable = frozenset(problem.unavailable)
+        self.upstream = [change.id for change in problem.changes if change.axis == "upstream"]
+        self.upstream_place = {name: place for place, name in enumerate(self.upstream)}
+
+    def run(self) -> Questions:
+        broke = self.problem.direction == "broke"
+        bad_end, good_end = (self.all, frozenset[str]()) if broke else (frozenset[str](), self.all)
+        calibration, noise = yield from calibrate(
+            self.problem, lambda: self._run(bad_end, "bad end"), lambda: self._run(good_end, "good end")
+        )
+        self.calibration = Calibration(
+            runs=calibration.runs,
+            shown=calibration.shown,
+            repetitions=calibration.repetitions,
+            signature=self.signature,
+        )
+        self.noise: Noise = noise
+        self.good_end = good_end
+        for _ in range(_RESTARTS):
+            try:
+                return (yield from self._minimal())
+            except _RefutedError:
+                continue
+        raise BisectionError(
+            "the search contradicts itself",
+            because="repetitions refute each answer: the failure does not depend on these changes alone",
+            next_step="read the evaluations in the report; give a judge that is less noisy",
+        )
+
+    # Observations ---------------------------------------------------------------------------
+
+    def _run(
+        self, applied: frozenset[str], role: Role, left: float = 1.0
+    ) -> Generator[Question, Evaluation, Verdict]:
+        """Judge a candidate once more; a failure with another signature is untestable."""
+        past = self.verdicts.setdefault(applied, [])
+        question = Question(applied, self.changes.heads(applied), len(past) + 1, left)
+        evaluation = yield question
+        verdict = evaluation.verdict
+        if verdict is Verdict.BAD:
+            found = normalise(evaluation.signature)
+            if not self.signature_known:
+                self.signature, self.signature_known = found, True
+            if found != self.signature:
+                verdict = Verdict.UNTESTABLE
+        past.append(verdict)
+        self.steps.append(
+            Step(
+                applied=question.heads,
+                attempt=question.attempt,
+                role=role,
+                verdict=verdict,
+                evaluation=evaluation,
+            )
+        )
+        return verdict
+
+    def _candidate(self, subset: frozenset[str]) -> frozenset[str]:
+        """Return what is applied when *subset* is added to the start, or removed from the end."""
+        return self.all - subset if self.removes else subset
+
+    def _given_up(self, applied: frozenset[str]) -> bool:
+        """Return true if the candidate cannot be tested, as is known before or from its runs."""
+        if self._last_commit(applied) in self.unavailable and applied != self.all:
+            return True
+        past = self.verdicts.get(applied, [])
+        return not {Verdict.GOOD, Verdict.BAD}.intersection(past) and len(past) >= self._tries()
+
+    def _last_commit(self, applied: frozenset[str]) -> str:
+        """Return the id of the newest upstream change of a candidate, or an empty text."""
+        places = [self.upstream_place[name] for name in applied if name in self.upstream_place]
+        return self.upstream[max(places)] if places else ""
+
+    def _tries(self) -> int:
+        return 1 if self.problem.deterministic else 2
+
+    def _observe(self, subset: frozenset[str], left: float) -> Generator[Question, Evaluation, bool | None]:
+        """Judge a candidate until it gives one verdict: true for bad; `None` if it cannot be tested."""
+        applied = self._candidate(subset)
+        for _ in range(self._tries()):
+            verdict = yield from self._run(applied, "search", left)
+            if verdict not in _UNTESTABLE:
+                return verdict is Verdict.BAD
+        return None
+
+    def _shows(
+        self, subset: frozenset[str], *, role: Role = "search"
+    ) -> Generator[Question, Evaluation, bool | None]:
+        """Judge a candidate until it is certain that it shows the difference, or does not; else `None`."""
+        applied = self._candidate(subset)
+        while not self._given_up(applied):
+            past = self.verdicts.get(applied, [])
+            if Verdict.BAD in past:
+                return self.shows_bad
+            if past.count(Verdict.GOOD) >= self.calibration.repetitions:
+                return not self.shows_bad
+            if sum(verdict in _UNTESTABLE for verdict in past) > self.calibration.repetitions:
+                return None
+            yield from self._run(applied, role)
+        return None
+
+    # The search -----------------------------------------------------------------------------
+
+    def _minimal(self) -> Questions:
+        """Find a smallest set that shows the difference; see the head of this module."""
+        kept: tuple[str, ...] = ()
+        pool = self.space.order
+        confidence = 1.0
+        while True:
+            base = self.space.close(kept)
+            pool = tuple(name for name in pool if name not in base)
+            if not pool:  # all that was left has been kept
+                return (yield from self._conclude(base, confidence))
+            located = yield from self._locate(base, pool)
+            confidence *= located.confidence
+            before = base.union(pool[: located.first - 1])
+            among = pool[located.first - 1 : located.last]
+            if len(among) > 1:
+                if set(among) <= self.upstream_place.keys():
+                    return (yield from self._result("range", among, confidence, before, before.union(among)))
+                found = yield from ddmin(self.space, among, before, self._shows)
+                among = tuple(name for name in among if name in found)
+                if len(among) > 1 and (yield from self._inseparable(before, found)):
+                    return (yield from self._result("set", among, confidence, before, before | found))
+            kept = (*kept, *among)
+            pool = pool[: located.first - 1]
+            closed = self.space.close(kept)
+            shows = yield from self._shows(closed, role="check")
+            if shows:
+                return (yield from self._conclude(closed, confidence))
+            if shows is None and len(kept) == 1:
+                # it cannot be judged alone: what stands before it decides, with and without it
+                return (yield from self._result("culprit", kept, confidence, before, before.union(kept)))
+
+    def _locate(self, base: frozenset[str], pool: Sequence[str]) -> Generator[Question, Evaluation, Located]:
+        """Find the change of *pool* with which its beginning shows the difference on top of *base*."""
+        weight = dict(zip(self.space.order, self.space.weights, strict=True))
+        posterior = Posterior([weight[name] for name in pool], self.noise, self.shows_bad)
+        untestable, costs = [], []
+        for position in range(1, len(pool)):
+            applied = self._candidate(base.union(pool[:position]))
+            if self._given_up(applied):
+                untestable.append(position)
+            for verdict in self.verdicts.get(applied, []):
+                if verdict not in _UNTESTABLE:
+                    posterior.observe(position, bad=verdict is Verdict.BAD)
+            costs.append(self.problem.costs.get(self._last_commit(applied), 1.0))
+        return (
+            yield from locate(
+                posterior,
+                lambda position, left: self._observe(base.union(pool[:position]), left),
+                confidence=self.problem.confidence,
+                untestable=untestable,
+                costs=costs,
+            )
+        )
+
+    def _inseparable(
+        self, base: frozenset[str], subset: frozenset[str]
+    ) -> Generator[Question, Evaluation, bool]:
+        """Return true if *subset* without one of its changes cannot be tested."""
+        for name in sorted(subset):
+            smaller = self.space.without(subset, (name,))
+            if (yield from self._shows(base | smaller)) is None:
+                return True
+        return False
+
+    def _conclude(self, subset: frozenset[str], confidence: float) -> Questions:
+        """Leave out what is not needed of *subset*, which shows the difference."""
+        while True:
+            unclear = False
+            heads = self.space.heads(subset)
+            for name in heads:
+                smaller = self.space.without(subset, (name,))
+                shows = (yield from self._shows(smaller, role="check")) if smaller else False
+                if shows:
+                    subset = smaller
+                    break
+                unclear |= shows is None
+            else:
+                break
+        kind: Literal["culprit", "interaction", "set"] = "set" if unclear else "interaction"
+        if len(heads) == 1:
+            kind = "culprit"
+        good = frozenset[str]() if unclear else self.space.without(subset, heads[:1])
+        return (yield from self._result(kind, heads, confidence, good, subset))
+
+    def _result(
+        self,
+        kind: Literal["culprit", "interaction", "range", "set"],
+        changes: Sequence[str],
+        confidence: float,
+        without: frozenset[str],
+        with_it: frozenset[str],
+    ) -> Questions:
+        """Return the answer, if repetitions of its good candidate do not refute it."""
+        pair = self._candidate(with_it), self._candidate(without)
+        bad, good = pair if self.shows_bad else pair[::-1]
+        if self.calibration.repetitions > 1:
+            for _ in range(self.calibration.repetitions):
+                if (yield from self._run(good, "check")) is Verdict.BAD:
+                    self._refute(good)
+        heads = self.changes.heads(bad), self.changes.heads(good)
+        place = {name: number for number, name in enumerate(change.id for change in self.problem.changes)}
+        return SearchResult(
+            kind=kind,
+            changes=tuple(sorted(changes, key=place.__getitem__)),
+            confidence=confidence,
+            calibration=self.calibration,
+            steps=tuple(self.steps),
+            bad=heads[0],
+            good=heads[1],
+            check=tuple(
+                self.problem.command.replace("{applied}", ",".join(ids))
+                for ids in heads
+                if self.problem.command
+            ),
+        )
+
+    def _refute(self, good: frozenset[str]) -> None:
+        if good == self.good_end:
+            name = ends(self.problem)[0]
+            raise BisectionError(
+                f"{name} is not good",
+                because=f"{self.problem.judge} finds it bad now and then",
+                next_step="give an end that the judge always finds good",
+            )
+        raise _RefutedError
