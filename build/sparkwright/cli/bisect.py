@@ -222,8 +222,8 @@ def _status(session: Session, words: tuple[str, ...]) -> None:
                     "seconds": state.seconds,
                     "result": to_builtins(state.result),
                     "next": state.next,
-                    "refused": state.refused,
-                    "stopped": state.stopped,
+                    "refused": str(state.refused or ""),
+                    "stopped": list(state.stopped),
                 }
                 for folder, state in states
             ]
@@ -236,7 +236,7 @@ def _status(session: Session, words: tuple[str, ...]) -> None:
         click.echo(f"{folder.name}  {problem.start} → {problem.end}, judged by {problem.judge}")
         if state.result is not None:
             told = headline(problem, state.result)
-        elif state.refused:
+        elif state.refused is not None:
             told = f"refused: {state.refused}"
         else:
             following = ", ".join(state.next or ()) or "the end without changes"

@@ -247,7 +247,7 @@ class CommandJudge:
                 next_step="let it exit with 0 for good, 1 for bad and 125 for untestable",
             )
         stated = _SIGNATURE.findall(output)
-        signature = stated[-1].strip() if stated else f"exit {status}"
+        signature = stated[-1].strip() if stated else f"exit{status}"
         return Evaluation(verdict=Verdict.BAD, signature=signature, detail=last, evidence=str(log))
 
 

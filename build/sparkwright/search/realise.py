@@ -190,7 +190,7 @@ class Realiser:
         if point.commit:
             return self._of_commit(point.commit)
         own = self.checkout.lock
-        if point.version == own.release.version and lock in {None, own}:
+        if point.version == own.release.version and (lock is None or lock == own):
             return self.source.pristine(own)
         sdist = lock.sdist.sha256 if lock is not None and lock.sdist is not None else None
         return self.source.release(point.version, sha256=sdist)
