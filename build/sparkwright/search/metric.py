@@ -56,7 +56,7 @@ class MetricJudge:
     worse_by: float
     higher_is_better: bool
     baseline: frozenset[str] = frozenset()
-    most_samples: int = 64
+    most_samples: int = 128
     seed: int = 0
     name: str = field(init=False)
 

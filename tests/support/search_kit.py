@@ -1,0 +1,85 @@
+"""Planted bisections: problems of n changes, and judges that know the culprit."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.search.model import Change, Evaluation, Problem, Verdict
+from sparkwright.search.strategy import search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkwright.search.model import Axis, SearchResult
+
+    Applied = frozenset[str]
+
+SIGNATURE = "AssertionError: 3 of 4 answers differ"
+
+
+def problem(n: int = 17, axis: Axis = "carries", *, deterministic: bool = True, **rest) -> Problem:
+    """Return a problem of *n* changes ``c1`` to ``cn``."""
+    changes = tuple(
+        Change(id=f"c{number}", axis=axis, title=f"change {number}") for number in range(1, n + 1)
+    )
+    return Problem(
+        **{
+            "start": "old",
+            "end": "new",
+            "judge": "planted",
+            "changes": changes,
+            "deterministic": deterministic,
+        }
+        | rest
+    )
+
+
+@dataclass
+class Judge:
+    """Answers by a rule, and keeps what it was asked.
+
+    Attributes:
+        rule: true for a bad candidate, or a whole evaluation.
+        rate: share of runs in which a bad candidate is bad.
+        seed: of those runs; an answer depends on the candidate and attempt alone, not on the order of both.
+    """
+
+    rule: Callable[[Applied], bool | Evaluation]
+    rate: float = 1.0
+    seed: int = 0
+    name: str = "planted"
+    asked: list[tuple[Applied, int]] = field(default_factory=list)
+
+    def evaluate(self, applied: Applied, *, attempt: int, folder: Path) -> Evaluation:
+        self.asked.append((applied, attempt))
+        found = self.rule(applied)
+        if isinstance(found, Evaluation):
+            return found
+        chance = random.Random(f"{self.seed} {attempt} {sorted(applied)}").random()
+        return bad() if found and chance < self.rate else Evaluation(verdict=Verdict.GOOD)
+
+
+def bad(signature: str = SIGNATURE) -> Evaluation:
+    """Return a bad evaluation."""
+    return Evaluation(verdict=Verdict.BAD, signature=signature)
+
+
+def untestable() -> Evaluation:
+    """Return an evaluation of a candidate that could not be realised."""
+    return Evaluation(verdict=Verdict.UNTESTABLE, detail="conflict")
+
+
+def run(asked: Problem, judge: Judge) -> SearchResult:
+    """Search without a journal, and check that nothing is asked twice."""
+    searching = search(asked)
+    question = next(searching)
+    try:
+        while True:
+            found = judge.evaluate(question.applied, attempt=question.attempt, folder=Path())
+            question = searching.send(found)
+    except StopIteration as done:
+        assert len(set(judge.asked)) == len(judge.asked)
+        return done.value

@@ -1,0 +1,309 @@
+"""Planted culprits are named, with the number of evaluations that it may take; healthy pairs name none."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from search_kit import SIGNATURE, Judge, bad, problem, run, untestable
+
+from sparkwright.base.errors import BisectionError, DependencyOrderError
+from sparkwright.search.model import Change, Evaluation, Verdict
+
+SEEDS = range(20)
+CARRIES = [f"c{number}" for number in range(1, 18)]
+
+
+def has(*names: str):
+    """Return the rule that a candidate with all of these is bad."""
+    return lambda applied: applied >= set(names)
+
+
+# One culprit --------------------------------------------------------------------------------
+
+
+def test_one_bad_carry_of_17_takes_at_most_six_evaluations_after_both_ends() -> None:
+    taken = []
+    for name in CARRIES:
+        result = run(problem(), Judge(has(name)))
+        assert (result.kind, result.changes) == ("culprit", (name,))
+        assert (result.bad, result.good) == ((name,), ())
+        assert result.evaluations == result.searching + 2
+        taken.append(result.searching)
+    # Five yes-or-no answers are needed to tell 17 apart, and one shows that the carry is enough on its own.
+    assert max(taken) == 6
+    assert statistics.mean(taken) < 5.1
+
+
+def test_a_prior_makes_it_six_with_both_ends() -> None:
+    taken = []
+    for name in CARRIES:
+        alike = CARRIES[CARRIES.index(name) - 1]  # touches the same files, and is innocent
+        asked = problem(weights={name: 100.0, alike: 100.0})
+        result = run(asked, Judge(has(name)))
+        assert result.changes == (name,)
+        taken.append(result.evaluations)
+    assert max(taken) <= 6
+    assert statistics.mean(taken) <= 5
+
+
+def test_a_wrong_prior_costs_two_evaluations_at_most() -> None:
+    taken = []
+    for name in CARRIES:
+        asked = problem(weights={CARRIES[CARRIES.index(name) - 1]: 1000.0})
+        result = run(asked, Judge(has(name)))
+        assert result.changes == (name,)
+        taken.append(result.searching)
+    assert max(taken) <= 8
+
+
+def test_a_release_of_nine_takes_at_most_four_after_both_ends() -> None:
+    for number in range(1, 10):
+        result = run(problem(9, "upstream"), Judge(has(f"c{number}")))
+        assert (result.kind, result.changes) == ("culprit", (f"c{number}",))
+        assert result.searching <= 4
+        assert result.good == ((f"c{number - 1}",) if number > 1 else ())
+
+
+def test_a_carry_is_named_without_what_it_requires() -> None:
+    changes = tuple(
+        Change(id=name, axis="carries", title=name, requires=("c1",) if name == "c5" else ())
+        for name in CARRIES
+    )
+    judge = Judge(has("c5"))
+    result = run(problem(changes=changes), judge)
+    assert (result.kind, result.changes) == ("culprit", ("c5",))
+    assert all("c1" in applied for applied, _ in judge.asked if "c5" in applied)
+    assert result.good == ("c1",)
+
+
+def test_a_commit_is_named_among_upstream_and_carries() -> None:
+    commits = problem(30, "upstream").changes
+    carries = tuple(Change(id=f"p{number}", axis="carries", title="") for number in range(5))
+    for culprit in ("c1", "c17", "c30", "p0", "p4"):
+        result = run(problem(changes=commits + carries), Judge(has(culprit)))
+        assert (result.kind, result.changes) == ("culprit", (culprit,))
+        assert result.searching <= 9
+
+
+# More than one ------------------------------------------------------------------------------
+
+
+def test_a_pair_that_only_fails_together_takes_at_most_20_evaluations() -> None:
+    taken = []
+    for first, one in enumerate(CARRIES):
+        for other in CARRIES[first + 1 :]:
+            result = run(problem(), Judge(has(one, other)))
+            assert (result.kind, result.changes) == ("interaction", (one, other))
+            taken.append(result.evaluations)
+    assert max(taken) <= 20
+
+
+def test_a_carry_that_fails_with_one_commit_only() -> None:
+    carries = tuple(Change(id=f"p{number}", axis="carries", title="") for number in range(5))
+    asked = problem(changes=problem(12, "upstream").changes + carries)
+    result = run(asked, Judge(has("c7", "p3")))
+    assert (result.kind, result.changes) == ("interaction", ("c7", "p3"))
+
+
+def test_either_of_two_is_enough_to_break_and_both_are_needed_to_mend() -> None:
+    either = Judge(lambda applied: bool(applied & {"c3", "c11"}))
+    breaks = run(problem(), either)
+    assert breaks.kind == "culprit"
+    assert breaks.changes[0] in {"c3", "c11"}
+    mends = run(problem(question="removes"), Judge(either.rule))
+    assert (mends.kind, mends.changes) == ("interaction", ("c3", "c11"))
+
+
+def test_either_of_a_pair_mends_it() -> None:
+    result = run(problem(question="removes"), Judge(has("c3", "c11")))
+    assert result.kind == "culprit"
+    assert result.changes[0] in {"c3", "c11"}
+
+
+def test_what_requires_the_removed_carry_is_removed_too() -> None:
+    changes = tuple(
+        Change(id=name, axis="carries", title=name, requires=("c2",) if name == "c9" else ())
+        for name in CARRIES
+    )
+    judge = Judge(has("c2"))
+    result = run(problem(changes=changes, question="removes"), judge)
+    assert (result.kind, result.changes) == ("culprit", ("c2",))
+    assert all("c2" in applied for applied, _ in judge.asked if "c9" in applied)
+
+
+# Directions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", ["carries", "upstream"])
+@pytest.mark.parametrize("question", ["adds", "removes"])
+@pytest.mark.parametrize("direction", ["broke", "fixed"])
+def test_both_directions_name_the_change(axis, question, direction) -> None:
+    for name in ("c1", "c8", "c17"):
+        judge = Judge(lambda applied, name=name: (name in applied) == (direction == "broke"))
+        asked = problem(axis=axis, question=question, direction=direction)
+        result = run(asked, judge)
+        assert (result.kind, result.changes) == ("culprit", (name,))
+        assert result.searching <= 6
+
+
+@pytest.mark.parametrize("question", ["adds", "removes"])
+def test_a_flake_that_was_fixed(question) -> None:
+    for seed in SEEDS[:5]:
+        judge = Judge(lambda applied: "c8" not in applied, 0.3, seed)
+        asked = problem(deterministic=False, direction="fixed", question=question)
+        assert run(asked, judge).changes == ("c8",)
+
+
+# Noise --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", ["carries", "upstream"])
+def test_a_flake_of_30_percent_is_named(axis) -> None:
+    right, taken = 0, []
+    for seed in SEEDS:
+        name = CARRIES[seed * 7 % 17]
+        asked = problem(axis=axis, deterministic=False)
+        result = run(asked, Judge(has(name), 0.3, seed))
+        right += result.changes == (name,)
+        taken.append(result.evaluations)
+        assert result.calibration.repetitions > 5
+        assert result.confidence >= 0.9
+    assert right >= 19  # of 20, at a confidence of 95 %
+    assert statistics.mean(taken) < 100
+
+
+def test_a_judge_that_always_fails_is_run_more_often_than_a_deterministic_one() -> None:
+    result = run(problem(deterministic=False), Judge(has("c5")))
+    assert (result.kind, result.changes) == ("culprit", ("c5",))
+    assert result.calibration.runs == 3
+    assert 10 < result.evaluations < 30
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.02, 0.1, 0.3])
+def test_a_healthy_pair_never_yields_a_culprit(rate) -> None:
+    for seed in SEEDS:
+        judge = Judge(lambda _: True, rate, seed)  # no change matters
+        with pytest.raises(BisectionError):
+            run(problem(deterministic=False), judge)
+
+
+def test_a_failure_too_rare_to_be_searched_is_refused() -> None:
+    judge = Judge(has("c5"), 0.3)
+    with pytest.raises(BisectionError):
+        run(problem(deterministic=False, most_runs=4), judge)
+
+
+# Untestable ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("culprit", [8, 9, 10, 11])
+def test_a_culprit_beside_untestable_steps_leaves_a_range(culprit) -> None:
+    def rule(applied):
+        return untestable() if 8 <= len(applied) <= 10 else f"c{culprit}" in applied
+
+    result = run(problem(16, "upstream"), Judge(rule))
+    assert (result.kind, result.changes) == ("range", ("c8", "c9", "c10", "c11"))
+    assert {step.applied for step in result.untestable} == {("c8",), ("c9",), ("c10",)}
+    assert (result.good, result.bad) == (("c7",), ("c11",))
+
+
+@pytest.mark.parametrize("culprit", [7, 12])
+def test_untestable_steps_beside_which_the_culprit_is_not_do_not_matter(culprit) -> None:
+    def rule(applied):
+        return untestable() if 8 <= len(applied) <= 10 else f"c{culprit}" in applied
+
+    result = run(problem(16, "upstream"), Judge(rule))
+    assert (result.kind, result.changes) == ("culprit", (f"c{culprit}",))
+
+
+def test_positions_known_to_be_unavailable_are_never_asked_for() -> None:
+    missing = tuple(f"c{number}" for number in range(1, 17) if number % 4)
+    judge = Judge(has("c6"))
+    result = run(problem(16, "upstream", unavailable=missing), judge)
+    assert (result.kind, result.changes) == ("range", ("c5", "c6", "c7", "c8"))
+    assert {len(applied) for applied, _ in judge.asked} <= {0, 4, 8, 12, 16}
+
+
+def test_a_carry_that_cannot_be_merged_alone_is_named() -> None:
+    def rule(applied):
+        return untestable() if "c9" in applied and "c4" not in applied else "c9" in applied
+
+    result = run(problem(), Judge(rule))
+    assert "c9" in result.changes
+    assert set(result.changes) <= {"c4", "c9"}
+
+
+def test_carries_that_cannot_be_separated_are_a_set() -> None:
+    def rule(applied):
+        both = {"c3", "c4"}
+        return untestable() if applied & both and not applied >= both else applied >= both
+
+    result = run(problem(6), Judge(rule))
+    assert (result.kind, result.changes) == ("set", ("c3", "c4"))
+
+
+def test_another_failure_than_the_one_being_chased_is_untestable() -> None:
+    def rule(applied):
+        if 4 <= len(applied) < 9:
+            return bad("ImportError: cannot import name 'Worker' from 0x7f00c0ffee00")
+        return bad(f"{SIGNATURE} in /tmp/run-{len(applied)}/log at 12:30:01") if len(applied) >= 12 else False
+
+    result = run(problem(16, "upstream"), Judge(rule))
+    assert (result.kind, result.changes) == ("culprit", ("c12",))
+    assert result.untestable
+    assert {step.evaluation.verdict for step in result.untestable} == {Verdict.BAD}
+
+    def without_signatures(applied):
+        found = rule(applied)
+        return isinstance(found, Evaluation)
+
+    misled = run(problem(16, "upstream"), Judge(without_signatures))
+    assert misled.changes in {("c4",), ("c12",)}
+
+
+def test_the_signature_that_is_asked_for_decides_whether_the_bad_end_is_bad() -> None:
+    asked = problem(signature="ImportError: something else")
+    with pytest.raises(BisectionError):
+        run(asked, Judge(has("c5")))
+
+
+# Refused ------------------------------------------------------------------------------------
+
+
+def test_nothing_between_the_ends_is_refused_before_anything_runs() -> None:
+    judge = Judge(has("c1"))
+    with pytest.raises(BisectionError):
+        run(problem(changes=()), judge)
+    assert not judge.asked
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_wrong_ends_are_refused(deterministic) -> None:
+    for name, rule in {
+        "swapped": lambda a: not a,
+        "both bad": lambda _: True,
+        "both good": lambda _: False,
+    }.items():
+        judge = Judge(rule)
+        with pytest.raises(BisectionError) as caught:
+            run(problem(deterministic=deterministic), judge)
+        assert ("old" if name == "both bad" else "new") in caught.value.what
+        assert {len(applied) for applied, _ in judge.asked} <= {0, 17}
+
+
+@pytest.mark.parametrize("end", [0, 17])
+def test_an_end_that_cannot_be_judged_is_refused(end) -> None:
+    judge = Judge(lambda applied: untestable() if len(applied) == end else bool(applied))
+    with pytest.raises(BisectionError):
+        run(problem(), judge)
+
+
+def test_requirements_that_cannot_be_met_are_refused() -> None:
+    for requires in (("missing",), ("b",)):
+        changes = (
+            Change(id="a", axis="carries", title="", requires=requires),
+            Change(id="b", axis="carries", title="", requires=("a",)),
+        )
+        with pytest.raises(DependencyOrderError):
+            run(problem(changes=changes), Judge(has("a")))
