@@ -119,7 +119,7 @@ def _platform(start: ResolvedSpec, end: ResolvedSpec, otherwise: str) -> str:
     if len(stated) > 1:
         raise BisectionError(
             "the wheels are for different machines",
-            because=f"{start.text} is for {start.platform}, and {end.text} for {end.platform}",
+            because=f"{start.text} is for {start.platform} and {end.text} for {end.platform}",
             next_step="give two wheels for one machine",
         )
     return next(iter(stated), otherwise)
