@@ -64,6 +64,7 @@ def sdist_files(version: str = "1.2.0", commit: str = COMMIT, torch: str = "2.11
         "pyproject.toml": (
             f'[build-system]\nrequires = ["cmake>=3.26", "torch == {torch}"]\n'
             '[project]\nname = "vllm"\nrequires-python = ">=3.10,<3.15"\n'
+            '[project.urls]\nHomepage = "https://example.org/vllm-project/vllm"\n'
         ),
         "requirements/cuda.txt": f"-r common.txt\n# torch==0.0\ntorch=={torch} # exact\ntorchvision==9.9\n",
         "requirements/build/cuda.txt": f"cmake\ntorch=={torch}+cu130\n",

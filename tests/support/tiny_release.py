@@ -90,6 +90,10 @@ def make_tiny(
         version=version, numbers=numbers, commit=commit[:9]
     ).encode()
     tree["PKG-INFO"] = metadata(version, git)
+    homepage = git.removesuffix(".git").encode()
+    tree["pyproject.toml"] = tree["pyproject.toml"].replace(
+        b"https://example.org/vllm-project/vllm", homepage
+    )
     files = {small.lock.sdist.filename: small_release.make_sdist(tree, version)}
     wheels = {}
     for machine, wheel in small.lock.wheels.items():

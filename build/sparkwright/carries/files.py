@@ -41,8 +41,8 @@ def create_own(root: Path, draft: Draft, lock: Lock, patch: bytes) -> Carry:
         PatchError: the patch is not one that we take.
     """
     parse_patch(patch, name=draft.name)
-    release = lock.release.version
-    revision = {"release": release, "sdist-sha256": lock.sdist.sha256, "patch": f"{release}.patch"}
+    release, sdist = lock.release.version, lock.required_sdist()
+    revision = {"release": release, "sdist-sha256": sdist.sha256, "patch": f"{release}.patch"}
     tables = {**_common(draft, "own"), "revision": [revision]}
     return _create(root, draft.name, tables, {revision["patch"]: patch})
 
@@ -140,7 +140,8 @@ def add_revision(carry: Carry, lock: Lock, patch: bytes, *, stacked_on: Sequence
     path = carry.folder / "carry.toml"
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     name = f"{release}.patch"
-    entry: dict[str, Any] = {"release": release, "sdist-sha256": lock.sdist.sha256, "patch": name}
+    sdist = lock.required_sdist()
+    entry: dict[str, Any] = {"release": release, "sdist-sha256": sdist.sha256, "patch": name}
     entry |= {"stacked-on": list(stacked_on)} if stacked_on else {}
     revisions: Any = document["revision"]
     for existing in revisions:

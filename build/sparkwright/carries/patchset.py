@@ -129,14 +129,20 @@ class BuildSpec:
         return described
 
     def _described(self, carries: Sequence[Carry]) -> dict[str, Any]:
-        release = self.lock.release
+        release, sdist = self.lock.release, self.lock.sdist
+        others = {
+            platform: wheel.commit
+            for platform, wheel in self.lock.wheels.items()
+            if wheel.commit not in {None, release.commit}
+        }
         return {
             "format": 1,
             "pin": {
                 "version": release.version,
                 "commit": release.commit,
-                "sdist": self.lock.sdist.sha256,
+                **({"tree": release.tree} if sdist is None else {"sdist": sdist.sha256}),
                 "wheels": {platform: wheel.sha256 for platform, wheel in self.lock.wheels.items()},
+                **({"wheels-of": others} if others else {}),
             },
             "patchset": self.patchset,
             "carries": [

@@ -138,7 +138,10 @@ def _expectation(session: Session, target: TargetOptions, wheel: Path) -> Expect
     state = merged_again(job)
     record = expected_record(job, state, version, stated)
     changes = job.changes(require(state.report))
-    return expectation(job, changes, version, arch=target.arch, record=record, compiled=compiled)
+    python = job.python(require(state.report))
+    return expectation(
+        job, changes, version, arch=target.arch, record=record, python=python, compiled=compiled
+    )
 
 
 def _show(report: AuditReport) -> None:

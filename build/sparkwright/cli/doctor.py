@@ -80,15 +80,19 @@ def _index(session: Session) -> MachineCheck:
     if session.offline:
         return MachineCheck("package index", "skipped", "--offline")
     from sparkwright.upstream import read_settings
+    from sparkwright.upstream.commit_index import list_wheels
     from sparkwright.upstream.index import find
 
     lock = session.checkout.lock
     try:
-        files = find("vllm", lock.release.version, read_settings())
+        listed = find("vllm", lock.release.version, read_settings()) if lock.sdist else []
+        commits = {wheel.commit for wheel in lock.wheels.values() if wheel.commit}
+        by_commit = [wheel for commit in commits for wheel in list_wheels(commit, read_settings())]
     except SparkwrightError as error:
         return MachineCheck("package index", "fail", str(error), error.next_step)
-    names = {file.filename for file in files}
-    missing = {lock.sdist.filename, *(wheel.filename for wheel in lock.wheels.values())} - names
+    names = {*(file.filename for file in listed), *(wheel.filename for wheel in by_commit)}
+    files = [*lock.wheels.values(), *([lock.sdist] if lock.sdist else [])]
+    missing = {file.filename for file in files} - names
     if missing:
         return MachineCheck(
             "package index", "fail", f"it does not list {', '.join(sorted(missing))}", _INDEX_REMEDY

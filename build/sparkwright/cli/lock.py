@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
+from typing import TYPE_CHECKING, Any
+
 import click
 
+from sparkwright.base.config import to_builtins
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
+from sparkwright.lock.bump import rewrite
 from sparkwright.pipeline.checkout import LOCK_NAME
+from sparkwright.pipeline.pins import pin_of
 from sparkwright.store import write_atomically
-from sparkwright.upstream import Access, gather, gather_cuda, propose, read_settings
+from sparkwright.upstream import Access, gather, gather_commit, gather_cuda, propose, read_settings
+
+if TYPE_CHECKING:
+    from sparkwright.lock import Bumped
 
 
 @click.group("lock")
 def command() -> None:
-    """Check upstream.lock against the release itself, or move it to another release."""
+    """Check upstream.lock against the release itself, or move it to another release or commit."""
 
 
 def _access(session: Session) -> Access:
@@ -31,7 +40,7 @@ def _access(session: Session) -> Access:
 @common_options
 @run_in_session
 def check_command(session: Session, *, source: str) -> None:
-    """Compare every value of upstream.lock with the sdist, the wheels, the tree, and torch.
+    """Compare every value of upstream.lock with the sdist or the commit, the wheels, the tree, and torch.
 
     A release contains nine digits of its commit. The others are confirmed by git, or reported as unconfirmed.
     """
@@ -39,8 +48,12 @@ def check_command(session: Session, *, source: str) -> None:
     from sparkwright.lock.coherence import check_native
 
     lock, access = session.checkout.lock, _access(session)
-    pristine = session.source(source).pristine(lock) if source else session.source("git").known(lock)
-    evidence = gather(access, lock, pristine=pristine)
+    if lock.sdist is None:
+        pristine = session.source(source or "git").pristine(lock)
+        evidence = gather_commit(access, lock.release.commit, pristine.tree, lock.wheels)
+    else:
+        confirmed = session.source(source).pristine(lock) if source else session.source("git").known(lock)
+        evidence = gather(access, lock, pristine=confirmed)
     findings = [*check(lock, evidence), *check_native(lock, gather_cuda(access, lock))]
     open_ends = unconfirmed(lock, evidence)
     checked = len(flatten(lock)) - len(open_ends)
@@ -70,6 +83,56 @@ def check_command(session: Session, *, source: str) -> None:
     require_agreement(findings)
 
 
+@command.command("pin")
+@click.argument("target")
+@click.option("--write", is_flag=True, help="Write upstream.lock; by default, the changes are shown only.")
+@click.option(
+    "--source",
+    default="git",
+    show_default=True,
+    help="Origin of commits: git, a repository's address, or a clone.",
+)
+@click.option(
+    "--platform", "machines", multiple=True, help="Pin the wheel for this machine only; may be repeated."
+)
+@common_options
+@run_in_session
+def pin(session: Session, *, target: str, write: bool, source: str, machines: tuple[str, ...]) -> None:
+    """Pin TARGET: a release's version, the full id of a commit, or nightly, the newest commit with a wheel.
+
+    Wheels of commits come from upstream's index of wheels by commit, which states no digests: the digest of
+    the first download counts from then on. A commit without a wheel takes that of an ancestor with the same
+    native inputs.
+    """
+    lock = pin_of(session.checkout, _access(session), target, source=source, machines=machines)
+    path = session.checkout.root / LOCK_NAME
+    bumped = rewrite(path.read_text(encoding="utf-8"), lock)
+    if write:
+        write_atomically(path, bumped.text.encode())
+    if session.as_json:
+        pinned = {key: value for key, value in to_builtins(lock).items() if key not in {"native", "sources"}}
+        print_json({"pin": pinned, **_described(bumped), "path": str(path) if write else None})
+        return
+    _show_changes(bumped)
+    click.echo(f"{'wrote' if write else 'would write'}    {path}")
+    options = "" if source == "git" or lock.sdist else f" --source {shlex.quote(source)}"
+    click.echo(
+        f"next     sparkwright {f'wheel{options}' if write else f'lock pin {target} --write{options}'}"
+    )
+
+
+def _described(bumped: Bumped) -> dict[str, Any]:
+    return {"changes": [change._asdict() for change in bumped.changes], "notes": list(bumped.notes)}
+
+
+def _show_changes(bumped: Bumped) -> None:
+    show_table(
+        ("key", "old", "new"), [(item.key, item.old or "-", item.new or "-") for item in bumped.changes]
+    )
+    for note in bumped.notes:
+        click.echo(f"note     {note}")
+
+
 @command.command("bump")
 @click.argument("version")
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
@@ -82,12 +145,8 @@ def bump(session: Session, *, version: str, dry_run: bool) -> None:
     if not dry_run:
         write_atomically(path, bumped.text.encode())
     if session.as_json:
-        print_json({"changes": [change._asdict() for change in bumped.changes], "notes": list(bumped.notes)})
+        print_json(_described(bumped))
         return
-    show_table(
-        ("key", "old", "new"), [(item.key, item.old or "-", item.new or "-") for item in bumped.changes]
-    )
-    for note in bumped.notes:
-        click.echo(f"note     {note}")
+    _show_changes(bumped)
     click.echo(f"{'would write' if dry_run else 'wrote'}    {path}")
     click.echo("next     sparkwright lock check, then sparkwright merge")

@@ -28,7 +28,7 @@ COMMANDS = {
     "status": "Show the pin, the carries with their outcomes and proofs, and the wheels in dist/.",
     "carry": "Make, show, edit, refresh and prove carries.",
     "patchset": "Give a patchset its next revision, which orders the wheels of one release.",
-    "lock": "Check upstream.lock against the release itself, or move it to another release.",
+    "lock": "Check upstream.lock against the release itself, or move it to another release or commit.",
     "store": "List, verify and prune the store.",
     "doctor": "Check that this machine has what is needed.",
 }

@@ -10,6 +10,7 @@ import click
 from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import told_revision
+from sparkwright.cli.pin import pin_summary, show_pin
 from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.pipeline import plan
@@ -48,6 +49,7 @@ def command(
                 "revision": job.spec.revision,
                 "version": job.version,
                 "platform": target.platform,
+                **pin_summary(job),
                 "kernels": job.kernels,
                 "arch": job.spec.arch,
                 "left-out": job.spec.left_out,
@@ -58,6 +60,7 @@ def command(
     kernels = "upstream's kernels" if job.spec.arch is None else f"kernels for {job.spec.arch}"
     click.echo(f"build spec {job.spec.digest[:16]}  →  vllm {job.version} for {target.platform}, {kernels}")
     click.echo(f"revision {told_revision(job.spec)}")
+    show_pin(job)
     rows = [(step.name, step.state, (step.key or "")[:16]) for step in steps]
     show_table(("step", "state", "key"), rows)
     for step in steps:

@@ -12,6 +12,7 @@ from sparkwright.base.errors import ConfigError, UnreleasedError
 from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import BUMP, told_revision
+from sparkwright.cli.pin import pin_summary, show_pin
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.terminal import human_size
@@ -109,6 +110,7 @@ def _summary(job: Job, state: BuildState) -> dict[str, Any]:
         "revision": job.spec.revision,
         "version": version_of(job, state),
         "platform": job.options.platform,
+        **pin_summary(job),
         "point": job.spec.digest,
         "kernels": job.kernels,
         **_kernels(job, state),
@@ -148,6 +150,7 @@ def _show(job: Job, state: BuildState) -> None:
     click.echo(f"size     {human_size(wheel.size)} ({wheel.size} bytes)")
     click.echo(f"sha256   {wheel.sha256}")
     click.echo(f"revision {told_revision(job.spec)}")
+    show_pin(job)
     if job.spec.arch is None:
         click.echo(f"kernels  upstream's, from {job.stock_wheel.filename} (no native input changed)")
         click.echo("         'make wheel KERNELS=native' compiles them for the card instead")

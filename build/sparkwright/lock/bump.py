@@ -1,4 +1,4 @@
-"""``upstream.lock`` for another release: new values in the old text, its comments and order kept."""
+"""``upstream.lock`` for another release or commit: new values in the old text, comments and order kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LockChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Bumped:
-    """A lock moved to another release.
+    """A lock moved to another release or commit.
 
     Attributes:
         text: the new text of ``upstream.lock``.
@@ -43,18 +43,21 @@ class Bumped:
     notes: tuple[str, ...] = ()
 
 
-def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifact]) -> Lock:
-    """Return the lock of the release that *evidence* is about, at the same git address as *old*.
+def successor(
+    old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifact], *, version: str | None = None
+) -> Lock:
+    """Return the lock of the release or commit that *evidence* is about, at the same git address as *old*.
 
     Args:
         old: the present lock.
-        evidence: the files of the release.
-        wheels: its wheels by machine, as the index lists them.
+        evidence: the files of the release, or of the commit.
+        wheels: its wheels by machine.
+        version: the version, where no file in *evidence* states it.
 
     Raises:
         LockMismatchError: the release contradicts itself, or does not state what the lock holds.
     """
-    stated = _settled(evidence)
+    stated = _settled(evidence, version)
     names = sorted({key.split(".")[1] for key in stated if key.startswith("sources.")})
     fields = ("repository", "ref", "declared-in", "override")
     return Lock(
@@ -65,6 +68,7 @@ def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifac
             git=old.release.git,
             requires_python=stated["release.requires-python"],
             torch=stated["release.torch"],
+            tree=evidence.tree_id,
         ),
         sdist=evidence.sdist,
         wheels=dict(wheels),
@@ -81,9 +85,9 @@ def _longest(*known: str | None, stated: str) -> str:
     return next((commit for commit in known if commit and commit.startswith(stated)), stated)
 
 
-def _settled(evidence: ReleaseEvidence) -> dict[str, str]:
+def _settled(evidence: ReleaseEvidence, version: str | None) -> dict[str, str]:
     """Return one value for each key; refuse files that disagree."""
-    settled: dict[str, str] = {}
+    settled: dict[str, str] = {"release.version": version} if version else {}
     faults: list[str] = []
     for statement in statements(evidence):
         key, value, witness = statement
@@ -97,7 +101,7 @@ def _settled(evidence: ReleaseEvidence) -> dict[str, str]:
     faults += [f"{key} is stated nowhere" for key in sorted(needed - settled.keys())]
     if faults:
         raise LockMismatchError(
-            f"{evidence.sdist.filename} gives no lock", because="; ".join(faults),
+            f"{evidence.name} gives no lock", because="; ".join(faults),
             next_step="read those files of the release: their format has changed",
         )  # fmt: skip
     return settled
@@ -135,7 +139,8 @@ def _merge(table: Any, values: Mapping[str, Any]) -> None:
             continue
         if key not in table:
             table.add(key, tomlkit.table())
-            table[key].add(tomlkit.comment("New with this release: not yet described."))
+            if "ref" in value:
+                table[key].add(tomlkit.comment("New with this release: not yet described."))
         _merge(table[key], value)
 
 
@@ -165,6 +170,16 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
             [f"release.torch moved from {old.release.torch} to {new.release.torch}"]
             if old.release.torch != new.release.torch
             else []
+        ),
+        *(
+            f"wheels.{name} is known by its first download alone: no index states a digest for it"
+            for name, wheel in new.wheels.items()
+            if wheel.trust == "first-download"
+        ),
+        *(
+            f"wheels.{name} is that of commit {wheel.commit}, which has the same native inputs"
+            for name, wheel in new.wheels.items()
+            if wheel.commit not in {None, new.release.commit}
         ),
         *_native_notes(new),
     )

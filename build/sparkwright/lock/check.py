@@ -53,7 +53,7 @@ def check(lock: Lock, evidence: ReleaseEvidence) -> list[LockFinding]:
         if value is None or not agrees(statement, value):
             findings.append(LockFinding(statement.key, value, statement.value, statement.witness))
     findings += [
-        LockFinding(key, value, None, f"{evidence.sdist.filename} or the wheels that were read")
+        LockFinding(key, value, None, f"{evidence.name} or the wheels that were read")
         for key, value in locked.items()
         if key not in stated
     ]

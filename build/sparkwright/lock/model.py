@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
 from sparkwright.base.config import Model, load_toml
-from sparkwright.base.errors import UnknownNameError
-from sparkwright.lock.native import NativePin
+from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.lock.native import NativePin, TreeId
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,10 +17,12 @@ LOCK_FORMAT = 1
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
 Commit = Annotated[str, Meta(pattern="^[0-9a-f]{9,40}\\Z")]
+FullCommit = Annotated[str, Meta(pattern="^[0-9a-f]{40}\\Z")]
+Trust = Literal["index", "first-download"]
 
 
-class Release(Model, frozen=True):
-    """The pinned release.
+class Release(Model, frozen=True, omit_defaults=True):
+    """The pinned release or commit.
 
     Attributes:
         version: its PEP 440 version.
@@ -29,6 +31,7 @@ class Release(Model, frozen=True):
         git: address of upstream's repository.
         requires_python: PEP 440 specifier of the interpreters that it supports.
         torch: the exact torch version that its binaries are built against.
+        tree: git id of the tree of the pinned commit, where no sdist names the files.
     """
 
     version: str
@@ -36,20 +39,27 @@ class Release(Model, frozen=True):
     git: str
     requires_python: str
     torch: str
+    tree: TreeId | None = None
 
 
-class Artifact(Model, frozen=True):
-    """A file on the package index, by digest.
+class Artifact(Model, frozen=True, omit_defaults=True):
+    """A file of upstream's, by digest.
 
     Attributes:
         filename: its name there.
         sha256: digest of its bytes, 64 hex digits.
         size: its size in bytes.
+        commit: the commit under which upstream's index of wheels by commit has it; `None` for a file of
+            the package index.
+        trust: the origin of the digest: ``index``, which states it, or ``first-download``, where it was
+            computed of what came first.
     """
 
     filename: str
     sha256: Sha256
     size: int
+    commit: FullCommit | None = None
+    trust: Trust = "index"
 
 
 class Dependency(Model, frozen=True):
@@ -68,13 +78,13 @@ class Dependency(Model, frozen=True):
     override: str
 
 
-class Lock(Model, frozen=True):
+class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
     """All of ``upstream.lock``.
 
     Attributes:
         format: version of the file's format.
-        release: the pinned release.
-        sdist: its source distribution.
+        release: the pinned release or commit.
+        sdist: its source distribution; `None` for a commit, whose `Release.tree` names the files.
         wheels: its wheels by platform, such as ``aarch64``.
         sources: the sources that its CMake project would download, by name.
         native: the toolkit and sources that kernels are compiled with, for native builds.
@@ -82,10 +92,32 @@ class Lock(Model, frozen=True):
 
     format: int
     release: Release
-    sdist: Artifact
+    sdist: Artifact | None = None
     wheels: dict[str, Artifact]
     sources: dict[str, Dependency]
     native: NativePin | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a lock whose files have two names, or none."""
+        if (self.sdist is None) == (self.release.tree is None):
+            raise ValueError("either [sdist] or release.tree has to name the files, and not both")
+        for name, wheel in self.wheels.items():
+            if (wheel.commit is None) != (wheel.trust == "index"):
+                raise ValueError(f"wheels.{name}: commit and trust = 'first-download' go together")
+
+    def required_sdist(self) -> Artifact:
+        """Return the sdist.
+
+        Raises:
+            ConfigError: the lock pins a commit, which has none.
+        """
+        if self.sdist is None:
+            raise ConfigError(
+                "the pin has no sdist",
+                because=f"upstream.lock pins commit {self.release.commit[:12]}, and only releases have one",
+                next_step="pin a release: sparkwright lock pin VERSION --write",
+            )
+        return self.sdist
 
     def wheel(self, platform: str) -> Artifact:
         """Return upstream's wheel for *platform*.

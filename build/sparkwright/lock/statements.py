@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from email.parser import BytesHeaderParser
 from typing import TYPE_CHECKING, NamedTuple
 
+from sparkwright.base.config import to_builtins
 from sparkwright.lock.cmake import is_cmake_file, read_pins
 
 if TYPE_CHECKING:
@@ -47,20 +48,27 @@ class ReleaseEvidence:
     """The files of a release that state values of the lock.
 
     Attributes:
-        sdist: its sdist's name, digest and size, as found.
-        texts: the files of the sdist for which `is_evidence` holds, by path.
+        sdist: its sdist's name, digest and size, as found; `None` for a commit.
+        texts: the files of the sdist or the commit for which `is_evidence` holds, by path.
         wheels: the evidence of its wheels.
         tree: the same files at the pinned commit; `None` without a git remote.
         tag_commit: the commit of the release's tag there; `None` without a git remote.
-        commit: full id of the commit of *tree*.
+        commit: full id of the commit of *tree*, or of the pinned commit.
+        tree_id: git id of the pinned commit's tree; `None` with an sdist.
     """
 
-    sdist: Artifact
+    sdist: Artifact | None
     texts: Mapping[str, bytes]
     wheels: tuple[WheelEvidence, ...] = ()
     tree: Mapping[str, bytes] | None = None
     tag_commit: str | None = None
     commit: str | None = None
+    tree_id: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of what has `texts`, for people."""
+        return self.sdist.filename if self.sdist else f"commit {(self.commit or '')[:12]}"
 
 
 class Statement(NamedTuple):
@@ -84,10 +92,14 @@ def is_evidence(path: str) -> bool:
 
 def statements(evidence: ReleaseEvidence) -> Iterator[Statement]:
     """Yield every value that *evidence* states for a key of the lock."""
-    yield from _file("sdist", evidence.sdist)
-    yield from _sdist(evidence.sdist.filename, evidence.texts)
+    if evidence.sdist is not None:
+        yield from _file("sdist", evidence.sdist)
+        yield from _sdist(evidence.sdist.filename, evidence.texts)
+    else:
+        yield Statement("release.tree", evidence.tree_id, evidence.name)
+        yield from _commit(evidence.name, evidence.texts)
     for wheel in evidence.wheels:
-        yield from _wheel(wheel)
+        yield from _wheel(wheel, own=wheel.file.commit in {None, evidence.commit})
     yield from _sources(evidence.texts)
     if evidence.tag_commit is not None:
         yield Statement("release.commit", evidence.tag_commit, "the release's tag at the git remote")
@@ -103,8 +115,8 @@ def machine_of(platform_tag: str) -> str:
 
 
 def _file(key: str, file: Artifact) -> Iterator[Statement]:
-    for name in ("filename", "sha256", "size"):
-        yield Statement(f"{key}.{name}", str(getattr(file, name)), f"the file {file.filename}")
+    for name, value in to_builtins(file).items():
+        yield Statement(f"{key}.{name}", str(value), f"the file {file.filename}")
 
 
 def _sdist(filename: str, texts: Mapping[str, bytes]) -> Iterator[Statement]:
@@ -114,6 +126,22 @@ def _sdist(filename: str, texts: Mapping[str, bytes]) -> Iterator[Statement]:
     yield from _release(metadata, witness)
     yield Statement("release.git", _repository(metadata), witness)
     yield from _version_file(texts.get(VERSION_FILE, b""), f"{filename}: {VERSION_FILE}")
+    yield from _requirements(filename, texts)
+
+
+def _commit(name: str, texts: Mapping[str, bytes]) -> Iterator[Statement]:
+    """Yield what a commit states: unlike an sdist it has no PKG-INFO and no version."""
+    try:
+        project = tomllib.loads(texts.get("pyproject.toml", b"").decode()).get("project", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        project = {}  # `_pyproject` yields the fault
+    links = project.get("urls", {})
+    link = links.get("Repository") or links.get("Source") or links.get("Homepage")
+    yield Statement("release.git", link, f"{name}: pyproject.toml")
+    yield from _requirements(name, texts)
+
+
+def _requirements(filename: str, texts: Mapping[str, bytes]) -> Iterator[Statement]:
     yield from _pyproject(texts.get("pyproject.toml", b""), f"{filename}: pyproject.toml")
     for path in _REQUIREMENTS:
         if path in texts or path == _REQUIREMENTS[0]:
@@ -122,8 +150,9 @@ def _sdist(filename: str, texts: Mapping[str, bytes]) -> Iterator[Statement]:
             yield from _torch(wanted, f"{filename}: {path}")
 
 
-def _release(metadata: Message, witness: str) -> Iterator[Statement]:
-    yield Statement("release.version", metadata.get("Version"), witness)
+def _release(metadata: Message, witness: str, *, version: bool = True) -> Iterator[Statement]:
+    if version:
+        yield Statement("release.version", metadata.get("Version"), witness)
     yield Statement("release.requires-python", metadata.get("Requires-Python"), witness)
 
 
@@ -137,6 +166,12 @@ def _version_file(data: bytes, witness: str) -> Iterator[Statement]:
     version = re.search(r"^__version__ = version = '([^']+)'", text, re.MULTILINE)
     yield Statement("release.version", version[1] if version else None, witness)
     yield Statement("release.commit", stated_commit(data), witness)
+
+
+def stated_versions(metadata: bytes, version_file: bytes) -> tuple[str, ...]:
+    """Return the versions that a wheel's METADATA and its ``_version.py`` state, ``none`` for one without."""
+    written = _version_file(version_file, "")
+    return str(_headers(metadata).get("Version", "none")), str(next(written).value or "none").lower()
 
 
 def stated_commit(version_file: bytes) -> str | None:
@@ -175,7 +210,8 @@ def _torch(requirements: Iterable[str], witness: str) -> Iterator[Statement]:
         yield Statement("release.torch", pin, witness)
 
 
-def _wheel(wheel: WheelEvidence) -> Iterator[Statement]:
+def _wheel(wheel: WheelEvidence, *, own: bool) -> Iterator[Statement]:
+    """Yield what *wheel* states; one that is not the commit's *own* states no version of it."""
     filename = wheel.file.filename
     witness = f"{filename}: METADATA"
     metadata = _headers(wheel.metadata)
@@ -187,9 +223,10 @@ def _wheel(wheel: WheelEvidence) -> Iterator[Statement]:
     yield from _file(key, wheel.file)
     implied = f"{_project(metadata)}-{metadata.get('Version')}-{_outer_tag(tags[0], filename)}.whl"
     yield Statement(f"{key}.filename", implied, f"{filename}: METADATA and WHEEL")
-    yield from _release(metadata, witness)
+    yield from _release(metadata, witness, version=own)
     yield from _torch(metadata.get_all("Requires-Dist", []), witness)
-    yield from _version_file(wheel.version_file, f"{filename}: {VERSION_FILE}")
+    if own:
+        yield from _version_file(wheel.version_file, f"{filename}: {VERSION_FILE}")
 
 
 def _outer_tag(tag: str, filename: str) -> str:

@@ -133,7 +133,13 @@ class Audit:
         changes = job.changes(require(state.report))
         record, compiled = wheel_record(job, state), _compiled_members(job, state)
         expected = expectation(
-            job, changes, version_of(job, state), toolchain=state.toolchain, record=record, compiled=compiled
+            job,
+            changes,
+            version_of(job, state),
+            toolchain=state.toolchain,
+            record=record,
+            python=job.python(require(state.report)),
+            compiled=compiled,
         )
         try:
             report = audit(path, expected)

@@ -21,6 +21,7 @@ def expectation(
     arch: str = "",
     toolchain: Toolchain | None = None,
     record: Mapping[str, Any] | None = None,
+    python: Mapping[str, str] | None = None,
     compiled: Mapping[str, Extension] | None = None,
 ) -> Expectation:
     """Return what a wheel of *job* is compared with.
@@ -31,8 +32,9 @@ def expectation(
         version: the version that it should have; any of the release by default.
         arch: the card that kernels are judged for; by default that of the build spec, or of the lock.
         toolchain: the toolchain that compiled it, if that is known.
-        record: the provenance record that the wheel should contain, and
-        compiled: its binaries in the store; both as for `Expectation`.
+        record: the provenance record that the wheel should contain,
+        python: its Python files, and
+        compiled: its binaries in the store; all as for `Expectation`.
     """
     from sparkwright.wheel.audit import Expectation
 
@@ -46,6 +48,7 @@ def expectation(
         store=job.store,
         record=record,
         compiled=compiled or {},
+        python=python or {},
     )
 
 

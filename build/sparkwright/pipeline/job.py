@@ -113,7 +113,7 @@ class Job:
     @cached_property
     def _release_tree(self) -> str:
         """The tree of the pinned release, without edits that the source may have."""
-        release, sdist = self.spec.lock.release, self.spec.lock.sdist
+        release, sdist = self.spec.lock.release, self.spec.lock.required_sdist()
         if self.pristine.verified:
             return self.pristine.tree
         try:
@@ -128,8 +128,8 @@ class Job:
         An unpacked tree that differs from the pinned release is no carry's base: its edits are merged with
         the carry's. It is used only if the release itself cannot be fetched.
         """
-        lock = self.spec.lock
-        if revision.sdist_sha256 != lock.sdist.sha256:
+        sdist = self.spec.lock.sdist
+        if sdist is None or revision.sdist_sha256 != sdist.sha256:
             return self.source.release(revision.release, sha256=revision.sdist_sha256).tree
         return self._release_tree
 
@@ -175,11 +175,34 @@ class Job:
         )
 
     def changes(self, report: MergeReport) -> dict[str, bytes | None]:
-        """Return the new content of each path that the merge changed, or `None` for a deleted one."""
-        changed = self.repository.changed(report.pristine, report.tree)
+        """Return the new content of each path that differs from the tree of upstream's wheel.
+
+        `None` stands for a deleted one. That is what the merge changed and, if the wheel is an earlier
+        commit's, what upstream changed since.
+        """
+        changed = self.repository.changed(self._tree_of_wheel(report.pristine), report.tree)
         return {
             path: None if new is None else self.repository.blob(new.blob)
             for path, (_, new) in changed.items()
+        }
+
+    def _tree_of_wheel(self, pristine: str) -> str:
+        commit = self.stock_wheel.commit
+        own = commit in {None, self.spec.lock.release.commit}
+        return pristine if own or commit is None else self.repository.tree_of(commit)
+
+    def python(self, report: MergeReport) -> dict[str, str]:
+        """Return git ids of the Python files of *report*'s tree that a wheel contains, by path.
+
+        Only for a wheel whose digest no index stated; else its digest says as much.
+        """
+        if self.stock_wheel.trust == "index":
+            return {}
+        files = self.repository.files(report.tree)
+        return {
+            path: entry.blob
+            for path, entry in files.items()
+            if path.startswith("vllm/") and path.endswith(".py") and entry.mode.startswith("100")
         }
 
     def fetch_stock_wheel(self) -> Path:

@@ -38,6 +38,7 @@ def wheel_record(job: Job, state: BuildState) -> dict[str, Any]:
             "merged": report.tree,
             "commit": report.commit,
         },
+        **({} if job.stock_wheel.trust == "index" else {"trust": job.stock_wheel.trust}),
     }
     # Carries that are left out are not named: the same build spec gives the same wheel.
     carries = [_carry(job, state, carry) for carry in job.spec.deciding]

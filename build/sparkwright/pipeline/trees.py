@@ -29,7 +29,8 @@ class PristineTree:
     def key(self, job: Job, state: BuildState) -> str | None:
         del state
         lock = job.spec.lock
-        return digest_of([job.options.source, lock.release.commit, lock.sdist.sha256])
+        files = lock.release.tree if lock.sdist is None else lock.sdist.sha256
+        return digest_of([job.options.source, lock.release.commit, files])
 
     def find(self, job: Job, state: BuildState) -> bool:
         state.pristine = job.source.known(job.spec.lock)

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, BinaryIO
 from sparkwright.base.digests import copy_hashed
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, SparkwrightError, StorageError
 from sparkwright.base.events import emit, task
+from sparkwright.lock import Artifact
 from sparkwright.store import storing
-from sparkwright.upstream.index import local_path, locate
+from sparkwright.upstream.commit_index import locate_in_commit
+from sparkwright.upstream.index import local_path, locate, remote_size
 from sparkwright.upstream.network import InterruptedFetch, fetch_failed, open_session, retrying
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     import requests
 
     from sparkwright.base.events import Task
-    from sparkwright.lock import Artifact
     from sparkwright.store import Store
     from sparkwright.upstream.index import IndexFile
     from sparkwright.upstream.settings import IndexSettings
@@ -33,7 +34,7 @@ _CHUNK = 1 << 16  # small enough that a dropped connection costs little of what 
 
 
 def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings, *, otherwise: str = "") -> Path:
-    """Return the file *artifact* in the store, fetched from the package index when it is not there.
+    """Return the file *artifact* in the store, fetched from its index when it is not there.
 
     A run that is interrupted leaves what it got in the store's ``partial`` folder, and the next
     one asks for the rest (RFC 9110, "Range Requests"). Two runs at once download once.
@@ -101,7 +102,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _download(store: Store, artifact: Artifact, settings: IndexSettings) -> Path:
-    file = locate(artifact, settings)
+    file = locate_in_commit(artifact, settings) if artifact.commit else locate(artifact, settings)
     if source := local_path(file.url):
         return adopt_copy(store, source, artifact)
     partial = store.partial / artifact.sha256
@@ -116,6 +117,17 @@ def _download(store: Store, artifact: Artifact, settings: IndexSettings) -> Path
         emit("fetch.restarted", what=artifact.filename, reason="what an earlier run left was damaged")
         _fill(file, artifact, partial, settings)
         return _adopt(store, partial, artifact)
+
+
+def transfer(file: IndexFile, path: Path, settings: IndexSettings) -> None:
+    """Transfer *file*, of which no index states a digest, to *path*, which must not exist.
+
+    Raises:
+        FetchError: its size is not stated, or it could not be transferred.
+        StorageError: the disk is full or not writable.
+    """
+    size = remote_size(file, settings)
+    _fill(file, Artifact(filename=file.filename, sha256="", size=size), path, settings)
 
 
 def _adopt(store: Store, path: Path, artifact: Artifact) -> Path:

@@ -18,11 +18,11 @@ from sparkwright.lock.coherence import CudaEvidence
 from sparkwright.lock.statements import VERSION_FILE, ReleaseEvidence, WheelEvidence, is_evidence, machine_of
 from sparkwright.upstream.archive import read_sdist
 from sparkwright.upstream.download import fetch_artifact
-from sparkwright.upstream.index import find, project_of
-from sparkwright.upstream.releases import as_artifact
+from sparkwright.upstream.index import find
+from sparkwright.upstream.releases import PROJECT, as_artifact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from sparkwright.lock.native import Package
@@ -34,7 +34,7 @@ _PATIENCE_S = 20.0
 
 
 def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> ReleaseEvidence:
-    """Return the evidence about the release that *lock* pins.
+    """Return the evidence about the release that *lock* pins; see `gather_commit` for a commit.
 
     The index is asked how it names the files with the lock's digests, and the git remote what the
     release's tag is; if either does not answer, a ``lock.unverified`` event says what that leaves open.
@@ -46,18 +46,20 @@ def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> R
 
     Raises:
         FetchError, DigestError, NotInStoreError: a file of the release could not be had.
+        ConfigError: *lock* pins a commit.
     """
+    sdist = lock.required_sdist()
     names = _names_on_index(access, lock)
     wheels = []
     for artifact in lock.wheels.values():
         path = fetch_artifact(access.store, artifact, access.settings)
         wheels.append(read_wheel(path, _as_found(artifact, path, names)))
-    path = fetch_artifact(access.store, lock.sdist, access.settings)
+    path = fetch_artifact(access.store, sdist, access.settings)
     return ReleaseEvidence(
-        sdist=_as_found(lock.sdist, path, names),
+        sdist=_as_found(sdist, path, names),
         texts=_texts(path),
         wheels=tuple(wheels),
-        tree=_tree_texts(access, pristine.tree) if pristine and pristine.commit else None,
+        tree=tree_texts(access, pristine.tree) if pristine and pristine.commit else None,
         tag_commit=_tag_commit(access, lock.release.git, lock.release.version),
         commit=pristine.commit if pristine else None,
     )
@@ -89,32 +91,39 @@ def _metadata(access: Access, package: Package) -> bytes:
         raise WheelError(f"{package.filename} could not be read", because=str(error).strip("'\"")) from error
 
 
-def propose(access: Access, text: str, version: str) -> Bumped:
-    """Return the lock *text* moved to the release *version*.
+def propose_lock(access: Access, old: Lock, version: str, machines: Collection[str] = ()) -> Lock:
+    """Return the lock of the release *version*, with what it does not state as in *old*.
 
     The wheels are taken as the index lists them; they are read when the new lock is checked.
 
     Args:
         access: where files come from and go to.
-        text: the present ``upstream.lock``.
-        version: the release to move to.
+        old: the present lock.
+        version: the release.
+        machines: the machines whose wheels are pinned; those of *old* by default.
 
     Raises:
         FetchError: the index lacks its sdist or one of the wheels, or states no digest for them.
         LockMismatchError: the release contradicts itself.
     """
-    old = parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="upstream.lock")
-    listed = find(project_of(old.sdist.filename), version, access.settings)
+    listed = find(PROJECT, version, access.settings)
     sdist = as_artifact(_only(listed, version, "sdist"), access.settings)
     wheels = {
-        machine: as_artifact(_only(listed, version, machine), access.settings) for machine in old.wheels
+        machine: as_artifact(_only(listed, version, machine), access.settings)
+        for machine in machines or old.wheels
     }
     evidence = ReleaseEvidence(
         sdist=sdist,
         texts=_texts(fetch_artifact(access.store, sdist, access.settings)),
         tag_commit=_tag_commit(access, old.release.git, version),
     )
-    return rewrite(text, successor(old, evidence, wheels))
+    return successor(old, evidence, wheels)
+
+
+def propose(access: Access, text: str, version: str) -> Bumped:
+    """Return the lock *text* moved to the release *version*; see `propose_lock`."""
+    old = parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="upstream.lock")
+    return rewrite(text, propose_lock(access, old, version))
 
 
 def read_wheel(path: Path, file: Artifact) -> WheelEvidence:
@@ -143,7 +152,8 @@ def _texts(sdist: Path) -> dict[str, bytes]:
     return {entry.path: entry.data for entry in read_sdist(sdist) if is_evidence(entry.path)}
 
 
-def _tree_texts(access: Access, tree: str) -> dict[str, bytes]:
+def tree_texts(access: Access, tree: str) -> dict[str, bytes]:
+    """Return the files of *tree* that state values of a lock, by path."""
     files = access.repository.files(tree)
     return {path: access.repository.blob(entry.blob) for path, entry in files.items() if is_evidence(path)}
 
@@ -152,7 +162,7 @@ def _names_on_index(access: Access, lock: Lock) -> dict[str, str]:
     """Return file name by digest, as the index lists the release; empty where it was not asked."""
     if not access.settings.offline:
         try:
-            listed = find(project_of(lock.sdist.filename), lock.release.version, access.settings)
+            listed = find(PROJECT, lock.release.version, access.settings)
         except FetchError as error:
             _unverified("the names of the release's files", str(error))
         else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ArchiveError, FetchError
 from sparkwright.base.events import task, warn
-from sparkwright.git import FileEntry, fetch, import_files
+from sparkwright.git import FileEntry, check_object_id, fetch, import_files
 from sparkwright.lock import Artifact
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
 from sparkwright.upstream.archive import (
@@ -32,7 +32,9 @@ from sparkwright.upstream.releases import (
     known_tree,
     other_release,
     pinned_tag,
+    pristine_commit,
     require_digest,
+    require_tree,
     sdist_tree,
     upstream_ref,
 )
@@ -72,6 +74,8 @@ class FolderSource:
             LockMismatchError: it is a repository in which the release is another commit.
             DigestError: the sdist in it is not the pinned one.
         """
+        if lock.sdist is None:
+            return require_tree(lock, self.commit(lock.release.commit, lock.release.git))
         if self._is_repository():
             return self._from_repository(lock)
         if (self.path / lock.sdist.filename).is_file():
@@ -80,7 +84,7 @@ class FolderSource:
             return self._from_tree(lock)
         raise FetchError(
             f"{self.path} holds no {PROJECT}",
-            because=f"it is no repository, has no {lock.sdist.filename} and no {PROJECT} folder",
+            because=f"it is no repository, has no {lock.required_sdist().filename} and no {PROJECT} folder",
             next_step="give a clone, a folder with the release's files, or an unpacked sdist",
         )
 
@@ -90,6 +94,9 @@ class FolderSource:
         How much history a repository has is only known once it was fetched from.
         """
         repository, commit = self.access.repository, lock.release.commit
+        if lock.sdist is None:
+            known = len(commit) == _FULL_ID and repository.has(commit)
+            return require_tree(lock, self._of_commit(commit)) if known else None
         if self._is_repository():
             here = len(commit) == _FULL_ID and self.access.store.find_record(
                 _FETCHED, self._fetched_key(lock)
@@ -99,6 +106,26 @@ class FolderSource:
             tree = known_tree(self.access, lock.sdist.sha256)
             return None if tree is None else self._of_sdist(lock.sdist, tree, verified=True)
         return None  # an unpacked tree has to be read to know what it is
+
+    def commit(self, commit: str, git: str) -> Pristine:
+        """Return the files of *commit*, with the history that the repository in the folder has of it.
+
+        A folder that is no repository may still have upstream's wheels: the commit then comes from *git*.
+
+        Raises:
+            FetchError: neither has the commit.
+            NotInStoreError: the folder is no repository, the network is off, and the commit is not here.
+        """
+        repository = self.access.repository
+        if repository.has(commit) and (found := self._of_commit(commit)).history:
+            return found
+        if not self._is_repository():
+            from sparkwright.upstream.source import GitSource
+
+            return GitSource(self.access).commit(commit, git)
+        fetch(repository, str(self.path), [check_object_id(commit)], depth=_WHOLE_HISTORY)
+        repository.keep(upstream_ref(commit), commit)
+        return self._of_commit(commit)
 
     def _fetched_key(self, lock: Lock) -> str:
         return digest_of([str(self.path), lock.release.commit])
@@ -144,10 +171,7 @@ class FolderSource:
         return self._of_commit(commit)
 
     def _of_commit(self, commit: str) -> Pristine:
-        repository = self.access.repository
-        commits = repository.command("rev-list", "--max-count=2", commit).text.split()
-        origin = f"commit {commit[:12]} of the repository {self.path}"
-        return Pristine(repository.tree_of(commit), commit, origin, verified=True, history=len(commits) > 1)
+        return pristine_commit(self.access, commit, f"the repository {self.path}")
 
     def _from_sdist(self, artifact: Artifact, *, verified: bool) -> Pristine:
         path = self.path / artifact.filename
@@ -162,7 +186,7 @@ class FolderSource:
             files = dict(walk_folder(self.path))
             tree = import_files(self.access.repository, files.items())
             progress.advance(len(files))
-        record = self.access.store.find_record("sdist-tree", lock.sdist.sha256) or {}
+        record = self.access.store.find_record("sdist-tree", lock.required_sdist().sha256) or {}
         verified = record.get("tree") == tree
         if not verified:
             known = (

@@ -55,6 +55,35 @@ class Pristine:
     history: bool = False
 
 
+def pristine_commit(access: Access, commit: str, origin: str) -> Pristine:
+    """Return the files of *commit*, which is in the store's repository.
+
+    Args:
+        access: the repository.
+        commit: its full id.
+        origin: where it came from, in words.
+    """
+    repository = access.repository
+    tree = repository.tree_of(commit)
+    history = len(repository.command("rev-list", "--max-count=2", commit).text.split()) > 1
+    return Pristine(tree, commit, f"commit {commit[:12]} of {origin}", verified=True, history=history)
+
+
+def require_tree(lock: Lock, pristine: Pristine) -> Pristine:
+    """Return *pristine*, if it is the tree that *lock* names, or *lock* names none.
+
+    Raises:
+        LockMismatchError: the pinned commit has another tree.
+    """
+    if lock.release.tree not in {None, pristine.tree}:
+        raise LockMismatchError(
+            "upstream.lock contradicts itself",
+            because=f"commit {lock.release.commit} has the tree {pristine.tree}, not {lock.release.tree}",
+            next_step=f"write the pin again: sparkwright lock pin {lock.release.commit} --write",
+        )
+    return pristine
+
+
 def pinned_tag(repository: Repository, lock: Lock, address: str) -> tuple[str, str]:
     """Return the ref of the release's tag at *address*, and its commit, which is the pinned one.
 

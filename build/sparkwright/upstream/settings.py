@@ -1,4 +1,4 @@
-"""The package indexes of the user's pip configuration.
+"""The package indexes of the user's pip configuration, and upstream's index of wheels by commit.
 
 The order is pip's own (its user guide, "Configuration"): the machine's files, the user's, the
 virtual environment's, the one that ``PIP_CONFIG_FILE`` names, then ``PIP_*`` variables. Of each
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 _MACHINE_FILE = Path("/etc/pip.conf")
 _SECTIONS = ("global", "download")
 _KEYS = ("index-url", "extra-index-url", "cert", "trusted-host")
+_UPSTREAM_WHEELS = "https://wheels.vllm.ai"
+# CUDA 13, which knows the card. Upstream's pages have it under this name also where it is the main variant.
+_UPSTREAM_VARIANT = "cu130"
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class IndexSettings:
         timeout_s: how long a connection may be silent, in seconds.
         attempts: tries in a row that may bring nothing before giving up.
         backoff_s: wait before the second try, in seconds; it doubles up to half a minute.
+        upstream_wheels: address of upstream's index of wheels by commit.
+        upstream_variant: the CUDA variant that is taken from there; empty for upstream's main one.
     """
 
     index_url: str = ""
@@ -48,13 +54,15 @@ class IndexSettings:
     timeout_s: float = 60.0
     attempts: int = 5
     backoff_s: float = 1.0
+    upstream_wheels: str = _UPSTREAM_WHEELS
+    upstream_variant: str = _UPSTREAM_VARIANT
 
 
 def read_settings(environment: Mapping[str, str] | None = None, *, offline: bool = False) -> IndexSettings:
     """Return the settings that pip would use under *environment* (ours by default).
 
     Raises:
-        ConfigError: one of pip's files cannot be read.
+        ConfigError: one of pip's files cannot be read, or the variant of upstream's wheels is no name.
     """
     environment = os.environ if environment is None else environment
     values: dict[str, str] = {}
@@ -63,12 +71,20 @@ def read_settings(environment: Mapping[str, str] | None = None, *, offline: bool
     for key in _KEYS:
         if value := environment.get("PIP_" + key.upper().replace("-", "_")):
             values[key] = value
+    variant = environment.get("SPARKWRIGHT_UPSTREAM_VARIANT", _UPSTREAM_VARIANT)
+    if not re.fullmatch(r"[a-z0-9]*", variant):
+        raise ConfigError(
+            f"{variant!r} is no variant of upstream's wheels",
+            next_step="set SPARKWRIGHT_UPSTREAM_VARIANT to a name such as cu130, or to nothing",
+        )
     return IndexSettings(
         index_url=values.get("index-url", "").strip(),
         extra_index_urls=tuple(values.get("extra-index-url", "").split()),
         cert=values.get("cert", "").strip(),
         trusted_hosts=tuple(values.get("trusted-host", "").split()),
         offline=offline,
+        upstream_wheels=environment.get("SPARKWRIGHT_UPSTREAM_WHEELS") or _UPSTREAM_WHEELS,
+        upstream_variant=variant,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sparkwright.base.errors import FetchError, NotInStoreError, RefError, UnknownNameError
-from sparkwright.git import check_address, fetch, refuse_secret
+from sparkwright.git import check_address, check_object_id, fetch, refuse_secret
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.folder import FolderSource
 from sparkwright.upstream.releases import (
@@ -16,12 +16,14 @@ from sparkwright.upstream.releases import (
     known_tree,
     other_release,
     pinned_tag,
+    pristine_commit,
+    require_tree,
     sdist_tree,
     upstream_ref,
 )
 
 if TYPE_CHECKING:
-    from sparkwright.lock import Lock
+    from sparkwright.lock import Artifact, Lock
 
 _FULL_ID = 40
 _BY_FOLDER = ", or give a folder that holds that file with --source"
@@ -35,6 +37,9 @@ class UpstreamSource(Protocol):
 
     def known(self, lock: Lock) -> Pristine | None:
         """Return what `pristine` would give, if the store holds it; nothing is fetched or written."""
+
+    def commit(self, commit: str, git: str) -> Pristine:
+        """Return Upstream's files at any *commit*, with its history; from *git* where this has none."""
 
     def release(self, version: str, *, sha256: str | None = None) -> Pristine:
         """Return Upstream's files at another release, whose sdist has the digest *sha256* if one is given."""
@@ -77,23 +82,32 @@ class IndexSource:
     access: Access
 
     def pristine(self, lock: Lock) -> Pristine:
-        """Return the files of the pinned sdist; see `fetch_artifact` for what can go wrong."""
-        access = self.access
+        """Return the files of the pinned sdist, or of the pinned commit from the lock's git remote.
+
+        See `fetch_artifact` and `GitSource.pristine` for what can go wrong.
+        """
+        access, sdist = self.access, lock.sdist
+        if sdist is None:
+            return GitSource(access).pristine(lock)
         tree = sdist_tree(
-            access,
-            lock.sdist,
-            lambda: fetch_artifact(access.store, lock.sdist, access.settings, otherwise=_BY_FOLDER),
+            access, sdist, lambda: fetch_artifact(access.store, sdist, access.settings, otherwise=_BY_FOLDER)
         )
-        return self._as_pristine(lock, tree)
+        return self._as_pristine(sdist, tree)
 
     def known(self, lock: Lock) -> Pristine | None:
-        """Return the tree of the pinned sdist, if it was imported before."""
+        """Return the tree of the pinned sdist or commit, if it was imported before."""
+        if lock.sdist is None:
+            return GitSource(self.access).known(lock)
         tree = known_tree(self.access, lock.sdist.sha256)
-        return None if tree is None else self._as_pristine(lock, tree)
+        return None if tree is None else self._as_pristine(lock.sdist, tree)
 
     @staticmethod
-    def _as_pristine(lock: Lock, tree: str) -> Pristine:
-        return Pristine(tree, None, f"{lock.sdist.filename} from the package index", verified=True)
+    def _as_pristine(sdist: Artifact, tree: str) -> Pristine:
+        return Pristine(tree, None, f"{sdist.filename} from the package index", verified=True)
+
+    def commit(self, commit: str, git: str) -> Pristine:
+        """See `GitSource.commit`: the package index has no commits."""
+        return GitSource(self.access).commit(commit, git)
 
     def release(self, version: str, *, sha256: str | None = None) -> Pristine:
         """See `other_release`."""
@@ -118,7 +132,7 @@ class GitSource:
     address: str = ""
 
     def pristine(self, lock: Lock) -> Pristine:
-        """Return the tree of the pinned commit, fetched without history.
+        """Return the tree of the pinned commit: with its history if no sdist is pinned, else without.
 
         Raises:
             LockMismatchError: the release's tag is another commit than the pinned one.
@@ -126,6 +140,8 @@ class GitSource:
             FetchError: the remote did not answer, or has neither the commit nor the tag.
         """
         address = self.address or lock.release.git
+        if lock.sdist is None:
+            return require_tree(lock, self.commit(lock.release.commit, address))
         commit = self._commit(lock, address)
         self.access.repository.keep(upstream_ref(commit), commit)
         return self._as_pristine(commit, address)
@@ -135,7 +151,30 @@ class GitSource:
         commit = lock.release.commit
         if len(commit) != _FULL_ID or not self.access.repository.has(commit):
             return None
+        if lock.sdist is None:
+            return require_tree(lock, pristine_commit(self.access, commit, self.address or lock.release.git))
         return self._as_pristine(commit, self.address or lock.release.git)
+
+    def commit(self, commit: str, git: str) -> Pristine:
+        """Return the files of *commit* from `address` or else *git*, fetched with its whole history.
+
+        Later commits then cost what is new in them. Offline, what the store has is taken.
+
+        Raises:
+            RefError: it is no full commit id.
+            NotInStoreError: the network is off, and the commit is not here.
+            FetchError: the remote did not answer, or does not have it.
+        """
+        address, repository = self.address or git, self.access.repository
+        here = repository.has(check_object_id(commit))
+        if here and (found := pristine_commit(self.access, commit, address)).history:
+            return found
+        if not self.access.settings.offline or address.startswith("file://"):
+            fetch(repository, address, [commit], depth=None)
+            repository.keep(upstream_ref(commit), commit)
+        elif not here:
+            raise _not_here(commit)
+        return pristine_commit(self.access, commit, address)
 
     def _as_pristine(self, commit: str, address: str) -> Pristine:
         tree = self.access.repository.tree_of(commit)
@@ -148,10 +187,7 @@ class GitSource:
         if is_full and repository.has(pinned):
             return pinned
         if self.access.settings.offline and not address.startswith("file://"):
-            raise NotInStoreError(
-                f"commit {pinned} is not in the store", because="the network is off",
-                next_step="run once without --offline, or give a folder as the source",
-            )  # fmt: skip
+            raise _not_here(pinned)
         if is_full:
             try:
                 fetch(repository, address, [pinned])
@@ -173,3 +209,10 @@ class GitSource:
         """See `fetch_artifact`: a git remote has no wheels, so the index is asked."""
         access = self.access
         return fetch_artifact(access.store, lock.wheel(machine), access.settings, otherwise=_BY_FOLDER)
+
+
+def _not_here(commit: str) -> NotInStoreError:
+    return NotInStoreError(
+        f"commit {commit} is not in the store", because="the network is off",
+        next_step="run once without --offline, or give a folder as the source",
+    )  # fmt: skip

@@ -72,6 +72,8 @@ class Expectation:
         record: the expected files of the wheel's record but `PROVIDERS`, by name, as JSON values;
             `None` for a file that cannot be computed here, and for all without a merge.
         compiled: the extensions that the store has under the native keys that the wheel names, by member.
+        python: git ids of the merged tree's Python files by path, where they are compared too: a wheel whose
+            digest no index stated is only believed about what was compiled.
     """
 
     upstream_wheel: Path
@@ -84,6 +86,7 @@ class Expectation:
     store: Store | None = None
     record: Mapping[str, Any] | None = None
     compiled: Mapping[str, Extension] = field(default_factory=dict)
+    python: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -244,7 +247,7 @@ def _all(
             archive, parse_name(archive.path.name), facts, tuple(sorted(set(archive.members) - members)),
             upstream, expectation.changes, expectation.lock, expectation.version, floor, errors, ours=ours,
             inspected=_inspected(archive, facts, expectation.native),
-            record=expectation.record, compiled=expectation.compiled,
+            record=expectation.record, compiled=expectation.compiled, python=expectation.python,
         )  # fmt: skip
         found = (checks.archive_safe(subject), *(_run(name, check, subject) for name, check in CHECKS))
         return (*found, *run_native_checks(subject)), _about_kernels(subject)

@@ -11,6 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import WheelError
+from sparkwright.git import blob_id
 from sparkwright.wheel.assemble import COMPILED, PROVIDERS, RECORD_FOLDER, UPSTREAM, native_faults
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.delta import delta
@@ -80,6 +81,7 @@ class AuditSubject:
         inspected: its inspected binaries; `None` if they were not inspected.
         record: the expected files of the record, by name; see `Expectation`.
         compiled: the extensions that the store has under the keys that the wheel names, by member.
+        python: git ids of the Python files that have to be in it, by path; see `Expectation`.
     """
 
     archive: Archive
@@ -96,6 +98,7 @@ class AuditSubject:
     inspected: InspectedBinaries | None = None
     record: Mapping[str, Any] | None = None
     compiled: Mapping[str, Extension] = field(default_factory=dict)
+    python: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def info(self) -> str:
@@ -211,7 +214,7 @@ def versions_agree(subject: AuditSubject) -> AuditCheck:
     folders = {name.split("/")[0] for name in subject.archive.members if ".dist-info/" in name}
     faults += [f"there is a folder {folder}" for folder in sorted(folders - {subject.name.dist_info})]
     try:
-        if Version(version).public != subject.lock.release.version:
+        if not _is_build_of(version, subject.lock.release.version):
             faults.append(f"the lock's release is {subject.lock.release.version}")
         if numbers != version_tuple(version):
             faults.append(f"{VERSION_FILE} has the tuple {numbers}")
@@ -222,6 +225,13 @@ def versions_agree(subject: AuditSubject) -> AuditCheck:
     if faults:
         faults.insert(0, f"the file name has {version}")
     return judge("versions-agree", faults, version)
+
+
+def _is_build_of(version: str, release: str) -> bool:
+    """Tell if *version* is upstream's version *release*, or that with more local parts."""
+    one, other = Version(version), Version(release)
+    local = other.local.split(".") if other.local else []
+    return one.public == other.public and (one.local or "").split(".")[: len(local)] == local
 
 
 def members_differ_exactly(subject: AuditSubject) -> AuditCheck:
@@ -252,8 +262,15 @@ def members_differ_exactly(subject: AuditSubject) -> AuditCheck:
         if one.mode not in _MODES
         and not ((old := subject.upstream.archive.members.get(member)) and old.mode == one.mode)
     ]
+    faults += [
+        f"{path} is not the merged tree's"
+        for path, blob in sorted(subject.python.items())
+        if path not in subject.archive.members or blob_id(subject.archive.read(path)) != blob
+    ]
     shipped = len(of_kind(subject.changes, "shipped"))
-    return judge(name, faults, f"{shipped} changed by the merge, 3 stamped, all others are upstream's")
+    detail = f"{shipped} changed by the merge, 3 stamped, all others are upstream's"
+    by_tree = f"; all {len(subject.python)} Python files are the merged tree's" if subject.python else ""
+    return judge(name, faults, detail + by_tree)
 
 
 def _expected(subject: AuditSubject) -> dict[str, str]:

@@ -12,6 +12,8 @@ from packaging.version import InvalidVersion, Version
 from sparkwright.base.errors import WheelError
 
 _DIGEST_DIGITS = 8
+# The local part of upstream's versions of untagged commits; a CUDA variant follows unless it is the main.
+_OF_COMMIT = re.compile(r"g[0-9a-f]{7,40}(\.[a-z0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,12 @@ def local_version(release: str, patchset: str, digest: str, *, revision: int = 0
     is newer whatever the digests are, a build of any is newer than one of a tool that did not count them
     (``+spark.1a2b3c4d``), and a wheel for another card is never preferred to one for the usual card.
 
+    Upstream's version of an untagged commit, ``0.33.1.dev12+gabcdef123``, keeps its local part in front:
+    ``0.33.1.dev12+gabcdef123.spark.0.1a2b3c4d`` is newer than upstream's wheel of that commit, older than
+    any of a later commit, whose ``dev`` number is higher, and than the next release.
+
     Args:
-        release: upstream's version, without a local part.
+        release: upstream's version, with no local part but that of an untagged commit.
         patchset: the patchset's name; characters that a local version cannot hold become a dot.
         digest: the point's digest in hex, of which eight digits are taken. PEP 440 reads an
             all-decimal part as a number, so leading zeros of such a part are dropped.
@@ -124,14 +130,16 @@ def local_version(release: str, patchset: str, digest: str, *, revision: int = 0
     try:
         base = Version(release)
         marks = [name, *([card] if card else []), str(revision), digest[:_DIGEST_DIGITS]]
-        version = Version(f"{release}+{'.'.join(marks)}")
+        version = Version(f"{release}{'.' if base.local else '+'}{'.'.join(marks)}")
     except InvalidVersion as error:
         raise WheelError(
             f"no version can be made of {release!r} and {patchset!r}", because=str(error)
         ) from error
-    if base.local or not name or not re.fullmatch(r"[0-9a-f]{8,}", digest):
+    of_commit = base.local is None or _OF_COMMIT.fullmatch(base.local)
+    if not of_commit or not name or not re.fullmatch(r"[0-9a-f]{8,}", digest):
         raise WheelError(
             f"no version can be made of {release!r} and {patchset!r}",
-            because="it takes a release without a local part, a name with letters or digits, a hex digest",
+            because="it takes the version of a release or an untagged commit, a name with letters or digits, "
+            "a hex digest",
         )
     return str(version)

@@ -1,0 +1,180 @@
+"""Pins in memory: the lock of any release, commit or nightly, without a file.
+
+Open `pin_of` first. To build for one, give `make_job` the checkout with that lock in place of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+from packaging.version import Version
+
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import FetchError, NativeInputsError
+from sparkwright.base.events import emit
+from sparkwright.git import check_object_id
+from sparkwright.lock import Lock
+from sparkwright.lock.bump import successor
+from sparkwright.upstream import (
+    first_download,
+    gather_commit,
+    has_wheels,
+    nightly_commit,
+    open_source,
+    propose_lock,
+)
+from sparkwright.upstream.commit_index import NIGHTLY
+from sparkwright.wheel.classify import classify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sparkwright.git import Repository
+    from sparkwright.pipeline.checkout import Checkout
+    from sparkwright.upstream import Access
+
+_KIND = "pin"
+# Part of the key: raised when a pin of the same target has other values.
+_RULES = 1
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_ANCESTORS = 20  # as far back as upstream's own setup.py searches, since publication is some commits late
+# What upstream's setup.py (WHEEL_BLOCKING_PATHS) counts besides the files that `classify` calls native or
+# metadata: the Python side of the compiled operators.
+_ALSO_NATIVE = frozenset({"vllm/_custom_ops.py"})
+_SHOWN = 3
+
+
+def pin_of(
+    checkout: Checkout, access: Access, target: str, *, source: str = "git", machines: Sequence[str] = ()
+) -> Lock:
+    """Return the lock that pins *target*; nothing is written but the store.
+
+    A pin that was made before costs one look into the store.
+
+    Args:
+        checkout: its lock gives the address of upstream's repository and the ``[native]`` tables.
+        access: where files come from and go to.
+        target: a release's version, a commit's full id, or ``nightly`` for the newest commit with a wheel.
+        source: origin of commits, as for `open_source`.
+        machines: the machines whose wheels are pinned; those of the checkout's lock by default.
+
+    Raises:
+        FetchError: the release, the commit or its wheels are not there, or could not be transferred.
+        NativeInputsError: only wheels of commits with other native inputs are there.
+        NotInStoreError: the network is off, and something was never fetched.
+        LockMismatchError: the release or commit contradicts itself.
+    """
+    commit = nightly_commit(access) if target == NIGHTLY else target
+    old, wanted = checkout.lock, tuple(machines) or tuple(checkout.lock.wheels)
+    key = digest_of([_RULES, commit, wanted, old.release.git, access.settings.upstream_variant])
+    if (known := access.store.find_record_as(Lock, _KIND, key)) is not None:
+        return replace(known, native=old.native)
+    if _COMMIT.fullmatch(commit):
+        found = _pin_commit(checkout, access, commit, source=source, machines=wanted)
+    else:
+        found = propose_lock(access, old, commit, wanted)
+    access.store.put_record(_KIND, key, to_builtins(replace(found, native=None)))
+    return found
+
+
+def _pin_commit(
+    checkout: Checkout, access: Access, commit: str, *, source: str, machines: Sequence[str]
+) -> Lock:
+    old, repository = checkout.lock, access.repository
+    pristine = open_source(source, access).commit(commit, old.release.git)
+    origin, reason = nearest_wheel(repository, commit, lambda one: has_wheels(access, one, machines))
+    emit("pin.wheel", commit=commit, wheel=origin, reason=reason)
+    wheels = {machine: first_download(access, origin, machine) for machine in machines}
+    evidence = gather_commit(access, commit, pristine.tree, wheels)
+    version = None
+    if origin != commit:
+        stated = wheels[machines[0]].filename.split("-")[1]
+        version = version_ahead(repository, stated, origin, commit)
+    return successor(old, evidence, wheels, version=version)
+
+
+def nearest_wheel(repository: Repository, commit: str, available: Callable[[str], bool]) -> tuple[str, str]:
+    """Return the commit whose wheel serves for *commit*, and the reason.
+
+    That is *commit* itself, or the nearest of its first-parent ancestors with the same native inputs. Trees
+    decide and never dates: a change that was taken out again does not count.
+
+    Args:
+        repository: the repository with the commit and its ancestors.
+        commit: its full id.
+        available: tells if a commit has a wheel.
+
+    Raises:
+        NativeInputsError: no ancestor with the same native inputs has a wheel.
+        FetchError: as before, and native inputs never changed there.
+    """
+    blocked: tuple[str, tuple[str, ...]] | None = None
+    for distance, ancestor in enumerate(_ancestors(repository, commit)):
+        if distance and (differing := native_differences(repository, ancestor, commit)):
+            blocked = blocked or (ancestor, differing)
+        elif available(ancestor):
+            return ancestor, (
+                f"{distance} commits before {commit[:12]}, and no native input changed since"
+                if distance
+                else "it is the commit's own"
+            )
+    what = f"no wheel of upstream's serves for commit {commit[:12]}"
+    next_step = "wait until upstream has published its wheel, or pin an older commit"
+    if blocked is None:
+        because = f"neither it nor {_ANCESTORS} commits before it have one in upstream's index of wheels"
+        raise FetchError(what, because=because, next_step=next_step)
+    raise NativeInputsError(
+        what,
+        because=f"it has none, and commits up to {blocked[0][:12]} differ in {_few(blocked[1])}",
+        next_step=next_step,
+    )
+
+
+def _ancestors(repository: Repository, commit: str) -> Iterator[str]:
+    """Yield *commit* and its first-parent ancestors, as far back as is searched."""
+    limit = f"--max-count={_ANCESTORS + 1}"
+    done = repository.command("rev-list", "--first-parent", limit, check_object_id(commit))
+    yield from done.text.split()
+
+
+def native_differences(repository: Repository, one: str, other: str) -> tuple[str, ...]:
+    """Return the paths that decide a wheel's binaries or metadata and differ between two commits; sorted."""
+    changed = repository.changed(repository.tree_of(one), repository.tree_of(other))
+    return tuple(
+        sorted(path for path in changed if path in _ALSO_NATIVE or classify(path) in {"native", "metadata"})
+    )
+
+
+def _few(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    return ", ".join(paths[:_SHOWN]) + more
+
+
+def version_ahead(repository: Repository, version: str, origin: str, commit: str) -> str:
+    """Return the version of *commit*, by upstream's rule (setuptools-scm), from that of an ancestor's wheel.
+
+    The ``dev`` number counts commits, so it rises by those in between; after a release it starts at the next.
+
+    Args:
+        repository: the repository with both commits.
+        version: the version of the wheel of *origin*.
+        origin: the ancestor.
+        commit: the commit.
+    """
+    base = Version(version)
+    ahead = int(repository.command("rev-list", "--count", f"{origin}..{commit}").text)
+    release, pre = list(base.release), base.pre
+    if base.dev is None and pre is None:
+        release[-1] += 1
+    elif base.dev is None and pre is not None:
+        pre = (pre[0], pre[1] + 1)
+    numbers, letters = ".".join(map(str, release)), f"{pre[0]}{pre[1]}" if pre else ""
+    variant = [
+        mark for mark in (base.local or "").split(".") if mark and not re.fullmatch("g[0-9a-f]+", mark)
+    ]
+    return str(
+        Version(f"{numbers}{letters}.dev{(base.dev or 0) + ahead}+{'.'.join([f'g{commit[:9]}', *variant])}")
+    )

@@ -1,0 +1,182 @@
+"""Upstream's commits: their wheels, by the digest of the first download, and what they state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import digest_of, sha256_file
+from sparkwright.base.errors import FetchError, NotInStoreError, WheelError
+from sparkwright.base.events import emit
+from sparkwright.lock import Artifact
+from sparkwright.lock.statements import ReleaseEvidence, stated_commit, stated_versions
+from sparkwright.upstream.commit_index import NIGHTLY, as_file, find_wheel, list_wheels
+from sparkwright.upstream.download import fetch_artifact, transfer
+from sparkwright.upstream.evidence import read_wheel, tree_texts
+from sparkwright.upstream.network import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from sparkwright.lock import WheelEvidence
+    from sparkwright.upstream.commit_index import CommitWheel
+    from sparkwright.upstream.releases import Access
+    from sparkwright.upstream.settings import IndexSettings
+
+_WHEEL = "commit-wheel"
+_NIGHTLY = "nightly-commit"
+
+
+def first_download(access: Access, commit: str, machine: str) -> Artifact:
+    """Return upstream's wheel of *commit* for *machine*, by the digest that it had when it first came.
+
+    That digest is recorded in the store at once, and is what counts from then on, offline too: other bytes
+    under the same commit are refused by `fetch_artifact`.
+
+    Raises:
+        NotInStoreError: the network is off, and the wheel never came.
+        FetchError: the index has no such wheel, did not answer, or lists something that does not fit.
+        WheelError: the file is not the wheel that its name says.
+    """
+    if (known := known_wheel(access, commit, machine)) is not None:
+        return known
+    if access.settings.offline:
+        raise NotInStoreError(
+            f"upstream's wheel of commit {commit[:12]} for {machine} is not in the store",
+            because="the network is off", next_step="run once without --offline",
+        )  # fmt: skip
+    what = f"the wheel of commit {commit[:12]} for {machine}"
+    with access.store.lock(f"{_WHEEL}-{commit}-{machine}", what):
+        if (known := known_wheel(access, commit, machine)) is not None:
+            return known
+        wheel = find_wheel(commit, machine, access.settings)
+        if wheel is None:
+            raise FetchError(
+                f"{what} was not found",
+                because=f"{shown(access.settings.upstream_wheels)} does not list it",
+                next_step="upstream publishes wheels some commits late: wait, or take an older commit",
+            )
+        artifact = _take(access, wheel)
+        access.store.put_record(_WHEEL, _key(access.settings, commit, machine), to_builtins(artifact))
+    emit("wheel.first-download", filename=artifact.filename, sha256=artifact.sha256, commit=commit)
+    return artifact
+
+
+def known_wheel(access: Access, commit: str, machine: str) -> Artifact | None:
+    """Return the same, if the store has the record of its first download; nothing is fetched."""
+    return access.store.find_record_as(Artifact, _WHEEL, _key(access.settings, commit, machine))
+
+
+def _key(settings: IndexSettings, commit: str, machine: str) -> str:
+    return digest_of([commit, settings.upstream_variant, machine])
+
+
+def _take(access: Access, wheel: CommitWheel) -> Artifact:
+    """Bring *wheel* into the store, under the digest that it turns out to have.
+
+    An interrupted transfer is not resumed by a later run: without a digest to expect, bytes of two files
+    could be joined.
+    """
+    with access.store.scratch() as scratch:
+        path = scratch / wheel.filename
+        transfer(as_file(wheel), path, access.settings)
+        artifact = Artifact(
+            filename=wheel.filename,
+            sha256=sha256_file(path),
+            size=path.stat().st_size,
+            commit=wheel.commit,
+            trust="first-download",
+        )
+        _require_fitting(read_wheel(path, artifact))
+        access.store.adopt_file(path, artifact.sha256, verified=True)
+    return artifact
+
+
+def _require_fitting(wheel: WheelEvidence) -> None:
+    """Do nothing if *wheel* states the version of its file name, and its commit.
+
+    Raises:
+        WheelError: it states others.
+    """
+    artifact, versions = wheel.file, stated_versions(wheel.metadata, wheel.version_file)
+    if set(versions) != {artifact.filename.split("-")[1]}:
+        raise WheelError(
+            f"{artifact.filename} was refused", because=f"it states the versions {', '.join(versions)}"
+        )
+    stated = stated_commit(wheel.version_file)
+    if stated is None or not (artifact.commit or "").startswith(stated):
+        raise WheelError(
+            f"{artifact.filename} was refused",
+            because=f"it says that it is of commit {stated}, not {artifact.commit}",
+        )
+
+
+def has_wheels(access: Access, commit: str, machines: Collection[str]) -> bool:
+    """Tell if the store or the index has wheels of *commit* for all *machines*.
+
+    Raises:
+        FetchError: the index did not answer, or lists something that does not fit.
+    """
+    missing = {machine for machine in machines if known_wheel(access, commit, machine) is None}
+    if not missing or access.settings.offline:
+        return not missing
+    return missing <= {wheel.machine for wheel in list_wheels(commit, access.settings)}
+
+
+def nightly_commit(access: Access) -> str:
+    """Return the newest commit of upstream's main branch that has a wheel; offline, the last that was seen.
+
+    Raises:
+        NotInStoreError: the network is off, and none was ever seen.
+        FetchError: the index did not answer, lists none, or something that does not fit.
+    """
+    if access.settings.offline:
+        record = access.store.find_record(_NIGHTLY, _nightly_key(access.settings)) or {}
+        if isinstance(commit := record.get("commit"), str):
+            return commit
+        raise NotInStoreError(
+            "upstream's newest commit with a wheel is not known", because="the network is off",
+            next_step="run once without --offline, or name a commit",
+        )  # fmt: skip
+    wheels = list_wheels(NIGHTLY, access.settings)
+    if not wheels:
+        raise FetchError(
+            "upstream's newest commit with a wheel is not known",
+            because=f"{shown(access.settings.upstream_wheels)} lists no wheel under {NIGHTLY}",
+            next_step="name a commit instead",
+        )
+    access.store.put_record(_NIGHTLY, _nightly_key(access.settings), {"commit": wheels[0].commit})
+    return wheels[0].commit
+
+
+def _nightly_key(settings: IndexSettings) -> str:
+    return digest_of([settings.upstream_wheels, settings.upstream_variant])
+
+
+def gather_commit(access: Access, commit: str, tree: str, wheels: Mapping[str, Artifact]) -> ReleaseEvidence:
+    """Return the evidence about *commit*: its own files, and *wheels*, which may be another commit's.
+
+    Raises:
+        FetchError, DigestError, NotInStoreError: a wheel could not be had.
+        WheelError: one of them lacks a file that every vLLM wheel has.
+    """
+    return ReleaseEvidence(
+        sdist=None,
+        texts=tree_texts(access, tree),
+        wheels=tuple(
+            read_wheel(
+                fetch_artifact(access.store, wheel, access.settings), _as_recorded(access, machine, wheel)
+            )
+            for machine, wheel in wheels.items()
+        ),
+        commit=commit,
+        tree_id=tree,
+    )
+
+
+def _as_recorded(access: Access, machine: str, wheel: Artifact) -> Artifact:
+    """Return *wheel* as this store recorded it when it first came, if it did."""
+    known = known_wheel(access, wheel.commit, machine) if wheel.commit else None
+    return known or replace(wheel, size=access.store.file_path(wheel.sha256).stat().st_size)
