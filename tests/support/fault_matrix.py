@@ -168,6 +168,8 @@ def seeds(count: int) -> tuple[Case, ...]:
     kinds: tuple[tuple[str, Profile, Mapping[str, Any], int], ...] = (
         ("", SMALL, {}, count),
         ("bands", ONE_BY_ONE, BANDED, count),
+        ("parity", SMALL, {}, max(1, count // 4)),
+        ("prefix", SMALL, {}, max(1, count // 4)),
         ("compare", STARTS, {"against": "simulator"}, max(1, count // 4)),  # of two minutes each
     )
     return tuple(
@@ -250,6 +252,10 @@ CASES = (
     Case("lossy", "lossless", FAIL, "gap"),
     Case("lossy-position", "lossless", FAIL, "lossy at a fixed place.*output token 24"),
     Case("near-ties", "lossless", PASS),
+    Case("lossy", "parity", FAIL, "leave the other server's"),
+    Case("near-ties", "parity", PASS),
+    Case("stale-cache", "prefix", FAIL, "depend on the prefix cache"),
+    Case("no-hits", "prefix", INCONCLUSIVE, "were cached"),
     # What it is, and how fast
     Case("flood", "sweep", PASS, profile=REAL_TIME, warns="client floor"),
     Case("slow=10", "bands", PASS, "", SLOW, BANDED, warns=r"code c=1: verify step ms is 1\d\d\d"),

@@ -28,7 +28,7 @@ _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 _LIBRARIES = ("aiohttp", "jinja2", "numpy", "scipy", "vl_convert")
 
 
-class _Names(click.ParamType[tuple[str, ...]]):
+class Names(click.ParamType[tuple[str, ...]]):
     """Words between commas."""
 
     name = "names"
@@ -36,13 +36,14 @@ class _Names(click.ParamType[tuple[str, ...]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, ...]:
+        """Return the words of *value*."""
         del param, ctx
         if isinstance(value, tuple):
             return value
         return tuple(word.strip() for word in value.split(",") if word.strip())
 
 
-class _Numbers(_Names):
+class _Numbers(Names):
     """Positive whole numbers between commas."""
 
     name = "numbers"
@@ -86,9 +87,9 @@ _OPTIONS = (
         help="Only compare speed with this wheel or interpreter, over several starts.",
     ),
     click.option("--profile", default="", help="How much to measure: full, smoke or demo."),
-    click.option("--checks", type=_Names(), default=(), help="Run only these, such as boot,sweep."),
+    click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
     click.option("--levels", type=_Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
-    click.option("--categories", type=_Names(), default=(), help="Categories of prompts."),
+    click.option("--categories", type=Names(), default=(), help="Categories of prompts."),
     click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
     click.option("--boots", type=click.IntRange(min=1), help="Starts of each side of a comparison."),
     click.option("--speed", type=float, default=0.0, hidden=True, help="How fast a simulator's clock runs."),
@@ -132,7 +133,7 @@ def command(
     of these, WHEEL is the newest in dist/ for this machine. Leaves a report, and everything that was seen.
     --resume continues an interrupted run.
     """
-    _require_libraries()
+    require_libraries()
     from sparkwright.publish import dist_folder
     from sparkwright.verify.options import VerifyOptions
 
@@ -187,7 +188,7 @@ def built_wheel(folder: Path, machine: str) -> Path:
     return max(fitting, key=lambda wheel: wheel.stat().st_mtime_ns)
 
 
-def _require_libraries() -> None:
+def require_libraries() -> None:
     """Do nothing if the libraries that verification needs are installed.
 
     Raises:

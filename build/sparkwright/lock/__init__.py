@@ -8,7 +8,15 @@ itself (with `cmake` for the sources that its build downloads), `check` compares
 from sparkwright.lock.bump import Bumped, LockChange
 from sparkwright.lock.check import LockFinding, Unconfirmed, check, require_agreement, unconfirmed
 from sparkwright.lock.coherence import CudaEvidence, check_native, require_native
-from sparkwright.lock.model import LOCK_FORMAT, Artifact, Dependency, Lock, Release, read_lock
+from sparkwright.lock.model import (
+    LOCK_FORMAT,
+    Artifact,
+    Dependency,
+    Lock,
+    RehearsalPin,
+    Release,
+    read_lock,
+)
 from sparkwright.lock.statements import ReleaseEvidence, WheelEvidence
 
 __all__ = [
@@ -20,6 +28,7 @@ __all__ = [
     "Lock",
     "LockChange",
     "LockFinding",
+    "RehearsalPin",
     "Release",
     "ReleaseEvidence",
     "Unconfirmed",

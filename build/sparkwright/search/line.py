@@ -10,7 +10,7 @@ from sparkwright.base.errors import BisectionError, NotInStoreError
 from sparkwright.git import fetch, list_remote
 from sparkwright.search.axes import UpstreamStep
 from sparkwright.search.specs import UpstreamPoint
-from sparkwright.upstream.index import list_releases
+from sparkwright.upstream.index import versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,8 +57,11 @@ def _releases(access: Access, low: str, high: str) -> tuple[UpstreamStep, ...]:
 
 def _listed(access: Access) -> list[str]:
     """Return upstream's final releases, oldest first; the last list fetched, if the network is off."""
+    from packaging.version import Version
+
     if not access.settings.offline:
-        found = list_releases(_PROJECT, access.settings)
+        listed = sorted(map(Version, versions(_PROJECT, access.settings)))
+        found = [str(version) for version in listed if not version.is_prerelease]
         access.store.put_record("release-list", digest_of(_PROJECT), {"versions": found})
         return found
     known = access.store.find_record("release-list", digest_of(_PROJECT))

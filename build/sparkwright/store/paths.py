@@ -124,8 +124,13 @@ class Store:
 
     @property
     def environments(self) -> Path:
-        """Return Python environments for probes, by the digest of their requirements."""
+        """Return Python environments for probes and rehearsals, by the digest of their contents."""
         return self.home / "environments"
+
+    @property
+    def models(self) -> Path:
+        """Return weights of models that rehearsals serve, by the digest of what they were made from."""
+        return self.home / "models"
 
     @property
     def toolchains(self) -> Path:

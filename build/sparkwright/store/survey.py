@@ -35,6 +35,7 @@ _FOLDERS = {
     "toolchains/packages": "toolchains",
     "toolchains/made": "toolchains",
     "environments": "environments",
+    "models": "models",
 }
 
 

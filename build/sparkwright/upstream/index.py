@@ -62,20 +62,16 @@ def find(project: str, version: str, settings: IndexSettings) -> list[IndexFile]
     return []
 
 
-def list_releases(project: str, settings: IndexSettings) -> list[str]:
-    """Return the final releases of *project* that have an sdist and were not withdrawn, oldest first.
+def versions(project: str, settings: IndexSettings) -> frozenset[str]:
+    """Return the versions of *project* on the first index that has it; none if no index does.
 
     Raises:
-        FetchError: no index lists the project, or the main one did not answer.
+        FetchError: the main index did not answer.
     """
     for listed in _listings(project, settings):
-        found = {version for version, file in listed if file.is_sdist and not file.yanked}
-        if final := sorted(version for version in found if not version.is_prerelease):
-            return [str(version) for version in final]
-    raise FetchError(
-        f"no release of {project} was found", because="no index lists one",
-        next_step="check pip's index-url and extra-index-url",
-    )  # fmt: skip
+        if listed:
+            return frozenset(str(version) for version, file in listed if not file.yanked)
+    return frozenset()
 
 
 def locate(artifact: Artifact, settings: IndexSettings) -> IndexFile:

@@ -80,6 +80,7 @@ class Suite:
         corpus: prompts and documents.
         fleet: source of servers.
         band: key of the reference band that fits what is served, or empty.
+        timed: whether times are judged, so that the client's own error is measured first.
     """
 
     checks: Sequence[Check]
@@ -87,6 +88,7 @@ class Suite:
     corpus: Corpus
     fleet: Fleet
     band: str = ""
+    timed: bool = True
 
 
 async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Finding, ...]:
@@ -153,7 +155,7 @@ class _SuiteRun:
 
         The first start of the main server comes first: its facts determine the plan.
         """
-        if self.suite.profile.speed == 1 and not self.floors:
+        if self.suite.timed and self.suite.profile.speed == 1 and not self.floors:
             await self._calibrate()
         if ("main", 0) not in self.boots or self.missing("main", 0):
             await self._measure_on("main", 0)

@@ -137,6 +137,12 @@ _TABLE: Final = (
     Fault("one-token", "the same word again and again", ("coherence",)),
     Fault("lossy", "speculation accepts wrong tokens at this rate", ("lossless",), {"rate": 0.01}),
     Fault("lossy-position", "speculation accepts a wrong token at one position", ("lossless",), {"at": 24}),
+    Fault(
+        "stale-cache",
+        "tokens from the prefix cache are another prompt's: answers after them go wrong at this rate",
+        ("prefix",),
+        {"rate": 0.1},
+    ),
     Fault("near-ties", "speculation turns this share of near ties the other way", (), {"share": 0.15}),
     # Version, endpoints and speed
     Fault("flood", "steps are so many times faster than any client", ("sweep",), {"factor": 1000}),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -248,6 +248,10 @@ class TokenGenerator:
         self.emitted += 1
         self._slot = self._next_slot() if self.emitted > len(self._script) else 0
         return Choice(token, top[rank][1] if top else 0.0, top)
+
+    def go_wrong(self, rate: float) -> None:
+        """Generate wrong tokens at this *rate* from here on."""
+        self._sampling = replace(self._sampling, wrong=rate)
 
     def _options(self) -> _Options:
         """Return the candidates at this position."""

@@ -1,0 +1,102 @@
+"""``sparkwright rehearse``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sparkwright.base.errors import UndecidedError, VerdictError
+from sparkwright.cli.options import tree_options
+from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.tables import show_table
+from sparkwright.cli.terminal import human_size
+from sparkwright.cli.verify import Names, require_libraries
+
+if TYPE_CHECKING:
+    from sparkwright.pipeline.options import TargetOptions
+    from sparkwright.rehearsal import RehearsalResult
+
+
+@click.command("rehearse")
+@click.option("--onto", metavar="VERSION", help="Another release of upstream's, instead of the pin.")
+@click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,coherence.")
+@click.option("--no-pristine", is_flag=True, help="Compare with no unpatched server.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for the results; one in dist/rehearsal/ by default.",
+)
+@tree_options
+@common_options
+@run_in_session
+def command(
+    session: Session,
+    *,
+    onto: str | None,
+    checks: tuple[str, ...],
+    no_pristine: bool,
+    seed: int,
+    out: Path | None,
+    target: TargetOptions,
+) -> None:
+    """Serve the merged Python on the CPU with a real model, and verify it.
+
+    The merge is laid over upstream's wheel for the CPU of the same release, and served by 'vllm serve'. Where
+    a release has no such wheel, the carries are rehearsed on the nearest older one that has, and the result
+    says so. An interrupted rehearsal continues when it is started again.
+    """
+    require_libraries()
+    from sparkwright.merge import merge_patchset
+    from sparkwright.rehearsal import DEFAULT, RehearsalOptions, rehearse
+
+    job = session.job(target)
+    version = onto or job.spec.lock.release.version
+    pristine = job.source.release(version) if onto else job.pristine
+    report = merge_patchset(job.repository, job.merge_request(pristine, version))
+    options = RehearsalOptions(
+        checks=checks or DEFAULT,
+        offline=session.offline,
+        out=out,
+        against_pristine=not no_pristine,
+        seed=seed,
+    )
+    result = rehearse(job, report, options)
+    if session.as_json:
+        print_json(result.described)
+    else:
+        _show(result)
+    _raise_for(result)
+
+
+def _show(result: RehearsalResult) -> None:
+    rows = [(check.name, check.verdict, printable(check.detail)) for check in result.checks]
+    show_table(("check", "verdict", "because"), rows, title=f"on vllm {result.version} for the CPU")
+    for statement in result.statements:
+        click.echo(statement)
+    click.echo(f"verdict  {result.verdict}, in {result.seconds:.0f} s")
+    for path, size, sha256 in result.files:
+        click.echo(f"{path.name:<14} {path}  {human_size(size)}  sha256 {sha256}")
+    click.echo(f"next     open {result.report}")
+
+
+def _raise_for(result: RehearsalResult) -> None:
+    """Do nothing if all was passed.
+
+    Raises:
+        VerdictError: a check failed.
+        UndecidedError: a check could not be decided.
+    """
+    if result.verdict == "passed":
+        return
+    failed = result.verdict == "failed"
+    causes = [f"{check.name}: {check.detail}" for check in result.checks if check.verdict == result.verdict]
+    kind = VerdictError if failed else UndecidedError
+    raise kind(
+        "the merged Python does not serve as it should" if failed else "the rehearsal is undecided",
+        because="\n".join(causes),
+        next_step=f"open {result.report}",
+    )

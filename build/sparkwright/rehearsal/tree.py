@@ -1,0 +1,199 @@
+"""Installed trees: upstream's wheel for the CPU with other Python files, ready to be served.
+
+A tree is a virtual environment of its own that holds vLLM alone and lies over the environment with everything
+else. Files are links to those of the unpacked wheel, so that a tree costs a second and a few megabytes, and
+patched and unpatched servers start from the same packages. Bytecode is validated by its source's digest
+(PEP 552), not by times, so that none can be stale; of files that a tree replaces, none is taken over.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.base.digests import digest_of, sha256_bytes
+from sparkwright.base.errors import RehearsalError
+from sparkwright.base.events import task, warn
+from sparkwright.base.process import run
+from sparkwright.git import blob_id, make_read_only
+from sparkwright.lock.native import Package
+from sparkwright.native.packages import unpack_package
+from sparkwright.probe.trees import fingerprint
+from sparkwright.rehearsal.environment import (
+    add_below,
+    make_venv,
+    prepare_environment,
+    read_requirements,
+    site_packages,
+)
+from sparkwright.rehearsal.model import ServedTree
+from sparkwright.rehearsal.recipe import write_recipe
+from sparkwright.rehearsal.stock import PROJECT, pin_of, require_wheel
+from sparkwright.rehearsal.weights import prepare_model
+from sparkwright.store import note_use, remove_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkwright.lock import Artifact
+    from sparkwright.pipeline import Job
+    from sparkwright.store import Store
+
+PACKAGE = "vllm/"
+# Part of the key: raised when a tree is laid out otherwise.
+_RULES = 1
+_KIND = "served-tree"
+_DIFFERING = "cpu-wheel-differences"
+
+
+def prepare(job: Job, changes: Mapping[str, bytes | None], version: str) -> ServedTree:
+    """Return upstream's wheel of *version* for the CPU with *changes* laid over it, ready to be served.
+
+    Environment, model and unpacked wheel are shared by all trees; only what *changes* name is new.
+
+    Args:
+        job: whose lock, store and network settings are used.
+        changes: new content of files of that release by path, `None` for a removed one; only those of
+            ``vllm/`` count.
+        version: the release.
+
+    Raises:
+        RehearsalError: wheel, model or environment cannot be had.
+        NotInStoreError: one of them is not in the store, and the network is off.
+        DigestError: a file is not the one that the lock or an earlier look at the index names.
+    """
+    artifact = require_wheel(job, version)
+    package = Package(filename=artifact.filename, sha256=artifact.sha256, size=artifact.size)
+    stock = unpack_package(job.access, package)
+    wanted = read_requirements(_metadata(stock, artifact))
+    base = prepare_environment(job.store, wanted, offline=job.access.settings.offline)
+    model = prepare_model(job.access, pin_of(job).model, base)
+    own = {path: data for path, data in sorted(changes.items()) if path.startswith(PACKAGE)}
+    kept = frozenset(own) & _differing(job, artifact, stock, version) if own else frozenset()
+    layers = _Layers(job.store, stock, base, version)
+    folder = layers.tree({path: data for path, data in own.items() if path not in kept})
+    recipe = write_recipe(job.store, model)
+    return ServedTree(
+        python=folder / "bin" / "python",
+        key=folder.name,
+        version=version,
+        recipe=recipe.path,
+        command=recipe.command(folder / "bin" / "python"),
+        environment=recipe.environment,
+        kept=tuple(sorted(kept)),
+    )
+
+
+def _metadata(stock: Path, artifact: Artifact) -> bytes:
+    found = sorted(stock.glob("*.dist-info/METADATA"))
+    if len(found) != 1:
+        raise RehearsalError(
+            f"{artifact.filename} cannot be installed",
+            because="it has no METADATA",
+            next_step=f"name another wheel of {PROJECT} in upstream.lock, [rehearsal]",
+        )
+    return found[0].read_bytes()
+
+
+def _differing(job: Job, artifact: Artifact, stock: Path, version: str) -> frozenset[str]:
+    """Return files that the wheel for the CPU has in a form of its own, or that the release lacks.
+
+    Its vendor changes how the platform is found; a merged file would undo that.
+    """
+    tree = _release_tree(job, version)
+    key = digest_of([artifact.sha256, tree])
+    if (record := job.store.find_record(_DIFFERING, key)) is not None:
+        return frozenset(record["files"])
+    released = {path: entry.blob for path, entry in job.repository.files(tree).items()}
+    found = []
+    for path in stock.joinpath(PACKAGE).rglob("*"):
+        name = path.relative_to(stock).as_posix()
+        if path.is_file() and name in released and blob_id(path.read_bytes()) != released[name]:
+            found.append(name)
+    job.store.put_record(_DIFFERING, key, {"files": sorted(found)})
+    return frozenset(found)
+
+
+def _release_tree(job: Job, version: str) -> str:
+    if version == job.spec.lock.release.version and job.pristine.verified:
+        return job.pristine.tree
+    return job.source.release(version).tree
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """What every tree of one wheel is made of.
+
+    Attributes:
+        store: where trees are.
+        stock: the unpacked wheel.
+        base: interpreter of the environment with everything but vLLM.
+        version: the release.
+    """
+
+    store: Store
+    stock: Path
+    base: Path
+    version: str
+
+    def tree(self, changes: Mapping[str, bytes | None]) -> Path:
+        """Return the folder of the tree with *changes*; made once, remade when it was touched."""
+        digests = {path: None if data is None else sha256_bytes(data) for path, data in changes.items()}
+        key = digest_of([_RULES, self.stock.name, self.base.parents[1].name, digests])[:16]
+        folder = self.store.environments / key
+        like = self.tree({}) if changes else None
+        with self.store.lock(f"served-{key}", "an installed tree"):
+            if folder.is_dir():
+                record = self.store.find_record(_KIND, key)
+                if record is not None and record.get("fingerprint") == fingerprint(folder):
+                    note_use(folder)
+                    return folder
+                warn(f"the installed tree {key} was changed or is not complete; it is made again")
+            # A virtual environment cannot be renamed: killed in between, it has no record and is made again.
+            remove_tree(folder)
+            with task(f"install vllm {self.version} for the CPU with {len(changes)} changed files"):
+                make_venv(folder, pip=False)
+                self._fill(folder, changes, like)
+                make_read_only(folder)
+                self.store.put_record(_KIND, key, {"fingerprint": fingerprint(folder)})
+        return folder
+
+    def _fill(self, folder: Path, changes: Mapping[str, bytes | None], like: Path | None) -> None:
+        packages = site_packages(folder / "bin" / "python")
+        source = self.stock if like is None else site_packages(like / "bin" / "python")
+        _link_tree(source / PACKAGE, packages / PACKAGE, leave={packages / path for path in changes})
+        for path, data in changes.items():
+            if data is not None:
+                target = packages / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+        add_below(packages, site_packages(self.base))
+        self._describe(packages, folder.name)
+        written = [packages / path for path, data in changes.items() if data is not None]
+        compiling: list[str | Path] = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash"]
+        if sources := [packages / PACKAGE] if like is None else written:
+            # A file that cannot be compiled is reported by the server that imports it.
+            run([folder / "bin" / "python", *compiling, *sources], accept=(0, 1))
+
+    def _describe(self, packages: Path, key: str) -> None:
+        """Write metadata as vLLM looks itself up: by its own name, and with ``cpu`` in the version."""
+        info = packages / f"vllm-{self.version}+cpu.{key[:8]}.dist-info"
+        info.mkdir()
+        text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {self.version}+cpu.{key[:8]}\n"
+        (info / "METADATA").write_text(text, encoding="utf-8")
+        for points in self.stock.glob("*.dist-info/entry_points.txt"):
+            (info / "entry_points.txt").write_bytes(points.read_bytes())
+
+
+def _link_tree(source: Path, target: Path, *, leave: set[Path]) -> None:
+    """Link every file below *source* at its place below *target*, but those to *leave* and their bytecode."""
+    stems = {(path.parent, path.stem) for path in leave}
+    for parent, _, names in os.walk(source):
+        place = target / Path(parent).relative_to(source)
+        place.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            stale = place.name == "__pycache__" and (place.parent, name.partition(".")[0]) in stems
+            if place / name not in leave and not stale:
+                os.link(os.path.join(parent, name), place / name)  # noqa: PTH118 - thousands of files

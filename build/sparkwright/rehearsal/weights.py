@@ -1,0 +1,93 @@
+"""The model of a rehearsal: a GGUF file out of a package, as a folder that vLLM serves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.base.digests import digest_of, sha256_file
+from sparkwright.base.errors import ProcessError, RehearsalError
+from sparkwright.base.events import task, warn
+from sparkwright.base.process import run
+from sparkwright.git import make_read_only
+from sparkwright.lock.native import Package
+from sparkwright.native.packages import unpack_package
+from sparkwright.store import note_use, remove_tree
+
+if TYPE_CHECKING:
+    from sparkwright.lock import Artifact
+    from sparkwright.upstream import Access
+
+_KIND = "model"
+# Part of the folder's name: raised when the model is written otherwise.
+_RULES = 1
+_SCRIPT = Path(__file__).with_name("dequantise.py")
+_LIMIT_S = 1800.0
+
+
+def prepare_model(access: Access, artifact: Artifact, python: Path) -> Path:
+    """Return the folder with the model of the package *artifact*; its files are verified, or written again.
+
+    Args:
+        access: store and network settings.
+        artifact: the package.
+        python: an interpreter with transformers and gguf.
+
+    Raises:
+        RehearsalError: the package has no single GGUF file, or that cannot be read.
+        NotInStoreError: the package is not in the store, and the network is off.
+        DigestError: it is not the file in the lock.
+    """
+    store = access.store
+    key = digest_of([_RULES, artifact.sha256])[:16]
+    folder = store.models / key
+    with store.lock(f"model-{key}", "the model of rehearsals"):
+        if folder.is_dir():
+            record = store.find_record(_KIND, key)
+            if record is not None and record.get("files") == _digests(folder):
+                note_use(folder)
+                return folder
+            warn(f"the model in {folder} was changed; it is written again")
+            remove_tree(folder)
+        package = Package(filename=artifact.filename, sha256=artifact.sha256, size=artifact.size)
+        source = _gguf(unpack_package(access, package), artifact)
+        with task(f"write {source.stem} as vLLM reads it"), store.scratch() as scratch:
+            target = scratch / "model"
+            _convert(python, source, target)
+            make_read_only(target)
+            target.chmod(0o755)  # renaming a folder needs the right to write to it
+            store.put_record(_KIND, key, {"from": artifact.sha256, "files": _digests(target)})
+            store.publish_folder(target, folder)
+    return folder
+
+
+def _gguf(folder: Path, artifact: Artifact) -> Path:
+    found = sorted(folder.rglob("*.gguf"))
+    if len(found) != 1:
+        raise RehearsalError(
+            f"{artifact.filename} holds no model to rehearse with",
+            because=f"it has {len(found)} GGUF files, and one is expected",
+            next_step="name another package in upstream.lock, [rehearsal.model]",
+        )
+    return found[0]
+
+
+def _convert(python: Path, source: Path, target: Path) -> None:
+    try:
+        offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        run([python, "-I", _SCRIPT, source, target], env=offline, timeout=_LIMIT_S)
+    except ProcessError as error:
+        raise RehearsalError(
+            f"the model {source.name} could not be read",
+            because=error.because,
+            next_step="'sparkwright store prune' removes the environment, which is made again",
+        ) from error
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): sha256_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
