@@ -67,7 +67,8 @@ def command(session: Session, *, words: tuple[str, ...], target: TargetOptions, 
     """Name the change between a GOOD and a BAD build spec that makes the difference.
 
     A SPEC is a wheel (a file or an address), a commit of this project, PATCHSET@RELEASE, PATCHSET@COMMIT of
-    upstream's, or '.' for the work tree. Two wheels are enough: what they are made of is recorded in them.
+    upstream's, or '.' for the work tree. With a --source that has commits, these lie between two pins, and
+    releases else. Two wheels are enough: what they are made of is recorded in them.
 
     'bisect status' lists bisections. The same command again resumes one that was stopped.
     """
@@ -115,7 +116,7 @@ def _options(
 
 def _repeated(target: TargetOptions, arguments: dict[str, Any]) -> Iterable[str]:
     """Yield the words of the command line that name the same search, without defaults."""
-    for name in ("good", "bad", "judge", "upstream"):
+    for name in ("good", "bad", "judge"):
         if arguments[name]:
             yield f"--{name}={arguments[name]}"
     for flag in ("find_fix", "mend", "build_wheel"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkwright.pipeline.state import BuildState
 
 # Part of the key: raised when merging gives another result for the same inputs.
-MERGE_RULES = 2
+_MERGE_RULES = 2
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Merge:
             return None
         return digest_of(
             {
-                "rules": MERGE_RULES,
+                "rules": _MERGE_RULES,
                 "pristine": state.pristine.tree,
                 "history": state.pristine.commit if state.pristine.history else None,
                 "point": job.spec.describe(),

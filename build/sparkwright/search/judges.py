@@ -46,6 +46,13 @@ _PROBE_SECONDS, _PROBE_MIB = 120, 4096
 _NO_LIMIT_MIB = 1 << 40
 _UNTESTABLE = 125
 _NOT_STARTED = 126  # from here on the shell or a signal is what ended the command
+# Undecided is no verdict: more observations are asked for.
+_VERDICTS = {
+    "passed": Verdict.GOOD,
+    "failed": Verdict.BAD,
+    "undecided": Verdict.UNSTABLE,
+    "skipped": Verdict.UNTESTABLE,
+}
 _SIGNATURE = re.compile(r"^signature:\s*(\S.*)$", re.MULTILINE)
 _SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 
@@ -304,7 +311,28 @@ class CheckJudge:
         return _timed(lambda: self._judge(self.realiser.candidate(applied), folder))
 
     def _judge(self, candidate: Candidate, folder: Path) -> Evaluation:
-        raise NotImplementedError
+        from sparkwright.rehearsal import RehearsalOptions, rehearse
+        from sparkwright.rehearsal.model import PARITY
+
+        if candidate.point.commit:
+            raise UntestableError("upstream has wheels for the CPU of releases only")
+        report = self.realiser.merged(candidate)
+        options = RehearsalOptions(
+            checks=(self.check,),
+            offline=self.realiser.access.settings.offline,
+            out=folder / "rehearsal",
+            against_pristine=self.check == PARITY,
+        )
+        result = rehearse(self.realiser.exact_job(candidate), report, options)
+        if not result.exact:
+            raise UntestableError(f"there is no wheel for the CPU of {report.version}")
+        found = next(check for check in result.checks if check.name == self.check)
+        return Evaluation(
+            verdict=_VERDICTS[found.verdict],
+            signature=found.signature,
+            detail=found.detail,
+            evidence=str(result.report),
+        )
 
 
 def make_judge(text: str, realiser: Realiser, options: JudgeOptions | None = None) -> CandidateJudge:
@@ -329,6 +357,10 @@ def make_judge(text: str, realiser: Realiser, options: JudgeOptions | None = Non
     if kind == "merge":
         return MergeJudge(realiser, tuple(words), text)
     if kind == "verify" and len(words) == 1:
+        from sparkwright.rehearsal import DEFAULT
+
+        if words[0] not in DEFAULT:
+            raise _no_judge(text, f"a rehearsal has the checks {', '.join(DEFAULT)}")
         return CheckJudge(realiser, words[0], text)
     if kind == "run" and words:
         return CommandJudge(Command(tuple(words), realiser, chosen), text)

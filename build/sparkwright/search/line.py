@@ -1,13 +1,11 @@
-"""Points of upstream's line between two pins: first-parent commits where history is to be had, or releases."""
+"""Points of upstream's line between two pins: first-parent commits where there is history, else releases."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError, NotInStoreError
-from sparkwright.git import fetch, list_remote
 from sparkwright.search.axes import UpstreamStep
 from sparkwright.search.specs import UpstreamPoint
 from sparkwright.upstream.index import versions
@@ -15,34 +13,36 @@ from sparkwright.upstream.index import versions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkwright.git import Repository
     from sparkwright.search.specs import ResolvedSpec
-    from sparkwright.upstream import Access
+    from sparkwright.upstream import Access, UpstreamSource
 
 _PROJECT = "vllm"
-_WHOLE_HISTORY = 0x7FFFFFFF  # git's own "infinite depth" (fetch-options, --unshallow)
+_FULL_ID = 40
 _COMMIT, _FIELD = "\x01", "\x02"
 
 
 def upstream_steps(
-    access: Access, start: ResolvedSpec, end: ResolvedSpec, *, repository: str = ""
+    access: Access, source: UpstreamSource, git: str, start: ResolvedSpec, end: ResolvedSpec, *, commits: bool
 ) -> tuple[UpstreamStep, ...]:
     """Return the points after the pin of *start* up to that of *end*, oldest first.
 
     Args:
         access: the store, its repository and the network settings.
+        source: the origin of upstream's commits.
+        git: address of upstream's repository, where *source* has none of its own.
         start: the older end.
         end: the newer end.
-        repository: address or folder of a repository with upstream's history; releases are the points if
-            it is empty and both pins are releases.
+        commits: take commits, also between two releases; without it, only where an end is a commit.
 
     Raises:
-        BisectionError: the pins are not on one line, in this order, or a commit's history is missing.
-        NotInStoreError: the network is off, and the releases were never listed.
+        BisectionError: the pins are not on one line, in this order.
+        NotInStoreError: the network is off, and the commits or the list of releases were never fetched.
     """
     if start.point == end.point:
         return ()
-    if repository or start.point.commit or end.point.commit:
-        return _commits(access, start, end, repository)
+    if commits or start.point.commit or end.point.commit:
+        return _commits(access.repository, source, git, start, end)
     return _releases(access, start.point.version, end.point.version)
 
 
@@ -75,64 +75,52 @@ def _listed(access: Access) -> list[str]:
 
 
 def _commits(
-    access: Access, start: ResolvedSpec, end: ResolvedSpec, address: str
+    repository: Repository, source: UpstreamSource, git: str, start: ResolvedSpec, end: ResolvedSpec
 ) -> tuple[UpstreamStep, ...]:
-    """Return first-parent commits from the fork point of both, which is the first of them if not *start*."""
-    git = access.repository
-    old, new = (_commit(access, spec, address) for spec in (start, end))
-    if address:
-        missing = [commit for commit in (old, new) if not git.has(commit)]
-        if missing or not _joined(access, old, new):
-            fetch(git, address, [old, new], depth=_WHOLE_HISTORY)
-            for commit in (old, new):
-                git.keep(f"refs/sparkwright/upstream/{commit}", commit)
-    if not all(map(git.has, (old, new))) or not _joined(access, old, new):
+    """Return first-parent commits, after the older pin or from where its branch left the newer one's."""
+    old, new = _commit(start), _commit(end)
+    for commit in (old, new):
+        source.commit(commit, git)
+    found = repository.command("merge-base", old, new, accept=(0, 1))
+    if found.status:
         raise BisectionError(
-            f"the commits between {old[:12]} and {new[:12]} are unknown",
-            because="the store does not hold upstream's history between them",
-            next_step="name a repository that does: --upstream FOLDER, or an address",
+            f"nothing is known to lie between {old[:12]} and {new[:12]}",
+            because="the two commits share no history in that repository",
+            next_step="name one with upstream's whole history: --source FOLDER, or an address",
         )
-    base = git.command("merge-base", old, new).text
+    base = found.text
     if base == new:
         raise _wrong_order(old[:12], new[:12])
-    steps = list(_log(access, base, new, start.point.version))
+    steps = list(_log(repository, base, new, start.point.version))
     if base != old:  # the older pin is on a branch of its own, as releases are
-        steps.insert(
-            0, UpstreamStep(UpstreamPoint(start.point.version, base), f"where {old[:12]} branched off")
-        )
-    if end.point != steps[-1].point:
+        point = UpstreamPoint(start.point.version, base, repository.tree_of(base))
+        steps.insert(0, UpstreamStep(point, f"where {old[:12]} branched off"))
+    if not end.point.commit:  # a release with digests of its own is the last point
         steps[-1] = UpstreamStep(end.point, steps[-1].title, steps[-1].files)
     return tuple(steps)
 
 
-def _joined(access: Access, old: str, new: str) -> bool:
-    return access.repository.command("merge-base", old, new, accept=(0, 1, 128)).status == 0
-
-
-def _log(access: Access, base: str, new: str, version: str) -> Iterator[UpstreamStep]:
-    shown = f"--format={_COMMIT}%H{_FIELD}%s{_FIELD}"
+def _log(repository: Repository, base: str, new: str, version: str) -> Iterator[UpstreamStep]:
+    shown = f"--format={_COMMIT}%H{_FIELD}%T{_FIELD}%s{_FIELD}"
     options = ["--first-parent", "--diff-merges=first-parent", "--reverse", "--name-only", "--no-renames"]
-    listed = access.repository.command("log", *options, shown, f"{base}..{new}").stdout
+    listed = repository.command("log", *options, shown, f"{base}..{new}").stdout
     for entry in listed.decode(errors="replace").split(_COMMIT)[1:]:
-        commit, title, files = entry.split(_FIELD)
-        yield UpstreamStep(UpstreamPoint(version, commit), title, tuple(files.split("\n")[1:-1]))
+        commit, tree, title, files = entry.split(_FIELD)
+        yield UpstreamStep(
+            UpstreamPoint(version, commit, tree), title, tuple(filter(None, files.split("\n")))
+        )
 
 
-def _commit(access: Access, spec: ResolvedSpec, address: str) -> str:
-    """Return the full id of the commit of *spec*: its own, its pin's, or its release's tag."""
+def _commit(spec: ResolvedSpec) -> str:
+    """Return the full id of the commit of *spec*: its own, or its pin's."""
     if spec.point.commit:
         return spec.point.commit
-    if spec.lock is not None and len(spec.lock.release.commit) == 40:  # noqa: PLR2004 - a full id
+    if spec.lock is not None and len(spec.lock.release.commit) == _FULL_ID:
         return spec.lock.release.commit
-    if address:
-        tag = f"refs/tags/v{spec.point.version}"
-        with contextlib.suppress(NotInStoreError):
-            if (found := list_remote(access.repository, address, [tag]).get(tag)) is not None:
-                return found.commit
     raise BisectionError(
         f"the commit of vllm {spec.point.version} is unknown",
-        because="neither a lock nor a tag of that repository names it",
-        next_step="give the commit itself instead of the release",
+        because="no lock of this repository names all of its digits",
+        next_step="give the commit itself instead of the release, as PATCHSET@COMMIT",
     )
 
 

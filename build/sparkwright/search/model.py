@@ -192,7 +192,9 @@ class CandidateJudge(Protocol):
     `evaluate` is called from several threads at once where more than one job was asked for.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The judge as a person would name it."""
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Judge the start with the changes *applied* (by id); *folder* takes logs of this attempt."""

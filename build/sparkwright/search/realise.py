@@ -7,10 +7,11 @@ failure of the network or the disk is an error, as it says nothing of the candid
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sparkwright.base.config import to_builtins
-from sparkwright.base.digests import digest_of
+from msgspec import structs
+
 from sparkwright.base.errors import (
     AbsorptionError,
     ArchiveError,
@@ -22,36 +23,33 @@ from sparkwright.base.errors import (
     MissingSourceError,
     NativeBuildError,
     NativeInputsError,
-    NotInStoreError,
     PatchError,
     UnprovedError,
     WheelError,
 )
 from sparkwright.base.events import warn
 from sparkwright.carries.patchset import BuildSpec, check_order
-from sparkwright.git import fetch
-from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.merge import merge_patchset
 from sparkwright.pipeline.assembly import Assemble
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.run import apply
 from sparkwright.pipeline.state import require
-from sparkwright.pipeline.trees import MERGE_RULES
 from sparkwright.probe import tree_folder
 from sparkwright.search.metric import UntestableError
 from sparkwright.search.specs import pinned_lock
 from sparkwright.upstream import Pristine
-from sparkwright.upstream.releases import upstream_ref
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sparkwright.carries import Revision
     from sparkwright.lock import Lock
+    from sparkwright.merge import BaseFinder, MergeReport
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import BuildOptions
     from sparkwright.search.axes import Candidate, Difference
     from sparkwright.upstream import Access, UpstreamSource
 
-_KIND = "candidate"
 _PACKAGE = "vllm"
 
 # Errors that a candidate causes, and no network, disk or machine.
@@ -72,7 +70,6 @@ class Realiser:
         access: the store, its repository and the network settings.
         source: the origin of upstream's releases.
         options: options of builds; the architecture is each candidate's own.
-        upstream: address or folder of a repository with upstream's commits; empty for the lock's.
     """
 
     difference: Difference
@@ -80,7 +77,6 @@ class Realiser:
     access: Access
     source: UpstreamSource
     options: BuildOptions
-    upstream: str = ""
 
     def candidate(self, applied: frozenset[str]) -> Candidate:
         """Return the candidate with the changes *applied*."""
@@ -104,28 +100,14 @@ class Realiser:
         Raises:
             UntestableError: upstream's tree or a patch is damaged.
         """
-        store, git = self.access.store, self.access.repository
         try:
-            pristine = self._pristine(candidate)
-            key = digest_of(
-                {
-                    "rules": MERGE_RULES,
-                    "candidate": candidate.digest,
-                    "pristine": pristine.tree,
-                    "carries": [to_builtins(carry.spec) for carry in candidate.carries],
-                }
-            )
-            found = store.find_record_as(MergeReport, _KIND, key)
-            if found is not None and git.has(found.commit):
-                return found
             check_order(candidate.carries, {carry.name: carry for carry in candidate.carries})
             job = self._job(candidate, candidate.lock or self.checkout.lock)
-            report = merge_patchset(git, job.merge_request(pristine, candidate.point.version))
+            request = job.merge_request(self._pristine(candidate), candidate.point.version)
+            request = replace(request, find_base=self._find_base)
+            return merge_patchset(self.access.repository, request)
         except _OF_THE_CANDIDATE as error:
             raise UntestableError(str(error)) from error
-        git.keep(f"refs/sparkwright/candidates/{key}", report.commit)
-        store.put_record(_KIND, key, to_builtins(report))
-        return report
 
     def tree(self, candidate: Candidate) -> Path:
         """Return a read-only folder of the store with the package of the merged tree; see `merged`."""
@@ -176,35 +158,46 @@ class Realiser:
 
     def _job(self, candidate: Candidate, lock: Lock) -> Job:
         names = frozenset(carry.name for carry in candidate.carries)
+        rehearsal = self.checkout.lock.rehearsal or lock.rehearsal  # an older lock may have none
         return Job(
             checkout=self.checkout,
-            spec=BuildSpec(lock, candidate.patchset or "none", candidate.carries, candidate.arch),
+            spec=BuildSpec(
+                structs.replace(lock, rehearsal=rehearsal),
+                candidate.patchset or "none",
+                candidate.carries,
+                candidate.arch,
+            ),
             options=replace(self.options, allow_unproved=names, arch=candidate.arch or ""),
             store=self.access.store,
             repository=self.access.repository,
             source=self.source,
         )
 
-    def _pristine(self, candidate: Candidate) -> Pristine:
-        point, lock = candidate.point, candidate.lock
-        if point.commit:
-            return self._of_commit(point.commit)
-        own = self.checkout.lock
-        if point.version == own.release.version and (lock is None or lock == own):
-            return self.source.pristine(own)
-        sdist = lock.sdist.sha256 if lock is not None and lock.sdist is not None else None
-        return self.source.release(point.version, sha256=sdist)
+    @cached_property
+    def _find_base(self) -> BaseFinder:
+        """Finds each revision's base once for all candidates."""
+        job = self._job(self.candidate(frozenset()), self.checkout.lock)
+        known: dict[tuple[str, str | None], str] = {}
 
-    def _of_commit(self, commit: str) -> Pristine:
-        git = self.access.repository
-        address = self.upstream or self.checkout.lock.release.git
-        if not git.has(commit):
-            if self.access.settings.offline and not self.upstream:
-                raise NotInStoreError(
-                    f"commit {commit[:12]} is not in the store",
-                    because="the network is off",
-                    next_step="run once without --offline, or name a repository: --upstream FOLDER",
-                )
-            fetch(git, address, [commit])
-            git.keep(upstream_ref(commit), commit)
-        return Pristine(git.tree_of(commit), commit, f"commit {commit[:12]} of {address}", verified=True)
+        def find(revision: Revision) -> str:
+            key = revision.release, revision.sdist_sha256
+            if key not in known:
+                known[key] = job.find_base(revision)
+            return known[key]
+
+        return find
+
+    def _pristine(self, candidate: Candidate) -> Pristine:
+        """Return upstream's tree, without its history: a merge is then decided by contents alone."""
+        point, lock, own = candidate.point, candidate.lock, self.checkout.lock
+        if point.tree:
+            return Pristine(point.tree, point.commit, f"commit {point.commit[:12]}", verified=True)
+        if point.commit:
+            found = self.source.commit(point.commit, own.release.git)
+        elif lock is not None:
+            found = self.source.pristine(lock)
+        elif point.version == own.release.version:
+            found = self.source.pristine(own)
+        else:
+            found = self.source.release(point.version)
+        return replace(found, history=False)

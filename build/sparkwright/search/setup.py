@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import BuildOptions
-    from sparkwright.search.axes import Difference
+    from sparkwright.search.axes import Difference, UpstreamStep
     from sparkwright.search.model import Axis, CandidateJudge
     from sparkwright.search.specs import ResolvedSpec
     from sparkwright.upstream import Access
@@ -41,7 +41,6 @@ class SearchOptions:
         carries: names of carries that alone are taken of both ends, with what they require; all by default.
         find_fix: the bad end is the older one.
         mend: name what would mend the bad end rather than what breaks the good one.
-        upstream: folder or address of a repository with upstream's history.
         repeat: the most repetitions of one candidate.
         confidence: probability of the answer at which the search ends.
         timeout_s: the most seconds of one run of a command.
@@ -56,7 +55,6 @@ class SearchOptions:
     carries: tuple[str, ...] = ()
     find_fix: bool = False
     mend: bool = False
-    upstream: str = ""
     repeat: int = 64
     confidence: float = 0.95
     timeout_s: float = 3600.0
@@ -94,12 +92,13 @@ def open_search(
         resolver = Resolver(checkout, access, scratch, build.patchset, arch)
         good, bad = (_end(resolver, text, options) for text in (options.good, options.bad))
         start, end = (bad, good) if options.find_fix else (good, bad)
-        steps = ()
+        steps: tuple[UpstreamStep, ...] = ()
         if not options.axes or "upstream" in options.axes:
-            steps = upstream_steps(access, start, end, repository=options.upstream)
+            git = checkout.lock.release.git
+            steps = upstream_steps(access, source, git, start, end, commits=build.source != "index")
         found = difference(start, end, steps, axes=options.axes)
         build = replace(build, platform=_platform(start, end, build.platform))
-        realiser = Realiser(found, checkout, access, source, build, options.upstream)
+        realiser = Realiser(found, checkout, access, source, build)
         judging = JudgeOptions(options.timeout_s, options.build_wheel, inverted=options.find_fix)
         try:
             judge = make_judge(options.judge, realiser, judging)

@@ -45,10 +45,12 @@ class UpstreamPoint:
     Attributes:
         version: the release, or the one that decides for a commit which revision of a carry is taken.
         commit: the full id of a commit; empty for the release itself.
+        tree: the id of the commit's tree, where it is known already.
     """
 
     version: str
     commit: str = ""
+    tree: str = field(default="", compare=False)
 
     @property
     def label(self) -> str:
