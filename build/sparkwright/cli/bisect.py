@@ -43,9 +43,6 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 @click.option("--carry", "carries", metavar="NAME", multiple=True, help="Take of both ends this carry only.")
 @click.option("--find-fix", is_flag=True, help="The bad end is the older one: name the change that fixed it.")
 @click.option("--mend", is_flag=True, help="Name the changes whose removal from the bad end mends it.")
-@click.option(
-    "--upstream", default="", metavar="REPOSITORY", help="Folder or address with upstream's history."
-)
 @click.option("--jobs", "-j", type=click.IntRange(min=1), default=1, help="Evaluations at a time.")
 @click.option("--repeat", type=click.IntRange(min=1), default=64, help="The most repetitions of a candidate.")
 @click.option(
