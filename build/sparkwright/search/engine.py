@@ -91,14 +91,6 @@ def bisect(
         with _Pool(runner, problem, jobs) as pool:
             while True:
                 evaluation = pool.answer(question)
-                emit(
-                    "bisect.evaluated",
-                    applied=question.heads,
-                    attempt=question.attempt,
-                    verdict=evaluation.verdict.value,
-                    seconds=round(evaluation.seconds, 3),
-                    detail=evaluation.detail,
-                )
                 progress.advance(left=question.left * pool.mean_seconds())
                 try:
                     question = searching.send(evaluation)
@@ -235,6 +227,9 @@ class _Pool:
         self.runner, self.problem, self.jobs = runner, problem, jobs
         self.known = dict(runner.journal.recorded.known)
         self.running: dict[Future[Evaluation], Question] = {}
+        self.failed: set[tuple[tuple[str, ...], int]] = (
+            set()
+        )  # guesses, not tried again until they are needed
         self.executor = ThreadPoolExecutor(jobs) if jobs > 1 else None
 
     def __enter__(self) -> Self:
@@ -275,7 +270,7 @@ class _Pool:
 
     def _start(self, executor: ThreadPoolExecutor, question: Question) -> None:
         """Fill all jobs: with *question*, and with those that are likely to follow."""
-        underway = {one.key for one in self.running.values()}
+        underway = {one.key for one in self.running.values()} | (self.failed - {question.key})
         for one in likely(self.problem, self.known, self.jobs):
             must = one.key == question.key
             if one.key not in underway and (must or len(self.running) < self.jobs):
@@ -295,12 +290,22 @@ class _Pool:
                 self._keep(ended, future.result())
             elif ended.key == question.key or not isinstance(error, SparkwrightError):
                 raise error
+            else:
+                self.failed.add(ended.key)
 
     def _keep(self, question: Question, evaluation: Evaluation) -> None:
         self.runner.journal.write(
             Evaluated(applied=question.heads, attempt=question.attempt, evaluation=evaluation)
         )
         self.known[question.key] = evaluation
+        emit(
+            "bisect.evaluated",
+            applied=question.heads,
+            attempt=question.attempt,
+            verdict=evaluation.verdict.value,
+            seconds=round(evaluation.seconds, 3),
+            detail=evaluation.detail,
+        )
 
     def _note(self, question: Question, error: SparkwrightError) -> None:
         """Record a failure of the infrastructure, unless the disk is what failed."""

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
+from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
 from sparkwright.search.model import Evaluation, Verdict
+from sparkwright.store.paths import storing, write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 _FIRST_LOOK = 4
@@ -27,6 +34,8 @@ class Sampler(Protocol):
     def sample(self, applied: frozenset[str], *, number: int, folder: Path) -> float:
         """Measure the start with the changes *applied* once; *number* counts samples of both arms together.
 
+        *folder* takes the logs of this sample; it does not exist yet.
+
         Raises:
             UntestableError: this candidate cannot be measured.
         """
@@ -36,14 +45,32 @@ class UntestableError(Exception):
     """A candidate cannot be measured; the text is the reason."""
 
 
+def paired_interval(of: Sequence[float], to: Sequence[float], *, level: float) -> tuple[float, float, float]:
+    """Return the ratio of two arms whose samples were taken in turn, and its interval (t, on logarithms).
+
+    A drift of the machine moves both samples of a pair, so it does not widen the interval.
+
+    Raises:
+        ValueError: there are fewer than two pairs, or a sample is not a positive number.
+    """
+    from sparkwright.verify.statistics import t_quantile
+
+    if len(of) < 2 or not all(0 < value < math.inf for value in (*of, *to)):  # noqa: PLR2004 - one has no spread
+        raise ValueError(f"no interval of {list(of)} to {list(to)}")
+    logs = [math.log(one / other) for one, other in zip(of, to, strict=True)]
+    width = t_quantile((1 + level) / 2, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    return math.exp(fmean(logs)), math.exp(fmean(logs) - width), math.exp(fmean(logs) + width)
+
+
 @dataclass
 class MetricJudge:
     """Judge a candidate as bad if its metric is worse than the good end's by a given share.
 
-    Looks at 4, 8, 16, … samples an arm. A candidate is bad if the interval of the ratio lies wholly on the
-    worse side of half that share, and good if wholly on the other; else more samples are taken, and in the
-    end it is unstable. Intervals are widened so that all looks together err in at most 5 % of candidates. A
-    search takes each verdict as it is: tell it that the judge is deterministic.
+    Looks at 4, 8, 16, … samples an arm, taken in turn and compared in pairs. A candidate is bad if the
+    interval of the ratio lies wholly on the worse side of half that share, and good if wholly on the other;
+    else more samples are taken, and in the end it is unstable. Intervals are widened so that all looks
+    together err in at most 5 % of candidates. A search takes each verdict as it is: let
+    `Problem.deterministic` be true.
 
     Attributes:
         sampler: measures.
@@ -51,7 +78,7 @@ class MetricJudge:
         higher_is_better: the metric is a rate, not a time.
         baseline: the changes of the good end: none, or all of them where the start is the bad end.
         most_samples: of one arm, before the candidate is given up as unstable.
-        seed: of the resamples.
+        kept: folder that keeps finished pairs of samples, so that a killed search takes none of them again.
     """
 
     sampler: Sampler
@@ -59,7 +86,7 @@ class MetricJudge:
     higher_is_better: bool
     baseline: frozenset[str] = frozenset()
     most_samples: int = 128
-    seed: int = 0
+    kept: Path | None = None
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +102,7 @@ class MetricJudge:
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Judge the candidate; its value is its metric over the good end's."""
         started = time.monotonic()
-        verdict, ratio, detail = self._judged(applied, attempt, folder)
+        verdict, ratio, detail = self._judged(applied, self._pairs(applied, attempt), folder)
         return Evaluation(
             verdict=verdict,
             signature=self.name if verdict is Verdict.BAD else "",
@@ -85,31 +112,28 @@ class MetricJudge:
             value=ratio,
         )
 
+    def _pairs(self, applied: frozenset[str], attempt: int) -> Pairs:
+        """Return the pairs of samples of this evaluation that were taken before."""
+        name = f"{digest_of(sorted(applied))[:16]}-{attempt}.jsonl"
+        return Pairs(self.kept / name if self.kept else None)
+
     def _judged(
-        self, applied: frozenset[str], attempt: int, folder: Path
+        self, applied: frozenset[str], pairs: Pairs, folder: Path
     ) -> tuple[Verdict, float | None, str]:
         if applied == self.baseline:
             return Verdict.GOOD, 1.0, "it is what others are compared with"
-        from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio
-
-        good: list[float] = []
-        candidate: list[float] = []
         limit = math.sqrt(1 - self.worse_by)
         looks = math.ceil(math.log2(self.most_samples / _FIRST_LOOK)) + 1
         count = 0
         while True:
             count = min(max(_FIRST_LOOK, 2 * count), self.most_samples)
             try:
-                self._sample(applied, good, candidate, count, folder)
+                while len(pairs.taken) < count:
+                    pairs.add(*self._pair(applied, len(pairs.taken), folder))
             except UntestableError as error:
                 return Verdict.UNTESTABLE, None, str(error)
-            effect = hierarchical_bootstrap_log_ratio(
-                [[[value]] for value in good],
-                [[[value]] for value in candidate],
-                self.seed + attempt,
-                level=1 - _ERROR / looks,
-            )
-            ratio, low, high = effect.ratio, effect.low, effect.high
+            good, candidate = zip(*pairs.taken[:count], strict=True)
+            ratio, low, high = paired_interval(candidate, good, level=1 - _ERROR / looks)
             worst, best = (low, high) if self.higher_is_better else (1 / high, 1 / low)
             detail = f"{ratio:.4f} of the good end's ({low:.4f} to {high:.4f}), {count} samples each"
             emit("bisect.metric", ratio=ratio, low=low, high=high, samples=count)
@@ -120,12 +144,42 @@ class MetricJudge:
             if count == self.most_samples:
                 return Verdict.UNSTABLE, ratio, f"{detail}: not decided"
 
-    def _sample(
-        self, applied: frozenset[str], good: list[float], candidate: list[float], count: int, folder: Path
-    ) -> None:
-        """Bring both arms to *count* samples, in the order ABBA, so that a drift cancels out."""
-        while len(candidate) < count:
-            turn = [(self.baseline, good), (applied, candidate)]
-            for arm, values in turn if len(candidate) % 2 == 0 else turn[::-1]:
-                number = len(good) + len(candidate) + 1
-                values.append(self.sampler.sample(arm, number=number, folder=folder / f"sample-{number}"))
+    def _pair(self, applied: frozenset[str], done: int, folder: Path) -> tuple[float, float]:
+        """Return a sample of the good end and one of the candidate, in the order ABBA over two pairs."""
+        arms = self.baseline, applied
+        values = []
+        for place, arm in enumerate(arms if done % 2 == 0 else arms[::-1], 2 * done + 1):
+            values.append(self.sampler.sample(arm, number=place, folder=folder / f"sample-{place}"))
+        good, candidate = values if done % 2 == 0 else values[::-1]
+        return good, candidate
+
+
+class Pairs:
+    """Pairs of samples, each on the disk before the next is taken; a cut last line is taken again."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Read the pairs in *path*; `None` keeps them in memory alone."""
+        self.path = path
+        self.taken: list[tuple[float, float]] = []
+        if path is None:
+            return
+        with storing(f"reading {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            data = path.read_bytes() if path.exists() else b""
+            whole = data[: data.rfind(b"\n") + 1]
+            if whole != data:
+                write_atomically(path, whole)
+        self.taken = [msgspec.json.decode(line, type=tuple[float, float]) for line in whole.splitlines()]
+
+    def add(self, good: float, candidate: float) -> None:
+        """Append a pair.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+        if self.path is not None:
+            with storing(f"writing {self.path}"), self.path.open("ab") as stream:
+                stream.write(msgspec.json.encode([good, candidate]) + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        self.taken.append((good, candidate))

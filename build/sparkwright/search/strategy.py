@@ -141,7 +141,7 @@ class _Search:
         return verdict
 
     def _candidate(self, subset: frozenset[str]) -> frozenset[str]:
-        """Return what is applied when *subset* is added to the start, or removed from the end."""
+        """Return what is applied when *subset* is added to the start, or removed from the end; and back."""
         return self.all - subset if self.removes else subset
 
     def _given_up(self, applied: frozenset[str]) -> bool:
@@ -155,6 +155,18 @@ class _Search:
         """Return the id of the newest upstream change of a candidate, or an empty text."""
         places = [self.upstream_place[name] for name in applied if name in self.upstream_place]
         return self.upstream[max(places)] if places else ""
+
+    def _last_commits(self, base: frozenset[str], pool: Sequence[str]) -> list[str]:
+        """Return `_last_commit` of the candidates between the first and the last of *pool*."""
+        places = [self.upstream_place[name] for name in base if name in self.upstream_place]
+        last = min(places, default=len(self.upstream)) - 1 if self.removes else max(places, default=-1)
+        found = []
+        for name in pool[:-1]:
+            place = self.upstream_place.get(name)
+            if place is not None:
+                last = min(last, place - 1) if self.removes else max(last, place)
+            found.append(self.upstream[last] if last >= 0 else "")
+        return found
 
     def _tries(self) -> int:
         return 1 if self.problem.deterministic else 2
@@ -221,15 +233,18 @@ class _Search:
         """Find the change of *pool* with which its beginning shows the difference on top of *base*."""
         weight = dict(zip(self.space.order, self.space.weights, strict=True))
         posterior = Posterior([weight[name] for name in pool], self.noise, self.shows_bad)
-        untestable, costs = [], []
-        for position in range(1, len(pool)):
-            applied = self._candidate(base.union(pool[:position]))
-            if self._given_up(applied):
-                untestable.append(position)
-            for verdict in self.verdicts.get(applied, []):
-                if verdict not in _UNTESTABLE:
-                    posterior.observe(position, bad=verdict is Verdict.BAD)
-            costs.append(self.problem.costs.get(self._last_commit(applied), 1.0))
+        commits = self._last_commits(base, pool)
+        untestable = {at for at, commit in enumerate(commits, 1) if commit in self.unavailable}
+        for applied, past in self.verdicts.items():
+            subset = self._candidate(applied)
+            position = len(subset) - len(base)
+            if 0 < position < len(pool) and subset == base.union(pool[:position]):
+                if self._given_up(applied):
+                    untestable.add(position)
+                for verdict in past:
+                    if verdict not in _UNTESTABLE:
+                        posterior.observe(position, bad=verdict is Verdict.BAD)
+        costs = [self.problem.costs.get(commit, 1.0) for commit in commits]
         return (
             yield from locate(
                 posterior,

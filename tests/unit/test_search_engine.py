@@ -1,0 +1,330 @@
+"""A search is kept in a journal: killed at any step it goes on, and two of them do not collide."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from search_kit import Judge, problem, run, untestable
+
+from sparkwright.base.errors import (
+    BisectionError,
+    BusyError,
+    ConfigError,
+    FetchError,
+    NewerFormatError,
+    StorageError,
+    UnknownNameError,
+)
+from sparkwright.base.events import Event, subscribe
+from sparkwright.search import journal as journals
+from sparkwright.search.engine import bisect, likely, replay, status
+from sparkwright.search.journal import FILE, read_journal
+from sparkwright.search.model import Evaluation, Verdict
+
+ASKED = problem(4)
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+class Clocked(Judge):
+    """A judge whose evaluations take the same time in each run, and that needs a folder of its own."""
+
+    def evaluate(self, applied, *, attempt, folder) -> Evaluation:
+        if folder != Path():
+            assert folder.is_dir()
+            assert not list(folder.iterdir())
+        found = super().evaluate(applied, attempt=attempt, folder=folder)
+        return Evaluation(verdict=found.verdict, signature=found.signature, seconds=2.5, detail=found.detail)
+
+
+def third(applied) -> bool:
+    return "c3" in applied
+
+
+# Resuming -----------------------------------------------------------------------------------
+
+
+def test_the_journal_leads_to_the_same_result(tmp_path: Path) -> None:
+    judge = Clocked(third)
+    result = bisect(ASKED, judge, tmp_path)
+    assert result.changes == ("c3",)
+    assert len(judge.asked) == result.evaluations == len(read_journal(tmp_path).known)
+    assert replay(tmp_path) == result
+    again = Clocked(third)
+    assert bisect(ASKED, again, tmp_path) == result
+    assert not again.asked
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from test_search_engine import ASKED, Clocked, third
+from sparkwright.search import journal
+from sparkwright.search.engine import bisect
+
+folder, phase = Path(sys.argv[1]), sys.argv[2]
+left = 1 if phase == "synced" else 2
+
+def count():
+    global left
+    left -= 1
+    return not left
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Dying(Clocked):
+    def evaluate(self, applied, *, attempt, folder):
+        with open(sys.argv[1] + ".asked", "a") as stream:
+            stream.write(f"{sorted(applied)} {attempt}\\n")
+        found = super().evaluate(applied, attempt=attempt, folder=folder)
+        (folder / "log").write_text("half a log")
+        if phase == "evaluating" and count():
+            die()
+        return found
+
+class Os:
+    def __getattr__(self, name):
+        return getattr(os, name)
+    def write(self, file, data):
+        if phase == "writing" and count():
+            os.write(file, data[: len(data) // 2])
+            die()
+        return os.write(file, data)
+    def fsync(self, file):
+        os.fsync(file)
+        if phase == "synced" and count():
+            die()
+
+journal.os = Os()
+bisect(ASKED, Dying(third), folder)
+"""
+
+
+@pytest.mark.parametrize("phase", ["evaluating", "writing", "synced"])
+def test_a_search_killed_at_every_step_goes_on_where_it_was(tmp_path: Path, phase) -> None:
+    whole = bisect(ASKED, Clocked(third), tmp_path / "whole")
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-c", CHILD, str(folder), phase]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(SUPPORT)])}
+    kills = 0
+    while (ended := subprocess.run(command, env=environment, check=False).returncode) == -signal.SIGKILL:
+        kills += 1
+        assert kills <= 2 * whole.evaluations
+    assert ended == 0
+    assert kills >= whole.evaluations - 1
+    assert replay(folder) == whole
+    asked = Path(f"{folder}.asked").read_text().splitlines()
+    repeated = len(asked) - len(set(asked))
+    assert len(set(asked)) == whole.evaluations
+    assert repeated == (0 if phase == "synced" else kills)
+
+
+def test_a_journal_cut_anywhere_leads_to_the_same_result(tmp_path: Path) -> None:
+    whole = bisect(ASKED, Clocked(third), tmp_path / "whole")
+    data = (tmp_path / "whole" / FILE).read_bytes()
+    first = data.index(b"\n") + 1
+    for length in (0, 1, first - 1, first, first + 1, (first + len(data)) // 2, len(data) - 1):
+        folder = tmp_path / str(length)
+        folder.mkdir()
+        (folder / FILE).write_bytes(data[:length])
+        judge = Clocked(third)
+        assert bisect(ASKED, judge, folder) == whole
+        assert len(judge.asked) == whole.evaluations - max(0, data[:length].count(b"\n") - 1)
+        assert (folder / FILE).read_bytes() == data
+
+
+def test_the_state_of_a_search_is_read_from_its_journal(tmp_path: Path) -> None:
+    bisect(ASKED, Clocked(third), tmp_path)
+    lines = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
+    (tmp_path / FILE).write_bytes(b"".join(lines[:3]))
+    half = status(tmp_path)
+    assert (half.evaluations, half.seconds, half.result, half.next) == (2, 5.0, None, ("c1", "c2"))
+    assert half.left >= 1
+    assert replay(tmp_path) is None
+    (tmp_path / FILE).write_bytes(b"".join(lines))
+    assert status(tmp_path).result == replay(tmp_path)
+
+
+def test_the_state_of_a_refused_search_names_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(BisectionError) as caught:
+        bisect(ASKED, Clocked(lambda _: True), tmp_path)
+    assert str(status(tmp_path).refused) == str(caught.value)
+
+
+# Other journals -----------------------------------------------------------------------------
+
+
+def test_another_problem_is_refused_and_the_journal_kept(tmp_path: Path) -> None:
+    bisect(ASKED, Clocked(third), tmp_path)
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(ConfigError):
+        bisect(problem(5), Clocked(third), tmp_path)
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path) -> None:
+    bisect(ASKED, Clocked(third), tmp_path)
+    lines = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
+    for damaged in ([lines[0], b"{}\n", *lines[1:]], lines[1:]):
+        (tmp_path / FILE).write_bytes(b"".join(damaged))
+        with pytest.raises(ConfigError):
+            bisect(ASKED, Clocked(third), tmp_path)
+        assert (tmp_path / FILE).read_bytes() == b"".join(damaged)
+    (tmp_path / FILE).write_bytes(lines[0].replace(b'"format":1', b'"format":2'))
+    with pytest.raises(NewerFormatError):
+        read_journal(tmp_path)
+    with pytest.raises(ConfigError):
+        status(tmp_path / "nothing")
+
+
+def test_two_searches_in_one_folder_do_not_collide(tmp_path: Path) -> None:
+    inner = Clocked(third)
+
+    class Nested(Clocked):
+        def evaluate(self, applied, *, attempt, folder) -> Evaluation:
+            found = super().evaluate(applied, attempt=attempt, folder=folder)
+            with pytest.raises(BusyError):  # the same bisection, while this one runs
+                bisect(ASKED, inner, tmp_path / "one")
+            if len(self.asked) == 1:  # another one, beside it
+                assert bisect(ASKED, Clocked(third), tmp_path / "other").changes == ("c3",)
+            return found
+
+    assert bisect(ASKED, Nested(third), tmp_path / "one") == replay(tmp_path / "other")
+    assert not inner.asked
+
+
+# The infrastructure -------------------------------------------------------------------------
+
+
+def test_a_full_disk_ends_the_search_with_the_journal_intact(tmp_path: Path, monkeypatch) -> None:
+    whole = bisect(ASKED, Clocked(third), tmp_path / "whole")
+
+    class FullDisk:
+        left = 3
+
+        def __getattr__(self, name):
+            return getattr(os, name)
+
+        def write(self, file, data) -> int:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return os.write(file, data if self.left else data[: len(data) // 2])
+
+    folder = tmp_path / "full"
+    first = Clocked(third)
+    monkeypatch.setattr(journals, "os", FullDisk())
+    with pytest.raises(StorageError):
+        bisect(ASKED, first, folder)
+    assert len(first.asked) == 2
+    assert len(read_journal(folder).known) == 1
+    assert (folder / FILE).read_bytes().endswith(b"\n")
+    monkeypatch.undo()
+    second = Clocked(third)
+    assert bisect(ASKED, second, folder) == whole
+    assert len(second.asked) == whole.evaluations - 1
+
+
+class Failing(Clocked):
+    """A judge whose network is down for the first *failures* tries of a candidate."""
+
+    failures = 2
+    error: type[Exception] = FetchError
+
+    def evaluate(self, applied, *, attempt, folder) -> Evaluation:
+        (folder / "log").write_text("begun")
+        if len(applied) == 2 and self.failures:
+            self.failures -= 1
+            raise self.error("the wheel could not be fetched")
+        (folder / "log").unlink()
+        return super().evaluate(applied, attempt=attempt, folder=folder)
+
+
+def test_a_failure_of_the_infrastructure_is_retried_and_no_verdict(tmp_path: Path) -> None:
+    whole = bisect(ASKED, Clocked(third), tmp_path / "whole")
+    seen: list[Event] = []
+    with subscribe(seen.append):
+        assert bisect(ASKED, Failing(third), tmp_path / "retried", retries=2, pause_s=0) == whole
+    assert sum(event.kind == "bisect.retry" for event in seen) == 2
+    assert sum(event.kind == "bisect.evaluated" for event in seen) == whole.evaluations
+
+
+def test_a_lasting_failure_stops_the_search_which_can_be_resumed(tmp_path: Path) -> None:
+    whole = bisect(ASKED, Clocked(third), tmp_path / "whole")
+    folder = tmp_path / "stopped"
+    with pytest.raises(FetchError):
+        bisect(ASKED, Failing(third), folder, retries=1, pause_s=0)
+    stopped = status(folder)
+    assert stopped.evaluations == 2
+    assert stopped.next == ("c1", "c2")
+    assert stopped.stopped == ("the wheel could not be fetched",)
+    judge = Clocked(third)
+    assert bisect(ASKED, judge, folder) == whole
+    assert len(judge.asked) == whole.evaluations - 2
+
+
+def test_a_failure_that_does_not_pass_is_not_retried(tmp_path: Path) -> None:
+    judge = Failing(third)
+    judge.error = UnknownNameError
+    with pytest.raises(UnknownNameError):
+        bisect(ASKED, judge, tmp_path, retries=5, pause_s=0)
+    assert judge.failures == 1
+
+
+# Jobs ---------------------------------------------------------------------------------------
+
+
+def test_guesses_at_the_next_steps_do_not_change_the_result(tmp_path: Path) -> None:
+    def rule(applied):
+        return untestable() if len(applied) == 5 else applied >= {"c3", "c9"}
+
+    asked = problem()
+    alone = bisect(asked, Clocked(rule), tmp_path / "alone")
+    assert alone.changes == ("c3", "c9")
+    numbers, second = itertools.count(1), threading.Event()
+
+    class Paired(Clocked):
+        def evaluate(self, applied, *, attempt, folder) -> Evaluation:
+            number = next(numbers)
+            if number == 1:
+                assert second.wait(60), "the second evaluation did not start while the first one ran"
+            elif number == 2:
+                second.set()
+            return super().evaluate(applied, attempt=attempt, folder=folder)
+
+    judge = Paired(rule)
+    assert bisect(asked, judge, tmp_path / "three", jobs=3) == alone
+    assert len(set(judge.asked)) == len(judge.asked) >= alone.evaluations
+    assert len(read_journal(tmp_path / "three").known) == len(judge.asked)
+    assert replay(tmp_path / "three") == alone
+
+
+def test_the_failure_of_a_guess_does_not_stop_the_search(tmp_path: Path) -> None:
+    needed = {applied for applied, _ in _asked(Clocked(third))}
+
+    class Guarded(Clocked):
+        def evaluate(self, applied, *, attempt, folder) -> Evaluation:
+            if applied not in needed:
+                raise UnknownNameError("a guess")
+            return super().evaluate(applied, attempt=attempt, folder=folder)
+
+    assert bisect(problem(), Guarded(third), tmp_path, jobs=4).changes == ("c3",)
+
+
+def _asked(judge: Judge) -> list:
+    run(problem(), judge)
+    return judge.asked
+
+
+def test_likely_questions_are_those_of_both_answers() -> None:
+    asked = problem(8, "upstream")
+    ends = {(("c8",), 1): Evaluation(verdict=Verdict.BAD), ((), 1): Evaluation(verdict=Verdict.GOOD)}
+    assert [question.heads for question in likely(asked, ends, 3)] == [("c4",), ("c6",), ("c2",)]

@@ -1,0 +1,144 @@
+"""A slowdown is found under noise, and what cannot be decided never counts as good."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from search_kit import problem, run
+
+from sparkwright.base.errors import BisectionError
+from sparkwright.search.metric import MetricJudge, UntestableError
+from sparkwright.search.model import Verdict
+
+SEEDS = range(20)
+NOWHERE = Path()
+
+
+class Bench:
+    """Samples with 3 % noise, on a machine that slows down by a third over 500 samples."""
+
+    name = "tokens a second"
+
+    def __init__(self, seed: int, slow: str, factor: float = 0.95, noise: float = 0.03) -> None:
+        self.random, self.slow, self.factor, self.noise = random.Random(seed), slow, factor, noise
+        self.taken = 0
+
+    def sample(self, applied: frozenset[str], *, number: int, folder: Path) -> float:
+        assert folder.name == f"sample-{number}"
+        self.taken += 1
+        drift = 1 - min(self.taken, 500) / 1500
+        return 100 * drift * (self.factor if self.slow in applied else 1.0) * self.random.gauss(1, self.noise)
+
+
+class MetricSearch(MetricJudge):
+    """Counts what the kit's searches count."""
+
+    def evaluate(self, applied, *, attempt, folder):
+        self.asked = [*getattr(self, "asked", []), (applied, attempt)]
+        return super().evaluate(applied, attempt=attempt, folder=folder)
+
+
+def judged(bench: Bench, applied: set[str], **rest):
+    judge = MetricJudge(bench, **({"worse_by": 0.05, "higher_is_better": True} | rest))
+    return judge.evaluate(frozenset(applied), attempt=1, folder=NOWHERE)
+
+
+def test_a_slowdown_of_5_percent_under_3_percent_noise_is_named() -> None:
+    right, samples = 0, []
+    for seed in SEEDS:
+        culprit = f"c{seed * 7 % 17 + 1}"
+        bench = Bench(seed, culprit)
+        try:
+            result = run(problem(), MetricSearch(bench, 0.05, higher_is_better=True))
+        except BisectionError:  # an end was not decided: no answer, and no wrong one
+            continue
+        assert result.kind != "culprit" or result.changes == (culprit,)
+        right += result.changes == (culprit,)
+        samples.append(bench.taken)
+    assert right >= 19
+    assert sum(samples) / len(samples) < 600
+
+
+def test_a_healthy_pair_names_no_culprit() -> None:
+    for seed in SEEDS:
+        with pytest.raises(BisectionError):
+            run(problem(), MetricSearch(Bench(seed, "none"), 0.05, higher_is_better=True))
+
+
+@pytest.mark.parametrize(("higher", "factor", "verdict"), [
+    (True, 0.9, Verdict.BAD),
+    (True, 1.1, Verdict.GOOD),
+    (True, 1.0, Verdict.GOOD),
+    (False, 1.1, Verdict.BAD),
+    (False, 0.9, Verdict.GOOD),
+    (False, 1.0, Verdict.GOOD),
+])  # fmt: skip
+def test_the_worse_side_of_a_metric_is_bad(higher, factor, verdict) -> None:
+    found = judged(Bench(3, "c1", factor), {"c1"}, higher_is_better=higher)
+    assert found.verdict is verdict
+    assert found.value == pytest.approx(factor, rel=0.03)
+    assert bool(found.signature) == (verdict is Verdict.BAD)
+
+
+def test_more_noise_asks_for_more_samples_and_no_decision_is_not_good() -> None:
+    taken = []
+    for noise in (0.001, 0.03):
+        bench = Bench(1, "c1", noise=noise)
+        assert judged(bench, {"c1"}).verdict is Verdict.BAD
+        taken.append(bench.taken)
+    assert taken[0] == 8 < taken[1]
+    bench = Bench(1, "c1", noise=0.3)
+    assert judged(bench, {"c1"}, most_samples=12).verdict is Verdict.UNSTABLE
+    assert bench.taken == 24
+
+
+def test_the_good_end_is_the_start_or_all_changes() -> None:
+    bench = Bench(1, "none")
+    assert judged(bench, set()).verdict is Verdict.GOOD
+    assert judged(bench, {"c1"}, baseline=frozenset({"c1"})).verdict is Verdict.GOOD
+    assert not bench.taken
+
+
+def test_a_candidate_that_cannot_be_measured_is_untestable() -> None:
+    class Broken(Bench):
+        def sample(self, applied, *, number, folder) -> float:
+            if applied:
+                raise UntestableError("it does not boot")
+            return super().sample(applied, number=number, folder=folder)
+
+    found = judged(Broken(1, "c1"), {"c1"})
+    assert (found.verdict, found.detail) == (Verdict.UNTESTABLE, "it does not boot")
+
+
+@pytest.mark.parametrize("rest", [{"worse_by": 0.0}, {"worse_by": 1.0}, {"most_samples": 3}])
+def test_limits_that_decide_nothing_are_refused(rest) -> None:
+    with pytest.raises(ValueError):
+        judged(Bench(1, "c1"), {"c1"}, **rest)
+
+
+@pytest.mark.parametrize("cut", [0, 5])
+def test_a_killed_evaluation_takes_no_finished_pair_again(tmp_path: Path, cut) -> None:
+    class Killed(Bench):
+        def sample(self, applied, *, number, folder) -> float:
+            if number == 12:
+                raise KeyboardInterrupt
+            return super().sample(applied, number=number, folder=folder)
+
+    whole = judged(Bench(1, "c1"), {"c1"}, kept=tmp_path / "whole")
+    killed = Killed(1, "c1")
+    with pytest.raises(KeyboardInterrupt):
+        judged(killed, {"c1"}, kept=tmp_path / "cut")
+    (path,) = (tmp_path / "cut").iterdir()
+    if cut:
+        path.write_bytes(path.read_bytes()[:-cut])
+    resumed = Bench(1, "c1")
+    for number in range(killed.taken - killed.taken % 2 - (2 if cut else 0)):  # the machine goes on as it was
+        resumed.sample(frozenset(), number=number, folder=NOWHERE / f"sample-{number}")
+    before = resumed.taken
+    again = judged(resumed, {"c1"}, kept=tmp_path / "cut")
+    assert again.verdict is whole.verdict
+    assert before == (8 if cut else 10)
+    (kept,) = (tmp_path / "cut").iterdir()
+    assert len(kept.read_text().splitlines()) * 2 == resumed.taken

@@ -1,0 +1,209 @@
+"""Properties of the search over any changes, requirements and rules."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from search_kit import Judge, problem, run
+
+from sparkwright.search.model import Change, Problem
+from sparkwright.search.ordered import Noise, Posterior, locate
+from sparkwright.search.subsets import Changes, ddmin
+
+SURE = Noise(doubt=1e-4, shown=1, hidden=0, quiet=1)
+
+
+@st.composite
+def problems(draw) -> Problem:
+    """Return a problem of up to seven changes, some of which require others."""
+    count = draw(st.integers(1, 7))
+    changes = []
+    for number in range(count):
+        requires = draw(st.sets(st.integers(0, number - 1), max_size=2)) if number else set()
+        axis = draw(st.sampled_from(["carries", "upstream", "kernels"]))
+        needs = tuple(f"c{other}" for other in sorted(requires))
+        changes.append(Change(id=f"c{number}", axis=axis, title="", requires=needs))
+    weights = {change.id: draw(st.floats(0, 100)) for change in changes}
+    return problem(changes=tuple(changes), weights=weights)
+
+
+def closed_sets(changes: Changes) -> list[frozenset[str]]:
+    """Return every set that is closed under what it requires."""
+    names = changes.order
+    chosen = itertools.chain.from_iterable(itertools.combinations(names, k) for k in range(len(names) + 1))
+    return [found for found in map(frozenset, chosen) if changes.close(found) == found]
+
+
+def answered(searching, rule):
+    """Return the end of a search whose questions *rule* answers, and the questions."""
+    asked = []
+    question = next(searching, None)
+    while True:
+        asked.append(question)
+        try:
+            question = searching.send(rule(question))
+        except StopIteration as done:
+            return done.value, asked
+
+
+def asking(subset):
+    """Ask for a set, and return the answer."""
+    return (yield subset)
+
+
+# Sets ---------------------------------------------------------------------------------------
+
+
+@given(problems(), st.booleans())
+def test_the_order_and_the_weights_of_changes(asked: Problem, backwards) -> None:
+    changes = Changes(asked, backwards=backwards)
+    assert sorted(changes.order) == sorted(change.id for change in asked.changes)
+    assert math.isclose(sum(changes.weights), 1)
+    assert min(changes.weights) > 0
+    for length in range(len(changes.order) + 1):
+        start = frozenset(changes.order[:length])
+        assert changes.close(start) == start
+        assert changes.close(changes.heads(start)) == start
+
+
+@given(problems(), st.data())
+def test_what_is_left_without_some_changes_is_closed_and_the_most_that_can_be(asked: Problem, data) -> None:
+    changes = Changes(asked)
+    sets = closed_sets(changes)
+    applied = data.draw(st.sampled_from(sets))
+    gone = data.draw(st.sets(st.sampled_from(changes.order)))
+    left = changes.without(applied, gone)
+    assert left == max((one for one in sets if one <= applied and not one & gone), key=len)
+
+
+@given(problems(), st.data())
+def test_ddmin_ends_with_a_closed_set_of_which_nothing_can_be_left_out(asked: Problem, data) -> None:
+    changes = Changes(asked)
+    everything = frozenset(changes.order)
+    sets = closed_sets(changes)
+    answers = {one: data.draw(st.sampled_from([True, False, None]), label=str(sorted(one))) for one in sets}
+    answers |= {everything: True, frozenset(): False}
+    if len(everything) == 1:  # there is nothing to ask
+        return
+    searching = ddmin(changes, everything, frozenset(), asking)
+    try:
+        subset = next(searching)
+        while True:
+            assert subset in answers, "it asks for closed sets only"
+            subset = searching.send(answers[subset])
+    except StopIteration as done:
+        found = done.value
+    assert answers[found] is True
+    assert not any(answers[changes.without(found, (name,))] for name in found)
+
+
+# Searches -----------------------------------------------------------------------------------
+
+
+@given(problems(), st.sampled_from(["adds", "removes"]), st.sampled_from(["broke", "fixed"]), st.data())
+@examples(max_examples=200)
+def test_any_deterministic_rule_ends_with_a_pair_of_neighbours(
+    asked: Problem, question, direction, data
+) -> None:
+    """The rule need not be monotone: what is named makes the difference where it is shown to."""
+    asked = problem(changes=asked.changes, weights=asked.weights, question=question, direction=direction)
+    changes = Changes(asked)
+    answers = {one: data.draw(st.booleans(), label=str(sorted(one))) for one in closed_sets(changes)}
+    broke = direction == "broke"
+    answers |= {frozenset(changes.order): broke, frozenset(): not broke}
+    judge = Judge(answers.__getitem__)
+    result = run(asked, judge)
+    assert result.kind in {"culprit", "interaction"}
+    bad, good = changes.close(result.bad), changes.close(result.good)
+    assert answers[bad]
+    assert not answers[good]
+    assert bad ^ good
+    if result.kind == "culprit":
+        space = Changes(asked, backwards=question == "removes")
+        assert space.heads(bad ^ good) == result.changes
+
+
+@given(problems(), st.data())
+@examples(max_examples=200)
+def test_a_monotone_rule_ends_with_a_smallest_set(asked: Problem, data) -> None:
+    changes = Changes(asked)
+    needed = frozenset(data.draw(st.sets(st.sampled_from(changes.order), min_size=1)))
+    result = run(asked, Judge(lambda applied: applied >= needed))
+    assert changes.close(result.changes) == changes.close(needed)
+    assert result.kind == ("culprit" if len(result.changes) == 1 else "interaction")
+
+
+# Orders -------------------------------------------------------------------------------------
+
+
+@given(st.integers(2, 300), st.data(), st.booleans())
+def test_a_deterministic_search_takes_no_more_than_the_logarithm(n, data, bad_after) -> None:
+    culprit = data.draw(st.integers(1, n))
+    posterior = Posterior([1.0] * n, SURE, bad_after)
+    searching = locate(posterior, lambda position, _: asking(position), confidence=0.95)
+    located, asked = answered(searching, lambda position: (position >= culprit) == bad_after)
+    assert (located.first, located.last) == (culprit, culprit)
+    assert located.confidence >= 0.95
+    assert len(asked) <= math.ceil(math.log2(n)) + 1
+
+
+@given(
+    st.lists(st.floats(0.001, 1000), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=40),
+    st.floats(1e-4, 1),
+    st.booleans(),
+)
+def test_probabilities_sum_to_one(weights, observations, doubt, bad_after) -> None:
+    posterior = Posterior(weights, Noise(doubt, 4, 9, 20), bad_after)
+    for position, bad in observations:
+        assume(position < len(weights))
+        posterior.observe(position, bad=bad)
+    masses = posterior.masses()
+    assert math.isclose(math.fsum(masses), 1)
+    assert min(masses) >= 0
+    information = posterior.information()
+    assert len(information) == len(weights) - 1
+    assert all(-1e-9 <= bits <= 1 + 1e-9 for bits in information)
+
+
+@given(st.integers(2, 30), st.data())
+def test_an_observation_moves_probability_to_its_side(n, data) -> None:
+    posterior = Posterior([1.0] * n, Noise(1.0, 4, 9, 20))
+    position = data.draw(st.integers(1, n - 1))
+    before = sum(posterior.masses()[:position])
+    posterior.observe(position, bad=True)
+    assert sum(posterior.masses()[:position]) > before
+    other = Posterior([1.0] * n, Noise(1.0, 4, 9, 20))
+    other.observe(position, bad=False)
+    assert sum(other.masses()[:position]) < before
+
+
+def test_the_cheaper_of_two_equal_positions_is_taken() -> None:
+    for cheap in (1, 2):
+        posterior = Posterior([1.0, 1.0, 1.0], SURE)
+        costs = [1.0 if position == cheap else 50.0 for position in (1, 2)]
+        searching = locate(posterior, lambda position, _: asking(position), confidence=0.95, costs=costs)
+        assert next(searching) == cheap
+
+
+@pytest.mark.parametrize("untestable", [(), (1, 2, 3), (4,), tuple(range(1, 8))])
+@pytest.mark.parametrize("culprit", range(1, 9))
+def test_the_range_between_testable_positions_is_found(untestable, culprit) -> None:
+    searching = locate(
+        Posterior([1.0] * 8, SURE), lambda at, _: asking(at), confidence=0.95, untestable=untestable
+    )
+    try:
+        position = next(searching)
+        while True:
+            assert position not in untestable
+            position = searching.send(position >= culprit)
+    except StopIteration as done:
+        located = done.value
+    testable = [0, *(position for position in range(1, 8) if position not in untestable), 8]
+    assert located.first == max(position for position in testable if position < culprit) + 1
+    assert located.last == min(position for position in testable if position >= culprit)

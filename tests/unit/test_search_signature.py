@@ -1,0 +1,46 @@
+"""The same failure has the same signature in each run, and another failure has another."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkwright.search.signature import normalise
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("at 0x7f3a12ffee00: bad", "at 0x55deadbeef10: bad"),
+    ("took 1.25s, 3 of 4 differ", "took 13.5s, 1 of 4 differ"),
+    ("open /tmp/tmpab12cd/log.txt: gone", "open /tmp/pytest-of-me/pytest-3/x/log.txt: gone"),
+    ("open /var/folders/q1/x/T/a: gone", "open /dev/shm/sparkwright-9/a: gone"),
+    ("(EngineCore pid=1234) died", "(EngineCore pid=99) died"),
+    ("2026-11-22 16:10:02,123 ERROR x", "2027-01-02T03:04:05Z ERROR x"),
+    ("16:10:02.5 ERROR x", "03:04:05 ERROR x"),
+    ("123e4567-e89b-12d3-a456-426614174000 failed", "00000000-e89b-12d3-a456-42661417ffff failed"),
+    ("loss 1.5e-3", "loss -2"),
+    ("free 12.5GiB of 119GiB", "free 1GiB of 96GiB"),
+    ("usage 95%", "usage 7%"),
+    ("\x1b[31mred\x1b[0m  alert", "red\nalert"),
+    ("request cmpl-0123456789abcdef0123456789abcdef", "request cmpl-fedcba9876543210fedcba9876543210"),
+])  # fmt: skip
+def test_what_differs_from_run_to_run_does_not_count(one, other) -> None:
+    assert normalise(one) == normalise(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("no kernel for sm_121a", "no kernel for sm_90a"),
+    ("kv_cache_dtype fp8 unsupported", "kv_cache_dtype fp4 unsupported"),
+    ("KeyError: 'lm_head'", "KeyError: 'embed_tokens'"),
+    ("ImportError in vllm/v1/worker.py", "ImportError in vllm/v0/worker.py"),
+    ("AssertionError", "TypeError"),
+])  # fmt: skip
+def test_what_tells_failures_apart_stays(one, other) -> None:
+    assert normalise(one) != normalise(other)
+
+
+@given(st.text())
+def test_a_signature_is_one_line_and_stays_as_it_is(text) -> None:
+    found = normalise(text)
+    assert "\n" not in found
+    assert normalise(found) == found
