@@ -41,8 +41,10 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 )
 @click.option("--axis", "axes", type=click.Choice(_AXES), multiple=True, help="Search this difference only.")
 @click.option("--carry", "carries", metavar="NAME", multiple=True, help="Take of both ends this carry only.")
+@click.option("--commits", default="", metavar="REPOSITORY", help="Search this repository's commits.")
 @click.option("--find-fix", is_flag=True, help="The bad end is the older one: name the change that fixed it.")
 @click.option("--mend", is_flag=True, help="Name the changes whose removal from the bad end mends it.")
+@click.option("--deterministic", is_flag=True, help="The judge never flakes: judge each candidate once.")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), default=1, help="Evaluations at a time.")
 @click.option("--repeat", type=click.IntRange(min=1), default=64, help="The most repetitions of a candidate.")
 @click.option(
@@ -64,8 +66,8 @@ def command(session: Session, *, words: tuple[str, ...], target: TargetOptions, 
     """Name the change between a GOOD and a BAD build spec that makes the difference.
 
     A SPEC is a wheel (a file or an address), a commit of this project, PATCHSET@RELEASE, PATCHSET@COMMIT of
-    upstream's, or '.' for the work tree. With a --source that has commits, these lie between two pins, and
-    releases else. Two wheels are enough: what they are made of is recorded in them.
+    upstream's, or '.' for the work tree. Two wheels are enough: what they are made of is recorded in them.
+    Between two pins lie releases; with --commits (git, a folder or an address) lie commits of upstream's.
 
     'bisect status' lists bisections. The same command again resumes one that was stopped.
     """
@@ -90,7 +92,7 @@ def command(session: Session, *, words: tuple[str, ...], target: TargetOptions, 
             return
         folder = _folder(session, _identity(search.problem))
         search.realiser.require_as_recorded()
-        result = bisect(search.problem, search.judge, folder, jobs=jobs)
+        result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs)
     _finish(session, folder, search.problem, result)
 
 
@@ -113,10 +115,10 @@ def _options(
 
 def _repeated(target: TargetOptions, arguments: dict[str, Any]) -> Iterable[str]:
     """Yield the words of the command line that name the same search, without defaults."""
-    for name in ("good", "bad", "judge"):
+    for name in ("good", "bad", "judge", "commits"):
         if arguments[name]:
             yield f"--{name}={arguments[name]}"
-    for flag in ("find_fix", "mend", "build_wheel"):
+    for flag in ("find_fix", "mend", "build_wheel", "deterministic"):
         if arguments[flag]:
             yield "--wheel" if flag == "build_wheel" else f"--{flag.replace('_', '-')}"
     yield from (f"--axis={axis}" for axis in arguments["axes"])

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
@@ -27,7 +27,7 @@ from sparkwright.probe.proof import named_modules
 from sparkwright.probe.runner import run_probe
 from sparkwright.search.metric import MetricJudge, UntestableError
 from sparkwright.search.model import Evaluation, Verdict
-from sparkwright.store import write_atomically
+from sparkwright.store import storing, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,8 +84,6 @@ class ProbeJudge:
         name: the judge as the user gave it.
         stop: ends a running probe.
     """
-
-    deterministic: ClassVar[bool] = True
 
     realiser: Realiser
     file: Path
@@ -151,8 +149,6 @@ class MergeJudge:
         name: the judge as the user gave it.
     """
 
-    deterministic: ClassVar[bool] = True
-
     realiser: Realiser
     carries: tuple[str, ...]
     name: str
@@ -198,6 +194,8 @@ class Command:
         if self.options.build_wheel or any("{wheel}" in word for word in self.words):
             wheel = str(self.realiser.wheel(candidate))
         tree = str(self.realiser.tree(candidate))
+        with storing(f"writing to {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
         spec = folder / "spec.json"
         write_atomically(spec, to_json(_described(candidate)))
         log = folder / "output.log"
@@ -220,8 +218,6 @@ class CommandJudge:
 
     Its signature is what it prints behind ``signature:`` at the start of a line, or its exit status.
     """
-
-    deterministic: ClassVar[bool] = False
 
     command: Command
     name: str
@@ -263,7 +259,12 @@ class CommandSampler:
     """A metric that a command prints: the number behind its name, or else the last line that is a number."""
 
     command: Command
-    name: str
+    metric: str
+
+    @property
+    def name(self) -> str:
+        """The metric, and the command that prints it."""
+        return f"{self.metric} of {shlex.join(self.command.words)!r}"
 
     def sample(self, applied: frozenset[str], *, number: int, folder: Path) -> float:
         """Run the command on the candidate once.
@@ -279,10 +280,10 @@ class CommandSampler:
             raise UntestableError(str(error)) from error
         if status == _UNTESTABLE:
             raise UntestableError(output.strip().rpartition("\n")[2] or "the command exited with 125")
-        value = _number(output, self.name)
+        value = _number(output, self.metric)
         if status or value is None:
             raise ProcessError(
-                f"the metric {self.name} could not be measured",
+                f"the metric {self.metric} could not be measured",
                 because=f"the command ended with status {status}"
                 + ("" if value is not None else f" and printed no number; its output is in {log}"),
             )
@@ -298,8 +299,6 @@ class CheckJudge:
         check: the check's name.
         name: the judge as the user gave it.
     """
-
-    deterministic: ClassVar[bool] = False
 
     realiser: Realiser
     check: str
@@ -378,14 +377,12 @@ def _metric(text: str, words: Sequence[str], realiser: Realiser, options: JudgeO
     if share is None or not command:
         raise _no_judge(text, "a metric takes --worse-by SHARE, such as 5%, and a command behind --")
     everything = frozenset(change.id for change in realiser.difference.changes)
-    judge = MetricJudge(
+    return MetricJudge(
         CommandSampler(Command(tuple(command), realiser, options), name),
         baseline=everything if options.inverted else frozenset(),
         worse_by=float(share[1]) / 100,
         higher_is_better=not lower,
     )
-    judge.name = text
-    return judge
 
 
 def _no_judge(text: str, because: str) -> ConfigError:

@@ -69,6 +69,7 @@ class Realiser:
         checkout: the clone of the project.
         access: the store, its repository and the network settings.
         source: the origin of upstream's releases.
+        history: the origin of its commits.
         options: options of builds; the architecture is each candidate's own.
     """
 
@@ -76,6 +77,7 @@ class Realiser:
     checkout: Checkout
     access: Access
     source: UpstreamSource
+    history: UpstreamSource
     options: BuildOptions
 
     def candidate(self, applied: frozenset[str]) -> Candidate:
@@ -193,7 +195,7 @@ class Realiser:
         if point.tree:
             return Pristine(point.tree, point.commit, f"commit {point.commit[:12]}", verified=True)
         if point.commit:
-            found = self.source.commit(point.commit, own.release.git)
+            found = self.history.commit(point.commit, own.release.git)
         elif lock is not None:
             found = self.source.pristine(lock)
         elif point.version == own.release.version:

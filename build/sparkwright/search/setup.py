@@ -11,8 +11,9 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import BisectionError
 from sparkwright.pipeline.choose import choose_arch
 from sparkwright.search.axes import difference, weigh
-from sparkwright.search.judges import JudgeOptions, ProbeJudge, make_judge
+from sparkwright.search.judges import JudgeOptions, MergeJudge, ProbeJudge, make_judge
 from sparkwright.search.line import upstream_steps
+from sparkwright.search.metric import MetricJudge
 from sparkwright.search.model import Problem
 from sparkwright.search.realise import Realiser
 from sparkwright.search.specs import Resolver, restricted
@@ -20,6 +21,7 @@ from sparkwright.upstream import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import BuildOptions
@@ -39,8 +41,10 @@ class SearchOptions:
         judge: the judge.
         axes: differences to search; all by default.
         carries: names of carries that alone are taken of both ends, with what they require; all by default.
+        commits: a repository whose commits are the points between two pins; releases are if it is empty.
         find_fix: the bad end is the older one.
         mend: name what would mend the bad end rather than what breaks the good one.
+        deterministic: the judge gives one candidate the same verdict each time.
         repeat: the most repetitions of one candidate.
         confidence: probability of the answer at which the search ends.
         timeout_s: the most seconds of one run of a command.
@@ -53,8 +57,10 @@ class SearchOptions:
     judge: str
     axes: tuple[Axis, ...] = ()
     carries: tuple[str, ...] = ()
+    commits: str = ""
     find_fix: bool = False
     mend: bool = False
+    deterministic: bool = False
     repeat: int = 64
     confidence: float = 0.95
     timeout_s: float = 3600.0
@@ -75,6 +81,12 @@ class Search:
         """What lies between the ends."""
         return self.realiser.difference
 
+    def judge_in(self, folder: Path) -> CandidateJudge:
+        """Return the judge of a bisection in *folder*, where a metric keeps its samples."""
+        if isinstance(self.judge, MetricJudge):
+            return replace(self.judge, kept=folder / "samples")
+        return self.judge
+
 
 @contextlib.contextmanager
 def open_search(
@@ -87,7 +99,7 @@ def open_search(
         ConfigError: the judge is none.
     """
     arch = choose_arch(checkout.lock, build.platform, kernels=build.kernels, arch=build.arch)
-    source = open_source(build.source, access)
+    history = open_source(options.commits or "git", access)
     with access.store.scratch() as scratch:
         resolver = Resolver(checkout, access, scratch, build.patchset, arch)
         good, bad = (_end(resolver, text, options) for text in (options.good, options.bad))
@@ -95,10 +107,10 @@ def open_search(
         steps: tuple[UpstreamStep, ...] = ()
         if not options.axes or "upstream" in options.axes:
             git = checkout.lock.release.git
-            steps = upstream_steps(access, source, git, start, end, commits=build.source != "index")
+            steps = upstream_steps(access, history, git, start, end, commits=bool(options.commits))
         found = difference(start, end, steps, axes=options.axes)
         build = replace(build, platform=_platform(start, end, build.platform))
-        realiser = Realiser(found, checkout, access, source, build)
+        realiser = Realiser(found, checkout, access, open_source(build.source, access), history, build)
         judging = JudgeOptions(options.timeout_s, options.build_wheel, inverted=options.find_fix)
         try:
             judge = make_judge(options.judge, realiser, judging)
@@ -138,7 +150,8 @@ def _problem(found: Difference, judge: CandidateJudge, options: SearchOptions) -
         changes=found.changes,
         direction="fixed" if options.find_fix else "broke",
         question="removes" if options.mend else "adds",
-        deterministic=getattr(judge, "deterministic", False),
+        # A metric repeats its samples itself, until it is decided.
+        deterministic=options.deterministic or isinstance(judge, (MergeJudge, MetricJudge, ProbeJudge)),
         weights=weigh(found.changes, suspects),
         command=shlex.join(("sparkwright", "bisect", *options.command, "--try=")) + "{applied}",
         confidence=options.confidence,

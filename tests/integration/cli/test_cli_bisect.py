@@ -71,7 +71,7 @@ def harmless(world: World, number: int) -> str:
 
 @pytest.fixture
 def patched(world: World) -> World:
-    """Two commits: four harmless carries, and a fifth that doubles what clamp() is given among more of these."""
+    """Two commits: four harmless carries, and with six more of them one that doubles what clamp() gets."""
     world.list_carries([])
     shutil.rmtree(world.root / "carries")
     for number in range(4):
@@ -229,16 +229,16 @@ def test_one_candidate_is_judged_by_hand(patched: World) -> None:
     assert (ran.status, ran.json["verdict"]) == (1, "bad")
     assert patched.call(*words, "--try=unknown:added").status == 12
     listed = patched.good(*words, "--list", "--json").json["changes"]
-    assert {change["id"] for change in listed} == {f"word-{n}:added" for n in range(4, 10)} | {"doubled:added"}
+    assert {change["id"] for change in listed} == {f"word-{n}:added" for n in range(4, 10)} | {
+        "doubled:added"
+    }
 
 
 def test_a_command_says_125_where_it_cannot_judge(patched: World) -> None:
     """Two neighbours cannot be told apart where the candidate between them is untestable."""
     text = CLAMP.replace("return value", "return value  # UNTESTABLE")
     patched.carry("aside", {"vllm/clamp.py": text}, listed=False)
-    patched.carry(
-        "doubled", {"vllm/clamp.py": CLAMP.replace("# Always.", "# value * 2")}, listed=False
-    )
+    patched.carry("doubled", {"vllm/clamp.py": CLAMP.replace("# Always.", "# value * 2")}, listed=False)
     words = ("bisect", "--good=HEAD~1", "--bad=.", "--judge", judge(patched))
     patched.list_carries([*patched.listed(), "aside"])
     assert patched.call(*words, "--try=aside:added").status == 125
@@ -268,12 +268,16 @@ def test_a_wheel_is_built_only_where_a_command_mentions_it(patched: World) -> No
     words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--json")
     ran = patched.good(*words, "--try=", "--judge", f'run {sys.executable} -c "{show}"')
     assert ran.json["detail"] == "none"
-    ran = patched.good(*words, "--try=doubled:added", "--judge", f'run {sys.executable} -c "{show}" {{wheel}}')
+    ran = patched.good(
+        *words, "--try=doubled:added", "--judge", f'run {sys.executable} -c "{show}" {{wheel}}'
+    )
     stated, given = ran.json["detail"].split()
     assert stated == given
     assert unpack(Path(given))["vllm/clamp.py"].decode() == DOUBLED
     digest = sha256(Path(given))
-    ran = patched.good(*words, "--try=doubled:added", "--wheel", "--judge", f'run {sys.executable} -c "{show}"')
+    ran = patched.good(
+        *words, "--try=doubled:added", "--wheel", "--judge", f'run {sys.executable} -c "{show}"'
+    )
     assert sha256(Path(ran.json["detail"])) == digest, "the wheel of a candidate is built once"
 
 
@@ -306,7 +310,9 @@ def test_a_metric_that_a_command_prints_is_compared(patched: World) -> None:
     )
     text = f"metric speed --worse-by 10% -- {sys.executable} {measure}"
     words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--carry=word-0", "--judge", text, "--json")
-    ran = patched.call("bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", text, "--try=doubled:added", "--json")
+    ran = patched.call(
+        "bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", text, "--try=doubled:added", "--json"
+    )
     assert (ran.status, ran.json["verdict"]) == (1, "bad")
     assert ran.json["value"] == pytest.approx(0.8, abs=0.05)
     assert patched.call(*words).status != 0, "and a carry that only one end has cannot be taken of both"
@@ -314,7 +320,7 @@ def test_a_metric_that_a_command_prints_is_compared(patched: World) -> None:
 
 def test_a_killed_search_goes_on_where_it_was(patched: World) -> None:
     gate = patched.folder / "gate"
-    slow = JUDGE + f"\n"
+    slow = JUDGE + "\n"
     text = (
         "import time\n"
         f"gate = __import__('pathlib').Path({str(gate)!r})\n"
@@ -326,7 +332,7 @@ def test_a_killed_search_goes_on_where_it_was(patched: World) -> None:
     )
     words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", judge(patched, text), "--json")
     child = patched.start(*words)
-    wait_until(lambda: (patched.folder / "seen-3").exists(), patience_s=120)
+    wait_until((patched.folder / "seen-3").exists, patience_s=120)
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
     gate.touch()
@@ -383,7 +389,7 @@ def test_the_commit_at_which_a_carry_stops_merging_is_named(world: World) -> Non
         ids.append(upstream.commit(f"change {number}", files))
     ran = world.good(
         "bisect", f"--good=spark@{ids[0]}", f"--bad=spark@{ids[-1]}", "--judge=merge", "--json",
-        f"--source={upstream.folder}",
+        f"--commits={upstream.folder}",
     )  # fmt: skip
     assert culprits(ran) == [ids[14][:12]]
     assert "clamp" in ran.json["calibration"]["signature"]
