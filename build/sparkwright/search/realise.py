@@ -6,8 +6,8 @@ failure of the network or the disk is an error, as it says nothing of the candid
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+import threading
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -29,6 +29,7 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import warn
 from sparkwright.carries.patchset import BuildSpec, check_order
+from sparkwright.git import Repository
 from sparkwright.merge import merge_patchset
 from sparkwright.pipeline.assembly import Assemble
 from sparkwright.pipeline.job import Job
@@ -37,18 +38,18 @@ from sparkwright.pipeline.state import require
 from sparkwright.probe import tree_folder
 from sparkwright.search.metric import UntestableError
 from sparkwright.search.specs import pinned_lock
-from sparkwright.upstream import Pristine
+from sparkwright.upstream import Pristine, open_source
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.carries import Revision
     from sparkwright.lock import Lock
-    from sparkwright.merge import BaseFinder, MergeReport
+    from sparkwright.merge import MergeReport
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import BuildOptions
     from sparkwright.search.axes import Candidate, Difference
-    from sparkwright.upstream import Access, UpstreamSource
+    from sparkwright.upstream import Access
 
 _PACKAGE = "vllm"
 
@@ -64,21 +65,39 @@ _OF_THE_CANDIDATE = (
 class Realiser:
     """Makes the candidates between two specs.
 
+    Judges call it from several threads, and git's readers of objects serve one thread each: each thread gets
+    a repository of its own.
+
     Attributes:
         difference: what lies between them.
         checkout: the clone of the project.
-        access: the store, its repository and the network settings.
-        source: the origin of upstream's releases.
-        history: the origin of its commits.
+        opened: the store and the network settings.
         options: options of builds; the architecture is each candidate's own.
+        commits: the origin of upstream's commits, as for `open_source`.
     """
 
     difference: Difference
     checkout: Checkout
-    access: Access
-    source: UpstreamSource
-    history: UpstreamSource
+    opened: Access
     options: BuildOptions
+    commits: str = "git"
+    _own: threading.local = field(default_factory=threading.local, repr=False)
+    _repositories: list[Repository] = field(default_factory=list, repr=False)
+    _bases: dict[tuple[str, str | None], str] = field(default_factory=dict, repr=False)
+
+    @property
+    def access(self) -> Access:
+        """The store, the network settings, and this thread's repository."""
+        if not hasattr(self._own, "access"):
+            self._own.access = replace(self.opened, repository=Repository(self.opened.repository.path))
+            self._repositories.append(self._own.access.repository)
+        found: Access = self._own.access
+        return found
+
+    def close(self) -> None:
+        """End the processes that reads of objects left running."""
+        for repository in self._repositories:
+            repository.close()
 
     def candidate(self, applied: frozenset[str]) -> Candidate:
         """Return the candidate with the changes *applied*."""
@@ -124,9 +143,9 @@ class Realiser:
         Raises:
             UntestableError: upstream has no wheel there.
         """
-        point = candidate.point
+        target = candidate.point.commit or candidate.point.version
         try:
-            lock = candidate.lock or pinned_lock(self.checkout, self.access, point.commit or point.version)
+            lock = candidate.lock or pinned_lock(self.checkout, self.access, target, source=self.commits)
             _ = lock.wheel(self.options.platform)
         except _OF_THE_CANDIDATE as error:
             raise UntestableError(str(error)) from error
@@ -172,34 +191,29 @@ class Realiser:
             options=replace(self.options, allow_unproved=names, arch=candidate.arch or ""),
             store=self.access.store,
             repository=self.access.repository,
-            source=self.source,
+            source=open_source(self.options.source, self.access),
         )
 
-    @cached_property
-    def _find_base(self) -> BaseFinder:
-        """Finds each revision's base once for all candidates."""
-        job = self._job(self.candidate(frozenset()), self.checkout.lock)
-        known: dict[tuple[str, str | None], str] = {}
-
-        def find(revision: Revision) -> str:
-            key = revision.release, revision.sdist_sha256
-            if key not in known:
-                known[key] = job.find_base(revision)
-            return known[key]
-
-        return find
+    def _find_base(self, revision: Revision) -> str:
+        """Return the tree that *revision* was written against; found once for all candidates."""
+        key = revision.release, revision.sdist_sha256
+        if key not in self._bases:
+            job = self._job(self.candidate(frozenset()), self.checkout.lock)
+            self._bases[key] = job.find_base(revision)
+        return self._bases[key]
 
     def _pristine(self, candidate: Candidate) -> Pristine:
         """Return upstream's tree, without its history: a merge is then decided by contents alone."""
+        source = open_source(self.options.source, self.access)
         point, lock, own = candidate.point, candidate.lock, self.checkout.lock
         if point.tree:
             return Pristine(point.tree, point.commit, f"commit {point.commit[:12]}", verified=True)
         if point.commit:
-            found = self.history.commit(point.commit, own.release.git)
+            found = open_source(self.commits, self.access).commit(point.commit, own.release.git)
         elif lock is not None:
-            found = self.source.pristine(lock)
+            found = source.pristine(lock)
         elif point.version == own.release.version:
-            found = self.source.pristine(own)
+            found = source.pristine(own)
         else:
-            found = self.source.release(point.version)
+            found = source.release(point.version)
         return replace(found, history=False)

@@ -110,13 +110,14 @@ def open_search(
             steps = upstream_steps(access, history, git, start, end, commits=bool(options.commits))
         found = difference(start, end, steps, axes=options.axes)
         build = replace(build, platform=_platform(start, end, build.platform))
-        realiser = Realiser(found, checkout, access, open_source(build.source, access), history, build)
+        realiser = Realiser(found, checkout, access, build, options.commits or "git")
         judging = JudgeOptions(options.timeout_s, options.build_wheel, inverted=options.find_fix)
         try:
             judge = make_judge(options.judge, realiser, judging)
             yield Search(_problem(found, judge, options), judge, realiser)
         finally:
             judging.stop.set()
+            realiser.close()
 
 
 def _end(resolver: Resolver, text: str, options: SearchOptions) -> ResolvedSpec:

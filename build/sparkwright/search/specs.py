@@ -398,14 +398,14 @@ class Resolver:
             return None  # of a format that this version does not read
 
 
-def pinned_lock(checkout: Checkout, access: Access, target: str) -> Lock:
+def pinned_lock(checkout: Checkout, access: Access, target: str, *, source: str = "git") -> Lock:
     """Return the lock of the release or commit *target*: the checkout's if it pins that, or a new one."""
     release = checkout.lock.release
     if target in {release.version, release.commit}:
         return checkout.lock
     from sparkwright.pipeline.pins import pin_of
 
-    return pin_of(checkout, access, target)
+    return pin_of(checkout, access, target, source=source)
 
 
 def restricted(spec: ResolvedSpec, names: tuple[str, ...]) -> ResolvedSpec:
