@@ -103,6 +103,7 @@ releases: $(VENV)/.ready ## Merge onto upstream's later releases, and write docs
 bench: $(VENV)/.ready-test ## Time merging and assembling against the obvious alternatives
 	$(BIN)/python scripts/bench/merge.py
 	$(BIN)/python scripts/bench/assemble.py
+	$(BIN)/python scripts/bench/bisection.py
 	$(BIN)/python scripts/bench/repeat.py
 
 bench-native: $(VENV)/.ready-test ## Time a native build, and what a change costs afterwards

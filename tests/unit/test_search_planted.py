@@ -9,6 +9,7 @@ from search_kit import SIGNATURE, Judge, bad, problem, run, untestable
 
 from sparkwright.base.errors import BisectionError, DependencyOrderError
 from sparkwright.search.model import Change, Evaluation, Verdict
+from sparkwright.search.subsets import Changes
 
 SEEDS = range(20)
 CARRIES = [f"c{number}" for number in range(1, 18)]
@@ -223,6 +224,31 @@ def test_positions_known_to_be_unavailable_are_never_asked_for() -> None:
     result = run(problem(16, "upstream", unavailable=missing), judge)
     assert (result.kind, result.changes) == ("range", ("c5", "c6", "c7", "c8"))
     assert {len(applied) for applied, _ in judge.asked} <= {0, 4, 8, 12, 16}
+
+
+@pytest.mark.parametrize("weights", [{}, {"c1": 1000.0}])
+def test_a_carry_that_fails_with_one_of_some_commits_is_named_with_them(weights) -> None:
+    carries = tuple(Change(id=f"p{number}", axis="carries", title="") for number in range(1, 6))
+    asked = problem(
+        changes=problem(8, "upstream").changes + carries, unavailable=("c4", "c5"), weights=weights
+    )
+    result = run(asked, Judge(has("c5", "p2")))
+    assert (result.kind, result.changes) == ("set", ("c4", "c5", "c6", "p2"))
+    alone = run(asked, Judge(has("c5")))
+    assert (alone.kind, alone.changes) == ("range", ("c4", "c5", "c6"))
+
+
+def test_carries_between_unavailable_commits_are_tried_without_them() -> None:
+    carries = tuple(Change(id=name, axis="carries", title="") for name in ("p0", "p1"))
+    weights = {"p0": 9.0, "c1": 9.0, "p1": 6.0}
+    asked = problem(changes=problem(2, "upstream").changes + carries, unavailable=("c1",), weights=weights)
+    assert Changes(asked).order == ("c1", "p0", "p1", "c2")
+    for culprit in ("c1", "c2", "p0", "p1"):
+        judge = Judge(has(culprit))
+        result = run(asked, judge)
+        assert not [applied for applied, _ in judge.asked if "c1" in applied and "c2" not in applied]
+        assert culprit in result.changes
+        assert len(result.changes) == (1 if culprit in {"p0", "p1"} else 2)
 
 
 def test_a_carry_that_cannot_be_merged_alone_is_named() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from search_kit import Judge, problem, run
+from search_kit import Judge, problem, run, untestable
 
 from sparkwright.search.model import Change, Problem
 from sparkwright.search.ordered import Noise, Posterior, locate
@@ -128,6 +128,23 @@ def test_any_deterministic_rule_ends_with_a_pair_of_neighbours(
         assert space.heads(bad ^ good) == result.changes
 
 
+@given(problems(), st.sampled_from(["adds", "removes"]), st.sampled_from(["broke", "fixed"]), st.data())
+@examples(max_examples=200)
+def test_untestable_candidates_are_never_taken_for_good_or_bad(asked, question, direction, data) -> None:
+    asked = problem(changes=asked.changes, weights=asked.weights, question=question, direction=direction)
+    changes = Changes(asked)
+    verdicts = st.sampled_from([True, False, untestable()])
+    answers = {one: data.draw(verdicts, label=str(sorted(one))) for one in closed_sets(changes)}
+    broke = direction == "broke"
+    answers |= {frozenset(changes.order): broke, frozenset(): not broke}
+    result = run(asked, Judge(answers.__getitem__))
+    bad, good = changes.close(result.bad), changes.close(result.good)
+    assert answers[bad] is True
+    assert answers[good] is False
+    assert bad ^ good
+    assert set(result.changes) <= set(changes.order)
+
+
 @given(problems(), st.data())
 @examples(max_examples=200)
 def test_a_monotone_rule_ends_with_a_smallest_set(asked: Problem, data) -> None:
@@ -150,6 +167,14 @@ def test_a_deterministic_search_takes_no_more_than_the_logarithm(n, data, bad_af
     assert (located.first, located.last) == (culprit, culprit)
     assert located.confidence >= 0.95
     assert len(asked) <= math.ceil(math.log2(n)) + 1
+
+
+@pytest.mark.parametrize("culprit", [1, 2, 1500, 1501, 2999, 3000])
+def test_nothing_is_asked_twice_among_many(culprit) -> None:
+    searching = locate(Posterior([1.0] * 3000, SURE), lambda at, _: asking(at), confidence=0.95)
+    located, asked = answered(searching, lambda position: position >= culprit)
+    assert (located.first, located.last) == (culprit, culprit)
+    assert len(asked) == len(set(asked)) <= 12
 
 
 @given(

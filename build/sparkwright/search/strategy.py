@@ -200,6 +200,7 @@ class _Search:
 
     def _minimal(self) -> Questions:
         """Find a smallest set that shows the difference; see the head of this module."""
+        self.unit_of: dict[str, tuple[str, ...]] = {}
         kept: tuple[str, ...] = ()
         pool = self.space.order
         confidence = 1.0
@@ -213,21 +214,36 @@ class _Search:
             before = base.union(pool[: located.first - 1])
             among = pool[located.first - 1 : located.last]
             if len(among) > 1:
-                if set(among) <= self.upstream_place.keys():
-                    return (yield from self._result("range", among, confidence, before, before.union(among)))
-                found = yield from ddmin(self.space, among, before, self._shows)
-                among = tuple(name for name in among if name in found)
-                if len(among) > 1 and (yield from self._inseparable(before, found)):
-                    return (yield from self._result("set", among, confidence, before, before | found))
+                among = yield from self._split(before, among)
             kept = (*kept, *among)
             pool = pool[: located.first - 1]
             closed = self.space.close(kept)
             shows = yield from self._shows(closed, role="check")
             if shows:
                 return (yield from self._conclude(closed, confidence))
-            if shows is None and len(kept) == 1:
+            if shows is None and kept == among:
                 # it cannot be judged alone: what stands before it decides, with and without it
-                return (yield from self._result("culprit", kept, confidence, before, before.union(kept)))
+                units = self._units(among)
+                return (yield from self._result(units, confidence, before, before.union(among)))
+
+    def _split(
+        self, before: frozenset[str], among: tuple[str, ...]
+    ) -> Generator[Question, Evaluation, tuple[str, ...]]:
+        """Return those of *among* that matter on top of *before*; the inseparable become one unit."""
+        inseparable = set(among) <= self.upstream_place.keys()  # of commits there are no other subsets
+        if not inseparable:
+            found = yield from ddmin(self.space, among, before, self._shows)
+            among = tuple(name for name in among if name in found)
+            for name in among:
+                smaller = self.space.without(found, (name,))
+                inseparable |= bool(smaller) and (yield from self._shows(before | smaller)) is None
+        if inseparable:
+            self.unit_of |= dict.fromkeys(among, among)
+        return among
+
+    def _units(self, heads: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return *heads*, those that could not be separated with all of their unit."""
+        return list(dict.fromkeys(self.unit_of.get(name, (name,)) for name in heads))
 
     def _locate(self, base: frozenset[str], pool: Sequence[str]) -> Generator[Question, Evaluation, Located]:
         """Find the change of *pool* with which its beginning shows the difference on top of *base*."""
@@ -255,23 +271,13 @@ class _Search:
             )
         )
 
-    def _inseparable(
-        self, base: frozenset[str], subset: frozenset[str]
-    ) -> Generator[Question, Evaluation, bool]:
-        """Return true if *subset* without one of its changes cannot be tested."""
-        for name in sorted(subset):
-            smaller = self.space.without(subset, (name,))
-            if (yield from self._shows(base | smaller)) is None:
-                return True
-        return False
-
     def _conclude(self, subset: frozenset[str], confidence: float) -> Questions:
         """Leave out what is not needed of *subset*, which shows the difference."""
         while True:
             unclear = False
-            heads = self.space.heads(subset)
-            for name in heads:
-                smaller = self.space.without(subset, (name,))
+            units = self._units(self.space.heads(subset))
+            for unit in units:
+                smaller = self.space.without(subset, unit)
                 shows = (yield from self._shows(smaller, role="check")) if smaller else False
                 if shows:
                     subset = smaller
@@ -279,19 +285,17 @@ class _Search:
                 unclear |= shows is None
             else:
                 break
-        kind: Literal["culprit", "interaction", "set"] = "set" if unclear else "interaction"
-        if len(heads) == 1:
-            kind = "culprit"
-        good = frozenset[str]() if unclear else self.space.without(subset, heads[:1])
-        return (yield from self._result(kind, heads, confidence, good, subset))
+        good = frozenset[str]() if unclear else self.space.without(subset, units[0])
+        return (yield from self._result(units, confidence, good, subset, unclear=unclear))
 
     def _result(
         self,
-        kind: Literal["culprit", "interaction", "range", "set"],
-        changes: Sequence[str],
+        units: Sequence[tuple[str, ...]],
         confidence: float,
         without: frozenset[str],
         with_it: frozenset[str],
+        *,
+        unclear: bool = False,
     ) -> Questions:
         """Return the answer, if repetitions of its good candidate do not refute it."""
         pair = self._candidate(with_it), self._candidate(without)
@@ -301,6 +305,14 @@ class _Search:
                 if (yield from self._run(good, "check")) is Verdict.BAD:
                     self._refute(good)
         heads = self.changes.heads(bad), self.changes.heads(good)
+        changes = [name for unit in units for name in unit]
+        kind: Literal["culprit", "interaction", "range", "set"] = "set"
+        if len(changes) == 1:
+            kind = "culprit"
+        elif len(units) == 1 and set(changes) <= self.upstream_place.keys():
+            kind = "range"
+        elif len(units) == len(changes) and not unclear:
+            kind = "interaction"
         place = {name: number for number, name in enumerate(change.id for change in self.problem.changes)}
         return SearchResult(
             kind=kind,
