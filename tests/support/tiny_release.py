@@ -16,7 +16,7 @@ from sparkwright.lock import Lock
 VERSION = "1.2.0"
 GIT = "file:///nonexistent/vllm.git"
 
-_VERSION_PY = """\
+VERSION_PY = """\
 __version__ = version = '{version}'
 __version_tuple__ = version_tuple = ({numbers})
 
@@ -86,18 +86,12 @@ def make_tiny(
     tree = small_release.sdist_files(version, commit)
     tree |= {path: text.encode() for path, text in {**SOURCES, **dict(changes)}.items()}
     numbers = ", ".join(version.split("."))
-    tree["vllm/_version.py"] = _VERSION_PY.format(
-        version=version, numbers=numbers, commit=commit[:9]
-    ).encode()
+    tree["vllm/_version.py"] = VERSION_PY.format(version=version, numbers=numbers, commit=commit[:9]).encode()
     tree["PKG-INFO"] = metadata(version, git)
-    homepage = git.removesuffix(".git").encode()
-    tree["pyproject.toml"] = tree["pyproject.toml"].replace(
-        b"https://example.org/vllm-project/vllm", homepage
-    )
     files = {small.lock.sdist.filename: small_release.make_sdist(tree, version)}
     wheels = {}
     for machine, wheel in small.lock.wheels.items():
-        files[wheel.filename] = _wheel(machine, wheel.filename, version, tree)
+        files[wheel.filename] = make_wheel(machine, wheel.filename, version, tree)
         wheels[machine] = small_release.artifact(wheel.filename, files[wheel.filename])
     sdist = small_release.artifact(small.lock.sdist.filename, files[small.lock.sdist.filename])
     lock = Lock(
@@ -115,7 +109,7 @@ def metadata(version: str, git: str) -> bytes:
     return text.replace("https://example.org/vllm-project/vllm", git.removesuffix(".git")).encode()
 
 
-def _wheel(machine: str, filename: str, version: str, tree: dict[str, bytes]) -> bytes:
+def make_wheel(machine: str, filename: str, version: str, tree: dict[str, bytes]) -> bytes:
     info = f"vllm-{version}.dist-info"
     kernels = random.Random(machine).randbytes(300_000)  # so much that a transfer takes several reads
     files = {path: data for path, data in tree.items() if path.startswith("vllm/")}

@@ -355,6 +355,31 @@ def test_the_pin_and_carries_are_content_and_the_choice_of_kernels_is_not(tmp_pa
         assert replace_point(upstream, lock=lock).content != upstream.content
 
 
+def test_the_digest_of_a_release_covers_what_it_always_did(tmp_path: Path) -> None:
+    """Published revisions hang on it, whatever a pin of a commit needs besides."""
+    carries(tmp_path, {"a": []})
+    write(tmp_path, carries=["a"])
+    assert make_build_spec(tmp_path, LOCK, "spark").describe()["pin"] == {
+        "version": "1.0.0", "commit": "1" * 40, "sdist": "a" * 64, "wheels": {"aarch64": "b" * 64},
+    }  # fmt: skip
+
+
+def test_the_digest_of_a_commit_covers_its_tree_and_the_commit_of_its_wheel(tmp_path: Path) -> None:
+    carries(tmp_path, {"a": []})
+    write(tmp_path, carries=["a"])
+
+    def pinned(commit: str, tree: str = "3" * 40) -> dict[str, Any]:
+        file = msgspec.structs.replace(LOCK.wheels["aarch64"], commit=commit, trust="first-download")
+        release = msgspec.structs.replace(LOCK.release, tree=tree)
+        lock = msgspec.structs.replace(LOCK, release=release, sdist=None, wheels={"aarch64": file})
+        pin: dict[str, Any] = make_build_spec(tmp_path, lock, "spark").describe()["pin"]
+        return pin
+
+    common = {"version": "1.0.0", "commit": "1" * 40, "wheels": {"aarch64": "b" * 64}, "tree": "3" * 40}
+    assert pinned("1" * 40) == common
+    assert pinned("2" * 40) == {**common, "wheels-of": {"aarch64": "2" * 40}}
+
+
 @pytest.mark.parametrize(
     "released",
     [

@@ -115,10 +115,10 @@ def pin(session: Session, *, target: str, write: bool, source: str, machines: tu
         return
     _show_changes(bumped)
     click.echo(f"{'wrote' if write else 'would write'}    {path}")
-    options = "" if source == "git" or lock.sdist else f" --source {shlex.quote(source)}"
-    click.echo(
-        f"next     sparkwright {f'wheel{options}' if write else f'lock pin {target} --write{options}'}"
-    )
+    words = ["wheel" if write else f"lock pin {target} --write"]
+    words += [] if source == "git" or lock.sdist else ["--source", shlex.quote(source)]
+    words += [f"--platform {machine}" for machine in machines[: 1 if write else None]]
+    click.echo(f"next     sparkwright {' '.join(words)}")
 
 
 def _described(bumped: Bumped) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def pin_summary(job: Job) -> dict[str, Any]:
 def show_pin(job: Job) -> None:
     """Print the pin, if the digest of upstream's wheel is that of a first download."""
     commit, wheel = job.spec.lock.release.commit, job.stock_wheel
-    if wheel.trust == "index":
+    if wheel.commit is None:
         return
-    of = "" if wheel.commit == commit else f" of commit {(wheel.commit or '')[:12]}, with equal native inputs"
+    of = "" if wheel.commit == commit else f" of commit {wheel.commit[:12]}, with equal native inputs,"
     click.echo(f"pin      commit {commit[:12]}; upstream's wheel{of} is known by its first download alone")

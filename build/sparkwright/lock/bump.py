@@ -43,28 +43,27 @@ class Bumped:
     notes: tuple[str, ...] = ()
 
 
-def successor(
-    old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifact], *, version: str | None = None
-) -> Lock:
+def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifact]) -> Lock:
     """Return the lock of the release or commit that *evidence* is about, at the same git address as *old*.
 
     Args:
         old: the present lock.
         evidence: the files of the release, or of the commit.
         wheels: its wheels by machine.
-        version: the version, where no file in *evidence* states it.
 
     Raises:
         LockMismatchError: the release contradicts itself, or does not state what the lock holds.
     """
-    stated = _settled(evidence, version)
+    stated = _settled(evidence)
     names = sorted({key.split(".")[1] for key in stated if key.startswith("sources.")})
     fields = ("repository", "ref", "declared-in", "override")
     return Lock(
         format=LOCK_FORMAT,
         release=Release(
             version=stated["release.version"],
-            commit=_longest(evidence.tag_commit, old.release.commit, stated=stated["release.commit"]),
+            commit=_longest(
+                evidence.commit, evidence.tag_commit, old.release.commit, stated=stated["release.commit"]
+            ),
             git=old.release.git,
             requires_python=stated["release.requires-python"],
             torch=stated["release.torch"],
@@ -86,9 +85,9 @@ def _longest(*known: str | None, stated: str) -> str:
     return next((commit for commit in known if commit and commit.startswith(stated)), stated)
 
 
-def _settled(evidence: ReleaseEvidence, version: str | None) -> dict[str, str]:
+def _settled(evidence: ReleaseEvidence) -> dict[str, str]:
     """Return one value for each key; refuse files that disagree."""
-    settled: dict[str, str] = {"release.version": version} if version else {}
+    settled: dict[str, str] = {}
     faults: list[str] = []
     for statement in statements(evidence):
         key, value, witness = statement

@@ -55,6 +55,7 @@ class ReleaseEvidence:
         tag_commit: the commit of the release's tag there; `None` without a git remote.
         commit: full id of the commit of *tree*, or of the pinned commit.
         tree_id: git id of the pinned commit's tree; `None` with an sdist.
+        version: version of the pinned commit, where no wheel of its own states it.
     """
 
     sdist: Artifact | None
@@ -64,6 +65,7 @@ class ReleaseEvidence:
     tag_commit: str | None = None
     commit: str | None = None
     tree_id: str | None = None
+    version: str | None = None
 
     @property
     def name(self) -> str:
@@ -97,6 +99,8 @@ def statements(evidence: ReleaseEvidence) -> Iterator[Statement]:
         yield from _sdist(evidence.sdist.filename, evidence.texts)
     else:
         yield Statement("release.tree", evidence.tree_id, evidence.name)
+        if evidence.version is not None:
+            yield Statement("release.version", evidence.version, f"{evidence.name}, counted from its wheel's")
         yield from _commit(evidence.name, evidence.texts)
     for wheel in evidence.wheels:
         yield from _wheel(wheel, own=wheel.file.commit in {None, evidence.commit})

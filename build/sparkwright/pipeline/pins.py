@@ -9,7 +9,6 @@ import re
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
-from packaging.version import Version
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
@@ -89,11 +88,7 @@ def _pin_commit(
     emit("pin.wheel", commit=commit, wheel=origin, reason=reason)
     wheels = {machine: first_download(access, origin, machine) for machine in machines}
     evidence = gather_commit(access, commit, pristine.tree, wheels)
-    version = None
-    if origin != commit:
-        stated = wheels[machines[0]].filename.split("-")[1]
-        version = version_ahead(repository, stated, origin, commit)
-    return successor(old, evidence, wheels, version=version)
+    return successor(old, evidence, wheels)
 
 
 def nearest_wheel(repository: Repository, commit: str, available: Callable[[str], bool]) -> tuple[str, str]:
@@ -128,7 +123,7 @@ def nearest_wheel(repository: Repository, commit: str, available: Callable[[str]
         raise FetchError(what, because=because, next_step=next_step)
     raise NativeInputsError(
         what,
-        because=f"it has none, and commits up to {blocked[0][:12]} differ in {_few(blocked[1])}",
+        because=f"it has none, and {blocked[0][:12]} before it differs in {_few(blocked[1])}",
         next_step=next_step,
     )
 
@@ -151,30 +146,3 @@ def native_differences(repository: Repository, one: str, other: str) -> tuple[st
 def _few(paths: Sequence[str]) -> str:
     more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     return ", ".join(paths[:_SHOWN]) + more
-
-
-def version_ahead(repository: Repository, version: str, origin: str, commit: str) -> str:
-    """Return the version of *commit*, by upstream's rule (setuptools-scm), from that of an ancestor's wheel.
-
-    The ``dev`` number counts commits, so it rises by those in between; after a release it starts at the next.
-
-    Args:
-        repository: the repository with both commits.
-        version: the version of the wheel of *origin*.
-        origin: the ancestor.
-        commit: the commit.
-    """
-    base = Version(version)
-    ahead = int(repository.command("rev-list", "--count", f"{origin}..{commit}").text)
-    release, pre = list(base.release), base.pre
-    if base.dev is None and pre is None:
-        release[-1] += 1
-    elif base.dev is None and pre is not None:
-        pre = (pre[0], pre[1] + 1)
-    numbers, letters = ".".join(map(str, release)), f"{pre[0]}{pre[1]}" if pre else ""
-    variant = [
-        mark for mark in (base.local or "").split(".") if mark and not re.fullmatch("g[0-9a-f]+", mark)
-    ]
-    return str(
-        Version(f"{numbers}{letters}.dev{(base.dev or 0) + ahead}+{'.'.join([f'g{commit[:9]}', *variant])}")
-    )

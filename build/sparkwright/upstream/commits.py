@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
+from packaging.version import Version
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
@@ -20,6 +22,7 @@ from sparkwright.upstream.network import shown
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from sparkwright.git import Repository
     from sparkwright.lock import WheelEvidence
     from sparkwright.upstream.commit_index import CommitWheel
     from sparkwright.upstream.releases import Access
@@ -173,10 +176,46 @@ def gather_commit(access: Access, commit: str, tree: str, wheels: Mapping[str, A
         ),
         commit=commit,
         tree_id=tree,
+        version=_version_by_ancestor(access.repository, commit, wheels),
     )
+
+
+def _version_by_ancestor(repository: Repository, commit: str, wheels: Mapping[str, Artifact]) -> str | None:
+    """Return the version of *commit* by that of an ancestor's wheel; `None` if its own wheel states it."""
+    origins = {wheel.commit: wheel.filename.split("-")[1] for wheel in wheels.values() if wheel.commit}
+    if commit in origins or not origins:
+        return None
+    return version_ahead(repository, *next((stated, origin) for origin, stated in origins.items()), commit)
 
 
 def _as_recorded(access: Access, machine: str, wheel: Artifact) -> Artifact:
     """Return *wheel* as this store recorded it when it first came, if it did."""
     known = known_wheel(access, wheel.commit, machine) if wheel.commit else None
     return known or replace(wheel, size=access.store.file_path(wheel.sha256).stat().st_size)
+
+
+def version_ahead(repository: Repository, version: str, origin: str, commit: str) -> str:
+    """Return the version of *commit*, by upstream's rule (setuptools-scm), from that of an ancestor's wheel.
+
+    The ``dev`` number counts commits, so it rises by those in between; after a release it starts at the next.
+
+    Args:
+        repository: the repository with both commits.
+        version: the version of the wheel of *origin*.
+        origin: the ancestor.
+        commit: the commit.
+    """
+    base = Version(version)
+    ahead = int(repository.command("rev-list", "--count", f"{origin}..{commit}").text)
+    release, pre = list(base.release), base.pre
+    if base.dev is None and pre is None:
+        release[-1] += 1
+    elif base.dev is None and pre is not None:
+        pre = (pre[0], pre[1] + 1)
+    numbers, letters = ".".join(map(str, release)), f"{pre[0]}{pre[1]}" if pre else ""
+    variant = [
+        mark for mark in (base.local or "").split(".") if mark and not re.fullmatch("g[0-9a-f]+", mark)
+    ]
+    return str(
+        Version(f"{numbers}{letters}.dev{(base.dev or 0) + ahead}+{'.'.join([f'g{commit[:9]}', *variant])}")
+    )
