@@ -15,7 +15,7 @@ export SPARKWRIGHT_DIST := $(DIST)
 JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan verify verify-demo test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove publish status doctor releases bench bench-native docs clean distclean
+.PHONY: help wheel plan verify verify-demo rehearse test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -49,6 +49,9 @@ verify: $(VENV)/.ready-verify ## Serve the newest wheel in DIST for this machine
 
 verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in less than two minutes; FAULT=NAME breaks it
 	@$(BIN)/sparkwright verify --demo $(FAULT:%=--fault %) $(ARGS)
+
+rehearse: $(VENV)/.ready-verify ## Serve the merged Python on the CPU with a real model, and verify it
+	@$(BIN)/sparkwright rehearse --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) $(ARGS)
 
 prove: $(VENV)/.ready ## Run every carry's probe and record the proofs
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)

