@@ -38,7 +38,8 @@ class Shelf:
         root = self.folder / f"{content}-{'-'.join(requires)}"
         patch = (
             f"diff --git a/vllm/{name}.py b/vllm/{name}.py\nnew file mode 100644\n"
-            f"index {'0' * 40}..{content * 40}\n--- /dev/null\n+++ b/vllm/{name}.py\n@@ -0,0 +1 @@\n+{content}\n"
+            f"index {'0' * 40}..{content * 40}\n--- /dev/null\n+++ b/vllm/{name}.py\n"
+            f"@@ -0,0 +1 @@\n+{content}\n"
         )
         if not (root / name).exists():
             write_carry(root, name, patches={VERSION: patch.encode()}, requires=list(requires))
@@ -134,7 +135,7 @@ def test_upstream_is_a_chain_and_a_beginning_of_it_is_a_point(shelf: Shelf) -> N
 
 
 def test_commits_of_one_version_are_different_candidates(shelf: Shelf) -> None:
-    commits = [UpstreamPoint(VERSION, f"{number:040x}") for number in range(1, 4)]
+    commits = [UpstreamPoint(VERSION, f"{number}" * 40) for number in range(1, 4)]
     path = [UpstreamStep(point, "subject", ("vllm/a.py",)) for point in commits]
     found = difference(shelf.spec(), replace(shelf.spec(), point=commits[-1]), path)
     candidates = [found.candidate(frozenset(list(ids(found))[:count])) for count in range(4)]

@@ -44,6 +44,7 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 @click.option("--commits", default="", metavar="REPOSITORY", help="Search this repository's commits.")
 @click.option("--find-fix", is_flag=True, help="The bad end is the older one: name the change that fixed it.")
 @click.option("--mend", is_flag=True, help="Name the changes whose removal from the bad end mends it.")
+@click.option("--any-failure", is_flag=True, help="Count every failure as the one searched for.")
 @click.option("--deterministic", is_flag=True, help="The judge never flakes: judge each candidate once.")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), default=1, help="Evaluations at a time.")
 @click.option("--repeat", type=click.IntRange(min=1), default=64, help="The most repetitions of a candidate.")
@@ -118,7 +119,7 @@ def _repeated(target: TargetOptions, arguments: dict[str, Any]) -> Iterable[str]
     for name in ("good", "bad", "judge", "commits"):
         if arguments[name]:
             yield f"--{name}={arguments[name]}"
-    for flag in ("find_fix", "mend", "build_wheel", "deterministic"):
+    for flag in ("find_fix", "mend", "build_wheel", "any_failure", "deterministic"):
         if arguments[flag]:
             yield "--wheel" if flag == "build_wheel" else f"--{flag.replace('_', '-')}"
     yield from (f"--axis={axis}" for axis in arguments["axes"])

@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ConfigError, ProcessError
@@ -334,6 +336,23 @@ class CheckJudge:
         )
 
 
+@dataclass(frozen=True)
+class AnyFailure:
+    """Another judge, all of whose failures count as one."""
+
+    judge: CandidateJudge
+
+    @property
+    def name(self) -> str:
+        """The other judge's name."""
+        return self.judge.name
+
+    def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
+        """Return what the other judge says, without the signature."""
+        found = self.judge.evaluate(applied, attempt=attempt, folder=folder)
+        return structs.replace(found, signature="")
+
+
 def make_judge(text: str, realiser: Realiser, options: JudgeOptions | None = None) -> CandidateJudge:
     """Return the judge that *text* names, such as ``probe carries/uma-clamp/probe.py``; see `KINDS`.
 
@@ -391,14 +410,12 @@ def _no_judge(text: str, because: str) -> ConfigError:
 
 def _timed(judge: Callable[[], Evaluation]) -> Evaluation:
     """Return what *judge* says with the seconds that it took; one that cannot be made is untestable."""
-    import msgspec
-
     started = time.monotonic()
     try:
         found = judge()
     except UntestableError as error:
         found = Evaluation(verdict=Verdict.UNTESTABLE, detail=str(error))
-    return msgspec.structs.replace(found, seconds=round(time.monotonic() - started, 3))
+    return structs.replace(found, seconds=round(time.monotonic() - started, 3))
 
 
 def _number(output: str, name: str) -> float | None:

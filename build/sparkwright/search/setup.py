@@ -11,7 +11,7 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import BisectionError
 from sparkwright.pipeline.choose import choose_arch
 from sparkwright.search.axes import difference, weigh
-from sparkwright.search.judges import JudgeOptions, MergeJudge, ProbeJudge, make_judge
+from sparkwright.search.judges import AnyFailure, JudgeOptions, MergeJudge, ProbeJudge, make_judge
 from sparkwright.search.line import upstream_steps
 from sparkwright.search.metric import MetricJudge
 from sparkwright.search.model import Problem
@@ -44,6 +44,7 @@ class SearchOptions:
         commits: a repository whose commits are the points between two pins; releases are if it is empty.
         find_fix: the bad end is the older one.
         mend: name what would mend the bad end rather than what breaks the good one.
+        any_failure: every failure counts as the one searched for; signatures are not compared.
         deterministic: the judge gives one candidate the same verdict each time.
         repeat: the most repetitions of one candidate.
         confidence: probability of the answer at which the search ends.
@@ -60,6 +61,7 @@ class SearchOptions:
     commits: str = ""
     find_fix: bool = False
     mend: bool = False
+    any_failure: bool = False
     deterministic: bool = False
     repeat: int = 64
     confidence: float = 0.95
@@ -114,7 +116,8 @@ def open_search(
         judging = JudgeOptions(options.timeout_s, options.build_wheel, inverted=options.find_fix)
         try:
             judge = make_judge(options.judge, realiser, judging)
-            yield Search(_problem(found, judge, options), judge, realiser)
+            problem = _problem(found, judge, options)
+            yield Search(problem, AnyFailure(judge) if options.any_failure else judge, realiser)
         finally:
             judging.stop.set()
             realiser.close()
@@ -144,6 +147,8 @@ def _problem(found: Difference, judge: CandidateJudge, options: SearchOptions) -
     if isinstance(judge, ProbeJudge):
         suspects = judge.suspects(touched)
         name = f"{name} ({sha256_file(judge.file)[:12]})"  # another text of the probe is another search
+    if options.any_failure:
+        name += ", any failure"
     return Problem(
         start=_named(found, found.start, frozenset()),
         end=_named(found, found.end, everything),

@@ -36,6 +36,15 @@ def probe():
 
     expect(clamp(4) == 4, "clamp(4) is not 4")
 """
+LIMIT_PROBE = """\
+from probekit import expect
+
+
+def probe():
+    from vllm.clamp import LIMIT
+
+    expect(LIMIT == 10, {10: "", 11: "one more", 12: "two more"}[LIMIT])
+"""
 DOUBLED = CLAMP.replace("return value", "return value * 2")
 
 
@@ -208,17 +217,19 @@ def test_a_probe_judges_and_its_imports_are_suspected_first(patched: World) -> N
     assert again.json["id"] != ran.json["id"], "another text of the probe is another search"
 
 
-def test_another_failure_of_the_probe_is_not_the_one_chased(patched: World) -> None:
-    """A carry before the culprit makes the probe fail to import: that is untestable, and not bad."""
-    probe = patched.folder / "probe.py"
-    probe.write_text(PROBE.replace("    expect", "    from vllm.align import align  # noqa\n    expect"))
-    patched.carry("no-align", {"vllm/align.py": "x = 1\n"}, listed=False)
-    patched.carry("new-align", {"vllm/align.py": None}, listed=False)
-    names = patched.listed()
-    patched.list_carries([*names[:5], "no-align", *names[5:]])
-    ran = patched.call("bisect", "--good", "HEAD~1", "--bad", ".", "--judge", f"probe {probe}", "--json")
-    assert ran.status == 0
-    assert culprits(ran) == ["no-align:added"], "the end itself shows the other failure, so that is chased"
+def test_failures_are_told_apart_unless_any_counts(world: World) -> None:
+    """The probe fails with one message from 1.4.0 on, and with another from 1.6.0 on."""
+    for number in range(3, 9):
+        limit = 10 if number < 4 else 11 if number < 6 else 12
+        text = CLAMP.replace("LIMIT = 10", f"LIMIT = {limit}")
+        world.offer(make_tiny(f"1.{number}.0", changes=(("vllm/clamp.py", text),)))
+    probe = world.folder / "probe.py"
+    probe.write_text(LIMIT_PROBE)
+    words = ("bisect", "--good=spark@1.2.0", "--bad=spark@1.8.0", "--judge", f"probe {probe}", "--json")
+    ran = world.call(*words)
+    assert ran.status == NoCulpritError.exit_code
+    assert ran.json["changes"] == ["1.4.0", "1.5.0", "1.6.0"]
+    assert culprits(world.good(*words, "--any-failure")) == ["1.4.0"]
 
 
 def test_one_candidate_is_judged_by_hand(patched: World) -> None:
