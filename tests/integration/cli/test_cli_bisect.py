@@ -99,9 +99,12 @@ def culprits(ran) -> list[str]:
     return ran.json["changes"]
 
 
-def test_a_carry_between_two_commits_is_named(patched: World) -> None:
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_carry_between_two_commits_is_named(patched: World, jobs: int) -> None:
     before = {path: time for path, time in files_below(patched.root).items() if not path.startswith(".")}
-    ran = patched.good("bisect", "--good", "HEAD~1", "--bad", "HEAD", "--judge", judge(patched), "--json")
+    ran = patched.good(
+        "bisect", "--good", "HEAD~1", "--bad", "HEAD", "--judge", judge(patched), "--json", f"-j{jobs}"
+    )
     assert ran.json["kind"] == "culprit"
     assert culprits(ran) == ["doubled:added"]
     after = {path: time for path, time in files_below(patched.root).items() if not path.startswith(".")}
@@ -193,14 +196,25 @@ def test_nothing_between_the_ends_is_refused(patched: World) -> None:
 
 
 def test_swapped_ends_are_refused(patched: World) -> None:
-    ran = patched.call("bisect", "--good", "HEAD", "--bad", "HEAD~1", "--judge", judge(patched), "--json")
+    ran = patched.call(
+        "bisect", "--good", "HEAD", "--bad", "HEAD~1", "--judge", judge(patched), "--deterministic", "--json"
+    )
     assert ran.status == BisectionError.exit_code
 
 
 def test_the_fix_is_found_with_the_bad_end_first(patched: World) -> None:
     patched.list_carries([name for name in patched.listed() if name not in {"doubled", "word-1"}])
     ran = patched.good(
-        "bisect", "--bad", "HEAD", "--good", ".", "--find-fix", "--judge", judge(patched), "--json"
+        "bisect",
+        "--bad",
+        "HEAD",
+        "--good",
+        ".",
+        "--find-fix",
+        "--judge",
+        judge(patched),
+        "--deterministic",
+        "--json",
     )
     assert culprits(ran) == ["doubled:removed"]
 
