@@ -15,7 +15,7 @@ export SPARKWRIGHT_DIST := $(DIST)
 JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan verify verify-demo rehearse test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove nightly publish status doctor releases bench bench-native docs clean distclean
+.PHONY: help wheel plan verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove nightly publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -52,6 +52,9 @@ verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in le
 
 rehearse: $(VENV)/.ready-verify ## Serve the merged Python on the CPU with a real model, and verify it
 	@$(BIN)/sparkwright rehearse --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) $(ARGS)
+
+bisect: $(VENV)/.ready-verify ## Name the change between a good and a bad build spec: ARGS='GOOD BAD --judge …'
+	@$(BIN)/sparkwright bisect $(ARGS)
 
 prove: $(VENV)/.ready ## Run every carry's probe and record the proofs
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)

@@ -26,6 +26,7 @@ COMMANDS = {
     "publish": "Write a static package index over the wheels in a folder.",
     "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",
     "rehearse": "Serve the merged Python on the CPU with a real model, and verify it.",
+    "bisect": "Name the change between a good and a bad build spec that makes the difference.",
     "status": "Show the pin, the carries with their outcomes and proofs, and the wheels in dist/.",
     "carry": "Make, show, edit, refresh and prove carries.",
     "patchset": "Give a patchset its next revision, which orders the wheels of one release.",

@@ -129,9 +129,7 @@ class Upstream:
             self.notes.append("no index was asked for releases: the network is off")
             return []
         try:
-            return versions(
-                PROJECT, self.job.access.settings, sdist=True, machine=self.job.options.platform
-            )
+            return versions(PROJECT, self.job.access.settings, sdist=True, machine=self.job.options.platform)
         except FetchError as error:
             self.notes.append(f"no release could be looked for: {error}")
             return []

@@ -27,7 +27,9 @@ _ERROR = 0.05  # of all looks at a candidate together
 class Sampler(Protocol):
     """Source of samples of a metric, such as tokens a second of one boot."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The metric's name."""
 
     def sample(self, applied: frozenset[str], *, number: int, folder: Path) -> float:
         """Measure the start with the changes *applied* once; *number* counts samples of both arms together.

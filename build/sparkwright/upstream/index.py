@@ -62,9 +62,7 @@ def find(project: str, version: str, settings: IndexSettings) -> list[IndexFile]
     return []
 
 
-def versions(
-    project: str, settings: IndexSettings, *, sdist: bool = False, machine: str = ""
-) -> list[str]:
+def versions(project: str, settings: IndexSettings, *, sdist: bool = False, machine: str = "") -> list[str]:
     """Return the final releases of *project* on the first index that has it, oldest first.
 
     Withdrawn files and pre-releases do not count.

@@ -1,0 +1,293 @@
+"""``sparkwright bisect``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import digest_of, sha256_file
+from sparkwright.base.errors import NoCulpritError
+from sparkwright.cli.options import job_options
+from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.session import WORK, Session, common_options, run_in_session
+from sparkwright.cli.tables import show_table
+from sparkwright.cli.terminal import human_seconds, human_size
+from sparkwright.pipeline.options import DEFAULT_PATCHSET, DEFAULT_PLATFORM, BuildOptions
+from sparkwright.store import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from sparkwright.pipeline.options import TargetOptions
+    from sparkwright.search.model import Problem, SearchResult
+    from sparkwright.search.setup import Search, SearchOptions
+
+_EXIT = {"good": 0, "bad": 1}
+_UNTESTABLE = 125
+_DIGITS = 10
+_ENDS = 2
+_AXES = ("upstream", "carries", "kernels", "requirements")
+
+
+@click.command("bisect")
+@click.argument("words", nargs=-1, metavar="[GOOD BAD | status [ID]]")
+@click.option("--good", metavar="SPEC", help="The end that works.")
+@click.option("--bad", metavar="SPEC", help="The end that fails.")
+@click.option(
+    "--judge", metavar="JUDGE", help="The judge, such as 'probe FILE', 'verify CHECK', 'run COMMAND'."
+)
+@click.option("--axis", "axes", type=click.Choice(_AXES), multiple=True, help="Search this difference only.")
+@click.option("--carry", "carries", metavar="NAME", multiple=True, help="Take of both ends this carry only.")
+@click.option("--commits", default="", metavar="REPOSITORY", help="Search this repository's commits.")
+@click.option("--find-fix", is_flag=True, help="The bad end is the older one: name the change that fixed it.")
+@click.option("--mend", is_flag=True, help="Name the changes whose removal from the bad end mends it.")
+@click.option("--any-failure", is_flag=True, help="Count every failure as the one searched for.")
+@click.option("--deterministic", is_flag=True, help="The judge never flakes: judge each candidate once.")
+@click.option("--jobs", "-j", type=click.IntRange(min=1), default=1, help="Evaluations at a time.")
+@click.option("--repeat", type=click.IntRange(min=1), default=64, help="The most repetitions of a candidate.")
+@click.option(
+    "--confidence", type=click.FloatRange(0.5, 0.9999), default=0.95, help="When to end the search."
+)
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=3600.0, help="Seconds of a command."
+)
+@click.option("--wheel", "build_wheel", is_flag=True, help="Build each candidate's wheel for the command.")
+@click.option(
+    "--try", "attempted", metavar="IDS", help="Judge one candidate: the older end with these changes."
+)
+@click.option("--list", "listing", is_flag=True, help="List the changes between the ends, and judge nothing.")
+@click.option("--replay", metavar="ID", help="Derive a result again from its journal, and judge nothing.")
+@job_options
+@common_options
+@run_in_session
+def command(session: Session, *, words: tuple[str, ...], target: TargetOptions, **arguments: Any) -> None:
+    """Name the change between a GOOD and a BAD build spec that makes the difference.
+
+    A SPEC is a wheel (a file or an address), a commit of this project, PATCHSET@RELEASE, PATCHSET@COMMIT of
+    upstream's, or '.' for the work tree. Two wheels are enough: what they are made of is recorded in them.
+    Between two pins lie releases; with --commits (git, a folder or an address) lie commits of upstream's.
+
+    'bisect status' lists bisections. The same command again resumes one that was stopped.
+    """
+    from sparkwright.search.engine import bisect
+    from sparkwright.search.setup import open_search
+
+    if words[:1] == ("status",):
+        _status(session, words[1:])
+        return
+    if (identity := arguments.pop("replay")) is not None:
+        _replay(session, identity)
+        return
+    jobs, attempted, listing = (arguments.pop(name) for name in ("jobs", "attempted", "listing"))
+    options = _options(words, target, arguments, listing=listing)
+    build = BuildOptions(**vars(target), offline=session.offline)
+    with open_search(session.checkout, session.access, build, options) as search:
+        if listing:
+            _list(session, search)
+            return
+        if attempted is not None:
+            _try(session, search, attempted)
+            return
+        folder = _folder(session, _identity(search.problem))
+        search.realiser.require_as_recorded()
+        result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs)
+    _finish(session, folder, search.problem, result)
+
+
+def _options(
+    words: tuple[str, ...], target: TargetOptions, arguments: dict[str, Any], *, listing: bool
+) -> SearchOptions:
+    from sparkwright.search.setup import SearchOptions
+
+    if words and (len(words) != _ENDS or arguments["good"] or arguments["bad"]):
+        raise click.UsageError("Give two SPECs, GOOD and BAD, as words or with --good and --bad.")
+    if words:
+        arguments["good"], arguments["bad"] = words
+    if not arguments["good"] or not arguments["bad"]:
+        raise click.UsageError("A bisection needs two ends: --good SPEC and --bad SPEC.")
+    if not arguments["judge"] and not listing:
+        raise click.UsageError("A bisection needs a judge: --judge 'probe FILE', for example.")
+    arguments["judge"] = arguments["judge"] or "merge"
+    return SearchOptions(**arguments, command=tuple(_repeated(target, arguments)))
+
+
+def _repeated(target: TargetOptions, arguments: dict[str, Any]) -> Iterable[str]:
+    """Yield the words of the command line that name the same search, without defaults."""
+    for name in ("good", "bad", "judge", "commits"):
+        if arguments[name]:
+            yield f"--{name}={arguments[name]}"
+    for flag in ("find_fix", "mend", "build_wheel", "any_failure", "deterministic"):
+        if arguments[flag]:
+            yield "--wheel" if flag == "build_wheel" else f"--{flag.replace('_', '-')}"
+    yield from (f"--axis={axis}" for axis in arguments["axes"])
+    yield from (f"--carry={carry}" for carry in arguments["carries"])
+    usual = {"patchset": DEFAULT_PATCHSET, "platform": DEFAULT_PLATFORM, "source": "index", "kernels": "auto"}
+    for name, value in vars(target).items():
+        if value and value != usual.get(name):
+            yield f"--{name}={value}"
+
+
+def _identity(problem: Problem) -> str:
+    return digest_of(to_builtins(problem))[:_DIGITS]
+
+
+def _root(session: Session) -> Path:
+    return session.checkout.root / WORK / "bisect"
+
+
+def _folder(session: Session, identity: str) -> Path:
+    return _root(session) / identity
+
+
+def _known(session: Session, identity: str) -> Path:
+    """Return the folder of the bisection whose id begins with *identity*."""
+    from sparkwright.carries.folder import unknown_name
+
+    known = sorted(path.name for path in _root(session).glob("*") if path.is_dir())
+    found = [name for name in known if name.startswith(identity)]
+    if len(found) != 1:
+        raise unknown_name("bisection", identity, known)
+    return _folder(session, found[0])
+
+
+def _list(session: Session, search: Search) -> None:
+    changes, left_out = search.problem.changes, search.difference.left_out
+    if session.as_json:
+        print_json({"changes": to_builtins(changes), "left-out": list(left_out)})
+        return
+    rows = [(change.id, change.axis, change.title, ", ".join(change.requires[-3:])) for change in changes]
+    show_table(("change", "axis", "title", "requires"), rows, title=f"{len(changes)} changes")
+    if left_out:
+        click.echo(f"not searched, though they differ: {', '.join(left_out)}")
+
+
+def _try(session: Session, search: Search, attempted: str) -> None:
+    """Judge one candidate, with the exit status of a command that ``git bisect run`` takes."""
+    from sparkwright.carries.folder import unknown_name
+    from sparkwright.search.subsets import Changes
+
+    known = [change.id for change in search.problem.changes]
+    chosen = [name for name in attempted.split(",") if name]
+    for name in chosen:
+        if name not in known:
+            raise unknown_name("change", name, known)
+    applied = Changes(search.problem).close(chosen)
+    folder = _folder(session, _identity(search.problem)) / "tried"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = search.judge.evaluate(applied, attempt=1, folder=folder)
+    if session.as_json:
+        print_json({"candidate": search.realiser.candidate(applied).describe(), **to_builtins(found)})
+    else:
+        click.echo(f"candidate {search.realiser.candidate(applied).describe()}")
+        click.echo(printable(f"verdict  {found.verdict}: {found.detail or 'it holds'}"))
+        click.echo(f"evidence {found.evidence}")
+    click.get_current_context().exit(_EXIT.get(str(found.verdict), _UNTESTABLE))
+
+
+def _replay(session: Session, identity: str) -> None:
+    from sparkwright.search.engine import replay, status
+
+    folder = _known(session, identity)
+    result, problem = replay(folder), status(folder).problem
+    if result is None:
+        raise NoCulpritError(
+            f"bisection {folder.name} has not ended",
+            because="its journal holds too few evaluations",
+            next_step="run its command again: it resumes",
+        )
+    _finish(session, folder, problem, result)
+
+
+def _status(session: Session, words: tuple[str, ...]) -> None:
+    from sparkwright.search.engine import status
+    from sparkwright.search.report import headline
+
+    folders = [_known(session, word) for word in words] or sorted(
+        (path.parent for path in _root(session).glob("*/journal.jsonl")),
+        key=lambda path: path.stat().st_mtime,
+    )
+    states = [(folder, status(folder)) for folder in folders]
+    if session.as_json:
+        print_json(
+            [
+                {
+                    "id": folder.name,
+                    "start": state.problem.start,
+                    "end": state.problem.end,
+                    "judge": state.problem.judge,
+                    "changes": len(state.problem.changes),
+                    "evaluations": state.evaluations,
+                    "seconds": state.seconds,
+                    "result": to_builtins(state.result),
+                    "next": state.next,
+                    "refused": str(state.refused or ""),
+                    "stopped": list(state.stopped),
+                }
+                for folder, state in states
+            ]
+        )
+        return
+    if not states:
+        click.echo("no bisection was started in this checkout")
+    for folder, state in states:
+        problem = state.problem
+        click.echo(f"{folder.name}  {problem.start} → {problem.end}, judged by {problem.judge}")
+        if state.result is not None:
+            told = headline(problem, state.result)
+        elif state.refused is not None:
+            told = f"refused: {state.refused}"
+        else:
+            following = ", ".join(state.next or ()) or "the end without changes"
+            told = f"not ended; next: {following}" + (
+                f"; stopped by: {state.stopped}" if state.stopped else ""
+            )
+        click.echo(printable(f"  {told}"))
+        click.echo(f"  {state.evaluations} evaluations, {human_seconds(state.seconds)}")
+
+
+def _finish(session: Session, folder: Path, problem: Problem, result: SearchResult) -> None:
+    """Write the reports, show the answer, and refuse to call a range or a set a culprit."""
+    from sparkwright.search.report import headline, render_html, render_json, render_markdown
+
+    pages = {
+        "report.html": render_html(problem, result).encode(),
+        "report.md": render_markdown(problem, result).encode(),
+        "report.json": render_json(problem, result),
+    }
+    for name, data in pages.items():
+        write_atomically(folder / name, data)
+    if session.as_json:
+        print_json({"id": folder.name, "folder": str(folder), **to_builtins(result)})
+    else:
+        _show(folder, problem, result, headline(problem, result), list(pages))
+    if result.kind in {"range", "set"}:
+        raise NoCulpritError(
+            f"{len(result.changes)} changes are left",
+            because="what lies between them could not be judged"
+            if result.kind == "range"
+            else "they could not be separated",
+            next_step=f"read {folder / 'report.html'}, which says why, for each candidate",
+        )
+
+
+def _show(folder: Path, problem: Problem, result: SearchResult, told: str, pages: list[str]) -> None:
+    titles = {change.id: change for change in problem.changes}
+    click.echo(printable(told))
+    for name in result.changes:
+        click.echo(printable(f"  {name}: {titles[name].title}"))
+    seconds = sum(step.evaluation.seconds for step in result.steps)
+    click.echo(
+        f"{result.evaluations} evaluations ({result.searching} after the ends) in {human_seconds(seconds)}, "
+        f"confidence {result.confidence:.1%}, {len(result.untestable)} untestable or unstable"
+    )
+    for name in pages:
+        path = folder / name
+        click.echo(f"wrote    {path} ({human_size(path.stat().st_size)}, sha256 {sha256_file(path)})")
+    for check in result.check:
+        click.echo(f"check    {check}")
+    click.echo(
+        f"next     {result.check[0] if result.check else f'sparkwright bisect --replay {folder.name}'}"
+    )

@@ -1,0 +1,219 @@
+"""Make a candidate: its merged tree, its wheel, or what a rehearsal serves, by what the judge needs.
+
+Every result is taken from the store where it is there. A candidate that cannot be made is untestable; a
+failure of the network or the disk is an error, as it says nothing of the candidate.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from sparkwright.base.errors import (
+    AbsorptionError,
+    ArchiveError,
+    BinaryError,
+    CarryConflictError,
+    CompileError,
+    DependencyOrderError,
+    LockMismatchError,
+    MissingSourceError,
+    NativeBuildError,
+    NativeInputsError,
+    PatchError,
+    UnprovedError,
+    WheelError,
+)
+from sparkwright.base.events import warn
+from sparkwright.carries.patchset import BuildSpec, check_order
+from sparkwright.git import Repository
+from sparkwright.merge import merge_patchset
+from sparkwright.pipeline.assembly import Assemble
+from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.run import apply
+from sparkwright.pipeline.state import require
+from sparkwright.probe import tree_folder
+from sparkwright.search.metric import UntestableError
+from sparkwright.search.specs import pinned_lock
+from sparkwright.upstream import Pristine, open_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.carries import Revision
+    from sparkwright.lock import Lock
+    from sparkwright.merge import MergeReport
+    from sparkwright.pipeline.checkout import Checkout
+    from sparkwright.pipeline.options import BuildOptions
+    from sparkwright.search.axes import Candidate, Difference
+    from sparkwright.upstream import Access
+
+_PACKAGE = "vllm"
+
+# Errors that a candidate causes, and no network, disk or machine.
+_OF_THE_CANDIDATE = (
+    AbsorptionError, ArchiveError, BinaryError, CarryConflictError, CompileError, DependencyOrderError,
+    LockMismatchError, MissingSourceError, NativeBuildError, NativeInputsError, PatchError, UnprovedError,
+    WheelError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Realiser:
+    """Makes the candidates between two specs.
+
+    Judges call it from several threads, and git's readers of objects serve one thread each: each thread gets
+    a repository of its own.
+
+    Attributes:
+        difference: what lies between them.
+        checkout: the clone of the project.
+        opened: the store and the network settings.
+        options: options of builds; the architecture is each candidate's own.
+        commits: the origin of upstream's commits, as for `open_source`.
+    """
+
+    difference: Difference
+    checkout: Checkout
+    opened: Access
+    options: BuildOptions
+    commits: str = "git"
+    _own: threading.local = field(default_factory=threading.local, repr=False)
+    _repositories: list[Repository] = field(default_factory=list, repr=False)
+    _bases: dict[tuple[str, str | None], str] = field(default_factory=dict, repr=False)
+
+    @property
+    def access(self) -> Access:
+        """The store, the network settings, and this thread's repository."""
+        if not hasattr(self._own, "access"):
+            self._own.access = replace(self.opened, repository=Repository(self.opened.repository.path))
+            self._repositories.append(self._own.access.repository)
+        found: Access = self._own.access
+        return found
+
+    def close(self) -> None:
+        """End the processes that reads of objects left running."""
+        for repository in self._repositories:
+            repository.close()
+
+    def candidate(self, applied: frozenset[str]) -> Candidate:
+        """Return the candidate with the changes *applied*."""
+        return self.difference.candidate(applied)
+
+    def merged(self, candidate: Candidate) -> MergeReport:
+        """Return the merge of *candidate*; nothing is fetched but upstream's tree, and nothing is built.
+
+        Raises:
+            UntestableError: a carry conflicts or is refused; the text says which, and why.
+        """
+        report = self.outcomes(candidate)
+        if report.failed:
+            failures = "; ".join(f"{one.carry}: {one.kind} ({one.detail})" for one in report.failed)
+            raise UntestableError(f"the carries do not merge: {failures}")
+        return report
+
+    def outcomes(self, candidate: Candidate) -> MergeReport:
+        """Return the merge of *candidate* with the outcome of every carry, the failed ones too.
+
+        Raises:
+            UntestableError: upstream's tree or a patch is damaged.
+        """
+        try:
+            check_order(candidate.carries, {carry.name: carry for carry in candidate.carries})
+            job = self._job(candidate, candidate.lock or self.checkout.lock)
+            request = job.merge_request(self._pristine(candidate), candidate.point.version)
+            request = replace(request, find_base=self._find_base)
+            return merge_patchset(self.access.repository, request)
+        except _OF_THE_CANDIDATE as error:
+            raise UntestableError(str(error)) from error
+
+    def tree(self, candidate: Candidate) -> Path:
+        """Return a read-only folder of the store with the package of the merged tree; see `merged`."""
+        report = self.merged(candidate)
+        return tree_folder(
+            self.access.store, self.access.repository, report.tree, under=_PACKAGE, like=report.pristine
+        )
+
+    def exact_job(self, candidate: Candidate) -> Job:
+        """Return the job of building *candidate*, with a pin that names every input by digest.
+
+        Raises:
+            UntestableError: upstream has no wheel there.
+        """
+        target = candidate.point.commit or candidate.point.version
+        try:
+            lock = candidate.lock or pinned_lock(self.checkout, self.access, target, source=self.commits)
+            _ = lock.wheel(self.options.platform)
+        except _OF_THE_CANDIDATE as error:
+            raise UntestableError(str(error)) from error
+        return self._job(candidate, lock)
+
+    def wheel(self, candidate: Candidate) -> Path:
+        """Return the wheel of *candidate* in the store; carries go in without proofs where they have none.
+
+        Raises:
+            UntestableError: it cannot be merged, compiled or assembled.
+        """
+        job = self.exact_job(candidate)
+        try:
+            wheel = require(apply(job, until=lambda step: isinstance(step, Assemble)).wheel)
+        except _OF_THE_CANDIDATE as error:
+            raise UntestableError(str(error)) from error
+        return self.access.store.named_file(wheel.sha256, wheel.filename)
+
+    def require_as_recorded(self) -> None:
+        """Warn if an end that is a wheel does not merge into the tree that the wheel states."""
+        everything = frozenset(change.id for change in self.difference.changes)
+        ends = [(self.difference.start, frozenset[str]())]
+        if not self.difference.left_out:
+            ends.append((self.difference.end, everything))
+        for spec, applied in ends:
+            if spec.merged and (made := self.merged(self.candidate(applied)).tree) != spec.merged:
+                warn(
+                    f"{spec.text} states the merged tree {spec.merged[:12]}, and its carries merge into "
+                    f"{made[:12]} here: what is judged is not quite what that wheel contains"
+                )
+
+    def _job(self, candidate: Candidate, lock: Lock) -> Job:
+        names = frozenset(carry.name for carry in candidate.carries)
+        rehearsal = self.checkout.lock.rehearsal or lock.rehearsal  # an older lock may have none
+        return Job(
+            checkout=self.checkout,
+            spec=BuildSpec(
+                structs.replace(lock, rehearsal=rehearsal),
+                candidate.patchset or "none",
+                candidate.carries,
+                candidate.arch,
+            ),
+            options=replace(self.options, allow_unproved=names, arch=candidate.arch or ""),
+            store=self.access.store,
+            repository=self.access.repository,
+            source=open_source(self.options.source, self.access),
+        )
+
+    def _find_base(self, revision: Revision) -> str:
+        """Return the tree that *revision* was written against; found once for all candidates."""
+        key = revision.release, revision.sdist_sha256
+        if key not in self._bases:
+            job = self._job(self.candidate(frozenset()), self.checkout.lock)
+            self._bases[key] = job.find_base(revision)
+        return self._bases[key]
+
+    def _pristine(self, candidate: Candidate) -> Pristine:
+        """Return upstream's tree, without its history: a merge is then decided by contents alone."""
+        source = open_source(self.options.source, self.access)
+        point, lock, own = candidate.point, candidate.lock, self.checkout.lock
+        if point.tree:
+            return Pristine(point.tree, point.commit, f"commit {point.commit[:12]}", verified=True)
+        if point.commit:
+            found = open_source(self.commits, self.access).commit(point.commit, own.release.git)
+        elif lock is not None:
+            found = source.pristine(lock)
+        elif point.version == own.release.version:
+            found = source.pristine(own)
+        else:
+            found = source.release(point.version)
+        return replace(found, history=False)

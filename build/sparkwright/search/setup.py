@@ -1,0 +1,170 @@
+"""From the arguments of a bisection to its problem and its judge."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkwright.base.digests import sha256_file
+from sparkwright.base.errors import BisectionError
+from sparkwright.pipeline.choose import choose_arch
+from sparkwright.search.axes import difference, weigh
+from sparkwright.search.judges import AnyFailure, JudgeOptions, MergeJudge, ProbeJudge, make_judge
+from sparkwright.search.line import upstream_steps
+from sparkwright.search.metric import MetricJudge
+from sparkwright.search.model import Problem
+from sparkwright.search.realise import Realiser
+from sparkwright.search.specs import Resolver, restricted
+from sparkwright.upstream import open_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sparkwright.pipeline.checkout import Checkout
+    from sparkwright.pipeline.options import BuildOptions
+    from sparkwright.search.axes import Difference, UpstreamStep
+    from sparkwright.search.model import Axis, CandidateJudge
+    from sparkwright.search.specs import ResolvedSpec
+    from sparkwright.upstream import Access
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The arguments of a bisection.
+
+    Attributes:
+        good: SPEC of the end that works.
+        bad: SPEC of the end that fails.
+        judge: the judge.
+        axes: differences to search; all by default.
+        carries: names of carries that alone are taken of both ends, with what they require; all by default.
+        commits: a repository whose commits are the points between two pins; releases are if it is empty.
+        find_fix: the bad end is the older one.
+        mend: name what would mend the bad end rather than what breaks the good one.
+        any_failure: every failure counts as the one searched for; signatures are not compared.
+        deterministic: the judge gives one candidate the same verdict each time.
+        repeat: the most repetitions of one candidate.
+        confidence: probability of the answer at which the search ends.
+        timeout_s: the most seconds of one run of a command.
+        build_wheel: build each candidate's wheel for a command.
+        command: the words of the command line that repeat this search.
+    """
+
+    good: str
+    bad: str
+    judge: str
+    axes: tuple[Axis, ...] = ()
+    carries: tuple[str, ...] = ()
+    commits: str = ""
+    find_fix: bool = False
+    mend: bool = False
+    any_failure: bool = False
+    deterministic: bool = False
+    repeat: int = 64
+    confidence: float = 0.95
+    timeout_s: float = 3600.0
+    build_wheel: bool = False
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Search:
+    """A bisection that is ready to run; see `sparkwright.search.engine.bisect`."""
+
+    problem: Problem
+    judge: CandidateJudge
+    realiser: Realiser
+
+    @property
+    def difference(self) -> Difference:
+        """What lies between the ends."""
+        return self.realiser.difference
+
+    def judge_in(self, folder: Path) -> CandidateJudge:
+        """Return the judge of a bisection in *folder*, where a metric keeps its samples."""
+        if isinstance(self.judge, MetricJudge):
+            return replace(self.judge, kept=folder / "samples")
+        return self.judge
+
+
+@contextlib.contextmanager
+def open_search(
+    checkout: Checkout, access: Access, build: BuildOptions, options: SearchOptions
+) -> Iterator[Search]:
+    """Resolve both ends and give the search between them; files of earlier commits last as long as the block.
+
+    Raises:
+        BisectionError: an end cannot be had, or nothing lies between them.
+        ConfigError: the judge is none.
+    """
+    arch = choose_arch(checkout.lock, build.platform, kernels=build.kernels, arch=build.arch)
+    history = open_source(options.commits or "git", access)
+    with access.store.scratch() as scratch:
+        resolver = Resolver(checkout, access, scratch, build.patchset, arch)
+        good, bad = (_end(resolver, text, options) for text in (options.good, options.bad))
+        start, end = (bad, good) if options.find_fix else (good, bad)
+        steps: tuple[UpstreamStep, ...] = ()
+        if not options.axes or "upstream" in options.axes:
+            git = checkout.lock.release.git
+            steps = upstream_steps(access, history, git, start, end, commits=bool(options.commits))
+        found = difference(start, end, steps, axes=options.axes)
+        build = replace(build, platform=_platform(start, end, build.platform))
+        realiser = Realiser(found, checkout, access, build, options.commits or "git")
+        judging = JudgeOptions(options.timeout_s, options.build_wheel, inverted=options.find_fix)
+        try:
+            judge = make_judge(options.judge, realiser, judging)
+            problem = _problem(found, judge, options)
+            yield Search(problem, AnyFailure(judge) if options.any_failure else judge, realiser)
+        finally:
+            judging.stop.set()
+            realiser.close()
+
+
+def _end(resolver: Resolver, text: str, options: SearchOptions) -> ResolvedSpec:
+    spec = resolver.resolve(text)
+    return restricted(spec, options.carries) if options.carries else spec
+
+
+def _platform(start: ResolvedSpec, end: ResolvedSpec, otherwise: str) -> str:
+    """Return the platform of the ends that are wheels."""
+    stated = {spec.platform for spec in (start, end) if spec.platform}
+    if len(stated) > 1:
+        raise BisectionError(
+            "the wheels are for different machines",
+            because=f"{start.text} is for {start.platform} and {end.text} for {end.platform}",
+            next_step="give two wheels for one machine",
+        )
+    return next(iter(stated), otherwise)
+
+
+def _problem(found: Difference, judge: CandidateJudge, options: SearchOptions) -> Problem:
+    everything = frozenset(change.id for change in found.changes)
+    touched = {path for change in found.changes for path in change.files}
+    name, suspects = judge.name, set[str]()
+    if isinstance(judge, ProbeJudge):
+        suspects = judge.suspects(touched)
+        name = f"{name} ({sha256_file(judge.file)[:12]})"  # another text of the probe is another search
+    if options.any_failure:
+        name += ", any failure"
+    return Problem(
+        start=_named(found, found.start, frozenset()),
+        end=_named(found, found.end, everything),
+        judge=name,
+        changes=found.changes,
+        direction="fixed" if options.find_fix else "broke",
+        question="removes" if options.mend else "adds",
+        # A metric repeats its samples itself, until it is decided.
+        deterministic=options.deterministic or isinstance(judge, (MergeJudge, MetricJudge, ProbeJudge)),
+        weights=weigh(found.changes, suspects),
+        command=shlex.join(("sparkwright", "bisect", *options.command, "--try=")) + "{applied}",
+        confidence=options.confidence,
+        most_runs=options.repeat,
+    )
+
+
+def _named(found: Difference, spec: ResolvedSpec, applied: frozenset[str]) -> str:
+    """Return an end in words, with the digest of what it is made of: '.' may be another tomorrow."""
+    return f"{spec.text} ({found.candidate(applied).digest[:12]})"

@@ -1,0 +1,421 @@
+"""``sparkwright bisect`` from two ends to the change that makes the difference."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kit import UpstreamRepository
+from tiny_release import CLAMP, SOURCES, make_tiny
+from wheelkit import sha256, unpack
+from world import World, files_below, wait_until
+
+from sparkwright.base.errors import BisectionError, ConfigError, NoCulpritError, ProcessError
+
+# A judge of its own: the tree is bad if clamp() doubles what it is given.
+JUDGE = """\
+import os, sys
+from pathlib import Path
+text = Path(os.environ["SPARKWRIGHT_TREE"], "vllm", "clamp.py").read_text()
+if "UNTESTABLE" in text:
+    sys.exit(125)
+sys.exit("value * 2" in text)
+"""
+PROBE = """\
+from probekit import expect
+
+
+def probe():
+    from vllm.clamp import clamp
+
+    expect(clamp(4) == 4, "clamp(4) is not 4")
+"""
+LIMIT_PROBE = """\
+from probekit import expect
+
+
+def probe():
+    from vllm.clamp import LIMIT
+
+    expect(LIMIT == 10, {10: "", 11: "one more", 12: "two more"}[LIMIT])
+"""
+DOUBLED = CLAMP.replace("return value", "return value * 2")
+
+
+def git(world: World, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", *words],
+        cwd=world.root, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def commit(world: World, message: str) -> str:
+    if not (world.root / ".git").exists():
+        git(world, "init", "--quiet", "--initial-branch=main")
+        (world.root / ".gitignore").write_text("dist/\n.sparkwright/\n")
+    git(world, "add", "--all")
+    git(world, "commit", "--quiet", "-m", message)
+    return git(world, "rev-parse", "HEAD")
+
+
+def judge(world: World, text: str = JUDGE) -> str:
+    path = world.folder / "judge.py"
+    path.write_text(text)
+    return f"run {sys.executable} {path}"
+
+
+def harmless(world: World, number: int) -> str:
+    """Write a carry of a file of its own; return its name."""
+    name = f"word-{number}"
+    world.carry(name, {f"vllm/word_{number}.py": f"WORD = {number}\n"})
+    return name
+
+
+@pytest.fixture
+def patched(world: World) -> World:
+    """Two commits: four harmless carries, and with six more of them one that doubles what clamp() gets."""
+    world.list_carries([])
+    shutil.rmtree(world.root / "carries")
+    for number in range(4):
+        harmless(world, number)
+    commit(world, "good")
+    for number in range(4, 8):
+        harmless(world, number)
+    world.carry("doubled", {"vllm/clamp.py": DOUBLED})
+    for number in range(8, 10):
+        harmless(world, number)
+    commit(world, "bad")
+    return world
+
+
+def culprits(ran) -> list[str]:
+    return ran.json["changes"]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_carry_between_two_commits_is_named(patched: World, jobs: int) -> None:
+    before = {path: time for path, time in files_below(patched.root).items() if not path.startswith(".")}
+    ran = patched.good(
+        "bisect", "--good", "HEAD~1", "--bad", "HEAD", "--judge", judge(patched), "--json", f"-j{jobs}"
+    )
+    assert ran.json["kind"] == "culprit"
+    assert culprits(ran) == ["doubled:added"]
+    after = {path: time for path, time in files_below(patched.root).items() if not path.startswith(".")}
+    assert after == before, "the work tree is as it was"
+    folder = Path(ran.json["folder"])
+    assert {"report.html", "report.md", "report.json", "journal.jsonl"} <= {p.name for p in folder.iterdir()}
+
+
+def test_the_same_command_again_judges_nothing(patched: World) -> None:
+    words = ("bisect", "--good", "HEAD~1", "--bad", ".", "--judge", judge(patched), "--json")
+    first = patched.good(*words)
+    (patched.folder / "judge.py").write_text("raise SystemExit(99)\n")
+    assert patched.good(*words).json["steps"] == first.json["steps"]
+    assert culprits(patched.good("bisect", "--replay", first.json["id"], "--json")) == ["doubled:added"]
+    (state,) = patched.good("bisect", "status", "--json").json
+    assert (state["id"], state["evaluations"]) == (first.json["id"], len(first.json["steps"]))
+
+
+def test_another_text_of_the_work_tree_is_another_search(patched: World) -> None:
+    words = ("bisect", "--good", "HEAD~1", "--bad", ".", "--judge", judge(patched), "--json")
+    first = patched.good(*words)
+    patched.carry("doubled", {"vllm/clamp.py": DOUBLED + "# again\n"}, listed=False)
+    assert patched.good(*words).json["id"] != first.json["id"]
+
+
+def test_two_wheels_alone_name_the_carry_though_the_checkout_moved_on(patched: World) -> None:
+    wheels = []
+    unproved = [f"--allow-unproved={name}" for name in patched.listed()]
+    patched.good("wheel", *unproved)
+    wheels += patched.wheels
+    git(patched, "checkout", "--quiet", "HEAD~1")
+    unproved = [f"--allow-unproved={name}" for name in patched.listed()]
+    patched.good("wheel", *unproved)
+    good = next(wheel for wheel in patched.wheels if wheel not in wheels)
+    for number in range(4):  # the contents that both wheels name are in the history only
+        patched.carry(f"word-{number}", {f"vllm/word_{number}.py": "WORD = -1\n"}, listed=False)
+    commit(patched, "aside")
+    git(patched, "branch", "kept", "main")
+    ran = patched.good("bisect", good, wheels[0], "--judge", judge(patched), "--json")
+    assert culprits(ran) == ["doubled:added"]
+
+
+def test_a_content_that_nothing_here_has_is_named(patched: World) -> None:
+    unproved = [f"--allow-unproved={name}" for name in patched.listed()]
+    patched.good("wheel", *unproved)
+    (bad,) = patched.wheels
+    git(patched, "update-ref", "-d", "refs/heads/main")
+    shutil.rmtree(patched.root / ".git")
+    patched.carry("doubled", {"vllm/clamp.py": CLAMP + "# other\n"}, listed=False)
+    commit(patched, "without the content")
+    ran = patched.call("bisect", "--good", "HEAD", "--bad", bad, "--judge", "merge", "--json")
+    assert ran.status == BisectionError.exit_code
+    assert "doubled" in ran.json["error"]["what"]
+    (record,) = (json.loads(data) for path, data in unpack(bad).items() if path.endswith("point.json"))
+    content = next(one["content"] for one in record["point"]["carries"] if one["name"] == "doubled")
+    assert content in ran.json["error"]["next-step"]
+
+
+def test_a_wheel_whose_record_was_changed_is_refused(patched: World) -> None:
+    from wheelkit import pack
+
+    unproved = [f"--allow-unproved={name}" for name in patched.listed()]
+    patched.good("wheel", *unproved)
+    (bad,) = patched.wheels
+    files = unpack(bad)
+    (member,) = (path for path in files if path.endswith("point.json"))
+    record = json.loads(files[member])
+    record["point"]["carries"].pop()
+    files[member] = json.dumps(record).encode()
+    changed = pack(patched.folder / bad.name, files)
+    ran = patched.call("bisect", "--good", "HEAD~1", "--bad", changed, "--judge", "merge", "--json")
+    assert ran.status == BisectionError.exit_code
+    assert bad.name in ran.json["error"]["what"]
+
+
+@pytest.mark.parametrize("spec", ["nonsense", "1.2.0-x.whl", "spark@later", "--", "0123456789"])
+def test_what_names_no_build_spec_is_refused(patched: World, spec: str) -> None:
+    ran = patched.call("bisect", f"--good={spec}", "--bad", "HEAD", "--judge", "merge", "--json")
+    assert ran.status == BisectionError.exit_code
+    assert spec in ran.json["error"]["what"]
+
+
+def test_nothing_between_the_ends_is_refused(patched: World) -> None:
+    ran = patched.call("bisect", "--good", "HEAD", "--bad", ".", "--judge", "merge", "--json")
+    assert ran.status == BisectionError.exit_code
+    ran = patched.call("bisect", "--good=HEAD~1", "--bad=.", "--judge=merge", "--axis=kernels", "--json")
+    assert ran.status == BisectionError.exit_code
+    assert "carries" in ran.json["error"]["because"]
+
+
+def test_swapped_ends_are_refused(patched: World) -> None:
+    ran = patched.call(
+        "bisect", "--good", "HEAD", "--bad", "HEAD~1", "--judge", judge(patched), "--deterministic", "--json"
+    )
+    assert ran.status == BisectionError.exit_code
+
+
+def test_the_fix_is_found_with_the_bad_end_first(patched: World) -> None:
+    patched.list_carries([name for name in patched.listed() if name not in {"doubled", "word-1"}])
+    ran = patched.good(
+        "bisect",
+        "--bad",
+        "HEAD",
+        "--good",
+        ".",
+        "--find-fix",
+        "--judge",
+        judge(patched),
+        "--deterministic",
+        "--json",
+    )
+    assert culprits(ran) == ["doubled:removed"]
+
+
+def test_a_probe_judges_and_its_imports_are_suspected_first(patched: World) -> None:
+    probe = patched.folder / "probe.py"
+    probe.write_text(PROBE)
+    ran = patched.good("bisect", "--good", "HEAD~1", "--bad", "HEAD", "--judge", f"probe {probe}", "--json")
+    assert culprits(ran) == ["doubled:added"]
+    assert "clamp(4) is not 4" in ran.json["calibration"]["signature"].replace("#", "4")
+    assert len(ran.json["steps"]) <= 6
+    probe.write_text(PROBE + "# another text\n")
+    again = patched.good("bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", f"probe {probe}", "--json")
+    assert again.json["id"] != ran.json["id"], "another text of the probe is another search"
+
+
+def test_failures_are_told_apart_unless_any_counts(world: World) -> None:
+    """The probe fails with one message from 1.4.0 on, and with another from 1.6.0 on."""
+    for number in range(3, 9):
+        limit = 10 if number < 4 else 11 if number < 6 else 12
+        text = CLAMP.replace("LIMIT = 10", f"LIMIT = {limit}")
+        world.offer(make_tiny(f"1.{number}.0", changes=(("vllm/clamp.py", text),)))
+    probe = world.folder / "probe.py"
+    probe.write_text(LIMIT_PROBE)
+    words = ("bisect", "--good=spark@1.2.0", "--bad=spark@1.8.0", "--judge", f"probe {probe}", "--json")
+    ran = world.call(*words)
+    assert ran.status == NoCulpritError.exit_code
+    assert ran.json["changes"] == ["1.4.0", "1.5.0", "1.6.0"]
+    assert culprits(world.good(*words, "--any-failure")) == ["1.4.0"]
+
+
+def test_one_candidate_is_judged_by_hand(patched: World) -> None:
+    words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", judge(patched))
+    assert patched.call(*words, "--try=").status == 0
+    assert patched.call(*words, "--try=doubled:added").status == 1
+    ran = patched.call(*words, "--try=word-5:added,doubled:added", "--json")
+    assert (ran.status, ran.json["verdict"]) == (1, "bad")
+    assert patched.call(*words, "--try=unknown:added").status == 12
+    listed = patched.good(*words, "--list", "--json").json["changes"]
+    assert {change["id"] for change in listed} == {f"word-{n}:added" for n in range(4, 10)} | {
+        "doubled:added"
+    }
+
+
+def test_a_command_says_125_where_it_cannot_judge(patched: World) -> None:
+    """Two neighbours cannot be told apart where the candidate between them is untestable."""
+    text = CLAMP.replace("return value", "return value  # UNTESTABLE")
+    patched.carry("aside", {"vllm/clamp.py": text}, listed=False)
+    patched.carry("doubled", {"vllm/clamp.py": CLAMP.replace("# Always.", "# value * 2")}, listed=False)
+    words = ("bisect", "--good=HEAD~1", "--bad=.", "--judge", judge(patched))
+    patched.list_carries([*patched.listed(), "aside"])
+    assert patched.call(*words, "--try=aside:added").status == 125
+
+
+@pytest.mark.parametrize("status", [126, 127, 128, 200])
+def test_a_command_that_breaks_gives_no_verdict(patched: World, status: int) -> None:
+    words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--judge")
+    ran = patched.call(*words, judge(patched, f"raise SystemExit({status})\n"), "--try=", "--json")
+    assert ran.status == ProcessError.exit_code
+    assert str(status) in ran.json["error"]["because"]
+
+
+def test_a_command_runs_without_a_shell_and_within_its_time(patched: World) -> None:
+    marker = patched.folder / "marker"
+    words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--try=", "--json", "--judge")
+    ran = patched.call(*words, f"run {sys.executable} -c 'raise SystemExit(3)' ; touch {marker}")
+    assert ran.json["verdict"] == "bad"
+    assert not marker.exists()
+    waiting = f"run {sys.executable} -c 'import time; time.sleep(600)'"
+    ran = patched.call(*words, waiting, "--timeout=1")
+    assert (ran.json["verdict"], ran.json["signature"]) == ("bad", "timeout")
+
+
+def test_a_wheel_is_built_only_where_a_command_mentions_it(patched: World) -> None:
+    show = "import os,sys; print(os.environ.get('SPARKWRIGHT_WHEEL', 'none'), *sys.argv[1:])"
+    words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--json")
+    ran = patched.good(*words, "--try=", "--judge", f'run {sys.executable} -c "{show}"')
+    assert ran.json["detail"] == "none"
+    ran = patched.good(
+        *words, "--try=doubled:added", "--judge", f'run {sys.executable} -c "{show}" {{wheel}}'
+    )
+    stated, given = ran.json["detail"].split()
+    assert stated == given
+    assert unpack(Path(given))["vllm/clamp.py"].decode() == DOUBLED
+    digest = sha256(Path(given))
+    ran = patched.good(
+        *words, "--try=doubled:added", "--wheel", "--judge", f'run {sys.executable} -c "{show}"'
+    )
+    assert sha256(Path(ran.json["detail"])) == digest, "the wheel of a candidate is built once"
+
+
+def test_a_pair_that_does_not_merge_is_untestable_and_the_conflict_is_told(patched: World) -> None:
+    patched.carry("other", {"vllm/clamp.py": CLAMP.replace("return value", "return value - 1")})
+    words = ("bisect", "--good=HEAD~1", "--bad=.", "--judge", judge(patched), "--json")
+    ran = patched.call(*words, "--try=doubled:added,other:added")
+    assert (ran.status, ran.json["verdict"]) == (125, "untestable")
+    assert "other" in ran.json["detail"]
+    ran = patched.call(*words)
+    assert ran.status == BisectionError.exit_code, "the bad end cannot be judged"
+
+
+@pytest.mark.parametrize(
+    "judge", ["", "probe", "probe nowhere.py", "verify nonsense", "metric x", "metric x --worse-by 5%", "'"]
+)
+def test_what_is_no_judge_is_refused(patched: World, judge: str) -> None:
+    ran = patched.call("bisect", "--good=HEAD~1", "--bad=HEAD", "--json", f"--judge={judge or 'no such'}")
+    assert ran.status == ConfigError.exit_code
+
+
+def test_a_metric_that_a_command_prints_is_compared(patched: World) -> None:
+    measure = patched.folder / "measure.py"
+    measure.write_text(
+        "import os, pathlib, random\n"
+        "text = pathlib.Path(os.environ['SPARKWRIGHT_TREE'], 'vllm', 'clamp.py').read_text()\n"
+        "speed = 80 if 'value * 2' in text else 100\n"
+        "print('noise 7')\n"
+        "print('speed:', speed * random.gauss(1, 0.01))\n"
+    )
+    text = f"metric speed --worse-by 10% -- {sys.executable} {measure}"
+    words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--carry=word-0", "--judge", text, "--json")
+    ran = patched.call(
+        "bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", text, "--try=doubled:added", "--json"
+    )
+    assert (ran.status, ran.json["verdict"]) == (1, "bad")
+    assert ran.json["value"] == pytest.approx(0.8, abs=0.05)
+    assert patched.call(*words).status != 0, "and a carry that only one end has cannot be taken of both"
+
+
+def test_a_killed_search_goes_on_where_it_was(patched: World) -> None:
+    gate = patched.folder / "gate"
+    slow = JUDGE + "\n"
+    text = (
+        "import time\n"
+        f"gate = __import__('pathlib').Path({str(gate)!r})\n"
+        "count = len(list(gate.parent.glob('seen-*')))\n"
+        "(gate.parent / f'seen-{count}').touch()\n"
+        "while count == 3 and not gate.exists():\n"
+        "    time.sleep(0.02)\n"
+        f"{slow}"
+    )
+    words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", judge(patched, text), "--json")
+    child = patched.start(*words)
+    wait_until((patched.folder / "seen-3").exists, patience_s=120)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    gate.touch()
+    before = [json.loads(line) for line in _journal(patched)]
+    ran = patched.good(*words)
+    assert culprits(ran) == ["doubled:added"]
+    after = [json.loads(line) for line in _journal(patched)]
+    assert after[: len(before)] == before
+    assert len(before) == 1 + 3
+
+
+def _journal(world: World) -> list[str]:
+    (path,) = (world.root / ".sparkwright" / "bisect").glob("*/journal.jsonl")
+    return [line for line in path.read_text().splitlines() if line]
+
+
+def test_a_range_is_no_culprit(patched: World) -> None:
+    """Releases between which nothing can be judged are named as a range, and the exit status says so."""
+    for number in range(3, 7):
+        changes = (("vllm/clamp.py", CLAMP.replace("# Always.", f"# UNTESTABLE {number}")),)
+        text = changes if number in {4, 5} else (("vllm/clamp.py", DOUBLED),) if number == 6 else ()
+        patched.offer(make_tiny(f"1.{number}.0", changes=text))
+    patched.list_carries([])
+    ran = patched.call(
+        "bisect", "--good=spark@1.2.0", "--bad=spark@1.6.0", "--judge", judge(patched), "--json"
+    )
+    assert ran.status == NoCulpritError.exit_code
+    assert (ran.json["kind"], ran.json["changes"]) == ("range", ["1.4.0", "1.5.0", "1.6.0"])
+
+
+def test_the_release_that_broke_a_carry_is_named(world: World) -> None:
+    moved = tuple({path: text for path, text in SOURCES.items() if path == "vllm/clamp.py"}.items())
+    other = ((moved[0][0], moved[0][1].replace("LIMIT = 10", "LIMIT = 11")),)
+    for number in range(3, 12):
+        world.offer(make_tiny(f"1.{number}.0", changes=other if number >= 8 else ()))
+    probe = world.root / "carries" / "clamp" / "probe.py"
+    ran = world.good(
+        "bisect", "--good=spark@1.2.0", "--bad=spark@1.11.0", "--judge", f"probe {probe}", "--json"
+    )
+    assert culprits(ran) == ["1.8.0"]
+    searching = [step for step in ran.json["steps"] if step["role"] == "search"]
+    assert len(searching) <= 4
+    world.call("bisect", "--good=spark@1.2.0", "--bad=spark@1.11.0", "--list", "--offline", "--json")
+
+
+def test_the_commit_at_which_a_carry_stops_merging_is_named(world: World) -> None:
+    upstream = UpstreamRepository(world.folder / "upstream")
+    upstream.commit("begin", {path: data.decode() for path, data in world.release.tree.items()})
+    ids = [upstream.git("rev-parse", "HEAD")]
+    for number in range(20):
+        files = {"vllm/more.py": f"NUMBER = {number}\n"}
+        if number == 13:
+            files["vllm/clamp.py"] = CLAMP.replace("return value", "return int(value)")
+        ids.append(upstream.commit(f"change {number}", files))
+    ran = world.good(
+        "bisect", f"--good=spark@{ids[0]}", f"--bad=spark@{ids[-1]}", "--judge=merge", "--json",
+        f"--commits={upstream.folder}",
+    )  # fmt: skip
+    assert culprits(ran) == [ids[14][:12]]
+    assert "clamp" in ran.json["calibration"]["signature"]
+    assert len(ran.json["steps"]) <= 2 + 5

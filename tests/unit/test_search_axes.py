@@ -1,0 +1,195 @@
+"""The difference of two specs as changes, and the candidates that sets of them make."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit import write_carry
+from search_kit import problem
+from tiny_release import make_tiny
+
+from sparkwright.base.errors import BisectionError
+from sparkwright.carries import load_carry
+from sparkwright.search.axes import UpstreamStep, difference, weigh
+from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
+from sparkwright.search.subsets import Changes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.carries import Carry
+    from sparkwright.search.axes import Difference
+
+VERSION = "1.2.0"
+
+
+class Shelf:
+    """Carries by name and content, written when they are first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def carry(self, name: str, content: str = "a", requires: tuple[str, ...] = ()) -> Carry:
+        root = self.folder / f"{content}-{'-'.join(requires)}"
+        patch = (
+            f"diff --git a/vllm/{name}.py b/vllm/{name}.py\nnew file mode 100644\n"
+            f"index {'0' * 40}..{content * 40}\n--- /dev/null\n+++ b/vllm/{name}.py\n"
+            f"@@ -0,0 +1 @@\n+{content}\n"
+        )
+        if not (root / name).exists():
+            write_carry(root, name, patches={VERSION: patch.encode()}, requires=list(requires))
+        return load_carry(root / name)
+
+    def spec(self, *carries: Carry, version: str = VERSION, **more) -> ResolvedSpec:
+        return ResolvedSpec("SPEC", "spark", UpstreamPoint(version), carries, **more)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path)
+
+
+def names(found: Difference, *applied: str) -> list[str]:
+    return [carry.name for carry in found.candidate(frozenset(applied)).carries]
+
+
+def ids(found: Difference) -> dict[str, tuple[str, ...]]:
+    return {change.id: change.requires for change in found.changes}
+
+
+def test_added_removed_revised_and_reordered(shelf: Shelf) -> None:
+    a, b, c, d = (shelf.carry(name) for name in "abcd")
+    start, end = shelf.spec(a, b, c), shelf.spec(c, shelf.carry("b", "f"), d)
+    found = difference(start, end)
+    assert ids(found) == {"a:removed": (), "b:revised": (), "d:added": (), "reordered": ()}
+    assert names(found) == ["a", "b", "c"]
+    assert names(found, *ids(found)) == ["c", "b", "d"]
+    assert found.candidate(frozenset(ids(found))).carries == end.carries
+    assert found.candidate(frozenset()).carries == start.carries
+    assert names(found, "d:added") == ["a", "b", "d", "c"]
+    assert {change.files for change in found.changes if change.id == "d:added"} == {("vllm/d.py",)}
+
+
+def test_what_a_carry_requires_comes_with_it_and_leaves_after_it(shelf: Shelf) -> None:
+    base, top = shelf.carry("base"), shelf.carry("top", requires=("base",))
+    found = difference(shelf.spec(), shelf.spec(base, top))
+    assert ids(found) == {"base:added": (), "top:added": ("base:added",)}
+    found = difference(shelf.spec(base, top), shelf.spec())
+    assert ids(found) == {"base:removed": ("top:removed",), "top:removed": ()}
+    free = shelf.carry("top", "f")
+    found = difference(shelf.spec(base, top), shelf.spec(free))
+    assert ids(found) == {"base:removed": ("top:revised",), "top:revised": ()}
+    bound = shelf.carry("top", "b", requires=("base",))
+    found = difference(shelf.spec(free), shelf.spec(base, bound))
+    assert ids(found)["top:revised"] == ("base:added",)
+    assert names(found, "base:added", "top:revised") == ["base", "top"]
+
+
+@given(st.data())
+def test_every_closed_set_has_each_carry_after_what_it_requires(tmp_path_factory, data) -> None:
+    shelf = Shelf(tmp_path_factory.mktemp("shelf", numbered=True))
+    pool = "abcdef"
+
+    def side() -> list[Carry]:
+        chosen = data.draw(st.permutations(data.draw(st.sets(st.sampled_from(pool)).map(sorted))))
+        carries: list[Carry] = []
+        for name in chosen:
+            required = data.draw(
+                st.sets(st.sampled_from([one.name for one in carries]), max_size=2)
+                if carries
+                else st.just(set())
+            )
+            carries.append(shelf.carry(name, data.draw(st.sampled_from("ab")), tuple(sorted(required))))
+        return carries
+
+    start, end = shelf.spec(*side()), shelf.spec(*side())
+    try:
+        found = difference(start, end)
+    except BisectionError:
+        assert [one.folder for one in start.carries] == [one.folder for one in end.carries]
+        return
+    closed = Changes(problem().__class__(start="s", end="e", judge="j", changes=found.changes))
+    wanted = data.draw(st.sets(st.sampled_from([change.id for change in found.changes])))
+    carries = found.candidate(closed.close(wanted)).carries
+    seen: set[str] = set()
+    for carry in carries:
+        assert set(carry.spec.requires) <= seen
+        seen.add(carry.name)
+    assert len(seen) == len(carries)
+
+
+def test_upstream_is_a_chain_and_a_beginning_of_it_is_a_point(shelf: Shelf) -> None:
+    carry = shelf.carry("a")
+    path = [UpstreamStep(UpstreamPoint(f"1.{n}.0"), f"release {n}") for n in (3, 4, 5)]
+    found = difference(shelf.spec(carry), shelf.spec(carry, version="1.5.0"), path)
+    changes = [change.id for change in found.changes]
+    assert changes == ["1.3.0", "1.4.0", "1.5.0"]
+    assert [change.requires for change in found.changes] == [(), ("1.3.0",), ("1.4.0",)]
+    assert found.candidate(frozenset()).point == UpstreamPoint(VERSION)
+    assert found.candidate(frozenset(changes[:2])).point == UpstreamPoint("1.4.0")
+
+
+def test_commits_of_one_version_are_different_candidates(shelf: Shelf) -> None:
+    commits = [UpstreamPoint(VERSION, f"{number}" * 40) for number in range(1, 4)]
+    path = [UpstreamStep(point, "subject", ("vllm/a.py",)) for point in commits]
+    found = difference(shelf.spec(), replace(shelf.spec(), point=commits[-1]), path)
+    candidates = [found.candidate(frozenset(list(ids(found))[:count])) for count in range(4)]
+    assert [candidate.point for candidate in candidates] == [UpstreamPoint(VERSION), *commits]
+    assert all(one.digest != other.digest for one, other in pairwise(candidates))
+
+
+def test_the_provider_of_kernels_is_an_axis(shelf: Shelf) -> None:
+    found = difference(shelf.spec(), shelf.spec(arch="12.1a"))
+    assert ids(found) == {"kernels": ()}
+    assert found.candidate(frozenset()).arch is None
+    assert found.candidate(frozenset({"kernels"})).arch == "12.1a"
+
+
+def test_requirements_are_an_axis_where_the_pins_are_the_same(shelf: Shelf) -> None:
+    old = ("torch==2.11.0", "numpy", "audio==1; extra == 'audio'")
+    new = ("torch==2.13.0", "numpy", "flash>=2")
+    found = difference(shelf.spec(requirements=old), shelf.spec(requirements=new))
+    assert set(ids(found)) == {"requires:torch", "requires:audio", "requires:flash"}
+    half = found.candidate(frozenset({"requires:torch", "requires:flash"}))
+    assert set(half.requirements or ()) == {"torch==2.13.0", "numpy", "flash>=2", old[2]}
+    path = [UpstreamStep(UpstreamPoint("1.3.0"), "release")]
+    later = shelf.spec(requirements=new, version="1.3.0")
+    assert set(ids(difference(shelf.spec(requirements=old), later, path))) == {"1.3.0"}
+    asked = difference(shelf.spec(requirements=old), later, path, axes=("requirements",))
+    assert "requires:torch" in ids(asked)
+    assert asked.left_out == ("upstream",)
+    assert asked.candidate(frozenset(ids(asked))).point == UpstreamPoint(VERSION)
+
+
+def test_an_axis_narrows_and_the_others_stay_as_at_the_start(shelf: Shelf) -> None:
+    start, end = shelf.spec(), shelf.spec(shelf.carry("a"), arch="12.1a")
+    found = difference(start, end, axes=("carries",))
+    assert ids(found) == {"a:added": ()}
+    assert found.left_out == ("kernels",)
+    assert found.candidate(frozenset({"a:added"})).arch is None
+    with pytest.raises(BisectionError):
+        difference(start, end, axes=("requirements",))
+
+
+def test_the_same_spec_twice_has_no_difference(shelf: Shelf) -> None:
+    with pytest.raises(BisectionError):
+        difference(shelf.spec(shelf.carry("a")), shelf.spec(shelf.carry("a")))
+
+
+def test_changes_of_the_files_that_a_symptom_points_to_weigh_more(shelf: Shelf) -> None:
+    found = difference(shelf.spec(), shelf.spec(shelf.carry("a"), shelf.carry("b")))
+    assert weigh(found.changes, {"vllm/b.py", "vllm/other.py"}) == {"b:added": 4.0}
+    assert weigh(found.changes, set()) == {}
+
+
+def test_a_digest_names_what_is_built_and_not_the_words(shelf: Shelf) -> None:
+    lock = make_tiny().lock
+    one = difference(shelf.spec(lock=lock), shelf.spec(shelf.carry("a"), lock=lock))
+    other = difference(replace(one.start, text="other words"), one.end)
+    assert one.candidate(frozenset()).digest == other.candidate(frozenset()).digest
+    assert one.candidate(frozenset({"a:added"})).digest != one.candidate(frozenset()).digest
