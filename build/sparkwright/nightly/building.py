@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
+from sparkwright import rehearsal
 from sparkwright.base.errors import (
     BusyError,
     NativeInputsError,
@@ -20,6 +20,7 @@ from sparkwright.lock.bump import rewrite
 from sparkwright.nightly.model import NightBuild, NightRehearsal, Standing
 from sparkwright.pipeline import Checkout, apply, make_job
 from sparkwright.pipeline.checkout import LOCK_NAME
+from sparkwright.pipeline.pins import pin_of
 from sparkwright.pipeline.state import require
 from sparkwright.store import write_atomically
 from sparkwright.upstream import propose
@@ -72,7 +73,7 @@ def build(
     try:
         with task(f"build {target.label}"):
             lock, text = lock_of(job, target, history=history)
-            ready = _job_for(job, lock, chosen, folder / "wheels")
+            ready = _job_for(job, lock, chosen, folder / "wheels", history=history)
             state = apply(ready)
     except _FATAL:
         raise
@@ -129,15 +130,15 @@ def lock_of(job: Job, target: Target, *, history: str = "") -> tuple[Lock, str]:
             return job.spec.lock, text
         bumped = propose(job.access, text, target.version)
         return bumped.lock, bumped.text
-    pins = import_module("sparkwright.pipeline.pins")
-    lock: Lock = pins.pin_of(job.checkout, job.access, target.commit, source=history or "git")
+    lock = pin_of(job.checkout, job.access, target.commit, source=history or "git")
     return lock, rewrite(text, lock).text
 
 
-def _job_for(job: Job, lock: Lock, chosen: Sequence[str], out: Path) -> Job:
+def _job_for(job: Job, lock: Lock, chosen: Sequence[str], out: Path, *, history: str = "") -> Job:
     """Return the job of building the *chosen* carries on *lock* into *out*."""
     checkout = Checkout(job.checkout.root, lock)
-    made = make_job(checkout, job.store, job.repository, replace(job.options, out=out))
+    source = history or "git" if lock.sdist is None else job.options.source
+    made = make_job(checkout, job.store, job.repository, replace(job.options, out=out, source=source))
     carries = tuple(carry for carry in made.spec.carries if carry.name in chosen)
     return replace(made, spec=replace(made.spec, carries=carries))
 
@@ -149,13 +150,11 @@ def rehearse(built: Built, label: str, folder: Path) -> NightRehearsal:
     """
     if built.job is None or built.report is None:
         return NightRehearsal(status="skipped", reason=built.night.reason or "no wheel was built")
-    rehearsal = import_module("sparkwright.rehearsal")
-    if not hasattr(rehearsal, "rehearse"):
-        return NightRehearsal(status="skipped", reason="this build of the project has no rehearsal")
     started = time.monotonic()
     try:
-        wanted = rehearsal.RehearsalOptions(out=folder / "rehearsal" / label)
-        found = rehearsal.rehearse(built.job, built.report, wanted)
+        found = rehearsal.rehearse(
+            built.job, built.report, rehearsal.RehearsalOptions(out=folder / "rehearsal" / label)
+        )
     except _FATAL:
         raise
     except (RehearsalError, NotInStoreError) as error:  # its wheel, model or environment cannot be had

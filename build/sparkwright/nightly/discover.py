@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from packaging.version import InvalidVersion, Version
@@ -16,6 +14,9 @@ from sparkwright.git import fetch, list_remote
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
 from sparkwright.nightly.culprit import Point, fork
 from sparkwright.nightly.model import PullChange, Target
+from sparkwright.upstream import nightly_commit
+from sparkwright.upstream.commit_index import find_wheel
+from sparkwright.upstream.commits import known_wheel
 from sparkwright.upstream.index import versions
 from sparkwright.upstream.releases import PROJECT
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from sparkwright.git import Repository
     from sparkwright.pipeline import Job
 
-_COMMITS, _PAGES = "sparkwright.upstream.commits", "sparkwright.upstream.commit_index"
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _FULL_ID = 40
 _KEPT = "refs/sparkwright/nightly/main"
@@ -62,20 +62,21 @@ class IndexWheels:
 
     def newest(self) -> str:
         """See `CommitWheels.newest`."""
-        return str(import_module(_COMMITS).nightly_commit(self.job.access))
+        return nightly_commit(self.job.access)
 
     def version(self, commit: str) -> str | None:
         """See `CommitWheels.version`."""
         access, platform = self.job.access, self.job.options.platform
-        wheel = import_module(_COMMITS).known_wheel(access, commit, platform)
-        if wheel is None and not access.settings.offline:
-            wheel = import_module(_PAGES).find_wheel(commit, platform, access.settings)
-        return None if wheel is None else str(wheel.filename).split("-")[1]
+        known = known_wheel(access, commit, platform)
+        if known is not None:
+            return version_in(known.filename)
+        listed = None if access.settings.offline else find_wheel(commit, platform, access.settings)
+        return None if listed is None else version_in(listed.filename)
 
 
-def commit_wheels(job: Job) -> CommitWheels | None:
-    """Return the client of upstream's wheels by commit, where this build of the project has one."""
-    return None if find_spec(_COMMITS) is None else IndexWheels(job)
+def version_in(filename: str) -> str:
+    """Return the version that the name of a wheel states."""
+    return filename.split("-")[1]
 
 
 @dataclass
@@ -85,13 +86,13 @@ class Upstream:
     Attributes:
         job: the job, whose lock is the pin.
         address: repository with upstream's history: an address or a folder; empty for none.
-        wheels: the client of wheels by commit; `None` for none.
+        wheels: the client of wheels by commit.
         notes: what could not be asked, in words.
     """
 
     job: Job
     address: str
-    wheels: CommitWheels | None
+    wheels: CommitWheels
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -136,12 +137,13 @@ class Upstream:
 
     @cached_property
     def pin(self) -> Target:
-        """The lock's own release."""
-        release = self.job.spec.lock.release
+        """The lock's own release or commit."""
+        lock = self.job.spec.lock
+        release = lock.release
         pristine = self.job.pristine
         return self._with_history(
             Target(
-                kind="release",
+                kind="release" if lock.sdist is not None else "commit",
                 version=release.version,
                 tree=pristine.tree,
                 commit=release.commit,
@@ -163,8 +165,6 @@ class Upstream:
     def _newest_commit(self) -> str:
         """Return the newest commit with a wheel, or the newest one if wheels are unknown; empty if none."""
         head = self.head
-        if self.wheels is None:
-            return head
         try:
             commit = self.wheels.newest()
         except (FetchError, NotInStoreError) as error:
@@ -216,26 +216,22 @@ class Upstream:
 
     def commit(self, commit: str) -> Target:
         """Return the target of a commit, whose tree has to be in the store."""
-        version = self._wheel_version(commit)
+        version, wheel = None, None
+        try:
+            version = self.wheels.version(commit)
+            wheel = version is not None
+        except SparkwrightError as error:
+            self.notes.append(f"the wheel of commit {commit[:12]} could not be looked for: {error}")
         return self._with_history(
             Target(
                 kind="commit",
                 version=version or self._version_of(commit),
                 tree=self._repository.tree_of(commit),
                 commit=commit,
-                wheel=None if self.wheels is None else version is not None,
+                wheel=wheel,
                 origin=f"commit {commit[:12]} of {self.address or 'the store'}",
             )
         )
-
-    def _wheel_version(self, commit: str) -> str | None:
-        if self.wheels is None:
-            return None
-        try:
-            return self.wheels.version(commit)
-        except SparkwrightError as error:
-            self.notes.append(f"the wheel of commit {commit[:12]} could not be looked for: {error}")
-            return None
 
     def _version_of(self, commit: str) -> str:
         """Return a version for *commit* such as its wheel would have: the next one after the pin's."""

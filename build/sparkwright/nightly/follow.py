@@ -15,7 +15,7 @@ from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ConfigError
 from sparkwright.base.events import emit, task
 from sparkwright.nightly.building import build, rehearse
-from sparkwright.nightly.discover import Upstream, commit_wheels
+from sparkwright.nightly.discover import IndexWheels, Upstream
 from sparkwright.nightly.judging import Judge, Judged
 from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.model import (
@@ -91,7 +91,7 @@ def follow(job: Job, options: NightOptions, state: NightState, wheels: CommitWhe
     now = datetime.now(UTC)
     if options.date and not _DATE.fullmatch(options.date):
         raise ConfigError(f"{options.date!r} is no date", next_step="write it as 2026-11-22")
-    return _Run(job, options, state, wheels or commit_wheels(job), now).night()
+    return _Run(job, options, state, wheels or IndexWheels(job), now).night()
 
 
 @dataclass
@@ -101,7 +101,7 @@ class _Run:
     job: Job
     options: NightOptions
     state: NightState
-    wheels: CommitWheels | None
+    wheels: CommitWheels
     now: datetime
 
     def night(self) -> Night:
