@@ -8,6 +8,7 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from fake_compiler import KILLED, ROOMY, WRITE, make_job, until
 
@@ -109,8 +110,9 @@ def test_what_a_unit_took_is_measured_over_all_its_processes(driver: Driver) -> 
     report = driver(driver.job("a", script))
     (one,) = driver.done
     assert one.cost.seconds >= 1.4
-    # A fork is seen with all pages of its parent until it runs something else.
-    assert 160 <= one.cost.mib < 600, "two at once, where the kernel's own count knows one"
+    # A fork is seen with all pages of its parent, of these tests, until it runs something else.
+    most = 600 + 2 * (psutil.Process().memory_info().rss >> 20)
+    assert 160 <= one.cost.mib < most, "two at once, where the kernel's own count knows one"
     assert report.cpu_seconds == one.cost.seconds
     assert report.peak_mib >= 160
     assert one.attempts == 1

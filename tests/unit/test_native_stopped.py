@@ -108,7 +108,11 @@ def test_killed_it_takes_every_compiler_along_and_loses_only_what_ran(tmp_path: 
 
 
 DISK = """
-TOO_MUCH = "import sys; open(sys.argv[1], 'wb').write(bytes(8 << 20))"
+TOO_MUCH = (
+    "import os, sys, time\\n"
+    "while not os.path.exists('kept/small'): time.sleep(0.01)\\n"
+    "open(sys.argv[1], 'wb').write(bytes(8 << 20))"
+)
 try:
     build(job("small", 9, "import sys; open(sys.argv[1], 'wb').write(b'x')"), job("large", 8, TOO_MUCH))
 except SparkwrightError as error:
