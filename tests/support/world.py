@@ -279,6 +279,8 @@ def make_world(folder: Path, index: Index) -> World:
     home.mkdir(parents=True)
     world = World(folder, index, make_tiny())
     world.environment = {
+        # No page there: an index of commits without wheels, where a test serves none.
+        "SPARKWRIGHT_UPSTREAM_WHEELS": index.url.replace("/simple/", "/commits/"),
         "HOME": str(home),
         "XDG_CONFIG_HOME": str(home / ".config"),
         "PIP_CONFIG_FILE": os.devnull,
