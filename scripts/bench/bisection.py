@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import BisectionError
-from sparkwright.search.model import Change, Evaluation, Problem, Verdict
+from sparkwright.search.model import Change, Evaluation, SearchProblem, StepVerdict
 from sparkwright.search.strategy import search
 
 if TYPE_CHECKING:
@@ -54,16 +54,16 @@ class Planted:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)  # noqa: S311 - no secret
 
-    def verdict(self, applied: Applied) -> Verdict:
+    def verdict(self, applied: Applied) -> StepVerdict:
         """Judge a candidate once more."""
         self.evaluations += 1
         if len(applied) in self.untestable:
-            return Verdict.UNTESTABLE
+            return StepVerdict.UNTESTABLE
         fails = applied >= self.culprit and self.random.random() < self.rate
-        return Verdict.BAD if fails else Verdict.GOOD
+        return StepVerdict.BAD if fails else StepVerdict.GOOD
 
 
-def ours(judge: Planted, problem: Problem) -> Applied:
+def ours(judge: Planted, problem: SearchProblem) -> Applied:
     """Search as the package does; nothing if it refuses."""
     searching = search(problem)
     question = next(searching)
@@ -86,9 +86,9 @@ def binary(judge: Planted) -> Applied:
     while left := [place for place in range(good + 1, bad) if place not in skipped]:
         place = left[(len(left) - 1) // 2]
         verdict = judge.verdict(frozenset(names[:place]))
-        if verdict is Verdict.UNTESTABLE:
+        if verdict is StepVerdict.UNTESTABLE:
             skipped.add(place)
-        elif verdict is Verdict.BAD:
+        elif verdict is StepVerdict.BAD:
             bad = place
         else:
             good = place
@@ -102,7 +102,7 @@ def plain_ddmin(judge: Planted) -> Applied:
     def fails(subset: Sequence[str]) -> bool:
         key = frozenset(subset)
         if key not in cache:
-            cache[key] = judge.verdict(key) is Verdict.BAD
+            cache[key] = judge.verdict(key) is StepVerdict.BAD
         return cache[key]
 
     current = list(judge.names)
@@ -204,7 +204,7 @@ def main() -> None:
             changes = [{"id": name, "axis": case.axis, "title": name} for name in judge.names]
             return ours(
                 judge,
-                Problem(
+                SearchProblem(
                     start="good",
                     end="bad",
                     judge="planted",

@@ -19,7 +19,7 @@ from pathlib import Path
 from sparkwright.git import open_repository
 from sparkwright.merge import OutcomeKind
 from sparkwright.merge.prepare import prepare
-from sparkwright.nightly.culprit import Change, Trial, between, culprit_by_commit, fork
+from sparkwright.nightly.culprit import OutcomeChange, Trial, between, culprit_by_commit, fork
 from sparkwright.pipeline import BuildOptions, open_job
 
 
@@ -57,7 +57,7 @@ def main() -> None:
             if one.change is None:
                 continue
             ends = Trial(repository, [one.change])
-            change = Change(ends.outcome(old), ends.outcome(new))
+            change = OutcomeChange(ends.outcome(old), ends.outcome(new))
             if change.before is change.after or change.after is OutcomeKind.ABSORBED:
                 continue
             found = culprit_by_commit(repository, Trial(repository, [one.change]), change, args.old, args.new)

@@ -14,13 +14,13 @@ from sparkwright.nightly.model import (
     Night,
     NightBuild,
     NightRehearsal,
+    NightVerdict,
     PinMove,
     PullChange,
     Standing,
-    Target,
     TargetNight,
     UpstreamCommit,
-    Verdict,
+    UpstreamTarget,
     standing_of,
 )
 
@@ -78,12 +78,12 @@ def carry(name: str, judgement: Judgement = Judgement.NEEDED, **changes: Any) ->
     return CarryNight(**{**told, **changes})
 
 
-def target(version: str = "1.3.0", **changes: Any) -> Target:
+def target(version: str = "1.3.0", **changes: Any) -> UpstreamTarget:
     told = {"kind": "release", "version": version, "tree": "7" * 40, "commit": "c" * 40, "wheel": True}
-    return Target(**{**told, **changes})
+    return UpstreamTarget(**{**told, **changes})
 
 
-def found(*carries: CarryNight, at: Target | None = None, **changes: Any) -> TargetNight:
+def found(*carries: CarryNight, at: UpstreamTarget | None = None, **changes: Any) -> TargetNight:
     told = {"previous": target("1.2.0"), "merged": "9" * 40, "carries": carries}
     return TargetNight(target=at or target(), **{**told, **changes})
 
@@ -109,7 +109,7 @@ def night(*targets: TargetNight, **changes: Any) -> Night:
         "started": "2026-11-22T03:00:05+00:00",
         "patchset": "spark",
         "pin": "1.2.0",
-        "verdict": Verdict.GREEN,
+        "verdict": NightVerdict.GREEN,
         "targets": targets,
         "seconds": 171.0,
     }
@@ -173,7 +173,7 @@ def eventful() -> Night:
     return night(
         release,
         commit,
-        verdict=Verdict.NEEDS_PERSON,
+        verdict=NightVerdict.NEEDS_PERSON,
         reasons=("carry-conflict conflicts on 1.3.0", "carry-not-needed is not needed on 1.3.0: drop it"),
         pulls=(
             PullChange(
@@ -212,4 +212,6 @@ def hostile() -> Night:
         number=7, carry=EVIL, repository="javascript:alert(1)", recorded=EVIL, head=EVIL,
         state="unknown", detail=EVIL,
     )  # fmt: skip
-    return night(one, verdict=Verdict.NEEDS_PERSON, reasons=(EVIL,), notes=(EVIL,), pulls=(pull,), pin=EVIL)
+    return night(
+        one, verdict=NightVerdict.NEEDS_PERSON, reasons=(EVIL,), notes=(EVIL,), pulls=(pull,), pin=EVIL
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.search.model import Change, Evaluation, Problem, Verdict
+from sparkwright.search.model import Change, Evaluation, SearchProblem, StepVerdict
 from sparkwright.search.strategy import search
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 SIGNATURE = "AssertionError: 3 of 4 answers differ"
 
 
-def problem(n: int = 17, axis: Axis = "carries", *, deterministic: bool = True, **rest) -> Problem:
+def problem(n: int = 17, axis: Axis = "carries", *, deterministic: bool = True, **rest) -> SearchProblem:
     """Return a problem of *n* changes ``c1`` to ``cn``."""
     changes = tuple(
         Change(id=f"c{number}", axis=axis, title=f"change {number}") for number in range(1, n + 1)
     )
-    return Problem(
+    return SearchProblem(
         **{
             "start": "old",
             "end": "new",
@@ -59,20 +59,20 @@ class Judge:
         if isinstance(found, Evaluation):
             return found
         chance = random.Random(f"{self.seed} {attempt} {sorted(applied)}").random()
-        return bad() if found and chance < self.rate else Evaluation(verdict=Verdict.GOOD)
+        return bad() if found and chance < self.rate else Evaluation(verdict=StepVerdict.GOOD)
 
 
 def bad(signature: str = SIGNATURE) -> Evaluation:
     """Return a bad evaluation."""
-    return Evaluation(verdict=Verdict.BAD, signature=signature)
+    return Evaluation(verdict=StepVerdict.BAD, signature=signature)
 
 
 def untestable() -> Evaluation:
     """Return an evaluation of a candidate that could not be realised."""
-    return Evaluation(verdict=Verdict.UNTESTABLE, detail="conflict")
+    return Evaluation(verdict=StepVerdict.UNTESTABLE, detail="conflict")
 
 
-def run(asked: Problem, judge: Judge) -> SearchResult:
+def run(asked: SearchProblem, judge: Judge) -> SearchResult:
     """Search without a journal, and check that nothing is asked twice."""
     searching = search(asked)
     question = next(searching)

@@ -13,8 +13,8 @@ from sparkwright.git import fetch
 from sparkwright.merge import OutcomeKind
 from sparkwright.merge.absorb import CarryChange
 from sparkwright.nightly.culprit import (
-    Change,
-    Point,
+    HistoryPoint,
+    OutcomeChange,
     Trial,
     between,
     culprit_by_commit,
@@ -66,7 +66,7 @@ class History:
         new = self.upstream.git("rev-parse", "HEAD")
         fetch(self.repository, self.upstream.address, [new, self.old], depth=None)
         trial = Trial(self.repository, [self.carry], absorbing=ABSORBED in {before, after})
-        return culprit_by_commit(self.repository, trial, Change(before, after), self.old, new)
+        return culprit_by_commit(self.repository, trial, OutcomeChange(before, after), self.old, new)
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ class TestSearch:
         chance = random.Random(seed)
         kinds = [chance.choice([APPLIED, CONFLICT, ABSORBED]) for _ in range(chance.randrange(1, 60))]
         kinds.append(CONFLICT)
-        points = [Point(tree=str(number)) for number in range(len(kinds))]
+        points = [HistoryPoint(tree=str(number)) for number in range(len(kinds))]
         asked: list[str] = []
 
         def kind(tree: str) -> OutcomeKind:
@@ -188,12 +188,14 @@ class TestByRelease:
         history = History(repository, upstream)
         forms = {"1.1": text(l1="a"), "1.2": text(l1="a", l10="theirs"), "1.3": text(l10="theirs")}
         points = [
-            Point(tree=make_tree(repository, {FILE: form}), release=name, subject=f"vllm {name}")
+            HistoryPoint(tree=make_tree(repository, {FILE: form}), release=name, subject=f"vllm {name}")
             for name, form in forms.items()
         ]
         trial = Trial(repository, [history.carry])
         old = make_tree(repository, {FILE: text()})
-        found = culprit_by_release(repository, trial, Change(APPLIED, CONFLICT), old, points)
+        found = culprit_by_release(repository, trial, OutcomeChange(APPLIED, CONFLICT), old, points)
         assert found is not None
         assert (found.release, found.commit, found.files) == ("1.2", "", (FILE,))
-        assert culprit_by_release(repository, trial, Change(APPLIED, CONFLICT), old, points[:1]) is None
+        assert (
+            culprit_by_release(repository, trial, OutcomeChange(APPLIED, CONFLICT), old, points[:1]) is None
+        )

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from sparkwright.nightly import words
 from sparkwright.nightly.markdown import code, render_markdown
-from sparkwright.nightly.model import Judgement, Standing, Verdict, standing_of
+from sparkwright.nightly.model import Judgement, NightVerdict, Standing, standing_of
 from sparkwright.nightly.page import render_html
 from sparkwright.nightly.propose import HeldBack, Proposal, ProposedCommit
 
@@ -94,7 +94,7 @@ def test_only_red_carries_tell_how_to_search(judgement):
     assert ("sparkwright bisect" in markdown(one)[0]) == red
 
 
-@pytest.mark.parametrize("verdict", Verdict)
+@pytest.mark.parametrize("verdict", NightVerdict)
 def test_every_verdict_is_the_heading(verdict):
     one = night_kit.night(verdict=verdict)
     assert [data for tag, data in html(one).texts if tag == "h1"] == [words.VERDICTS[verdict]]

@@ -16,10 +16,10 @@ from sparkwright.nightly.model import (
     Judgement,
     Mark,
     Night,
+    NightVerdict,
     Standing,
-    Target,
     TargetNight,
-    Verdict,
+    UpstreamTarget,
     standing_of,
 )
 from sparkwright.nightly.state import SCHEMA, holds, open_state, red_since
@@ -33,7 +33,7 @@ PATCHSET = "spark"
 
 
 def night(number: int, version: str, judgement: Judgement, *, kind: TargetKind = "release") -> Night:
-    target = Target(kind=kind, version=version, tree="1" * 40, commit="c" * 40)
+    target = UpstreamTarget(kind=kind, version=version, tree="1" * 40, commit="c" * 40)
     carry = CarryNight(name="clamp", title="Clamp", outcome=OutcomeKind.APPLIED, judgement=judgement)
     return Night(
         format=NIGHT_FORMAT,
@@ -42,7 +42,7 @@ def night(number: int, version: str, judgement: Judgement, *, kind: TargetKind =
         started=f"2026-11-{number:02}T01:00:00+00:00",
         patchset=PATCHSET,
         pin="1.0.0",
-        verdict=Verdict.GREEN,
+        verdict=NightVerdict.GREEN,
         targets=(TargetNight(target=target, previous=None, merged="2" * 40, carries=(carry,)),),
     )
 

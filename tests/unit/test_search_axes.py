@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.carries import Carry
-    from sparkwright.search.axes import Difference
+    from sparkwright.search.axes import SpecDifference
 
 VERSION = "1.2.0"
 
@@ -54,11 +54,11 @@ def shelf(tmp_path: Path) -> Shelf:
     return Shelf(tmp_path)
 
 
-def names(found: Difference, *applied: str) -> list[str]:
+def names(found: SpecDifference, *applied: str) -> list[str]:
     return [carry.name for carry in found.candidate(frozenset(applied)).carries]
 
 
-def ids(found: Difference) -> dict[str, tuple[str, ...]]:
+def ids(found: SpecDifference) -> dict[str, tuple[str, ...]]:
     return {change.id: change.requires for change in found.changes}
 
 

@@ -27,7 +27,7 @@ from sparkwright.base.events import Event, subscribe
 from sparkwright.search import journal as journals
 from sparkwright.search.engine import bisect, likely, replay, status
 from sparkwright.search.journal import FILE, read_journal
-from sparkwright.search.model import Evaluation, Verdict
+from sparkwright.search.model import Evaluation, StepVerdict
 
 ASKED = problem(4)
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -326,5 +326,5 @@ def _asked(judge: Judge) -> list:
 
 def test_likely_questions_are_those_of_both_answers() -> None:
     asked = problem(8, "upstream")
-    ends = {(("c8",), 1): Evaluation(verdict=Verdict.BAD), ((), 1): Evaluation(verdict=Verdict.GOOD)}
+    ends = {(("c8",), 1): Evaluation(verdict=StepVerdict.BAD), ((), 1): Evaluation(verdict=StepVerdict.GOOD)}
     assert [question.heads for question in likely(asked, ends, 3)] == [("c4",), ("c6",), ("c2",)]

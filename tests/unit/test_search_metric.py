@@ -10,7 +10,7 @@ from search_kit import problem, run
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.search.metric import MetricJudge, UntestableError
-from sparkwright.search.model import Verdict
+from sparkwright.search.model import StepVerdict
 
 SEEDS = range(20)
 NOWHERE = Path()
@@ -68,36 +68,36 @@ def test_a_healthy_pair_names_no_culprit() -> None:
 
 
 @pytest.mark.parametrize(("higher", "factor", "verdict"), [
-    (True, 0.9, Verdict.BAD),
-    (True, 1.1, Verdict.GOOD),
-    (True, 1.0, Verdict.GOOD),
-    (False, 1.1, Verdict.BAD),
-    (False, 0.9, Verdict.GOOD),
-    (False, 1.0, Verdict.GOOD),
+    (True, 0.9, StepVerdict.BAD),
+    (True, 1.1, StepVerdict.GOOD),
+    (True, 1.0, StepVerdict.GOOD),
+    (False, 1.1, StepVerdict.BAD),
+    (False, 0.9, StepVerdict.GOOD),
+    (False, 1.0, StepVerdict.GOOD),
 ])  # fmt: skip
 def test_the_worse_side_of_a_metric_is_bad(higher, factor, verdict) -> None:
     found = judged(Bench(3, "c1", factor), {"c1"}, higher_is_better=higher)
     assert found.verdict is verdict
     assert found.value == pytest.approx(factor, rel=0.03)
-    assert bool(found.signature) == (verdict is Verdict.BAD)
+    assert bool(found.signature) == (verdict is StepVerdict.BAD)
 
 
 def test_more_noise_asks_for_more_samples_and_no_decision_is_not_good() -> None:
     taken = []
     for noise in (0.001, 0.03):
         bench = Bench(1, "c1", noise=noise)
-        assert judged(bench, {"c1"}).verdict is Verdict.BAD
+        assert judged(bench, {"c1"}).verdict is StepVerdict.BAD
         taken.append(bench.taken)
     assert taken[0] == 8 < taken[1]
     bench = Bench(1, "c1", noise=0.3)
-    assert judged(bench, {"c1"}, most_samples=12).verdict is Verdict.UNSTABLE
+    assert judged(bench, {"c1"}, most_samples=12).verdict is StepVerdict.UNSTABLE
     assert bench.taken == 24
 
 
 def test_the_good_end_is_the_start_or_all_changes() -> None:
     bench = Bench(1, "none")
-    assert judged(bench, set()).verdict is Verdict.GOOD
-    assert judged(bench, {"c1"}, baseline=frozenset({"c1"})).verdict is Verdict.GOOD
+    assert judged(bench, set()).verdict is StepVerdict.GOOD
+    assert judged(bench, {"c1"}, baseline=frozenset({"c1"})).verdict is StepVerdict.GOOD
     assert not bench.taken
 
 
@@ -109,7 +109,7 @@ def test_a_candidate_that_cannot_be_measured_is_untestable() -> None:
             return super().sample(applied, number=number, folder=folder)
 
     found = judged(Broken(1, "c1"), {"c1"})
-    assert (found.verdict, found.detail) == (Verdict.UNTESTABLE, "it does not boot")
+    assert (found.verdict, found.detail) == (StepVerdict.UNTESTABLE, "it does not boot")
 
 
 @pytest.mark.parametrize("rest", [{"worse_by": 0.0}, {"worse_by": 1.0}, {"most_samples": 3}])

@@ -8,7 +8,7 @@ import pytest
 from search_kit import SIGNATURE, Judge, bad, problem, run, untestable
 
 from sparkwright.base.errors import BisectionError, DependencyOrderError
-from sparkwright.search.model import Change, Evaluation, Verdict
+from sparkwright.search.model import Change, Evaluation, StepVerdict
 from sparkwright.search.subsets import Changes
 
 SEEDS = range(20)
@@ -278,7 +278,7 @@ def test_another_failure_than_the_one_being_chased_is_untestable() -> None:
     result = run(problem(16, "upstream"), Judge(rule))
     assert (result.kind, result.changes) == ("culprit", ("c12",))
     assert result.untestable
-    assert {step.evaluation.verdict for step in result.untestable} == {Verdict.BAD}
+    assert {step.evaluation.verdict for step in result.untestable} == {StepVerdict.BAD}
 
     def without_signatures(applied):
         found = rule(applied)

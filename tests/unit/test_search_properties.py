@@ -11,7 +11,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from search_kit import Judge, problem, run, untestable
 
-from sparkwright.search.model import Change, Problem
+from sparkwright.search.model import Change, SearchProblem
 from sparkwright.search.ordered import Noise, Posterior, locate
 from sparkwright.search.subsets import Changes, ddmin
 
@@ -19,7 +19,7 @@ SURE = Noise(doubt=1e-4, shown=1, hidden=0, quiet=1)
 
 
 @st.composite
-def problems(draw) -> Problem:
+def problems(draw) -> SearchProblem:
     """Return a problem of up to seven changes, some of which require others."""
     count = draw(st.integers(1, 7))
     changes = []
@@ -60,7 +60,7 @@ def asking(subset):
 
 
 @given(problems(), st.booleans())
-def test_the_order_and_the_weights_of_changes(asked: Problem, backwards) -> None:
+def test_the_order_and_the_weights_of_changes(asked: SearchProblem, backwards) -> None:
     changes = Changes(asked, backwards=backwards)
     assert sorted(changes.order) == sorted(change.id for change in asked.changes)
     assert math.isclose(sum(changes.weights), 1)
@@ -72,7 +72,9 @@ def test_the_order_and_the_weights_of_changes(asked: Problem, backwards) -> None
 
 
 @given(problems(), st.data())
-def test_what_is_left_without_some_changes_is_closed_and_the_most_that_can_be(asked: Problem, data) -> None:
+def test_what_is_left_without_some_changes_is_closed_and_the_most_that_can_be(
+    asked: SearchProblem, data
+) -> None:
     changes = Changes(asked)
     sets = closed_sets(changes)
     applied = data.draw(st.sampled_from(sets))
@@ -82,7 +84,7 @@ def test_what_is_left_without_some_changes_is_closed_and_the_most_that_can_be(as
 
 
 @given(problems(), st.data())
-def test_ddmin_ends_with_a_closed_set_of_which_nothing_can_be_left_out(asked: Problem, data) -> None:
+def test_ddmin_ends_with_a_closed_set_of_which_nothing_can_be_left_out(asked: SearchProblem, data) -> None:
     changes = Changes(asked)
     everything = frozenset(changes.order)
     sets = closed_sets(changes)
@@ -108,7 +110,7 @@ def test_ddmin_ends_with_a_closed_set_of_which_nothing_can_be_left_out(asked: Pr
 @given(problems(), st.sampled_from(["adds", "removes"]), st.sampled_from(["broke", "fixed"]), st.data())
 @examples(max_examples=200)
 def test_any_deterministic_rule_ends_with_a_pair_of_neighbours(
-    asked: Problem, question, direction, data
+    asked: SearchProblem, question, direction, data
 ) -> None:
     """The rule need not be monotone: what is named makes the difference where it is shown to."""
     asked = problem(changes=asked.changes, weights=asked.weights, question=question, direction=direction)
@@ -147,7 +149,7 @@ def test_untestable_candidates_are_never_taken_for_good_or_bad(asked, question, 
 
 @given(problems(), st.data())
 @examples(max_examples=200)
-def test_a_monotone_rule_ends_with_a_smallest_set(asked: Problem, data) -> None:
+def test_a_monotone_rule_ends_with_a_smallest_set(asked: SearchProblem, data) -> None:
     changes = Changes(asked)
     needed = frozenset(data.draw(st.sets(st.sampled_from(changes.order), min_size=1)))
     result = run(asked, Judge(lambda applied: applied >= needed))

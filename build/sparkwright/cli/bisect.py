@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.pipeline.options import TargetOptions
-    from sparkwright.search.model import Problem, SearchResult
+    from sparkwright.search.model import SearchProblem, SearchResult
     from sparkwright.search.setup import Search, SearchOptions
 
 _EXIT = {"good": 0, "bad": 1}
@@ -130,7 +130,7 @@ def _repeated(target: TargetOptions, arguments: dict[str, Any]) -> Iterable[str]
             yield f"--{name}={value}"
 
 
-def _identity(problem: Problem) -> str:
+def _identity(problem: SearchProblem) -> str:
     return digest_of(to_builtins(problem))[:_DIGITS]
 
 
@@ -248,7 +248,7 @@ def _status(session: Session, words: tuple[str, ...]) -> None:
         click.echo(f"  {state.evaluations} evaluations, {human_seconds(state.seconds)}")
 
 
-def _finish(session: Session, folder: Path, problem: Problem, result: SearchResult) -> None:
+def _finish(session: Session, folder: Path, problem: SearchProblem, result: SearchResult) -> None:
     """Write the reports, show the answer, and refuse to call a range or a set a culprit."""
     from sparkwright.search.report import headline, render_html, render_json, render_markdown
 
@@ -273,7 +273,7 @@ def _finish(session: Session, folder: Path, problem: Problem, result: SearchResu
         )
 
 
-def _show(folder: Path, problem: Problem, result: SearchResult, told: str, pages: list[str]) -> None:
+def _show(folder: Path, problem: SearchProblem, result: SearchResult, told: str, pages: list[str]) -> None:
     titles = {change.id: change for change in problem.changes}
     click.echo(printable(told))
     for name in result.changes:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from sparkwright.lock import Lock
     from sparkwright.merge import MergeReport
-    from sparkwright.nightly.model import CarryNight, Target
+    from sparkwright.nightly.model import CarryNight, UpstreamTarget
     from sparkwright.pipeline import Job
 
 # These are not about one target: the next one would meet them too.
@@ -48,7 +48,7 @@ class Built:
 
 
 def build(
-    job: Job, target: Target, carries: Sequence[CarryNight], folder: Path, *, history: str = ""
+    job: Job, target: UpstreamTarget, carries: Sequence[CarryNight], folder: Path, *, history: str = ""
 ) -> Built:
     """Build the wheel of *target* with those of *carries* that are good there, and audit it.
 
@@ -118,7 +118,7 @@ def _closed(job: Job, good: set[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def lock_of(job: Job, target: Target, *, history: str = "") -> tuple[Lock, str]:
+def lock_of(job: Job, target: UpstreamTarget, *, history: str = "") -> tuple[Lock, str]:
     """Return the lock that pins *target*, and its text, made from the present one.
 
     Raises:

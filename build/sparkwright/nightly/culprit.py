@@ -37,7 +37,7 @@ _FIELDS = "%H%x00%T%x00%P%x00%s%x00%an%x00%aI"
 
 
 @dataclass(frozen=True)
-class Point:
+class HistoryPoint:
     """A tree of upstream's between two targets.
 
     Attributes:
@@ -143,7 +143,7 @@ class Tried(Protocol):
 
 
 @dataclass(frozen=True)
-class Change:
+class OutcomeChange:
     """A carry's outcome that changed between two targets.
 
     Attributes:
@@ -155,7 +155,7 @@ class Change:
     after: OutcomeKind
 
 
-def between(repository: Repository, old: str, new: str, paths: Sequence[str] = ()) -> list[Point]:
+def between(repository: Repository, old: str, new: str, paths: Sequence[str] = ()) -> list[HistoryPoint]:
     """Return the first-parent commits after *old* up to *new*, oldest first, that change one of *paths*."""
     done = repository.command(
         "log", "-z", "--first-parent", "--reverse", f"--format={_FIELDS}", f"{old}..{new}", "--",
@@ -163,7 +163,7 @@ def between(repository: Repository, old: str, new: str, paths: Sequence[str] = (
     )  # fmt: skip
     fields = done.stdout.decode(errors="replace").split("\0")
     return [
-        Point(tree, commit, parents.partition(" ")[0], *told)
+        HistoryPoint(tree, commit, parents.partition(" ")[0], *told)
         for commit, tree, parents, *told in zip(*(fields[first::6] for first in range(6)), strict=False)
     ]
 
@@ -174,7 +174,7 @@ def fork(repository: Repository, old: str, new: str) -> str | None:
     return done.text or None if done.status == 0 else None
 
 
-def first_with(points: Sequence[Point], kind: Callable[[str], OutcomeKind], after: OutcomeKind) -> int:
+def first_with(points: Sequence[HistoryPoint], kind: Callable[[str], OutcomeKind], after: OutcomeKind) -> int:
     """Return the index of a point with the outcome *after* whose predecessor in *points* has another.
 
     The point before the first counts as having another; the last one has to have *after*. Outcomes need
@@ -191,7 +191,7 @@ def first_with(points: Sequence[Point], kind: Callable[[str], OutcomeKind], afte
 
 
 def culprit_by_commit(
-    repository: Repository, trial: Tried, change: Change, old: str, new: str
+    repository: Repository, trial: Tried, change: OutcomeChange, old: str, new: str
 ) -> UpstreamCommit | None:
     """Return the commit between *old* and *new* that made the *change*; `None` if no merge can tell.
 
@@ -237,7 +237,7 @@ def describe(repository: Repository, commit: str, outcome: Outcome) -> UpstreamC
     return _named(repository, points[-1], repository.tree_of(points[-1].parent), outcome.concerns)
 
 
-def _named(repository: Repository, point: Point, parent: str, paths: Sequence[str]) -> UpstreamCommit:
+def _named(repository: Repository, point: HistoryPoint, parent: str, paths: Sequence[str]) -> UpstreamCommit:
     files = repository.changed(parent, point.tree)
     pull = _PULL.search(point.subject)
     return UpstreamCommit(
@@ -253,7 +253,7 @@ def _named(repository: Repository, point: Point, parent: str, paths: Sequence[st
 
 
 def culprit_by_release(
-    repository: Repository, trial: Tried, change: Change, old: str, releases: Sequence[Point]
+    repository: Repository, trial: Tried, change: OutcomeChange, old: str, releases: Sequence[HistoryPoint]
 ) -> UpstreamCommit | None:
     """Return the release that made the *change*, where no history is known.
 

@@ -17,7 +17,7 @@ from sparkwright.nightly.forge import open_pull_request, require_gh
 from sparkwright.nightly.markdown import render_markdown
 from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.messages import BASE_TRAILER
-from sparkwright.nightly.model import Verdict
+from sparkwright.nightly.model import NightVerdict
 from sparkwright.nightly.page import render_html
 from sparkwright.nightly.propose import Proposal, Proposer
 from sparkwright.pipeline.proofs import find_proof
@@ -67,7 +67,7 @@ class WrittenFile(Model, frozen=True):
 
 
 class Delivered(Model, frozen=True):
-    """What a night left behind.
+    """The files and proposals of a night.
 
     Attributes:
         report: the files of its report; none where nothing was new and nothing proposed.
@@ -101,7 +101,7 @@ def deliver(
 
     A night without anything new leaves the last one's report in place, and proposes what that one found.
     """
-    if night.verdict is Verdict.NOTHING_NEW:
+    if night.verdict is NightVerdict.NOTHING_NEW:
         if wanted is None:
             return Delivered()
         night = last_night(nights, job.spec.patchset)

@@ -12,8 +12,8 @@ from packaging.version import InvalidVersion, Version
 from sparkwright.base.errors import FetchError, NotInStoreError, RefError, SparkwrightError, UnknownNameError
 from sparkwright.git import fetch, list_remote
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
-from sparkwright.nightly.culprit import Point, fork
-from sparkwright.nightly.model import PullChange, Target
+from sparkwright.nightly.culprit import HistoryPoint, fork
+from sparkwright.nightly.model import PullChange, UpstreamTarget
 from sparkwright.upstream import nightly_commit
 from sparkwright.upstream.commit_index import find_wheel
 from sparkwright.upstream.commits import known_wheel
@@ -80,7 +80,7 @@ def version_in(filename: str) -> str:
 
 
 @dataclass
-class Upstream:
+class UpstreamNews:
     """Upstream as it is now.
 
     Attributes:
@@ -136,13 +136,13 @@ class Upstream:
             return []
 
     @cached_property
-    def pin(self) -> Target:
+    def pin(self) -> UpstreamTarget:
         """The lock's own release or commit."""
         lock = self.job.spec.lock
         release = lock.release
         pristine = self.job.pristine
         return self._with_history(
-            Target(
+            UpstreamTarget(
                 kind="release" if lock.sdist is not None else "commit",
                 version=release.version,
                 tree=pristine.tree,
@@ -152,7 +152,7 @@ class Upstream:
             )
         )
 
-    def newest(self) -> list[Target]:
+    def newest(self) -> list[UpstreamTarget]:
         """Return the newest release and the newest commit, where they are newer than the pin."""
         targets = []
         if self.releases and Version(self.releases[-1]) > Version(self.pin.version):
@@ -175,7 +175,7 @@ class Upstream:
             return head
         return commit
 
-    def named(self, name: str) -> Target:
+    def named(self, name: str) -> UpstreamTarget:
         """Return the target that a user calls *name*: a release's version, or a commit.
 
         Raises:
@@ -198,13 +198,13 @@ class Upstream:
                 next_step="give a release, or --history with a repository that has the commit",
             ) from error
 
-    def release(self, version: str) -> Target:
+    def release(self, version: str) -> UpstreamTarget:
         """Return the release *version*, fetched if the store lacks it."""
         pristine = self.job.source.release(version)
         found = self._repository.files(pristine.tree, [VERSION_FILE]).get(VERSION_FILE)
         commit = None if found is None else stated_commit(self._repository.blob(found.blob))
         return self._with_history(
-            Target(
+            UpstreamTarget(
                 kind="release",
                 version=version,
                 tree=pristine.tree,
@@ -214,7 +214,7 @@ class Upstream:
             )
         )
 
-    def commit(self, commit: str) -> Target:
+    def commit(self, commit: str) -> UpstreamTarget:
         """Return the target of a commit, whose tree has to be in the store."""
         version, wheel = None, None
         try:
@@ -223,7 +223,7 @@ class Upstream:
         except SparkwrightError as error:
             self.notes.append(f"the wheel of commit {commit[:12]} could not be looked for: {error}")
         return self._with_history(
-            Target(
+            UpstreamTarget(
                 kind="commit",
                 version=version or self._version_of(commit),
                 tree=self._repository.tree_of(commit),
@@ -252,7 +252,7 @@ class Upstream:
         )
         return done.text if done.status == 0 else ""
 
-    def _with_history(self, target: Target) -> Target:
+    def _with_history(self, target: UpstreamTarget) -> UpstreamTarget:
         """Return *target* with its commit in full and whether history leads from upstream's branch to it."""
         from msgspec.structs import replace
 
@@ -260,13 +260,13 @@ class Upstream:
         linked = bool(full) and fork(self._repository, full, self.head) is not None
         return replace(target, commit=full or target.commit, history=linked)
 
-    def between(self, old: Target, new: Target) -> list[Point]:
+    def between(self, old: UpstreamTarget, new: UpstreamTarget) -> list[HistoryPoint]:
         """Return the releases after *old* up to *new*, oldest first; those that cannot be had are left out.
 
         Between them the index is asked only where *new* is a release.
         """
         if new.kind != "release" or old.kind != "release":
-            return [Point(tree=new.tree, release=new.label, subject=f"{PROJECT} {new.label}")]
+            return [HistoryPoint(tree=new.tree, release=new.label, subject=f"{PROJECT} {new.label}")]
         first, last = Version(old.version), Version(new.version)
         names = [name for name in self.releases if first < Version(name) < last]
         points = []
@@ -276,8 +276,8 @@ class Upstream:
             except SparkwrightError as error:
                 self.notes.append(f"release {name} was left out of a search: {error}")
             else:
-                points.append(Point(tree=tree, release=name, subject=f"{PROJECT} {name}"))
-        return [*points, Point(tree=new.tree, release=new.version, subject=f"{PROJECT} {new.version}")]
+                points.append(HistoryPoint(tree=tree, release=name, subject=f"{PROJECT} {name}"))
+        return [*points, HistoryPoint(tree=new.tree, release=new.version, subject=f"{PROJECT} {new.version}")]
 
     def pulls(self, seen: Heads) -> tuple[Heads, tuple[PullChange, ...]]:
         """Return heads of pull requests that carries are or name, and those that moved since *seen*.

@@ -15,7 +15,7 @@ from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ConfigError
 from sparkwright.base.events import emit, task
 from sparkwright.nightly.building import build, rehearse
-from sparkwright.nightly.discover import IndexWheels, Upstream
+from sparkwright.nightly.discover import IndexWheels, UpstreamNews
 from sparkwright.nightly.judging import Judge, Judged
 from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.model import (
@@ -25,10 +25,10 @@ from sparkwright.nightly.model import (
     Mark,
     Night,
     NightRehearsal,
+    NightVerdict,
     Standing,
-    Target,
     TargetNight,
-    Verdict,
+    UpstreamTarget,
     standing_of,
 )
 from sparkwright.nightly.moves import arch_moves, pin_moves
@@ -107,18 +107,18 @@ class _Run:
     def night(self) -> Night:
         """Return the night."""
         started = time.monotonic()
-        self.upstream = Upstream(self.job, self.options.history, self.wheels)
+        self.upstream = UpstreamNews(self.job, self.options.history, self.wheels)
         with task("look for news upstream"):
             targets = [self.upstream.named(name) for name in self.options.onto] or self.upstream.newest()
             heads, pulls = self.upstream.pulls(self.state.heads())
         inputs = self._inputs(targets, heads)
         known = self.state.last_inputs(self.patchset) == inputs or not (targets or pulls)
         if known and not self.options.again:
-            return self._night((), pulls, Verdict.NOTHING_NEW, started)
+            return self._night((), pulls, NightVerdict.NOTHING_NEW, started)
         self.pin_reach = Reach(self.job.repository, self.upstream.pin.tree)
         found = tuple(self._target(target) for target in targets)
         green = all(one.green for one in found)
-        night = self._night(found, pulls, Verdict.GREEN if green else Verdict.NEEDS_PERSON, started)
+        night = self._night(found, pulls, NightVerdict.GREEN if green else NightVerdict.NEEDS_PERSON, started)
         failed = any("failed" in {one.build.status, one.rehearsal.status} for one in found)
         # What failed is tried again by the next run, though nothing is new then.
         self.state.record(night, inputs="" if failed else inputs, heads=heads)
@@ -136,7 +136,11 @@ class _Run:
         return self.options.date or self.now.date().isoformat()
 
     def _night(
-        self, found: tuple[TargetNight, ...], pulls: tuple[PullChange, ...], verdict: Verdict, started: float
+        self,
+        found: tuple[TargetNight, ...],
+        pulls: tuple[PullChange, ...],
+        verdict: NightVerdict,
+        started: float,
     ) -> Night:
         return Night(
             format=NIGHT_FORMAT,
@@ -153,7 +157,7 @@ class _Run:
             seconds=round(time.monotonic() - started, 3),
         )
 
-    def _inputs(self, targets: list[Target], heads: Heads) -> str:
+    def _inputs(self, targets: list[UpstreamTarget], heads: Heads) -> str:
         """Return a digest of all that decides the night's findings."""
         carries = {}
         for carry in self.job.spec.carries:
@@ -178,7 +182,7 @@ class _Run:
             }
         )
 
-    def _target(self, target: Target) -> TargetNight:
+    def _target(self, target: UpstreamTarget) -> TargetNight:
         started = time.monotonic()
         repository = self.job.repository
         old = self._previous(target)
@@ -207,7 +211,7 @@ class _Run:
         )
         return self._with_wheel(night)
 
-    def _previous(self, target: Target) -> Target:
+    def _previous(self, target: UpstreamTarget) -> UpstreamTarget:
         """Return what *target* is compared with: the one named, last night's of its kind, or the pin."""
         if self.options.since:
             return self.upstream.named(self.options.since)
@@ -272,7 +276,7 @@ class _Run:
 
 @dataclass
 class Former:
-    """What is known of the carries on the target that tonight's is compared with.
+    """The carries on the target that tonight's is compared with.
 
     Attributes:
         job: the job on the pin.
@@ -281,7 +285,7 @@ class Former:
     """
 
     job: Job
-    target: Target
+    target: UpstreamTarget
     night: TargetNight | None
 
     def __post_init__(self) -> None:
@@ -320,7 +324,7 @@ def _days(since: str, today: str) -> int:
     return max(1, (datetime.fromisoformat(today) - datetime.fromisoformat(since)).days + 1)
 
 
-def _bisect(carry: Carry, patchset: str, good: str, target: Target) -> str:
+def _bisect(carry: Carry, patchset: str, good: str, target: UpstreamTarget) -> str:
     """Return the command that searches upstream's commits for what made *carry* red."""
     if carry.probe_path is None:
         return ""

@@ -15,7 +15,14 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
 from sparkwright.merge import MergeReport, Outcome, OutcomeKind, closure, merge_patchset
 from sparkwright.merge.prepare import prepare
-from sparkwright.nightly.culprit import Change, Point, Trial, culprit_by_commit, culprit_by_release, describe
+from sparkwright.nightly.culprit import (
+    HistoryPoint,
+    OutcomeChange,
+    Trial,
+    culprit_by_commit,
+    culprit_by_release,
+    describe,
+)
 from sparkwright.nightly.model import UpstreamCommit
 from sparkwright.upstream import Pristine
 
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
     from sparkwright.carries import Carry
     from sparkwright.merge.absorb import CarryChange
     from sparkwright.merge.prepare import Preparation
-    from sparkwright.nightly.model import Target
+    from sparkwright.nightly.model import UpstreamTarget
     from sparkwright.pipeline import Job
 
 _RECORD = "culprit"
@@ -62,7 +69,7 @@ class Merging:
     """
 
     job: Job
-    target: Target
+    target: UpstreamTarget
 
     @cached_property
     def report(self) -> MergeReport:
@@ -117,7 +124,12 @@ class Merging:
         return self.engine(self.target.tree, part, commit=self.target.commit).outcome(carry.name).kind
 
     def culprit(
-        self, carry: Carry, old: Target, *, alone: OutcomeKind | None, releases: Callable[[], Sequence[Point]]
+        self,
+        carry: Carry,
+        old: UpstreamTarget,
+        *,
+        alone: OutcomeKind | None,
+        releases: Callable[[], Sequence[HistoryPoint]],
     ) -> UpstreamCommit | None:
         """Return what upstream changed between *old* and the target that gave *carry* its outcome.
 
@@ -170,7 +182,11 @@ class Merging:
         return None
 
     def _searched(
-        self, carry: Carry, part: Sequence[Carry], old: Target, releases: Sequence[Point] | None
+        self,
+        carry: Carry,
+        part: Sequence[Carry],
+        old: UpstreamTarget,
+        releases: Sequence[HistoryPoint] | None,
     ) -> UpstreamCommit | None:
         started, repository = time.monotonic(), self.job.repository
         after = self.report.outcome(carry.name).kind
@@ -182,7 +198,7 @@ class Merging:
         quick = Trial(repository, changes, absorbing=OutcomeKind.ABSORBED in {before, after})
         found: UpstreamCommit | None = None
         for trial in (quick, exact):
-            change = Change(trial.outcome(old.tree), trial.outcome(self.target.tree))
+            change = OutcomeChange(trial.outcome(old.tree), trial.outcome(self.target.tree))
             if change.before is change.after:
                 continue  # a clean merge that is refused for its flaws looks clean to the quick one
             if releases is None:
@@ -201,8 +217,8 @@ class Merging:
         exact: ExactTrial,
         found: UpstreamCommit,
         after: OutcomeKind,
-        old: Target,
-        releases: Sequence[Point] | None,
+        old: UpstreamTarget,
+        releases: Sequence[HistoryPoint] | None,
     ) -> bool:
         """Tell if the engine's outcome on what was *found* is *after*, and another one just before it."""
         if releases is None:

@@ -64,7 +64,7 @@ def standing_of(judgement: Judgement) -> Standing:
     return _STANDINGS.get(judgement, Standing.RED)
 
 
-class Verdict(StrEnum):
+class NightVerdict(StrEnum):
     """The result of a night."""
 
     NOTHING_NEW = "nothing-new"
@@ -72,7 +72,7 @@ class Verdict(StrEnum):
     NEEDS_PERSON = "needs-person"
 
 
-class Target(Model, frozen=True):
+class UpstreamTarget(Model, frozen=True):
     """One upstream tree to merge onto.
 
     Attributes:
@@ -312,8 +312,8 @@ class TargetNight(Model, frozen=True):
         seconds: wall-clock time of merging and judging.
     """
 
-    target: Target
-    previous: Target | None
+    target: UpstreamTarget
+    previous: UpstreamTarget | None
     merged: str
     carries: tuple[CarryNight, ...]
     pins: tuple[PinMove, ...] = ()
@@ -357,7 +357,7 @@ class Night(Model, frozen=True):
     started: str
     patchset: str
     pin: str
-    verdict: Verdict
+    verdict: NightVerdict
     reasons: tuple[str, ...] = ()
     targets: tuple[TargetNight, ...] = ()
     pulls: tuple[PullChange, ...] = ()

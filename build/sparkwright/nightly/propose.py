@@ -110,7 +110,7 @@ class _Edit:
 
 @dataclass(frozen=True)
 class Proposer:
-    """What proposals are made from.
+    """The inputs of proposals.
 
     Attributes:
         clone: the clone of the project.

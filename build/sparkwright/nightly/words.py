@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from sparkwright.nightly.model import Judgement, Standing, Verdict, standing_of
+from sparkwright.nightly.model import Judgement, NightVerdict, Standing, standing_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from sparkwright.nightly.model import CarryNight, Mark, Night, TargetNight, UpstreamCommit
 
 VERDICTS = {
-    Verdict.GREEN: "Green",
-    Verdict.NEEDS_PERSON: "Needs a person",
-    Verdict.NOTHING_NEW: "Nothing new",
+    NightVerdict.GREEN: "Green",
+    NightVerdict.NEEDS_PERSON: "Needs a person",
+    NightVerdict.NOTHING_NEW: "Nothing new",
 }
 SYMBOLS = {Standing.GOOD: "✓", Standing.DROP: "○", Standing.RED: "✗"}
 JUDGEMENTS = {

@@ -124,7 +124,7 @@ def _release_tree(job: Job, version: str) -> str:
 
 @dataclass(frozen=True)
 class _Layers:
-    """What every tree of one wheel is made of.
+    """The parts that all trees of one wheel share.
 
     Attributes:
         store: where trees are.

@@ -85,8 +85,8 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """What lies between two specs.
+class SpecDifference:
+    """The difference between two specs.
 
     Attributes:
         start: the spec without any change.
@@ -125,7 +125,7 @@ class Difference:
 
 def difference(
     start: ResolvedSpec, end: ResolvedSpec, path: Sequence[UpstreamStep] = (), *, axes: Collection[Axis] = ()
-) -> Difference:
+) -> SpecDifference:
     """Return what lies between two specs.
 
     Requirements come with upstream's wheel: they are an axis of their own only where the pins are the same,
@@ -159,7 +159,7 @@ def difference(
         )
     changes = tuple(change for axis in chosen for change in found[axis])
     left_out = tuple(axis for axis in differing if axis not in chosen)
-    return Difference(start, end, tuple(path) if "upstream" in chosen else (), changes, left_out)
+    return SpecDifference(start, end, tuple(path) if "upstream" in chosen else (), changes, left_out)
 
 
 def weigh(changes: Iterable[Change], files: Collection[str], factor: float = 4.0) -> dict[str, float]:

@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING, TypeVar
 
 from sparkwright.base.errors import BisectionError
-from sparkwright.search.model import Calibration, Verdict
+from sparkwright.search.model import Calibration, StepVerdict
 from sparkwright.search.ordered import Noise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from sparkwright.search.model import Problem
+    from sparkwright.search.model import SearchProblem
 
 _RUNS = 3  # of the bad end at first, if the judge may say different things
 _ENOUGH_SHOWN = 4  # bad runs that make the rate of a flake known well enough
@@ -24,9 +24,9 @@ ReplyT = TypeVar("ReplyT")
 
 
 def calibrate(
-    problem: Problem,
-    bad: Callable[[], Generator[AskT, ReplyT, Verdict]],
-    good: Callable[[], Generator[AskT, ReplyT, Verdict]],
+    problem: SearchProblem,
+    bad: Callable[[], Generator[AskT, ReplyT, StepVerdict]],
+    good: Callable[[], Generator[AskT, ReplyT, StepVerdict]],
 ) -> Generator[AskT, ReplyT, tuple[Calibration, Noise]]:
     """Run both ends: the bad one until it shows, then the good one as often as a flake demands.
 
@@ -44,13 +44,13 @@ def calibrate(
     repetitions = _repetitions(problem, doubt, runs, shown)
     for _ in range(repetitions):
         verdict = yield from good()
-        if verdict is Verdict.BAD:
+        if verdict is StepVerdict.BAD:
             raise BisectionError(
                 f"{good_end} is not good",
                 because=f"{problem.judge} finds it bad, like {bad_end}",
                 next_step="give an end that the judge finds good",
             )
-        if verdict is not Verdict.GOOD:
+        if verdict is not StepVerdict.GOOD:
             raise BisectionError(
                 f"{good_end} cannot be used as the good end",
                 because=f"{problem.judge} finds it {verdict}",
@@ -60,14 +60,14 @@ def calibrate(
     return Calibration(runs=runs, shown=shown, repetitions=repetitions), noise
 
 
-def ends(problem: Problem) -> tuple[str, str]:
+def ends(problem: SearchProblem) -> tuple[str, str]:
     """Return the names of the good and the bad end."""
     pair = problem.start, problem.end
     return pair if problem.direction == "broke" else pair[::-1]
 
 
 def _run_bad(
-    problem: Problem, bad_end: str, bad: Callable[[], Generator[AskT, ReplyT, Verdict]]
+    problem: SearchProblem, bad_end: str, bad: Callable[[], Generator[AskT, ReplyT, StepVerdict]]
 ) -> Generator[AskT, ReplyT, tuple[int, int]]:
     """Run the bad end, doubling the runs until it shows; return runs, and those that were bad."""
     wanted = 1 if problem.deterministic else min(_RUNS, problem.most_runs)
@@ -77,8 +77,8 @@ def _run_bad(
         while tried < wanted:
             verdict = yield from bad()
             tried += 1
-            shown += verdict is Verdict.BAD
-            hidden += verdict is Verdict.GOOD
+            shown += verdict is StepVerdict.BAD
+            hidden += verdict is StepVerdict.GOOD
         if not shown + hidden:
             raise BisectionError(
                 f"{bad_end} cannot be used as the bad end",
@@ -108,7 +108,7 @@ def _doubt(runs: int, shown: int, *, deterministic: bool) -> float:
     return 1.0 if shown < runs else 1 / (runs + 2)
 
 
-def _repetitions(problem: Problem, doubt: float, runs: int, shown: int) -> int:
+def _repetitions(problem: SearchProblem, doubt: float, runs: int, shown: int) -> int:
     """Return the number of good runs after which a bad candidate would have shown.
 
     Raises:

@@ -31,8 +31,8 @@ from sparkwright.base.errors import (
     StorageError,
 )
 from sparkwright.base.events import emit, task
-from sparkwright.search.journal import Evaluated, Journal, Known, Stopped, read_journal
-from sparkwright.search.model import Evaluation, SearchResult, Verdict
+from sparkwright.search.journal import Evaluated, Known, SearchJournal, Stopped, read_journal
+from sparkwright.search.model import Evaluation, SearchResult, StepVerdict
 from sparkwright.search.strategy import Question, search
 from sparkwright.store.paths import storing
 from sparkwright.store.removal import remove_tree
@@ -40,7 +40,7 @@ from sparkwright.store.removal import remove_tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkwright.search.model import CandidateJudge, Problem
+    from sparkwright.search.model import CandidateJudge, SearchProblem
 
 _PASSING = (
     BusyError,
@@ -56,7 +56,7 @@ _PASSING = (
 
 
 def bisect(
-    problem: Problem,
+    problem: SearchProblem,
     judge: CandidateJudge,
     folder: Path,
     *,
@@ -86,7 +86,7 @@ def bisect(
     """
     searching = search(problem)
     question = next(searching)  # an impossible problem is refused before anything is written
-    with Journal(folder, problem) as journal, task("bisecting", unit="evaluations") as progress:
+    with SearchJournal(folder, problem) as journal, task("bisecting", unit="evaluations") as progress:
         runner = _Runner(judge, folder, journal, retries, pause_s)
         with _Pool(runner, problem, jobs) as pool:
             while True:
@@ -113,20 +113,20 @@ def replay(folder: Path) -> SearchResult | None:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a bisection is.
+    """The progress of a bisection.
 
     Attributes:
         problem: what is searched.
         evaluations: finished.
         seconds: that they took in all.
         result: `None` if it has not ended.
-        next: the candidate that is to be judged next, as in `Step.applied`; `None` if it has ended.
+        next: the candidate that is to be judged next, as in `SearchStep.applied`; `None` if it has ended.
         left: evaluations that are still expected.
         refused: the reason why the search cannot go on, or `None`.
         stopped: failures of the infrastructure, in order.
     """
 
-    problem: Problem
+    problem: SearchProblem
     evaluations: int
     seconds: float
     result: SearchResult | None = None
@@ -158,7 +158,7 @@ def status(folder: Path) -> Progress:
     return replace(so_far, next=found.heads, left=found.left)
 
 
-def _follow(problem: Problem, known: Known) -> SearchResult | Question:
+def _follow(problem: SearchProblem, known: Known) -> SearchResult | Question:
     """Return the result that *known* evaluations lead to, or the first question that they do not answer."""
     searching = search(problem)
     question = next(searching)
@@ -171,10 +171,12 @@ def _follow(problem: Problem, known: Known) -> SearchResult | Question:
     return question
 
 
-def likely(problem: Problem, known: Known, count: int) -> list[Question]:
+def likely(problem: SearchProblem, known: Known, count: int) -> list[Question]:
     """Return the next question and those that follow on either answer, the nearest first; *count* at most."""
-    bad = next((one for one in known.values() if one.verdict is Verdict.BAD), Evaluation(verdict=Verdict.BAD))
-    answers = (Evaluation(verdict=Verdict.GOOD), bad)
+    bad = next(
+        (one for one in known.values() if one.verdict is StepVerdict.BAD), Evaluation(verdict=StepVerdict.BAD)
+    )
+    answers = (Evaluation(verdict=StepVerdict.GOOD), bad)
     found: dict[tuple[tuple[str, ...], int], Question] = {}
     waiting = deque([known])
     while waiting and len(found) < count:
@@ -193,7 +195,7 @@ class _Runner:
     """Evaluates questions: in a folder of their own, and once more after a failure that may pass."""
 
     def __init__(
-        self, judge: CandidateJudge, folder: Path, journal: Journal, retries: int, pause_s: float
+        self, judge: CandidateJudge, folder: Path, journal: SearchJournal, retries: int, pause_s: float
     ) -> None:
         self.judge, self.folder, self.journal = judge, folder, journal
         self.retries, self.pause_s = retries, pause_s
@@ -223,7 +225,7 @@ class _Runner:
 class _Pool:
     """Answers questions, while other jobs answer those that are likely to follow."""
 
-    def __init__(self, runner: _Runner, problem: Problem, jobs: int) -> None:
+    def __init__(self, runner: _Runner, problem: SearchProblem, jobs: int) -> None:
         self.runner, self.problem, self.jobs = runner, problem, jobs
         self.known = dict(runner.journal.recorded.known)
         self.running: dict[Future[Evaluation], Question] = {}

@@ -16,7 +16,7 @@ import msgspec
 
 from sparkwright.base.config import Model
 from sparkwright.base.errors import BusyError, ConfigError, NewerFormatError
-from sparkwright.search.model import Evaluation, Problem
+from sparkwright.search.model import Evaluation, SearchProblem
 from sparkwright.store.paths import storing
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _INSTEAD = "move the bisection's folder to another disk; then start it again: wh
 class Begun(Model, frozen=True, tag="bisection", tag_field="kind"):
     """The first line: what is searched."""
 
-    problem: Problem
+    problem: SearchProblem
     format: int = _FORMAT
 
 
@@ -39,7 +39,7 @@ class Evaluated(Model, frozen=True, tag="evaluation", tag_field="kind"):
     """One finished evaluation.
 
     Attributes:
-        applied: ids as in `Step.applied`.
+        applied: ids as in `SearchStep.applied`.
         attempt: the number of the repetition, from 1.
         evaluation: what the judge said.
     """
@@ -71,15 +71,15 @@ class Recorded:
         stopped: failures of the infrastructure, in order.
     """
 
-    problem: Problem
+    problem: SearchProblem
     known: Known = field(default_factory=dict)
     stopped: tuple[Stopped, ...] = ()
 
 
-class Journal:
+class SearchJournal:
     """A bisection's journal, open for writing; one process at a time."""
 
-    def __init__(self, folder: Path, problem: Problem) -> None:
+    def __init__(self, folder: Path, problem: SearchProblem) -> None:
         """Open the journal in *folder*, or begin it with *problem*.
 
         Raises:
@@ -108,7 +108,7 @@ class Journal:
                 next_step="wait for that one, or use another folder",
             ) from error
 
-    def _take_up(self, problem: Problem) -> Recorded:
+    def _take_up(self, problem: SearchProblem) -> Recorded:
         with storing(f"opening {self.path}", instead=_INSTEAD):
             whole = self.path.read_bytes().rfind(b"\n") + 1
             os.ftruncate(self._file, whole)

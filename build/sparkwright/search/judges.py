@@ -28,7 +28,7 @@ from sparkwright.probe import prepare_environment
 from sparkwright.probe.proof import named_modules
 from sparkwright.probe.runner import run_probe
 from sparkwright.search.metric import MetricJudge, UntestableError
-from sparkwright.search.model import Evaluation, Verdict
+from sparkwright.search.model import Evaluation, StepVerdict
 from sparkwright.store import storing, write_atomically
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ _UNTESTABLE = 125
 _NOT_STARTED = 126  # from here on the shell or a signal is what ended the command
 # Undecided is no verdict: more observations are asked for.
 _VERDICTS = {
-    "passed": Verdict.GOOD,
-    "failed": Verdict.BAD,
-    "undecided": Verdict.UNSTABLE,
-    "skipped": Verdict.UNTESTABLE,
+    "passed": StepVerdict.GOOD,
+    "failed": StepVerdict.BAD,
+    "undecided": StepVerdict.UNSTABLE,
+    "skipped": StepVerdict.UNTESTABLE,
 }
 _SIGNATURE = re.compile(r"^signature:\s*(\S.*)$", re.MULTILINE)
 _SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
@@ -134,10 +134,13 @@ class ProbeJudge:
         write_atomically(log, to_json({"candidate": candidate.describe(), **to_builtins(report.run)}))
         message = report.run.message
         if report.run.verdict == "passes":
-            return Evaluation(verdict=Verdict.GOOD, detail=message, evidence=str(log))
+            return Evaluation(verdict=StepVerdict.GOOD, detail=message, evidence=str(log))
         last = message.splitlines()[-1] if message else ""
         return Evaluation(
-            verdict=Verdict.BAD, signature=f"{report.run.verdict}: {last}", detail=message, evidence=str(log)
+            verdict=StepVerdict.BAD,
+            signature=f"{report.run.verdict}: {last}",
+            detail=message,
+            evidence=str(log),
         )
 
 
@@ -166,10 +169,10 @@ class MergeJudge:
         present = [one for one in report.outcomes if not self.carries or one.carry in self.carries]
         failed = [one for one in present if one.kind in {OutcomeKind.CONFLICT, OutcomeKind.REFUSED}]
         if not failed:
-            return Evaluation(verdict=Verdict.GOOD, evidence=str(log))
+            return Evaluation(verdict=StepVerdict.GOOD, evidence=str(log))
         signature = "; ".join(f"{one.carry}: {one.kind} in {', '.join(one.conflicts)}" for one in failed)
         detail = "; ".join(f"{one.carry}: {one.detail}" for one in failed)
-        return Evaluation(verdict=Verdict.BAD, signature=signature, detail=detail, evidence=str(log))
+        return Evaluation(verdict=StepVerdict.BAD, signature=signature, detail=detail, evidence=str(log))
 
 
 @dataclass(frozen=True)
@@ -239,12 +242,12 @@ class CommandJudge:
         except LimitsExceeded as error:
             if self.command.options.stop.is_set():
                 raise KeyboardInterrupt from error
-            return Evaluation(verdict=Verdict.BAD, signature="timeout", detail=str(error))
+            return Evaluation(verdict=StepVerdict.BAD, signature="timeout", detail=str(error))
         last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
         if status == 0:
-            return Evaluation(verdict=Verdict.GOOD, detail=last, evidence=str(log))
+            return Evaluation(verdict=StepVerdict.GOOD, detail=last, evidence=str(log))
         if status == _UNTESTABLE:
-            return Evaluation(verdict=Verdict.UNTESTABLE, detail=last, evidence=str(log))
+            return Evaluation(verdict=StepVerdict.UNTESTABLE, detail=last, evidence=str(log))
         if not 0 < status < _NOT_STARTED:
             raise ProcessError(
                 f"the judge {self.name!r} gave no verdict",
@@ -253,7 +256,7 @@ class CommandJudge:
             )
         stated = _SIGNATURE.findall(output)
         signature = stated[-1].strip() if stated else f"exit{status}"
-        return Evaluation(verdict=Verdict.BAD, signature=signature, detail=last, evidence=str(log))
+        return Evaluation(verdict=StepVerdict.BAD, signature=signature, detail=last, evidence=str(log))
 
 
 @dataclass(frozen=True)
@@ -414,7 +417,7 @@ def _timed(judge: Callable[[], Evaluation]) -> Evaluation:
     try:
         found = judge()
     except UntestableError as error:
-        found = Evaluation(verdict=Verdict.UNTESTABLE, detail=str(error))
+        found = Evaluation(verdict=StepVerdict.UNTESTABLE, detail=str(error))
     return structs.replace(found, seconds=round(time.monotonic() - started, 3))
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
-from sparkwright.search.model import Evaluation, Verdict
+from sparkwright.search.model import Evaluation, StepVerdict
 from sparkwright.store.paths import storing, write_atomically
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class MetricJudge:
     interval of the ratio lies wholly on the worse side of half that share, and good if wholly on the other;
     else more samples are taken, and in the end it is unstable. Intervals are widened so that all looks
     together err in at most 5 % of candidates. A search takes each verdict as it is: let
-    `Problem.deterministic` be true.
+    `SearchProblem.deterministic` be true.
 
     Attributes:
         sampler: measures.
@@ -105,7 +105,7 @@ class MetricJudge:
         verdict, ratio, detail = self._judged(applied, self._pairs(applied, attempt), folder)
         return Evaluation(
             verdict=verdict,
-            signature=self.name if verdict is Verdict.BAD else "",
+            signature=self.name if verdict is StepVerdict.BAD else "",
             detail=detail,
             seconds=time.monotonic() - started,
             evidence=str(folder),
@@ -119,9 +119,9 @@ class MetricJudge:
 
     def _judged(
         self, applied: frozenset[str], pairs: Pairs, folder: Path
-    ) -> tuple[Verdict, float | None, str]:
+    ) -> tuple[StepVerdict, float | None, str]:
         if applied == self.baseline:
-            return Verdict.GOOD, 1.0, "it is what others are compared with"
+            return StepVerdict.GOOD, 1.0, "it is what others are compared with"
         limit = math.sqrt(1 - self.worse_by)
         looks = math.ceil(math.log2(self.most_samples / _FIRST_LOOK)) + 1
         count = 0
@@ -131,18 +131,18 @@ class MetricJudge:
                 while len(pairs.taken) < count:
                     pairs.add(*self._pair(applied, len(pairs.taken), folder))
             except UntestableError as error:
-                return Verdict.UNTESTABLE, None, str(error)
+                return StepVerdict.UNTESTABLE, None, str(error)
             good, candidate = zip(*pairs.taken[:count], strict=True)
             ratio, low, high = paired_interval(candidate, good, level=1 - _ERROR / looks)
             worst, best = (low, high) if self.higher_is_better else (1 / high, 1 / low)
             detail = f"{ratio:.4f} of the good end's ({low:.4f} to {high:.4f}), {count} samples each"
             emit("bisect.metric", ratio=ratio, low=low, high=high, samples=count)
             if best < limit:
-                return Verdict.BAD, ratio, detail
+                return StepVerdict.BAD, ratio, detail
             if worst > limit:
-                return Verdict.GOOD, ratio, detail
+                return StepVerdict.GOOD, ratio, detail
             if count == self.most_samples:
-                return Verdict.UNSTABLE, ratio, f"{detail}: not decided"
+                return StepVerdict.UNSTABLE, ratio, f"{detail}: not decided"
 
     def _pair(self, applied: frozenset[str], done: int, folder: Path) -> tuple[float, float]:
         """Return a sample of the good end and one of the candidate, in the order ABBA over two pairs."""

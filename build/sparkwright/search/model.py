@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Axis = Literal["upstream", "carries", "kernels", "requirements"]
 
 
-class Verdict(StrEnum):
+class StepVerdict(StrEnum):
     """The outcome of one evaluation, in the words of git and mozregression, and one more."""
 
     GOOD = "good"
@@ -39,7 +39,7 @@ class Evaluation(Model, frozen=True):
         value: the metric's value, for a judge that measures one.
     """
 
-    verdict: Verdict
+    verdict: StepVerdict
     signature: str = ""
     detail: str = ""
     seconds: float = 0.0
@@ -65,7 +65,7 @@ class Change(Model, frozen=True):
     files: tuple[str, ...] = ()
 
 
-class Problem(Model, frozen=True):
+class SearchProblem(Model, frozen=True):
     """A search between two build specs, as it is kept in the journal: a search is resumed with an equal one.
 
     Changes of the axis "upstream" stand in their order, oldest first; each of them needs those before it.
@@ -106,7 +106,7 @@ class Problem(Model, frozen=True):
     most_runs: int = 64
 
 
-class Step(Model, frozen=True):
+class SearchStep(Model, frozen=True):
     """One evaluation, as the search took it.
 
     Attributes:
@@ -120,12 +120,12 @@ class Step(Model, frozen=True):
     applied: tuple[str, ...]
     attempt: int
     role: Literal["bad end", "good end", "search", "check"]
-    verdict: Verdict
+    verdict: StepVerdict
     evaluation: Evaluation
 
 
 class Calibration(Model, frozen=True):
-    """What repetitions of both ends say.
+    """The rates of failure at both ends, by repetition.
 
     Attributes:
         runs: repetitions of the bad end that could be judged.
@@ -156,7 +156,7 @@ class SearchResult(Model, frozen=True):
         confidence: probability that the difference lies there, in view of all observations.
         calibration: what both ends gave.
         steps: evaluations in the order in which the search took them, those of the ends included.
-        good: ids of the candidate next to the answer that is good, as in `Step.applied`.
+        good: ids of the candidate next to the answer that is good, as in `SearchStep.applied`.
         bad: ids of its bad counterpart.
         check: commands that repeat both, the bad one first.
     """
@@ -165,7 +165,7 @@ class SearchResult(Model, frozen=True):
     changes: tuple[str, ...]
     confidence: float
     calibration: Calibration
-    steps: tuple[Step, ...]
+    steps: tuple[SearchStep, ...]
     good: tuple[str, ...]
     bad: tuple[str, ...]
     check: tuple[str, ...] = ()
@@ -181,9 +181,11 @@ class SearchResult(Model, frozen=True):
         return sum(step.role in {"search", "check"} for step in self.steps)
 
     @property
-    def untestable(self) -> tuple[Step, ...]:
+    def untestable(self) -> tuple[SearchStep, ...]:
         """Return the steps that could not be judged, and those whose repetitions disagree."""
-        return tuple(step for step in self.steps if step.verdict in {Verdict.UNTESTABLE, Verdict.UNSTABLE})
+        return tuple(
+            step for step in self.steps if step.verdict in {StepVerdict.UNTESTABLE, StepVerdict.UNSTABLE}
+        )
 
 
 class CandidateJudge(Protocol):

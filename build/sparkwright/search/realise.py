@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sparkwright.merge import MergeReport
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import BuildOptions
-    from sparkwright.search.axes import Candidate, Difference
+    from sparkwright.search.axes import Candidate, SpecDifference
     from sparkwright.upstream import Access
 
 _PACKAGE = "vllm"
@@ -76,7 +76,7 @@ class Realiser:
         commits: the origin of upstream's commits, as for `open_source`.
     """
 
-    difference: Difference
+    difference: SpecDifference
     checkout: Checkout
     opened: Access
     options: BuildOptions

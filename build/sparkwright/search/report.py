@@ -14,22 +14,22 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
 from sparkwright.base.text import clean
 from sparkwright.search.calibrate import ends
-from sparkwright.search.model import Verdict
+from sparkwright.search.model import StepVerdict
 from sparkwright.search.subsets import Changes
 from sparkwright.verify.report.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkwright.search.model import Change, Problem, SearchResult, Step
+    from sparkwright.search.model import Change, SearchProblem, SearchResult, SearchStep
 
 TEMPLATES = Path(__file__).parent / "template"
 
 _TONES = {
-    Verdict.GOOD: "pass",
-    Verdict.BAD: "fail",
-    Verdict.UNTESTABLE: "invalid",
-    Verdict.UNSTABLE: "inconclusive",
+    StepVerdict.GOOD: "pass",
+    StepVerdict.BAD: "fail",
+    StepVerdict.UNTESTABLE: "invalid",
+    StepVerdict.UNSTABLE: "inconclusive",
 }
 _WIDTH = 1000.0  # of the picture's columns, in its own units
 _ROW = 16
@@ -46,12 +46,12 @@ class Row:
         bars: left edge and width of each run of applied changes, 0 to 1000.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[SearchStep, ...]
     first: int
     bars: tuple[tuple[float, float], ...]
 
     @property
-    def step(self) -> Step:
+    def step(self) -> SearchStep:
         """Return the first of them."""
         return self.steps[0]
 
@@ -72,7 +72,7 @@ class Row:
         return evaluation.detail or evaluation.signature
 
 
-def headline(problem: Problem, result: SearchResult) -> str:
+def headline(problem: SearchProblem, result: SearchResult) -> str:
     """Return the answer as one sentence."""
     named = _changes(problem, result)
     names = " and ".join(change.title for change in named)
@@ -89,7 +89,7 @@ def headline(problem: Problem, result: SearchResult) -> str:
     return clean(f"{names} {'together ' if result.kind == 'interaction' else ''}{effect}")
 
 
-def rows(problem: Problem, result: SearchResult) -> tuple[Row, ...]:
+def rows(problem: SearchProblem, result: SearchResult) -> tuple[Row, ...]:
     """Return the search in the order of its evaluations."""
     changes = Changes(problem)
     ids = [change.id for change in problem.changes]
@@ -110,11 +110,11 @@ def _bars(ids: Sequence[str], applied: frozenset[str]) -> Iterator[tuple[float, 
             yield round(places[0] * unit, 2), round(len(places) * unit, 2)
 
 
-def _changes(problem: Problem, result: SearchResult) -> list[Change]:
+def _changes(problem: SearchProblem, result: SearchResult) -> list[Change]:
     return [change for change in problem.changes if change.id in result.changes]
 
 
-def render_html(problem: Problem, result: SearchResult) -> str:
+def render_html(problem: SearchProblem, result: SearchResult) -> str:
     """Return the result as one page that needs no network and no script."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -148,12 +148,12 @@ def render_html(problem: Problem, result: SearchResult) -> str:
     return page.strip() + "\n"
 
 
-def _spots(problem: Problem, result: SearchResult) -> tuple[tuple[float, float], ...]:
+def _spots(problem: SearchProblem, result: SearchResult) -> tuple[tuple[float, float], ...]:
     """Return the columns of the answer."""
     return tuple(_bars([change.id for change in problem.changes], frozenset(result.changes)))
 
 
-def render_markdown(problem: Problem, result: SearchResult) -> str:
+def render_markdown(problem: SearchProblem, result: SearchResult) -> str:
     """Return the result as Markdown."""
     good, bad = ends(problem)
     named = _changes(problem, result)
@@ -194,7 +194,7 @@ def _code(text: str) -> str:
     return clean(text, 300).replace("`", "'").replace("\n", " ")
 
 
-def render_json(problem: Problem, result: SearchResult) -> bytes:
+def render_json(problem: SearchProblem, result: SearchResult) -> bytes:
     """Return the result as JSON, the changes of the answer spelt out."""
     data: dict[str, Any] = {
         "headline": headline(problem, result),

@@ -14,7 +14,7 @@ from sparkwright.search.axes import difference, weigh
 from sparkwright.search.judges import AnyFailure, JudgeOptions, MergeJudge, ProbeJudge, make_judge
 from sparkwright.search.line import upstream_steps
 from sparkwright.search.metric import MetricJudge
-from sparkwright.search.model import Problem
+from sparkwright.search.model import SearchProblem
 from sparkwright.search.realise import Realiser
 from sparkwright.search.specs import Resolver, restricted
 from sparkwright.upstream import open_source
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import BuildOptions
-    from sparkwright.search.axes import Difference, UpstreamStep
+    from sparkwright.search.axes import SpecDifference, UpstreamStep
     from sparkwright.search.model import Axis, CandidateJudge
     from sparkwright.search.specs import ResolvedSpec
     from sparkwright.upstream import Access
@@ -74,13 +74,13 @@ class SearchOptions:
 class Search:
     """A bisection that is ready to run; see `sparkwright.search.engine.bisect`."""
 
-    problem: Problem
+    problem: SearchProblem
     judge: CandidateJudge
     realiser: Realiser
 
     @property
-    def difference(self) -> Difference:
-        """What lies between the ends."""
+    def difference(self) -> SpecDifference:
+        """The difference between the ends."""
         return self.realiser.difference
 
     def judge_in(self, folder: Path) -> CandidateJudge:
@@ -140,7 +140,7 @@ def _platform(start: ResolvedSpec, end: ResolvedSpec, otherwise: str) -> str:
     return next(iter(stated), otherwise)
 
 
-def _problem(found: Difference, judge: CandidateJudge, options: SearchOptions) -> Problem:
+def _problem(found: SpecDifference, judge: CandidateJudge, options: SearchOptions) -> SearchProblem:
     everything = frozenset(change.id for change in found.changes)
     touched = {path for change in found.changes for path in change.files}
     name, suspects = judge.name, set[str]()
@@ -149,7 +149,7 @@ def _problem(found: Difference, judge: CandidateJudge, options: SearchOptions) -
         name = f"{name} ({sha256_file(judge.file)[:12]})"  # another text of the probe is another search
     if options.any_failure:
         name += ", any failure"
-    return Problem(
+    return SearchProblem(
         start=_named(found, found.start, frozenset()),
         end=_named(found, found.end, everything),
         judge=name,
@@ -165,6 +165,6 @@ def _problem(found: Difference, judge: CandidateJudge, options: SearchOptions) -
     )
 
 
-def _named(found: Difference, spec: ResolvedSpec, applied: frozenset[str]) -> str:
+def _named(found: SpecDifference, spec: ResolvedSpec, applied: frozenset[str]) -> str:
     """Return an end in words, with the digest of what it is made of: '.' may be another tomorrow."""
     return f"{spec.text} ({found.candidate(applied).digest[:12]})"

@@ -90,7 +90,7 @@ class _Content(msgspec.Struct, frozen=True):
     content: str
 
 
-class _Kernels(msgspec.Struct, frozen=True):
+class _SpecKernels(msgspec.Struct, frozen=True):
     arch: str
 
 
@@ -98,7 +98,7 @@ class _Described(msgspec.Struct, frozen=True):
     pin: dict[str, Any]
     patchset: str
     carries: tuple[_Content, ...]
-    kernels: _Kernels | None = None
+    kernels: _SpecKernels | None = None
 
 
 class _Merged(msgspec.Struct, frozen=True):
@@ -106,7 +106,7 @@ class _Merged(msgspec.Struct, frozen=True):
 
 
 class RecordedSpec(msgspec.Struct, frozen=True):
-    """What ``point.json`` of a wheel says of its build spec."""
+    """The build spec as ``point.json`` of a wheel records it."""
 
     digest: str
     platform: str

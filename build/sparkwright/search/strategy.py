@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.search.calibrate import calibrate, ends
-from sparkwright.search.model import Calibration, SearchResult, Step, Verdict
+from sparkwright.search.model import Calibration, SearchResult, SearchStep, StepVerdict
 from sparkwright.search.ordered import Located, Posterior, locate
 from sparkwright.search.signature import normalise
 from sparkwright.search.subsets import Changes, ddmin
@@ -24,7 +24,7 @@ from sparkwright.search.subsets import Changes, ddmin
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from sparkwright.search.model import Evaluation, Problem
+    from sparkwright.search.model import Evaluation, SearchProblem
     from sparkwright.search.ordered import Noise
 
     Questions = Generator["Question", Evaluation, SearchResult]
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Role = Literal["bad end", "good end", "search", "check"]
 
 _RESTARTS = 3  # after an answer that was refuted by its own check
-_UNTESTABLE = {Verdict.UNTESTABLE, Verdict.UNSTABLE}
+_UNTESTABLE = {StepVerdict.UNTESTABLE, StepVerdict.UNSTABLE}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Question:
         return self.heads, self.attempt
 
 
-def search(problem: Problem) -> Questions:
+def search(problem: SearchProblem) -> Questions:
     """Return the search for the difference in *problem*: it yields questions, and is sent their evaluations.
 
     Raises:
@@ -71,7 +71,7 @@ class _RefutedError(Exception):
 
 
 class _Search:
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
         self.changes = Changes(problem)
         removes = problem.question == "removes"
@@ -81,8 +81,8 @@ class _Search:
         self.shows_bad = (problem.direction == "broke") != removes
         self.signature = normalise(problem.signature)
         self.signature_known = bool(problem.signature)
-        self.verdicts: dict[frozenset[str], list[Verdict]] = {}
-        self.steps: list[Step] = []
+        self.verdicts: dict[frozenset[str], list[StepVerdict]] = {}
+        self.steps: list[SearchStep] = []
         self.unavailable = frozenset(problem.unavailable)
         self.upstream = [change.id for change in problem.changes if change.axis == "upstream"]
         self.upstream_place = {name: place for place, name in enumerate(self.upstream)}
@@ -116,21 +116,21 @@ class _Search:
 
     def _run(
         self, applied: frozenset[str], role: Role, left: float = 1.0
-    ) -> Generator[Question, Evaluation, Verdict]:
+    ) -> Generator[Question, Evaluation, StepVerdict]:
         """Judge a candidate once more; a failure with another signature is untestable."""
         past = self.verdicts.setdefault(applied, [])
         question = Question(applied, self.changes.heads(applied), len(past) + 1, left)
         evaluation = yield question
         verdict = evaluation.verdict
-        if verdict is Verdict.BAD:
+        if verdict is StepVerdict.BAD:
             found = normalise(evaluation.signature)
             if not self.signature_known:
                 self.signature, self.signature_known = found, True
             if found != self.signature:
-                verdict = Verdict.UNTESTABLE
+                verdict = StepVerdict.UNTESTABLE
         past.append(verdict)
         self.steps.append(
-            Step(
+            SearchStep(
                 applied=question.heads,
                 attempt=question.attempt,
                 role=role,
@@ -149,7 +149,7 @@ class _Search:
         if self._last_commit(applied) in self.unavailable and applied != self.all:
             return True
         past = self.verdicts.get(applied, [])
-        return not {Verdict.GOOD, Verdict.BAD}.intersection(past) and len(past) >= self._tries()
+        return not {StepVerdict.GOOD, StepVerdict.BAD}.intersection(past) and len(past) >= self._tries()
 
     def _last_commit(self, applied: frozenset[str]) -> str:
         """Return the id of the newest upstream change of a candidate, or an empty text."""
@@ -177,7 +177,7 @@ class _Search:
         for _ in range(self._tries()):
             verdict = yield from self._run(applied, "search", left)
             if verdict not in _UNTESTABLE:
-                return verdict is Verdict.BAD
+                return verdict is StepVerdict.BAD
         return None
 
     def _shows(
@@ -187,9 +187,9 @@ class _Search:
         applied = self._candidate(subset)
         while not self._given_up(applied):
             past = self.verdicts.get(applied, [])
-            if Verdict.BAD in past:
+            if StepVerdict.BAD in past:
                 return self.shows_bad
-            if past.count(Verdict.GOOD) >= self.calibration.repetitions:
+            if past.count(StepVerdict.GOOD) >= self.calibration.repetitions:
                 return not self.shows_bad
             if sum(verdict in _UNTESTABLE for verdict in past) > self.calibration.repetitions:
                 return None
@@ -259,7 +259,7 @@ class _Search:
                     untestable.add(position)
                 for verdict in past:
                     if verdict not in _UNTESTABLE:
-                        posterior.observe(position, bad=verdict is Verdict.BAD)
+                        posterior.observe(position, bad=verdict is StepVerdict.BAD)
         costs = [self.problem.costs.get(commit, 1.0) for commit in commits]
         return (
             yield from locate(
@@ -302,7 +302,7 @@ class _Search:
         bad, good = pair if self.shows_bad else pair[::-1]
         if self.calibration.repetitions > 1:
             for _ in range(self.calibration.repetitions):
-                if (yield from self._run(good, "check")) is Verdict.BAD:
+                if (yield from self._run(good, "check")) is StepVerdict.BAD:
                     self._refute(good)
         heads = self.changes.heads(bad), self.changes.heads(good)
         changes = [name for unit in units for name in unit]

@@ -12,7 +12,7 @@ from sparkwright.base.errors import BisectionError, DependencyOrderError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
 
-    from sparkwright.search.model import Problem
+    from sparkwright.search.model import SearchProblem
 
 _UNIFORM = 0.5  # share of the prior that ignores suspicion, so that a wrong one costs about one step
 
@@ -28,7 +28,7 @@ class Changes:
         weights: prior probability of each, in that order; they sum to 1.
     """
 
-    def __init__(self, problem: Problem, *, backwards: bool = False) -> None:
+    def __init__(self, problem: SearchProblem, *, backwards: bool = False) -> None:
         """Sort the changes of *problem*; *backwards*, each requires those that require it.
 
         Raises:
@@ -80,7 +80,7 @@ class Changes:
         return tuple(sorted(applied - required, key=self._place.__getitem__))
 
 
-def _requirements(problem: Problem) -> dict[str, frozenset[str]]:
+def _requirements(problem: SearchProblem) -> dict[str, frozenset[str]]:
     """Return the direct requirements of each change; an upstream commit requires the one before it."""
     requires = {}
     before: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ def _requirements(problem: Problem) -> dict[str, frozenset[str]]:
     return requires
 
 
-def _prior(problem: Problem) -> dict[str, float]:
+def _prior(problem: SearchProblem) -> dict[str, float]:
     """Return prior probabilities: each axis has the same share, and half of it is spread evenly."""
     prior = {}
     axes = {change.axis for change in problem.changes}
