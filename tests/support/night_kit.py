@@ -91,7 +91,7 @@ def found(*carries: CarryNight, at: UpstreamTarget | None = None, **changes: Any
 def built(**changes: Any) -> NightBuild:
     told: dict[str, Any] = {
         "status": "built",
-        "path": "/work/dist/vllm-1.3.0+spark.2-cp38-abi3-linux_aarch64.whl",
+        "path": "/srv/dist/vllm-1.3.0+spark.2-cp38-abi3-linux_aarch64.whl",
         "version": "1.3.0+spark.2",
         "sha256": "ab" * 32,
         "size": 412_345_678,
@@ -152,7 +152,7 @@ def eventful() -> Night:
     release = found(
         *carries,
         build=built(left_out=("carry-conflict", "carry-broken-probe")),
-        rehearsal=NightRehearsal(status="passed", report="/work/rehearsal/report.html", seconds=143.0),
+        rehearsal=NightRehearsal(status="passed", report="/srv/rehearsal/report.html", seconds=143.0),
         pins=(
             PinMove(name="torch", before="2.11.0", after="2.12.0", declared_in="requirements/cuda.txt"),
             PinMove(name="flashinfer-python", before="", after="0.7.1", declared_in="requirements/cuda.txt"),

@@ -52,7 +52,7 @@ _SHORT = 100
     "--propose", is_flag=True, help="Write what is good into a branch, for a person to review; see --push."
 )
 @click.option("--propose-last", is_flag=True, help="Look for nothing new: propose what the last night found.")
-@click.option("--push", is_flag=True, help="Push the branches, in place of earlier ones of ours.")
+@click.option("--push", is_flag=True, help="Push the branches, replacing those that it pushed before.")
 @click.option("--remote", default="origin", show_default=True, help="Push them there.")
 @click.option("--open-pr", is_flag=True, help="Push them, and open or update their pull requests with gh.")
 @job_options

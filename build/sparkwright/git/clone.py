@@ -1,4 +1,4 @@
-"""A person's clone of this project: what it holds, and branches of ours in it.
+"""A clone of this project: its content, and the branches that this tool writes in it.
 
 Its objects and branches are written by git's plumbing alone. The work tree, the index and HEAD are the
 person's and stay as they are.
@@ -124,10 +124,10 @@ class ProjectClone:
         self.repository.command("update-ref", ref, check_object_id(to), expected or _ABSENT)
 
     def own_base(self, tip: str, key: str) -> str | None:
-        """Return the commit on which the commits up to *tip* stand, if we alone wrote all of these.
+        """Return the commit on which the commits up to *tip* stand, if this tool wrote all of them.
 
-        Each of ours names that commit in its trailer *key*. `None` stands for a commit of another writer, or
-        one of ours that was changed since.
+        The trailer *key* of each commit that this tool wrote names that base. The result is `None` if a
+        commit has another writer or was changed since.
         """
         base = ""
         while True:
@@ -144,7 +144,7 @@ class ProjectClone:
                 return base
 
     def push(self, name: str, remote: str, *, key: str) -> None:
-        """Push the branch *name* to *remote*, in place of an earlier one of ours; see `own_base`.
+        """Push the branch *name* to *remote*, in place of one that this tool pushed before; see `own_base`.
 
         Raises:
             NeedsPersonError: the remote's branch has a commit of another writer.

@@ -1,4 +1,4 @@
-"""What a night leaves behind: its report in three forms, and on request a branch for each release."""
+"""Output of a night: its report in three forms, and on request a branch for each release."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A night as Markdown: for a pull request, and for the summary of a job.
 
 Words from upstream stand in code spans. There no forge renders HTML, loads an image, mentions a person or
-links an issue of ours because upstream's subject names one of its own.
+links an issue of this project because upstream's subject names one of upstream's.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _REFERENCES = re.compile(r"\bGH-(?=\d)|#(?=\d)", re.IGNORECASE)
 
 
 def quiet(text: str) -> str:
-    """Return upstream's *text* as one line that mentions nobody, links nothing and ends no paragraph."""
+    """Return upstream's *text* as one line without mentions, links or paragraph breaks."""
     line = " ".join(clean(text, _MOST_CHARACTERS).split())
     return _REFERENCES.sub("pull ", line).replace("@", "(at)").replace("://", ":")
 

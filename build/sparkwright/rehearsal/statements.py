@@ -1,4 +1,4 @@
-"""What a rehearsal holds for, in sentences."""
+"""Statements for the report: the served release and the carries that were left out of it."""
 
 from __future__ import annotations
 

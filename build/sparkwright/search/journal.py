@@ -7,25 +7,21 @@ kept: resuming and replaying are the same search over what is known.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from sparkwright.base.config import Model
-from sparkwright.base.errors import BusyError, ConfigError, NewerFormatError
+from sparkwright.base.errors import ConfigError, NewerFormatError
+from sparkwright.base.journal import JournalFile, read_lines
 from sparkwright.search.model import Evaluation, SearchProblem
-from sparkwright.store.paths import storing
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
 FILE = "journal.jsonl"
 _FORMAT = 1
-_INSTEAD = "move the bisection's folder to another disk; then start it again: what is in the journal counts"
 
 
 class Begun(Model, frozen=True, tag="bisection", tag_field="kind"):
@@ -76,7 +72,7 @@ class Recorded:
     stopped: tuple[Stopped, ...] = ()
 
 
-class SearchJournal:
+class SearchJournal(JournalFile):
     """A bisection's journal, open for writing; one process at a time."""
 
     def __init__(self, folder: Path, problem: SearchProblem) -> None:
@@ -87,33 +83,15 @@ class SearchJournal:
             ConfigError: it belongs to another problem, or is damaged.
             StorageError: the disk is full or cannot be written.
         """
-        self.path = folder / FILE
-        with storing(f"opening {self.path}", instead=_INSTEAD):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        super().__init__(folder / FILE, subject="bisection")
         try:
-            self._lock()
             self.recorded = self._take_up(problem)
         except BaseException:
-            os.close(self._file)
+            self.close()
             raise
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BusyError(
-                f"{self.path.parent} is in use by another bisection",
-                because="its journal is locked",
-                next_step="wait for that one, or use another folder",
-            ) from error
-
     def _take_up(self, problem: SearchProblem) -> Recorded:
-        with storing(f"opening {self.path}", instead=_INSTEAD):
-            whole = self.path.read_bytes().rfind(b"\n") + 1
-            os.ftruncate(self._file, whole)
-            os.lseek(self._file, 0, os.SEEK_END)
-        if not whole:
+        if self.empty:
             self.write(Begun(problem=problem))
         recorded = read_journal(self.path.parent)
         if recorded.problem != problem:
@@ -125,35 +103,8 @@ class SearchJournal:
         return recorded
 
     def write(self, record: Record) -> None:
-        """Append *record*; it is on the disk when this returns.
-
-        Raises:
-            StorageError: it could not be written; the journal is as it was before.
-        """
-        with storing(f"writing {self.path}", instead=_INSTEAD):
-            end = os.lseek(self._file, 0, os.SEEK_END)
-            left = memoryview(msgspec.json.encode(record) + b"\n")
-            try:
-                while left:
-                    left = left[os.write(self._file, left) :]
-                os.fsync(self._file)
-            except OSError:
-                os.ftruncate(self._file, end)
-                raise
-
-    def close(self) -> None:
-        """Let others write."""
-        os.close(self._file)
-
-    def __enter__(self) -> Self:
-        """Return the journal itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
+        """Append *record*; see `JournalFile.append`."""
+        self.append(msgspec.json.encode(record))
 
 
 def read_journal(folder: Path) -> Recorded:
@@ -163,17 +114,10 @@ def read_journal(folder: Path) -> Recorded:
         ConfigError: there is none, or it is damaged.
     """
     path = folder / FILE
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError(
-            f"{folder} is not the folder of a bisection",
-            because=f"it has no {FILE}",
-            next_step="name another",
-        ) from error
+    lines = read_lines(path, subject="bisection")
     decoder = msgspec.json.Decoder(Record)
     records: list[Record] = []
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         try:
             records.append(decoder.decode(line))
         except msgspec.MsgspecError as error:

@@ -6,21 +6,19 @@ be cut; opening it again drops that line, and its cell is measured again. Nothin
 
 from __future__ import annotations
 
-import fcntl
-import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sparkwright.base.config import Model
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import BusyError, ConfigError, NewerFormatError, StorageError
+from sparkwright.base.errors import ConfigError, NewerFormatError
+from sparkwright.base.journal import JournalFile, read_lines
 from sparkwright.verify.model import BootFacts, Finding, Observation
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
     from sparkwright.verify.model import Cell
 
@@ -123,7 +121,7 @@ def cell_id(cell: Cell, identity: dict[str, str]) -> str:
     return digest_of([cell.key, identity])[:16]
 
 
-class Journal:
+class Journal(JournalFile):
     """A run's journal, open for writing; one process at a time."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -131,38 +129,18 @@ class Journal:
 
         Raises:
             BusyError: another process writes to it.
-            ConfigError: it belongs to a run of something else, or is none of ours.
+            ConfigError: it belongs to a run of something else, or is no journal of a run.
             StorageError: the disk is full or cannot be written.
         """
-        self.path = folder / FILE
-        _require_regular(self.path)
+        super().__init__(folder / FILE, subject="run")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        try:
-            self._lock()
             self._take_up(manifest)
         except BaseException:
-            os.close(self._file)
+            self.close()
             raise
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BusyError(
-                f"{self.path.parent} is being written by another run",
-                because="its journal is locked",
-                next_step="wait for that run, or choose another folder with --out",
-            ) from error
-
     def _take_up(self, manifest: Manifest) -> None:
-        whole = _whole_length(self.path)
-        os.ftruncate(self._file, whole)
-        os.lseek(self._file, 0, os.SEEK_END)
-        if whole == 0:
+        if self.empty:
             self.write(manifest)
         found = read_journal(self.path.parent).manifest
         if changed := _differences(found, manifest):
@@ -173,34 +151,8 @@ class Journal:
             )
 
     def write(self, record: Record) -> None:
-        """Append *record*; it is on the disk when this returns.
-
-        Raises:
-            StorageError: it could not be written; the journal is as it was before.
-        """
-        end = os.lseek(self._file, 0, os.SEEK_END)
-        left = memoryview(msgspec.json.encode(record) + b"\n")
-        try:
-            while left:
-                left = left[os.write(self._file, left) :]
-            os.fsync(self._file)
-        except OSError as error:
-            os.ftruncate(self._file, end)
-            raise _unwritable(self.path, error) from error
-
-    def close(self) -> None:
-        """Let others write."""
-        os.close(self._file)
-
-    def __enter__(self) -> Self:
-        """The journal itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
+        """Append *record*; see `JournalFile.append`."""
+        self.append(msgspec.json.encode(record))
 
 
 def read_journal(folder: Path) -> Contents:
@@ -210,13 +162,7 @@ def read_journal(folder: Path) -> Contents:
         ConfigError: there is none, or it is not one of ours.
     """
     path = folder / FILE
-    _require_regular(path)
-    try:
-        lines = path.read_bytes()[: _whole_length(path)].splitlines()
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{folder} is not the folder of a run", because=f"it has no {FILE}", next_step="name another one"
-        ) from error
+    lines = read_lines(path, subject="run")
     decoder = msgspec.json.Decoder(Record)
     records: list[Record] = []
     for number, line in enumerate(lines, start=1):
@@ -237,20 +183,6 @@ def read_journal(folder: Path) -> Contents:
     return _contents(records[0], records[1:])
 
 
-def _require_regular(path: Path) -> None:
-    """Do nothing if *path* is a file or nothing at all; a pipe would never be read to its end.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    if path.exists() and not path.is_file():
-        raise ConfigError(
-            f"{path} is not the journal of a run",
-            because=f"{path.name} is no regular file",
-            next_step="name another folder",
-        )
-
-
 def _contents(manifest: Manifest, records: list[Record]) -> Contents:
     boots = [record for record in records if isinstance(record, BootRecord)]
     concluded = [record.findings for record in records if isinstance(record, Concluded)]
@@ -262,11 +194,6 @@ def _contents(manifest: Manifest, records: list[Record]) -> Contents:
         notes={record.name: record.data for record in records if isinstance(record, Noted)},
         restarts=sum(record.restart > 0 for record in boots),
     )
-
-
-def _whole_length(path: Path) -> int:
-    """Bytes up to and including the last whole line."""
-    return path.read_bytes().rfind(b"\n") + 1
 
 
 def _differences(found: Manifest, wanted: Manifest) -> list[str]:
@@ -282,12 +209,4 @@ def _differences(found: Manifest, wanted: Manifest) -> list[str]:
 def _damaged(path: Path, line: int, why: str) -> ConfigError:
     return ConfigError(
         f"{path} cannot be read", because=f"line {line}: {why}", next_step="begin a new run in another folder"
-    )
-
-
-def _unwritable(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"{path} could not be written",
-        because=error.strerror or str(error),
-        next_step="make room, then run the same command again: it goes on from here",
     )
