@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import night_kit
 import pytest
-from browser import FAINT, SIDEWAYS, Page, find_browser, open_page, running_browser
+from browser import FAINT, SIDEWAYS, Page, find_browser, running_browser, visit
 
 from sparkwright.nightly.page import render_html
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
@@ -41,17 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         page = render_html(getattr(night_kit, name)(), upstream=UPSTREAM, proposals=[night_kit.EVIL])
         (made / f"{name}.html").write_text(page)
     return made
-
-
-def visit(port: int, file: Path, look: Callable[[Page], Awaitable[Any]]) -> Any:
-    async def visiting() -> Any:
-        async with open_page(port, file.as_uri()) as page:
-            seen = await look(page)
-            assert page.complaints == []
-            assert [url for url in page.requests if not url.startswith("data:")] == [file.as_uri()]
-            return seen
-
-    return asyncio.run(visiting())
 
 
 @pytest.mark.parametrize("width", WIDTHS)

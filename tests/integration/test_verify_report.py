@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import report_kit
-from browser import FAINT, SIDEWAYS, Page, find_browser, open_page, running_browser
+from browser import FAINT, SIDEWAYS, Page, find_browser, running_browser, visit
 
 from sparkwright.verify.report import render_html
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium here")
@@ -71,17 +70,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("healthy", "unhealthy", "hostile"):
         (made / f"{name}.html").write_text(render_html(getattr(report_kit, name)()))
     return made
-
-
-def visit(port: int, file: Path, look: Callable[[Page], Awaitable[Any]]) -> Any:
-    async def visiting() -> Any:
-        async with open_page(port, file.as_uri()) as page:
-            seen = await look(page)
-            assert page.complaints == []
-            assert [url for url in page.requests if not url.startswith("data:")] == [file.as_uri()]
-            return seen
-
-    return asyncio.run(visiting())
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -5,6 +5,7 @@ It is spoken to over its DevTools protocol, which works where a page allows no s
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
@@ -174,3 +175,16 @@ async def open_page(port: int, url: str) -> AsyncIterator[Page]:
             page = Page(socket)
             await page.open(url)
             yield page
+
+
+def visit(port: int, file: Path, look: Callable[[Page], Awaitable[Any]]) -> Any:
+    """Open *file*, and return what *look* gives; the page must complain of nothing and load nothing else."""
+
+    async def visiting() -> Any:
+        async with open_page(port, file.as_uri()) as page:
+            seen = await look(page)
+            assert page.complaints == []
+            assert [url for url in page.requests if not url.startswith("data:")] == [file.as_uri()]
+            return seen
+
+    return asyncio.run(visiting())

@@ -123,7 +123,7 @@ def test_what_the_page_says_of_an_eventful_night():
     assert "https://github.com/vllm-project/vllm/pull/45544" in links
     for said in (
         "[Core] Give clamp a lower bound (#45544)", "A. Contributor", "vllm/clamp.py", "Clamp.low",
-        "torch", "2.12.0", "SCALED_MM_ARCHS", "12.1a", "412 MB in 1 min 32 s", "ab" * 32, "2 min 23 s",
+        "torch", "2.12.0", "SCALED_MM_ARCHS", "12.1a", "393.2 MiB in 1 min 32 s", "ab" * 32, "2 min 23 s",
         "the index of nightly wheels could not be asked: no network", "its head moved",
         "upstream has no wheel of that commit for aarch64",
     ):  # fmt: skip

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 from kit import DELETED, Content, Recorder, make_carry, make_tree, seed_environment
 
-from sparkwright.base.errors import ConfigError, NotInStoreError, ToolError
+from sparkwright.base.errors import ConfigError, ToolError
 from sparkwright.probe import (
     ProbeRun,
     ProbeVerdict,
     Prover,
     judge,
-    prepare_environment,
     read_proof,
-    tree_folder,
     write_proof,
 )
 from sparkwright.probe import environment as environment_module
@@ -433,106 +431,7 @@ def test_imports_are_read_wherever_they_stand() -> None:
     assert named_modules(b"def (", "vllm", known) == set()
 
 
-# Trees and the environment -----------------------------------------------------------------
-
-
-def test_a_tree_is_made_once_read_only_and_remade_when_it_was_touched(
-    store: Store, repository: Repository, heard: Recorder
-) -> None:
-    tree = make_tree(repository, {**PACKAGE, "vllm/d/e.py": "", "vllm/caf\udce9.txt": "not UTF-8"})
-
-    def folder() -> Path:
-        return tree_folder(store, repository, tree, under="vllm")
-
-    first = folder()
-    assert not [path for path in first.rglob("*") if path.stat().st_mode & 0o222]
-    assert not (first / "setup.py").exists()
-    assert folder() == first
-    assert len(heard.of("task.finished")) == 1
-    assert heard.warnings == []
-    tampers = (tamper_text, tamper_mode, tamper_new_file, tamper_new_folder, tamper_removed)
-    for number, tamper in enumerate(tampers, start=1):
-        tamper(first)
-        assert folder() == first
-        assert len(heard.warnings) == number, tamper.__name__
-        assert (first / CACHE).read_text() == PACKAGE[CACHE]
-        assert not [path for path in first.rglob("*") if "extra" in path.name]
-        assert folder() == first
-        assert len(heard.of("task.finished")) == 1 + number
-
-
-def writable(path: Path) -> Path:
-    path.parent.chmod(0o755)
-    if path.exists():
-        path.chmod(0o644)
-    return path
-
-
-def tamper_text(tree: Path) -> None:
-    writable(tree / CACHE).write_text("def size(n):\n    return 9\n")
-
-
-def tamper_mode(tree: Path) -> None:
-    (tree / CACHE).chmod(0o755)
-
-
-def tamper_new_file(tree: Path) -> None:
-    writable(tree / "vllm" / "extra.py").touch()
-
-
-def tamper_new_folder(tree: Path) -> None:
-    writable(tree / "vllm" / "extra").mkdir()
-
-
-def tamper_removed(tree: Path) -> None:
-    writable(tree / CACHE).unlink()
-
-
-def test_a_damaged_record_of_a_tree_makes_it_anew(
-    store: Store, repository: Repository, heard: Recorder
-) -> None:
-    tree = make_tree(repository, PACKAGE)
-    tree_folder(store, repository, tree, under="vllm")
-    for path in store.records.rglob("*.json"):
-        path.write_text("{}")
-    tree_folder(store, repository, tree, under="vllm")
-    assert len(heard.warnings) == 1
-    tree_folder(store, repository, tree, under="vllm")
-    assert len(heard.warnings) == 1
-
-
-def test_a_tree_is_known_wherever_the_store_is_moved(
-    store: Store, repository: Repository, heard: Recorder
-) -> None:
-    tree = make_tree(repository, PACKAGE)
-    tree_folder(store, repository, tree, under="vllm")
-    moved = replace(store, home=store.home.rename(store.home.with_name("moved")))
-    tree_folder(moved, repository, tree, under="vllm")
-    assert heard.warnings == []
-
-
-def test_the_environment_is_taken_when_it_is_there(store: Store, seeded: Path) -> None:
-    assert prepare_environment(store) == seeded
-    assert prepare_environment(store, offline=True) == seeded
-
-
-def test_the_environment_is_not_made_offline(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment_module, "requirements", lambda: "something else\n")
-    with pytest.raises(NotInStoreError) as caught:
-        prepare_environment(store, offline=True)
-    assert "--offline" in caught.value.next_step
-
-
 def test_an_environment_whose_interpreter_is_gone_is_a_tool_error(bench: Bench, seeded: Path) -> None:
     seeded.unlink()
     with pytest.raises(ToolError, match="python"):
         bench.prove(GOOD)
-
-
-def test_the_requirements_are_pinned_whole() -> None:
-    from importlib import resources
-
-    text = resources.files("sparkwright.probe").joinpath("requirements.txt").read_text()
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert lines
-    assert all(line.count("==") == 1 and "://" not in line for line in lines)

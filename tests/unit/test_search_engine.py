@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from search_kit import Judge, problem, run, untestable
 
+from sparkwright.base import journal as journals
 from sparkwright.base.errors import (
     BisectionError,
     BusyError,
@@ -24,7 +25,6 @@ from sparkwright.base.errors import (
     UnknownNameError,
 )
 from sparkwright.base.events import Event, subscribe
-from sparkwright.search import journal as journals
 from sparkwright.search.engine import bisect, likely, replay, status
 from sparkwright.search.journal import FILE, read_journal
 from sparkwright.search.model import Evaluation, StepVerdict
@@ -66,7 +66,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from test_search_engine import ASKED, Clocked, third
-from sparkwright.search import journal
+from sparkwright.base import journal
 from sparkwright.search.engine import bisect
 
 folder, phase = Path(sys.argv[1]), sys.argv[2]
@@ -183,6 +183,14 @@ def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path) -> None:
         read_journal(tmp_path)
     with pytest.raises(ConfigError):
         status(tmp_path / "nothing")
+
+
+def test_a_pipe_in_place_of_a_journal_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE)
+    with pytest.raises(ConfigError, match=FILE):
+        bisect(ASKED, Clocked(third), tmp_path)
+    with pytest.raises(ConfigError, match=FILE):
+        read_journal(tmp_path)
 
 
 def test_two_searches_in_one_folder_do_not_collide(tmp_path: Path) -> None:

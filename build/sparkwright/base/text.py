@@ -1,4 +1,4 @@
-"""Text from outside, made harmless for terminals, pages and logs."""
+"""Text for people: sizes and times, and text from outside made harmless for terminals, pages and logs."""
 
 from __future__ import annotations
 
@@ -28,3 +28,20 @@ def _harmless(character: str) -> str:
 def _escaped(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"  # noqa: PLR2004
+
+
+def human_size(count: float) -> str:
+    """Return *count* bytes as text, in a unit that reads well."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:  # noqa: PLR2004
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def human_seconds(seconds: float) -> str:
+    """Return *seconds* as text, in minutes from one minute on."""
+    if seconds < 60:  # noqa: PLR2004
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.base.errors import ArchiveError, AuditError, WheelError
+from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.cli.terminal import human_seconds, human_size
 from sparkwright.native.inspection import KernelClass
 from sparkwright.pipeline.expectation import expectation
 from sparkwright.pipeline.expected_record import expected_record, found_compiled, merged_again

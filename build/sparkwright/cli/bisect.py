@@ -9,11 +9,11 @@ import click
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import NoCulpritError
+from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.options import job_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.cli.terminal import human_seconds, human_size
 from sparkwright.pipeline.options import DEFAULT_PATCHSET, DEFAULT_PLATFORM, BuildOptions
 from sparkwright.store import write_atomically
 

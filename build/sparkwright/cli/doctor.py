@@ -12,10 +12,10 @@ from typing import Literal
 import click
 
 from sparkwright.base.errors import SparkwrightError, ToolError
+from sparkwright.base.text import human_size
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.cli.terminal import human_size
 from sparkwright.git import require_git
 from sparkwright.native.doctor import MachineCheck, check_gpu, find_gpu, native_checks
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.base.errors import UndecidedError, VerdictError
+from sparkwright.base.text import human_size
 from sparkwright.cli.options import tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.cli.terminal import human_size
 from sparkwright.cli.verify import Names, require_libraries
 
 if TYPE_CHECKING:

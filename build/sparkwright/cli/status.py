@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparkwright.base.text import human_size
 from sparkwright.cli.options import job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import told_revision
 from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.cli.tables import show_table
-from sparkwright.cli.terminal import human_size
 from sparkwright.merge import OutcomeKind
 from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.state import BuildState

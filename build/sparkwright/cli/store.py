@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sparkwright.base.text import human_size
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_read_only
 from sparkwright.cli.tables import show_table
-from sparkwright.cli.terminal import human_size
 
 if TYPE_CHECKING:
     from sparkwright.store.survey import KindTotal

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkwright.base.events import Event, subscribe
+from sparkwright.base.text import human_seconds, human_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,23 +29,6 @@ _NAME_WIDTH = 40
 # Before this much of a task is done, an estimate of the rest is unreliable.
 _GUESS_AFTER_S = 2.0
 _GUESS_AFTER_SHARE = 0.01
-
-
-def human_size(count: float) -> str:
-    """Return *count* bytes as text, in a unit that reads well."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:  # noqa: PLR2004
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
-
-
-def human_seconds(seconds: float) -> str:
-    """Return *seconds* as text, in minutes from one minute on."""
-    if seconds < 60:  # noqa: PLR2004
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
 
 
 @contextlib.contextmanager

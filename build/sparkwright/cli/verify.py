@@ -13,8 +13,9 @@ import click
 
 from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError, UndecidedError, VerdictError
 from sparkwright.base.events import JsonlSink, subscribe
+from sparkwright.base.text import human_size
 from sparkwright.cli.output import print_json, unforeseen
-from sparkwright.cli.terminal import human_size, showing_events
+from sparkwright.cli.terminal import showing_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkwright.base.errors import ConfigError, UnreleasedError
+from sparkwright.base.text import human_size
 from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import BUMP, told_revision
 from sparkwright.cli.pin import pin_summary, show_pin
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.cli.terminal import human_size
 from sparkwright.pipeline import apply
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.version import version_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sparkwright.base.text import clean
+from sparkwright.base.text import clean, human_seconds, human_size
 from sparkwright.nightly import words
 from sparkwright.nightly.model import Standing, standing_of
 
@@ -62,7 +62,7 @@ def _lead(night: Night) -> str:
     tally = f"{words.tally(night)}. " if night.targets else ""
     return (
         f"{tally}Night {code(night.id)} of {code(night.date)}, patchset {code(night.patchset)}, pinned at "
-        f"{code(night.pin)}, took {words.lasting(night.seconds)}."
+        f"{code(night.pin)}, took {human_seconds(night.seconds)}."
     )
 
 
@@ -108,12 +108,12 @@ def _made(found: TargetNight) -> Iterator[str]:
         left = f"; without {', '.join(map(code, build.left_out))}" if build.left_out else ""
         audited = "audited" if build.audited else "not audited"
         yield (
-            f"- Wheel {code(build.version)}: {words.sized(build.size)} in {words.lasting(build.seconds)}, "
+            f"- Wheel {code(build.version)}: {human_size(build.size)} in {human_seconds(build.seconds)}, "
             f"{audited}{left}; SHA-256 {code(build.sha256)}"
         )
     else:
         yield f"- Wheel {build.status}{_because(build.reason)}"
-    took = f" in {words.lasting(rehearsal.seconds)}" if rehearsal.seconds else ""
+    took = f" in {human_seconds(rehearsal.seconds)}" if rehearsal.seconds else ""
     yield f"- Rehearsal {rehearsal.status}{took}{_because(rehearsal.reason)}"
 
 

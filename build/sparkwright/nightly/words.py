@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from sparkwright.base.text import human_seconds
 from sparkwright.nightly.model import Judgement, NightVerdict, Standing, standing_of
 
 if TYPE_CHECKING:
@@ -41,24 +42,6 @@ MEANINGS = {
     Judgement.NOT_JUDGED: "it has no probe, or a carry that it requires is not in the tree",
 }
 _FULL_ID = 40
-
-
-def sized(count: int) -> str:
-    """Return a number of bytes for people."""
-    size = float(count)
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:  # noqa: PLR2004
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} GB"
-
-
-def lasting(seconds: float) -> str:
-    """Return a duration for people."""
-    if seconds < 60:  # noqa: PLR2004
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if rest else f"{minutes} min"
 
 
 def counted(number: int, noun: str) -> str:
@@ -104,7 +87,7 @@ def told(carry: CarryNight) -> str:
 def search_figures(culprit: UpstreamCommit) -> str:
     """Return what naming the culprit took."""
     return (
-        f"{counted(culprit.merges, 'merge')} in {lasting(culprit.seconds)}, "
+        f"{counted(culprit.merges, 'merge')} in {human_seconds(culprit.seconds)}, "
         f"{counted(culprit.candidates, 'candidate')}"
     )
 
@@ -141,5 +124,5 @@ def lead(night: Night) -> str:
     """Return one line about the night: number, date, patchset, pin and duration."""
     return (
         f"Night {night.id} of {night.date}, patchset {night.patchset}, pinned at {night.pin}, "
-        f"took {lasting(night.seconds)}"
+        f"took {human_seconds(night.seconds)}"
     )

@@ -15,9 +15,10 @@ from tiny_release import CLAMP
 from world import CLAMP_PROBE, World, clean_environment, files_below
 
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli import main as entry
 from sparkwright.cli.main import COMMANDS, main
-from sparkwright.cli.terminal import human_seconds, human_size, seconds_left
+from sparkwright.cli.terminal import seconds_left
 
 HEAVY = [
     "git",
