@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 NEXT = make_tiny("1.3.0", changes=(("vllm/clamp.py", f"# Moved down.\n\n{CLAMP}"),))
 BRANCH = "sparkwright/1.3.0"
+PROOF = f"carries/clamp/proofs/{BRANCH.rpartition('/')[2]}.json"
 GOOD = (night_kit.carry("clamp"), night_kit.carry("align"))
 
 
@@ -298,9 +299,9 @@ def test_proofs_on_the_release_go_in_with_its_pin(project):
         touched=(), environment={},
     )  # fmt: skip
     project.propose(proofs={"clamp": proof})
-    assert msgspec.json.decode(project.file("carries/clamp/proof.json"), type=Proof) == proof
+    assert msgspec.json.decode(project.file(PROOF), type=Proof) == proof
     changed = project.git("diff", "--name-only", f"{BRANCH}~1", BRANCH).split()
-    assert changed == ["carries/clamp/proof.json", "upstream.lock"]
+    assert changed == [PROOF, "upstream.lock"]
 
 
 def test_a_project_in_a_folder_of_its_repository(project, tmp_path):

@@ -190,7 +190,7 @@ def test_every_part_that_requirements_allow_merges(job):
 @pytest.mark.parametrize("carry", CARRIES, ids=by_name)
 def test_every_recorded_proof_is_of_what_is_merged_now(job, merged, carry):
     skip_what_cannot_be_proved(job, carry)
-    recorded = read_proof(carry.folder)
+    recorded = read_proof(carry.folder, job.spec.lock.release.version)
     assert recorded is not None
     assert recorded.verdict is ProbeVerdict.PROVED
     assert job.prover(merged).find(carry, merged.outcome(carry.name).paths) == recorded
@@ -202,6 +202,6 @@ def test_every_carry_is_proved_anew_and_as_recorded(job, merged, carry):
     skip_what_cannot_be_proved(job, carry)
     proof = job.prover(merged).prove(carry, merged.outcome(carry.name).paths)
     assert proof.verdict is ProbeVerdict.PROVED, f"{proof.pristine}\n{proof.merged}"
-    recorded = read_proof(carry.folder)
+    recorded = read_proof(carry.folder, job.spec.lock.release.version)
     assert recorded is not None
     assert (recorded.key, recorded.verdict) == (proof.key, ProbeVerdict.PROVED)

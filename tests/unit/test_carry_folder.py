@@ -72,6 +72,28 @@ def test_a_sound_carry_is_read_whole(tmp_path: Path) -> None:
             {"probe": {"file": "carry.toml", "seconds": 1, "memory-mib": 1, "helpers": ["../up.py"]}},
             "probe.helpers[0]",
         ),
+        (
+            {
+                "probe": {
+                    "file": "carry.toml",
+                    "seconds": 1,
+                    "memory-mib": 1,
+                    "later": [{"release": "2.0.0", "file": "gone.py"}],
+                }
+            },
+            "'gone.py' does not exist",
+        ),
+        (
+            {
+                "probe": {
+                    "file": "carry.toml",
+                    "seconds": 1,
+                    "memory-mib": 1,
+                    "later": [{"release": "2.0.0", "file": "carry.toml"}] * 2,
+                }
+            },
+            "two probes name the same release",
+        ),
         ({"revision": [{**revision(), "release": "not a version"}]}, "Invalid version"),
         ({"superseded": [{**SUPERSEDED[0], "releases": "always"}]}, "Invalid specifier"),
     ],

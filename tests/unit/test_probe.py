@@ -324,22 +324,41 @@ def test_a_recorded_proof_is_taken_without_the_store_and_not_when_it_is_anothers
 
     carry = bench.carry(GOOD)
     proof = bench.prover().prove(carry, [CACHE])
-    write_proof(carry.folder, proof)
-    assert read_proof(carry.folder) == proof
+    write_proof(carry.folder, proof, "1.0.0")
+    assert read_proof(carry.folder, "1.0.0") == proof
     elsewhere = replace(bench.prover(), store=open_store(tmp_path / "another"))
     assert elsewhere.find(carry, [CACHE]) == proof
     import msgspec
 
-    write_proof(carry.folder, msgspec.structs.replace(proof, carry="other"))
+    write_proof(carry.folder, msgspec.structs.replace(proof, carry="other"), "1.0.0")
     assert elsewhere.find(carry, [CACHE]) is None
-    write_proof(carry.folder, msgspec.structs.replace(proof, key="0" * 64))
+    write_proof(carry.folder, msgspec.structs.replace(proof, key="0" * 64), "1.0.0")
     assert elsewhere.find(carry, [CACHE]) is None
+
+
+LATER = [{"release": "0.9.0", "file": "probe_0_9.py"}, {"release": "2.0.0", "file": "probe_2.py"}]
+
+
+def test_a_later_release_is_judged_by_its_own_probe(bench: Bench) -> None:
+    broken = "def probe() -> None:\n    import vllm.moved\n"
+    later = {"probe_0_9.py": GOOD, "probe_2.py": broken}
+    (bench.root / "fix").mkdir(parents=True)
+    for name, text in later.items():
+        (bench.root / "fix" / name).write_text(text)
+    carry = bench.carry(broken, probing={"later": LATER})
+    verdicts = {
+        version: replace(bench.prover(), version=version).prove(carry, [CACHE]).verdict
+        for version in ("0.8.0", "0.9.0", "1.0.0", "2.0.0")
+    }
+    assert verdicts == {"0.8.0": "broken", "0.9.0": "proved", "1.0.0": "proved", "2.0.0": "broken"}
+    assert replace(bench.prover(), version="1.0.0").find(carry, [CACHE]) is not None
+    assert replace(bench.prover(), version="0.8.0").find(carry, [CACHE]) is None
 
 
 def test_equal_proofs_give_equal_bytes(bench: Bench) -> None:
     carry = bench.carry(GOOD)
-    first = write_proof(carry.folder, bench.prover().prove(carry, [CACHE])).read_bytes()
-    assert write_proof(carry.folder, bench.prover().prove(carry, [CACHE])).read_bytes() == first
+    first = write_proof(carry.folder, bench.prover().prove(carry, [CACHE]), "1.0.0").read_bytes()
+    assert write_proof(carry.folder, bench.prover().prove(carry, [CACHE]), "1.0.0").read_bytes() == first
     assert str(bench.store.home).encode() not in first
 
 
@@ -348,9 +367,10 @@ def test_equal_proofs_give_equal_bytes(bench: Bench) -> None:
 )
 def test_a_damaged_recorded_proof_is_an_error_that_says_what_to_do(bench: Bench, damage: bytes) -> None:
     carry = bench.carry(GOOD)
-    assert read_proof(carry.folder) is None
-    (carry.folder / "proof.json").write_bytes(damage)
-    with pytest.raises(ConfigError, match=r"proof\.json") as caught:
+    assert read_proof(carry.folder, "1.0.0") is None
+    (carry.folder / "proofs").mkdir()
+    (carry.folder / "proofs" / "1.0.0.json").write_bytes(damage)
+    with pytest.raises(ConfigError, match=r"1\.0\.0\.json") as caught:
         bench.prover().find(carry, [CACHE])
     assert "remove it" in caught.value.next_step
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.config import load_toml, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.carries.model import CARRY_FORMAT, CarrySpec, Revision, Superseded
+from sparkwright.carries.model import CARRY_FORMAT, CarrySpec, ProbeSpec, Revision, Superseded
 from sparkwright.carries.patch import Patch, parse_patch
 
 if TYPE_CHECKING:
@@ -41,6 +41,20 @@ class Carry:
         ordered = sorted(self.spec.revision, key=lambda revision: Version(revision.release))
         before = [r for r in ordered if Version(r.release) <= Version(version)]
         return before[-1] if before else ordered[0]
+
+    def at(self, version: str) -> Carry:
+        """Return the carry with the probe for upstream *version* as its only one."""
+        probe = self.spec.probe
+        if probe is None or not probe.later:
+            return self
+        before = [later for later in probe.later if Version(later.release) <= Version(version)]
+        chosen = replace(probe, later=())
+        if before:
+            newest = max(before, key=lambda later: Version(later.release))
+            given = {name: value for name, value in asdict(newest).items() if value is not None}
+            del given["release"]
+            chosen = replace(chosen, **given)
+        return Carry(replace(self.spec, probe=chosen), self.folder)
 
     def superseded_in(self, version: str) -> Superseded | None:
         """Return what supersedes the carry at upstream *version*, if anything does."""
@@ -138,13 +152,11 @@ def _problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
         yield "it requires itself"
     if spec.source is not None and (spec.scope != "build" or spec.kind != "own"):
         yield "a change to a dependency's source has scope = 'build' and kind = 'own'"
-    if spec.probe is not None:
-        for name in (spec.probe.file, *spec.probe.helpers):
-            if not (folder / name).is_file():
-                yield f"its probe {name!r} does not exist"
+    yield from _probe_problems(spec.probe, folder)
     yield from _revision_problems(spec, folder)
     try:
         _ = [Version(revision.release) for revision in spec.revision]
+        _ = [Version(probe.release) for probe in (spec.probe.later if spec.probe else ())]
         _ = [SpecifierSet(entry.releases) for entry in spec.superseded]
     except (InvalidVersion, InvalidSpecifier) as error:
         yield str(error)
@@ -157,6 +169,18 @@ def _drop_problems(spec: CarrySpec) -> Iterator[str]:
     if [name for name, text in given.items() if text] != [wanted]:
         other = (given.keys() - {wanted}).pop()
         yield f"format {spec.format} requires {wanted}, and has no {other}"
+
+
+def _probe_problems(probe: ProbeSpec | None, folder: Path) -> Iterator[str]:
+    if probe is None:
+        return
+    later = [name for one in probe.later for name in (one.file, *(one.helpers or ()))]
+    for name in (probe.file, *probe.helpers, *later):
+        if not (folder / name).is_file():
+            yield f"its probe {name!r} does not exist"
+    releases = [one.release for one in probe.later]
+    if len(set(releases)) != len(releases):
+        yield "two probes name the same release"
 
 
 def _revision_problems(spec: CarrySpec, folder: Path) -> Iterator[str]:

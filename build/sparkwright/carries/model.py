@@ -105,6 +105,28 @@ class PullRequest(Model, frozen=True):
     base: Commit
 
 
+class LaterProbe(Model, frozen=True):
+    """Another probe for later releases, where the names that the first one imports have moved.
+
+    Attributes:
+        release: the first release that it is for; it holds until that of the next entry.
+        file: the probe, in the carry's folder.
+        helpers: like those of `ProbeSpec`; the same as there by default, as are the others.
+        seconds: wall-clock limit of one run.
+        memory_mib: limit of resident memory of one run, in MiB.
+        triton: ``interpret`` runs Triton kernels on CPU tensors.
+        reads: patterns of files that its verdict hangs on besides those that the carry changes.
+    """
+
+    release: Text
+    file: FileName
+    helpers: tuple[FileName, ...] | None = None
+    seconds: int | None = None
+    memory_mib: int | None = None
+    triton: Literal["off", "interpret"] | None = None
+    reads: tuple[Text, ...] | None = None
+
+
 class ProbeSpec(Model, frozen=True):
     """Settings of a carry's probe.
 
@@ -114,6 +136,7 @@ class ProbeSpec(Model, frozen=True):
         seconds: wall-clock limit of one run.
         memory_mib: limit of resident memory of one run, in MiB.
         triton: ``interpret`` runs Triton kernels on CPU tensors.
+        later: other probes for later releases.
         needs: what it wants from the outside, such as ``toolchain`` to run CMake with. Such a probe
             runs without torch and may import ``buildkit``.
         reads: patterns of files that its verdict hangs on besides those that the carry changes.
@@ -126,6 +149,7 @@ class ProbeSpec(Model, frozen=True):
     needs: tuple[Literal["toolchain"], ...] = ()
     reads: tuple[Text, ...] = ()
     helpers: tuple[FileName, ...] = ()
+    later: tuple[LaterProbe, ...] = ()
 
 
 class CarrySpec(Model, frozen=True):

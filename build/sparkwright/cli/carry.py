@@ -374,7 +374,7 @@ def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str
             proof = prover.prove(carry, outcome.proof_paths, absorbed=absorbed)
             proofs.append(proof)
             if proof.verdict is (ProbeVerdict.NOT_NEEDED if absorbed else ProbeVerdict.PROVED):
-                write_proof(carry.folder, proof)
+                write_proof(carry.folder, proof, version)
             elif proof.verdict is not ProbeVerdict.REFUTED:
                 unproved[carry.name] = _why_unproved(proof, outcome)
     return proofs, needless, unproved

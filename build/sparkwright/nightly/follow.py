@@ -161,7 +161,9 @@ class _Run:
         """Return a digest of all that decides the night's findings."""
         carries = {}
         for carry in self.job.spec.carries:
-            files = [path for path in carry.folder.rglob("*") if path.is_file() and path.name != "proof.json"]
+            files = [
+                path for path in carry.folder.rglob("*") if path.is_file() and path.parent.name != "proofs"
+            ]
             carries[carry.name] = {
                 str(path.relative_to(carry.folder)): sha256_bytes(path.read_bytes())
                 for path in sorted(files)
@@ -257,7 +259,7 @@ class _Run:
             red_since=since,
             days_red=_days(since, self.date),
             holds=good,
-            bisect_command=_bisect(carry, self.patchset, good, target) if red else "",
+            bisect_command=_bisect(carry.at(target.version), self.patchset, good, target) if red else "",
             history=history,
         )
 

@@ -29,7 +29,7 @@ from sparkwright.nightly.messages import (
 )
 from sparkwright.nightly.model import Judgement, Standing
 from sparkwright.pipeline.checkout import LOCK_NAME
-from sparkwright.probe.proof import write_proof
+from sparkwright.probe.proof import proof_file, write_proof
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -255,7 +255,9 @@ class Proposer:
         files = {LOCK_NAME: bumped.text.encode()}
         with self.store.scratch() as scratch:
             for name, proof in proofs.items():
-                files[f"carries/{name}/proof.json"] = write_proof(scratch, proof).read_bytes()
+                version = lock.release.version
+                written = write_proof(scratch, proof, version).read_bytes()
+                files[f"carries/{name}/{proof_file(version)}"] = written
         return _Edit(files, pin_message(found, bumped.changes, [*notes, *bumped.notes]))
 
     def _write(

@@ -61,16 +61,18 @@ def expected_record(
     )
     files = wheel_record(job, state if same else replace(state, binaries=None))
     files[POINT]["version"] = version
-    recorded = {carry.name for carry in job.spec.deciding if _is_recorded(carry, state)}
+    recorded = {
+        carry.name for carry in job.spec.deciding if _is_recorded(carry, job.spec.lock.release.version, state)
+    }
     for carry in files[CARRIES]["carries"]:
         if "proof" in carry and carry["name"] not in recorded:
             del carry["proof"]["environment"]  # another machine makes its proofs with other packages
     return files if same or job.native is None else {**files, KERNELS: None}
 
 
-def _is_recorded(carry: Carry, state: BuildState) -> bool:
+def _is_recorded(carry: Carry, version: str, state: BuildState) -> bool:
     """Tell if the proof of *carry* is the one beside it, which is the same in every checkout."""
-    return read_proof(carry.folder) == state.proofs.get(carry.name)
+    return read_proof(carry.folder, version) == state.proofs.get(carry.name)
 
 
 def found_compiled(job: Job, stated: KernelsRecord | None) -> dict[str, Extension]:

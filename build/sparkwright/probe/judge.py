@@ -22,7 +22,7 @@ from sparkwright.probe.proof import (
     Touched,
     named_modules,
     proof_key,
-    read_proof,
+    read_proofs,
 )
 from sparkwright.probe.runner import ProbeReport, harness_sources, run_probe
 from sparkwright.probe.setup import PACKAGE, Trees, facilities_of
@@ -84,6 +84,7 @@ class Prover:
             paths: files that it changes, or would change had upstream not absorbed it.
             absorbed: whether what is proved is that upstream does not have the defect any more.
         """
+        carry = carry.at(self.version)
         return self._key(carry, self._touched(carry, paths), absorbed=absorbed)
 
     def find(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Proof | None:
@@ -91,9 +92,9 @@ class Prover:
         if carry.spec.probe is None:
             return None
         key = self.key(carry, paths, absorbed=absorbed)
-        recorded = read_proof(carry.folder)
-        if recorded is not None and recorded.key == key and recorded.carry == carry.name:
-            return recorded
+        for recorded in read_proofs(carry.folder):
+            if (recorded.key, recorded.carry) == (key, carry.name):
+                return recorded
         return self.store.find_record_as(Proof, _KIND, key)
 
     def prove(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Proof:
@@ -104,6 +105,7 @@ class Prover:
         Raises:
             ConfigError: the carry has no probe.
         """
+        carry = carry.at(self.version)
         spec, probe = carry.spec.probe, carry.probe_path
         if spec is None or probe is None:
             raise ConfigError(

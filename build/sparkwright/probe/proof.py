@@ -1,9 +1,9 @@
 """The record of a proof, and its key.
 
-A proof is kept beside its carry as ``proof.json``. Its key is a digest of the probe, of the harness
-that ran it, and of both forms of every file of upstream's that it touches: the files that the carry
-changes and the modules that the probe names in its imports. When any of them differs, the
-proof does not count and is made again.
+A proof is kept beside its carry as ``proofs/VERSION.json``, one for each release. Its key is a digest of
+the probe, of the harness that ran it, and of both forms of every file of upstream's that it touches: the
+files that the carry changes and the modules that the probe names in its imports. When any of them differs,
+the proof does not count and is made again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROOF_FORMAT = 1
-_FILE = "proof.json"
+_FOLDER = "proofs"
 
 
 class ProbeVerdict(StrEnum):
@@ -140,17 +140,33 @@ def named_modules(probe: bytes, package: str, known: Container[str]) -> set[str]
     return paths
 
 
-def read_proof(folder: Path) -> Proof | None:
-    """Return the proof recorded in a carry's *folder*, or `None`.
+def read_proofs(folder: Path) -> tuple[Proof, ...]:
+    """Return the proofs recorded in a carry's *folder*, one a release, by the names of their files.
+
+    Raises:
+        ConfigError: a file is damaged.
+    """
+    return tuple(_read(path) for path in sorted((folder / _FOLDER).glob("*.json")))
+
+
+def read_proof(folder: Path, version: str) -> Proof | None:
+    """Return the proof on upstream *version* that is recorded in a carry's *folder*, or `None`.
 
     Raises:
         ConfigError: the file is damaged.
     """
-    path = folder / _FILE
+    path = folder / proof_file(version)
+    return _read(path) if path.is_file() else None
+
+
+def proof_file(version: str) -> str:
+    """Return the path of the proof on upstream *version*, relative to the carry's folder."""
+    return f"{_FOLDER}/{version}.json"
+
+
+def _read(path: Path) -> Proof:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Proof)
-    except FileNotFoundError:
-        return None
     except msgspec.MsgspecError as error:
         raise ConfigError(
             f"{path} is not a recorded proof",
@@ -159,10 +175,11 @@ def read_proof(folder: Path) -> Proof | None:
         ) from error
 
 
-def write_proof(folder: Path, proof: Proof) -> Path:
-    """Record *proof* in a carry's *folder*; equal proofs give equal bytes."""
-    path = folder / _FILE
+def write_proof(folder: Path, proof: Proof, version: str) -> Path:
+    """Record *proof*, on upstream *version*, in a carry's *folder*; equal proofs give equal bytes."""
+    path = folder / proof_file(version)
     text = json.dumps(to_builtins(proof), indent=1, ensure_ascii=False) + "\n"
     with storing(f"recording the proof of {proof.carry}"):
+        path.parent.mkdir(exist_ok=True)
         write_atomically(path, text.encode())
     return path

@@ -97,9 +97,11 @@ class ProbeJudge:
         """The settings of the carry that the probe belongs to; modest ones for a probe of none."""
         folder = self.file.parent
         if (folder / "carry.toml").is_file():
-            spec = load_carry(folder).spec.probe
-            if spec is not None and spec.file == self.file.name:
-                return spec
+            carry = load_carry(folder)
+            later = carry.spec.probe.later if carry.spec.probe is not None else ()
+            for one in (carry, *(carry.at(probe.release) for probe in later)):
+                if one.probe_path == self.file and one.spec.probe is not None:
+                    return one.spec.probe
         return ProbeSpec(file=self.file.name, seconds=_PROBE_SECONDS, memory_mib=_PROBE_MIB)
 
     @cached_property

@@ -255,7 +255,7 @@ class TestNative:
         ran = compiling.call("carry", "prove", "card", "--kernels", "native", "--offline")
         assert ran.status == 41, ran.said
         assert "card: its probe could not run" in ran.err
-        assert not (folder / "proof.json").exists()
+        assert not (folder / "proofs").exists()
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ class TestAbsorbed:
             assert "align" in ran.err
             assert "equal-tree" in ran.err
             assert not moved.wheels
-        assert not (probe.parent / "proof.json").exists()
+        assert not (probe.parent / "proofs").exists()
         probe.write_text(healthy)
         moved.good("wheel")
 

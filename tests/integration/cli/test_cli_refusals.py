@@ -63,7 +63,7 @@ class TestProofs:
         prove = world.call("carry", "prove")
         assert prove.status == 40
         assert "clamp refuted" in prove.err
-        assert not (world.root / "carries" / "clamp" / "proof.json").exists()
+        assert not (world.root / "carries" / "clamp" / "proofs").exists()
 
     def test_what_is_told_of_a_refuted_carry_is_found_on_the_tree_with_it(self, world: World) -> None:
         probe = CLAMP_PROBE.replace('"clamp(99) is not 10"', 'f"clamp(99) is {clamp(99)}"')

@@ -125,7 +125,7 @@ def test_the_wheel_says_what_it_is_made_of(world: World) -> None:
         ("clamp", "applied"),
         ("align", "applied"),
     ]
-    recorded = json.loads((world.root / "carries" / "clamp" / "proof.json").read_text())
+    recorded = json.loads((world.root / "carries" / "clamp" / "proofs" / "1.2.0.json").read_text())
     assert carries[0]["proof"]["key"] == recorded["key"]
     assert carries[0]["proof"]["verdict"] == "proved"
     providers = {entry["member"]: entry["provider"] for entry in ours(world, "providers.json")}
@@ -168,15 +168,16 @@ class TestRecordedProofs:
         assert proved.steps()["prove align"] == "found"
 
     def test_a_damaged_one_is_named(self, proved: World) -> None:
-        (proved.root / "carries" / "clamp" / "proof.json").write_text("{}")
+        (proved.root / "carries" / "clamp" / "proofs" / "1.2.0.json").write_text("{}")
         ran = proved.call("wheel")
         assert ran.status == 10
-        assert "proof.json is not a recorded proof" in ran.err
+        assert "proofs/1.2.0.json is not a recorded proof" in ran.err
         assert "sparkwright carry prove" in ran.err
 
     def test_one_of_another_carry_counts_for_nothing(self, proved: World) -> None:
         carries = proved.root / "carries"
-        (carries / "clamp" / "proof.json").write_bytes((carries / "align" / "proof.json").read_bytes())
+        other = (carries / "align" / "proofs" / "1.2.0.json").read_bytes()
+        (carries / "clamp" / "proofs" / "1.2.0.json").write_bytes(other)
         seed_environment(proved.store, requirements())
         proved.good("wheel")
         assert proved.steps()["prove clamp"] == "made"
@@ -185,7 +186,7 @@ class TestRecordedProofs:
 def test_proving_twice_records_the_same_bytes(world: World) -> None:
     ran = world.good("carry", "prove")
     assert ran.out.count("proved") == 2
-    proofs = {path: path.read_bytes() for path in world.root.glob("carries/*/proof.json")}
+    proofs = {path: path.read_bytes() for path in world.root.glob("carries/*/proofs/*.json")}
     assert len(proofs) == 2
     world.new_store("another store")
     world.good("carry", "prove", "clamp")
