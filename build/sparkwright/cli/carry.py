@@ -107,7 +107,7 @@ def new(
         return
     click.echo(f"made     {carry.folder}")
     click.echo(f"next     complete {carry.folder / 'carry.toml'}, write {carry.folder / 'probe.py'},")
-    click.echo(f"         and add {carry.name!r} to patchsets/{target.patchset}.toml")
+    click.echo(f"         and add {carry.name!r} to {session.checkout.patchset_path(target.patchset)}")
 
 
 def _repository(session: Session, named: str) -> str:

@@ -242,6 +242,7 @@ def make_job(checkout: Checkout, store: Store, repository: Repository, options: 
 @contextlib.contextmanager
 def open_job(root: Path, options: BuildOptions | None = None) -> Iterator[Job]:
     """Open the checkout that *root* is in and the user's store, and return the job; see `make_job`."""
-    checkout, store = open_checkout(root), open_store()
+    options = options or BuildOptions()
+    checkout, store = open_checkout(root, options.series, options.patchset), open_store()
     with contextlib.closing(open_repository(store.git)) as repository:
-        yield make_job(checkout, store, repository, options or BuildOptions())
+        yield make_job(checkout, store, repository, options)
