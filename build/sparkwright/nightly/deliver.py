@@ -20,7 +20,7 @@ from sparkwright.nightly.messages import BASE_TRAILER
 from sparkwright.nightly.model import NightVerdict
 from sparkwright.nightly.page import render_html
 from sparkwright.nightly.propose import Proposal, Proposer
-from sparkwright.pipeline.proofs import find_proof
+from sparkwright.pipeline.trial import find_proof
 from sparkwright.store import storing, write_atomically
 
 if TYPE_CHECKING:

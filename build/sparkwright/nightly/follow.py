@@ -34,7 +34,7 @@ from sparkwright.nightly.model import (
 from sparkwright.nightly.moves import arch_moves, pin_moves
 from sparkwright.nightly.reach import Reach
 from sparkwright.nightly.state import holds, red_since
-from sparkwright.pipeline.proofs import find_proof
+from sparkwright.pipeline.trial import find_proof
 
 if TYPE_CHECKING:
     from pathlib import Path

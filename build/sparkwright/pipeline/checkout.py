@@ -19,8 +19,10 @@ from sparkwright.carries.patchset import BuildSpec, load_patchset, make_build_sp
 from sparkwright.lock import Lock, read_lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    from sparkwright.carries import Carry
 
 LOCK_NAME = "upstream.lock"
 PATCHSETS = "patchsets"
@@ -72,7 +74,7 @@ class Checkout:
         """Return the build spec of the lock and *patchset*, by default the series' own.
 
         Raises:
-            ConfigError: the patchset is another series' own.
+            ConfigError: the patchset is another series' own, or has a probe that no release reaches.
         """
         name = patchset or self.patchset_path().stem
         series = load_patchset(self.patchsets, name).series
@@ -82,7 +84,28 @@ class Checkout:
                 because=f"it is the patchset of series {series}",
                 next_step=f"--series {series}, or a patchset without a series",
             )
-        return make_build_spec(self.root, self.lock, name, arch=arch)
+        spec = make_build_spec(self.root, self.lock, name, arch=arch)
+        self._require_reached(spec.carries)
+        return spec
+
+    def _require_reached(self, carries: Iterable[Carry]) -> None:
+        """Refuse a probe for a later release than any revision of its carry, and than the pin of any series.
+
+        It would never run, and what it was written for would go unnoticed.
+        """
+        for carry in carries:
+            later = carry.spec.probe.later if carry.spec.probe is not None else ()
+            newest = max((Version(one.release) for one in later), default=None)
+            if newest is None or newest <= Version(self.lock.release.version):
+                continue
+            revisions = [Version(one.release) for one in carry.spec.revision]
+            pins = [Version(lock.release.version) for lock in self.locks()]
+            if newest > max([*revisions, *pins]):
+                raise ConfigError(
+                    f"carry {carry.name} has a probe for {newest} without a revision",
+                    because=f"no revision of it and no series' pin is of {newest} or later",
+                    next_step=f"write a revision for {newest}, pin it in a series, or remove the probe",
+                )
 
     def of(self, patchset: str) -> Checkout:
         """Return the checkout by the series whose own *patchset* is; this one for any other patchset."""
@@ -129,6 +152,17 @@ def series_names(root: Path) -> tuple[str, ...]:
     """Return the series that the checkout at *root* has a lock of, the default one first."""
     first = series_of(read_lock(root / LOCK_NAME))
     return (first, *(name for name in _stems(root, "lock") if name != first))
+
+
+def pinned_by(checkout: Checkout, version: str) -> frozenset[str]:
+    """Return names of the carries in the patchsets of those other series that pin the release *version*."""
+    others = (
+        _of_series(checkout.root, series)
+        for series in series_names(checkout.root)
+        if series != checkout.series
+    )
+    specs = [other.build_spec() for other in others if other.lock.release.version == version]
+    return frozenset(carry.name for spec in specs for carry in spec.carries)
 
 
 def lock_name(series: str) -> str:

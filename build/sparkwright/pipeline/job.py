@@ -161,16 +161,16 @@ class Job:
             if name in wanted and pin.tree is not None and self.repository.has(pin.tree)
         }
 
-    def prover(self, report: MergeReport) -> Prover:
-        """Return the prover for the trees of *report*."""
+    def prover(self, report: MergeReport, *, pristine_alone: bool = False) -> Prover:
+        """Return the prover for the trees of *report*, or for its pristine one alone."""
         return Prover(
             self.store,
             self.repository,
             report.pristine,
-            report.tree,
+            report.pristine if pristine_alone else report.tree,
             report.version,
             offline=self.options.offline,
-            sources=report.sources,
+            sources=() if pristine_alone else report.sources,
             facilities=self.facilities,
         )
 
