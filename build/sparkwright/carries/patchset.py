@@ -156,6 +156,12 @@ class BuildSpec:
         }
 
     @property
+    def line(self) -> str:
+        """Return the name of the line of builds: the series, or ``mine@0.33`` with another patchset."""
+        series = self.lock.series
+        return self.file if series in {"", self.file} else f"{self.file}@{series}"
+
+    @property
     def digest(self) -> str:
         """Return the build spec's name, 64 hex digits."""
         return digest_of(self.describe())

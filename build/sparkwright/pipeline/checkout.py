@@ -51,6 +51,11 @@ class Checkout:
         return self.root / self.lock_name
 
     @property
+    def is_default(self) -> bool:
+        """Tell if the series is the default one."""
+        return self.lock_name == LOCK_NAME
+
+    @property
     def carries(self) -> Path:
         """The folder of the carries."""
         return self.root / "carries"

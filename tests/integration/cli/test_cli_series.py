@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 import tomlkit
-from tiny_release import make_tiny
+from tiny_release import CLAMP, make_tiny
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import (
     AbsorptionError,
     ConfigError,
     LockMismatchError,
+    NeedsPersonError,
     UnknownNameError,
     UnprovedError,
 )
@@ -46,6 +49,14 @@ def probe():
 
 def probe_of(module: str, name: str, claim: str) -> str:
     return VALUE_PROBE.format(module=module, name=name, claim=claim)
+
+
+def git(world: World, *words: str) -> str:
+    settings = ("-c", "user.name=Person", "-c", "user.email=person@localhost")
+    done = subprocess.run(
+        ["git", *settings, *words], cwd=world.root, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
 
 
 def write_patchset(world: World, series: str, carries: list[str]) -> Path:
@@ -178,6 +189,49 @@ class TestTwoSeries:
         assert [change["axis"] for change in ran.json["changes"]] == ["upstream"]
         ran = two.call("bisect", "1.5@1.2.0", "1.3@1.3.0", "--list")
         assert (ran.status, "'1.5'" in ran.err) == (UnknownNameError.exit_code, True)
+
+
+class TestNights:
+    NIGHT = ("nightly", "--history", "none", "--no-build", "--no-rehearsal", "--onto", "1.4.0", "--json")
+
+    @pytest.fixture
+    def project(self, two: World, monkeypatch: pytest.MonkeyPatch) -> World:
+        """The two series under git, and a release in which the lines of a carry have moved."""
+        monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+        two.environment["GIT_CONFIG_GLOBAL"] = os.devnull
+        (two.root / ".gitignore").write_text("/.sparkwright/\n/dist/\n")
+        git(two, "init", "--quiet", "--initial-branch=main")
+        git(two, "add", "--all")
+        git(two, "commit", "--quiet", "-m", "Begin")
+        two.offer(make_tiny("1.4.0", changes=(("vllm/clamp.py", f"# Moved down.\n\n{CLAMP}"),)))
+        return two
+
+    def test_each_series_has_nights_and_proposals_of_its_own(self, project: World) -> None:
+        for series, lock in (("1.3", "patchsets/1.3.lock"), ("1.2", "upstream.lock")):
+            ran = project.good(*self.NIGHT, "--series", series, "--propose")
+            assert (ran.json["patchset"], ran.json["pin"]) == (series, f"{series}.0")
+            (proposal,) = ran.json["proposals"]
+            assert (proposal["branch"], proposal["pins"]) == (f"sparkwright/{series}/1.4.0", True)
+            changed = git(project, "diff", "--name-only", "main", proposal["branch"]).split()
+            assert [path for path in changed if path.endswith(".lock")] == [lock]
+            assert [path for path in changed if "/proofs/" in path] == [
+                f"carries/{name}/proofs/1.4.0.json" for name in ("align", "clamp")
+            ]
+            assert 'version = "1.4.0"' in git(project, "show", f"{proposal['branch']}:{lock}")
+            assert project.good(*self.NIGHT, "--series", series).json["verdict"] == "nothing-new"
+        reports = sorted((project.root / ".sparkwright" / "nightly").glob("**/report.json"))
+        found = [json.loads(path.read_text())["night"]["patchset"] for path in reports]
+        assert sorted(found) == ["1.2", "1.3"]
+
+    def test_a_red_carry_is_searched_for_in_its_own_series(self, project: World) -> None:
+        project.offer(
+            make_tiny("1.5.0", changes=(("vllm/clamp.py", "def clamp(value):\n    return -value\n"),))
+        )
+        words = [word.replace("1.4.0", "1.5.0") for word in self.NIGHT]
+        ran = project.call(*words, "--series", "1.3")
+        assert ran.status == NeedsPersonError.exit_code
+        carries = {one["name"]: one for one in ran.json["targets"][0]["carries"]}
+        assert "--good 1.3@1.3.0 --bad 1.3@1.5.0" in carries["clamp"]["bisect-command"]
 
 
 class TestProveOnto:
