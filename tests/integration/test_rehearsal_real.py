@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.upstream]
 
 @pytest.fixture
 def job() -> Iterator[Job]:
-    with open_job(ROOT, BuildOptions(platform="x86_64")) as opened:
+    with open_job(ROOT, BuildOptions(series="0.24", platform="x86_64")) as opened:
         yield opened
 
 

@@ -25,7 +25,7 @@ from sparkwright.probe import ProbeVerdict, read_proof
 pytestmark = pytest.mark.upstream
 
 ROOT = Path(__file__).parents[2]
-CARRIES = open_checkout(ROOT).build_spec("spark").carries
+CARRIES = open_checkout(ROOT, "0.24").build_spec().carries
 PREFIXES = list(prefixes(CARRIES))
 SOURCES = sorted({carry.spec.source for carry in CARRIES if carry.spec.source is not None})
 TABLE = (ROOT / "docs" / "upstream-releases.md").read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ def last_of(part):
 @pytest.fixture(scope="module")
 def job():
     """Of native kernels, so that no carry is left out; with those sources that can be had."""
-    with open_job(ROOT, BuildOptions(kernels="native")) as job:
+    with open_job(ROOT, BuildOptions(series="0.24", kernels="native")) as job:
         gather_sources(job.spec.lock, job.access, wanted=SOURCES)
         yield job
 
@@ -93,7 +93,7 @@ def documented(release):
 
 
 def test_the_point_with_upstreams_kernels_has_no_build_carries(job):
-    upstream = job.checkout.build_spec("spark")
+    upstream = job.checkout.build_spec()
     built = [carry.name for carry in CARRIES if carry.spec.scope == "build"]
     assert list(upstream.left_out) == built == ["native-sm121a", "flash-attn-sm121a"]
     request = replace(job, spec=upstream).merge_request(job.pristine, job.spec.lock.release.version)
