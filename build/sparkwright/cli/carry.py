@@ -175,6 +175,8 @@ def _show_spec(carry: Carry) -> None:
     click.secho(printable(f"{spec.name}: {spec.title}"), bold=True)
     for heading, text in (("why", spec.why), ("symptom", spec.symptom), ("drop when", spec.drop_when)):
         click.echo(printable(f"\n{heading}\n{text.strip()}"))
+    if spec.later_releases:
+        click.echo(printable(f"\nlater releases\n{spec.later_releases.strip()}"))
     click.echo(f"\nevidence: {spec.evidence.level}")
     for text in spec.evidence.demonstrated:
         click.echo(printable(f"  shown    {text.strip()}"))

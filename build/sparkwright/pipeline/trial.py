@@ -43,9 +43,9 @@ class Trial:
         """Return the key of the proof."""
         return self.prover.key(self.carry, self.paths, absorbed=not self.in_tree)
 
-    def find(self) -> Proof | None:
-        """Return a proof that still holds, recorded or in the store; nothing is run."""
-        return self.prover.find(self.carry, self.paths, absorbed=not self.in_tree)
+    def find(self, *, recorded: bool = False) -> Proof | None:
+        """Return a proof that still holds, recorded beside the carry or else in the store; nothing is run."""
+        return self.prover.find(self.carry, self.paths, absorbed=not self.in_tree, recorded=recorded)
 
     def prove(self) -> Proof:
         """Run the probe, whatever is recorded."""
@@ -84,11 +84,18 @@ def wants_proof(report: MergeReport, carry: Carry) -> bool:
     return kind.wants_proof or (kind is OutcomeKind.SUPERSEDED and carry.spec.probe is not None)
 
 
-def evidence_of(job: Job, report: MergeReport, carry: Carry) -> Evidence:
-    """Return the word for what stands behind the outcome of *carry*; no probe is run."""
+def evidence_of(job: Job, report: MergeReport, carry: Carry, *, recorded: bool = False) -> Evidence:
+    """Return the word for what stands behind the outcome of *carry*; no probe is run.
+
+    Args:
+        job: the job.
+        report: a merge that the carry was part of.
+        carry: the carry.
+        recorded: count proofs beside the carry only, and not those in the store.
+    """
     kind = report.outcome(carry.name).kind
     trial = trial_of(job, report, carry)
-    proof = None if trial is None else trial.find()
+    proof = None if trial is None else trial.find(recorded=recorded)
     if proof is not None and proof.verdict is ProbeVerdict.NOT_NEEDED:
         return "proved" if kind in {OutcomeKind.ABSORBED, OutcomeKind.SUPERSEDED} else "not needed"
     if proof is not None and proof.verdict is ProbeVerdict.PROVED:
