@@ -31,7 +31,7 @@ REPEATING = 0.10
 """Share of answers that may end in a loop: with greedy sampling a sound model does, now and then."""
 LEAST_RIGHT = 0.60
 """Share of known facts that are right at the least. SmolLM2-135M-Instruct knows 12 of 12; rounding may cost
-it one or two of them, and taking the second most likely token each time costs 10."""
+it one or two of them, and taking the second most likely token each time costs 8."""
 
 
 @dataclass(frozen=True)
