@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import tempfile
@@ -371,6 +373,15 @@ def test_a_read_only_tree_is_removed_and_nothing_that_it_links_to_is_touched() -
         assert stat.S_IMODE(place.stat().st_mode) == 0o755
     finally:
         shutil.rmtree(place)
+
+
+def test_the_sweep_removes_a_dead_runs_sockets(tmp_path: Path) -> None:
+    left = tmp_path / "scratch" / "1-left"
+    left.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(left):  # a socket's path has to be short
+        listener.bind("ipc")
+    open_store(tmp_path)
+    assert not left.exists()
 
 
 def test_removing_what_is_missing_a_file_or_a_link_is_fine(tmp_path: Path) -> None:
