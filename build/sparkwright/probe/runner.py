@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.probe.proof import ProbeRun
 from sparkwright.probe.resource import ENVIRONMENT_NAME
 from sparkwright.probe.trees import bytecode_folder, fingerprint, forget_bytecode
+from sparkwright.store import remove_tree
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sparkwright.carries import ProbeSpec
     from sparkwright.probe.resource import ProbeInput
@@ -87,7 +89,7 @@ def run_probe(
     """
     before = fingerprint(tree)
     forget_bytecode(store, probe.parent)
-    with store.scratch() as scratch:
+    with store.scratch() as scratch, _no_bytecode(store, scratch):
         report = scratch / "report.json"
         command: list[str | Path] = [
             python,
@@ -129,6 +131,15 @@ def run_probe(
         return _error("it wrote to the tree under test")
     run = ProbeRun(verdict=found.verdict, message=_short(found.message, tree))
     return ProbeReport(run, frozenset(found.loaded), found.seconds)
+
+
+@contextlib.contextmanager
+def _no_bytecode(store: Store, scratch: Path) -> Iterator[None]:
+    """Remove the bytecode of modules in *scratch* after the block: no other run has a folder of that name."""
+    try:
+        yield
+    finally:
+        remove_tree(store.bytecode_of(scratch))
 
 
 def _importable(scratch: Path, version: str, helpers: Sequence[Path]) -> Path:

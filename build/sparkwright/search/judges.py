@@ -67,7 +67,7 @@ class JudgeOptions:
         timeout_s: the most seconds of one run of a command.
         build_wheel: build the wheel of each candidate for a command that does not mention ``{wheel}``.
         inverted: the start is the bad end, so that a metric's baseline is the end.
-        stop: set when the user interrupts.
+        stop: set when the search ends, by an answer or an interrupt.
     """
 
     timeout_s: float = 3600.0
@@ -284,6 +284,8 @@ class CommandSampler:
         try:
             status, output, log = self.command.run(self.command.realiser.candidate(applied), folder)
         except LimitsExceeded as error:
+            if self.command.options.stop.is_set():
+                raise KeyboardInterrupt from error
             raise UntestableError(str(error)) from error
         if status == _UNTESTABLE:
             raise UntestableError(output.strip().rpartition("\n")[2] or "the command exited with 125")
