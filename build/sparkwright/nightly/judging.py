@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sparkwright.base.events import emit
 from sparkwright.merge import OutcomeKind
 from sparkwright.nightly.model import Judgement
 from sparkwright.nightly.reach import Reach, reach_lost
-from sparkwright.probe import ProbeVerdict, Prover
+from sparkwright.probe import ProbeVerdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sparkwright.carries import Carry
     from sparkwright.merge import MergeReport, Outcome
     from sparkwright.pipeline import Job
-    from sparkwright.probe import Proof
+    from sparkwright.probe import Proof, Prover
 
 _MERGED = {
     ProbeVerdict.PROVED: Judgement.NEEDED,
@@ -54,9 +54,20 @@ class Judge:
     report: MergeReport
     pin: Reach
     _target: Reach = field(init=False)
+    _begun: dict[str, Callable[[], Proof]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._target = Reach(self.job.repository, self.report.pristine)
+
+    def begin(self, carry: Carry, touched: Sequence[str]) -> None:
+        """Start the probe that `judge` of *carry* needs, where it needs one and the job has a pool."""
+        outcome = self.report.outcome(carry.name)
+        declared = outcome.kind in {OutcomeKind.SUPERSEDED, OutcomeKind.LEFT_OUT}
+        if self.job.pool is None or declared or carry.spec.probe is None:
+            return
+        prover, paths, absorbed = self._asked(outcome, touched)
+        if prover.find(carry, paths, absorbed=absorbed) is None:
+            self._begun[carry.name] = prover.begin(carry, paths, absorbed=absorbed)
 
     def judge(self, carry: Carry, touched: Sequence[str]) -> Judged:
         """Return the judgement on *carry*, which would change the files *touched*.
@@ -78,7 +89,7 @@ class Judge:
         if outcome.kind.blocks_build:
             return self._unmerged(carry, touched)
         absorbed = outcome.kind is OutcomeKind.ABSORBED
-        proof = _proof(self.job.prover(self.report), carry, outcome.proof_paths, absorbed=absorbed)
+        proof = self._proof(carry, outcome, touched)
         judgement = (_ABSORBED if absorbed else _MERGED)[proof.verdict]
         if judgement is Judgement.NEEDED:
             why = reach_lost(carry, outcome.paths, self.pin, self._target, self.report.tree)
@@ -88,28 +99,29 @@ class Judge:
 
     def _unmerged(self, carry: Carry, touched: Sequence[str]) -> Judged:
         """Judge a carry that is in no tree by its probe on the pristine one: the defect may be gone."""
-        pristine = self.report.pristine
-        prover = Prover(
-            self.job.store,
-            self.job.repository,
-            pristine,
-            pristine,
-            self.report.version,
-            offline=self.job.options.offline,
-            facilities=self.job.facilities,
-        )
-        left = self.job.repository.files(pristine, touched)
-        proof = _proof(prover, carry, sorted(left), absorbed=True)
+        proof = self._proof(carry, self.report.outcome(carry.name), touched)
+        left = self.job.repository.files(self.report.pristine, touched)
         if proof.verdict is ProbeVerdict.NOT_NEEDED and left:
             return Judged(Judgement.NOT_NEEDED, "its probe passes on the pristine tree")
         if proof.verdict is ProbeVerdict.BROKEN:
             return Judged(Judgement.CONFLICT, f"the probe cannot run there either: {told(proof)}")
         return Judged(Judgement.CONFLICT, f"the defect is still there: {told(proof)}")
 
+    def _asked(self, outcome: Outcome, touched: Sequence[str]) -> tuple[Prover, Sequence[str], bool]:
+        """Return the prover for *outcome*, the files that the proof hangs on, and if it is absorbed."""
+        prover = self.job.prover(self.report)
+        if not outcome.kind.blocks_build:
+            return prover, outcome.proof_paths, outcome.kind is OutcomeKind.ABSORBED
+        pristine = self.report.pristine
+        left = self.job.repository.files(pristine, touched)
+        return replace(prover, merged=pristine, sources=()), sorted(left), True
 
-def _proof(prover: Prover, carry: Carry, paths: Sequence[str], *, absorbed: bool) -> Proof:
-    found = prover.find(carry, paths, absorbed=absorbed)
-    return prover.prove(carry, paths, absorbed=absorbed) if found is None else found
+    def _proof(self, carry: Carry, outcome: Outcome, touched: Sequence[str]) -> Proof:
+        if (begun := self._begun.pop(carry.name, None)) is not None:
+            return begun()
+        prover, paths, absorbed = self._asked(outcome, touched)
+        found = prover.find(carry, paths, absorbed=absorbed)
+        return prover.prove(carry, paths, absorbed=absorbed) if found is None else found
 
 
 def told(proof: Proof) -> str:
