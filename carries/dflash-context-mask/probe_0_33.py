@@ -20,8 +20,8 @@ from typing import Any, cast
 import numpy as np
 import probe as first
 import torch
-from probekit import expect
 from probe import BLOCK, COLUMNS, QUERIES, Case, Request, Result, per_request, unset
+from probekit import expect
 from vllm.v1.spec_decode.utils import PADDING_SLOT_ID
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.spec_decode.dflash import speculator

@@ -10,7 +10,7 @@ queries run in each. A drafter whose longest sequence is shorter than the target
 steps end there, too; a step without drafts, which 0.33.0 knows, is stored as well.
 """
 
-# ruff: noqa: SLF001 - the speculator's own state
+
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def command(session: Session, *, words: tuple[str, ...], target: TargetOptions, 
             return
         folder = _folder(session, _identity(search.problem))
         search.realiser.require_as_recorded()
-        result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs)
+        result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs, stop=search.stop)
     _finish(session, folder, search.problem, result)
 
 

@@ -20,6 +20,7 @@ from sparkwright.search.specs import Resolver, restricted
 from sparkwright.upstream import open_source
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -77,6 +78,7 @@ class Search:
     problem: SearchProblem
     judge: CandidateJudge
     realiser: Realiser
+    stop: threading.Event
 
     @property
     def difference(self) -> SpecDifference:
@@ -117,7 +119,7 @@ def open_search(
         try:
             judge = make_judge(options.judge, realiser, judging)
             problem = _problem(found, judge, options)
-            yield Search(problem, AnyFailure(judge) if options.any_failure else judge, realiser)
+            yield Search(problem, AnyFailure(judge) if options.any_failure else judge, realiser, judging.stop)
         finally:
             judging.stop.set()
             realiser.close()

@@ -334,3 +334,10 @@ def test_the_commit_at_which_a_carry_stops_merging_is_named(world: World) -> Non
     assert culprits(ran) == [ids[14][:12]]
     assert "clamp" in ran.json["calibration"]["signature"]
     assert len(ran.json["steps"]) <= 2 + 5
+    # The engine merges the ends; between them, the carries' files alone do, and fail by the same signature.
+    logs = [json.loads(path.read_bytes()) for path in world.root.glob(".sparkwright/bisect/*/*/*/merge.json")]
+    trees = {upstream.git("rev-parse", f"{end}^{{tree}}") for end in (ids[0], ids[-1])}
+    assert {log["pristine"] for log in logs if log["commit"]} == trees
+    assert len([log for log in logs if not log["commit"]]) == len(logs) - 2 >= 3
+    found = {log["outcomes"][0]["kind"]: tuple(log["outcomes"][0]["conflicts"]) for log in logs}
+    assert found == {"applied": (), "conflict": ("vllm/clamp.py",)}
