@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.base.errors import UnknownNameError
+from sparkwright.base.errors import ConfigError
 from sparkwright.search.metric import UntestableError
 from sparkwright.verify.model import Verdict
 
@@ -79,11 +79,11 @@ def parse_figure(text: str) -> NamedFigure:
     """Return the figure that *text* names, such as ``ttft-ms@8``.
 
     Raises:
-        UnknownNameError: it names none.
+        ConfigError: it names none.
     """
     found = _FORM.fullmatch(text)
     if found is None or found[1] not in FIGURES:
-        raise UnknownNameError(
+        raise ConfigError(
             f"there is no figure {text!r}",
             because="a metric without a command is NAME@CONCURRENCY, such as decode-tok-s@1",
             next_step=f"take one of {', '.join(FIGURES)}, or give a command behind --",
