@@ -1,4 +1,4 @@
-"""``sparkwright bisect`` with servers: over a real ssh to a real sshd, and rehearsed; the simulator is served."""
+"""``sparkwright bisect`` with servers over a real ssh, and rehearsed: the simulator is served."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MACHINE = platform.machine()
 METRIC = "metric decode-tok-s@1 --worse-by 5%"
+TIMED = {"speed": 4, "requests": 3, "tokens": 24}
 
 
 @pytest.fixture
@@ -45,11 +46,13 @@ def reachable(world: World, sshd: Sshd) -> World:
     return world
 
 
-def plant(world: World, fault: str) -> None:
-    """Commit two harmless carries, and between them one that gives the server *fault*."""
-    harmless(world, 1)
+def plant(world: World, fault: str, *, alone: bool = False) -> None:
+    """Commit a carry that gives the server *fault*, between two harmless ones unless it is *alone*."""
+    if not alone:
+        harmless(world, 1)
     world.carry("culprit", dict(fault_file(fault)))
-    harmless(world, 2)
+    if not alone:
+        harmless(world, 2)
     commit(world, "bad")
 
 
@@ -112,8 +115,8 @@ def test_an_unreachable_target_stops_the_search_without_a_verdict(
 
 @pytest.mark.slow
 def test_a_slowdown_of_5_percent_is_named(reachable: World, sshd: Sshd) -> None:
-    plant(reachable, "slow=1.08")
-    ran = reachable.good(*words(reachable, sshd, METRIC, speed=4))
+    plant(reachable, "slow=1.08", alone=True)
+    ran = reachable.good(*words(reachable, sshd, METRIC, **TIMED))
     assert culprits(ran) == ["culprit:added"]
     values = [step["evaluation"]["value"] for step in ran.json["steps"] if step["verdict"] == "bad"]
     assert values
@@ -122,8 +125,8 @@ def test_a_slowdown_of_5_percent_is_named(reachable: World, sshd: Sshd) -> None:
 
 @pytest.mark.slow
 def test_a_healthy_pair_names_no_culprit(reachable: World, sshd: Sshd) -> None:
-    plant(reachable, "")
-    ran = reachable.call(*words(reachable, sshd, METRIC, speed=4))
+    plant(reachable, "slow=1", alone=True)
+    ran = reachable.call(*words(reachable, sshd, METRIC, **TIMED))
     assert ran.status == BisectionError.exit_code
 
 
