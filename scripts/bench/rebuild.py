@@ -90,7 +90,7 @@ def plant(root: Path) -> None:
         'runner = "both"\nrequires = []\nwhy = "to be found"\nsymptom = "none"\ndrop-when = "never"\n'
         '[evidence]\nlevel = "cpu"\ndemonstrated = []\nclaimed = []\n'
         f'[[revision]]\nrelease = "{version}"\npatch = "{version}.patch"\n'
-        f'sdist-sha256 = "{lock.sdist.sha256}"\n'
+        f'sdist-sha256 = "{lock.required_sdist().sha256}"\n'
     )
 
 
@@ -139,7 +139,7 @@ def build_and_look(root: Path) -> int:
     lock, store = open_checkout(root).lock, open_store()
     with tempfile.TemporaryDirectory(dir=store.home.parent) as scratch:
         clean = open_store(Path(scratch, "store"))
-        for artifact in (lock.sdist, lock.wheel("aarch64")):
+        for artifact in (lock.required_sdist(), lock.wheel("aarch64")):
             clean.adopt_file(store.link(artifact.sha256, Path(scratch, artifact.filename)), artifact.sha256)
         unproved = [f"--allow-unproved={name}" for name in carries_of(root)]
         words = ("wheel", "--quiet", "--offline", *unproved, "--out", str(Path(scratch, "dist")))
