@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,7 @@ from sparkwright.lock.bump import rewrite
 from sparkwright.pipeline.checkout import LOCK_NAME
 from sparkwright.pipeline.pins import pin_of
 from sparkwright.store import write_atomically
-from sparkwright.upstream import Access, gather, gather_commit, gather_cuda, propose, read_settings
+from sparkwright.upstream import Access, gather, gather_commit, gather_cuda, read_settings
 
 if TYPE_CHECKING:
     from sparkwright.lock import Bumped
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 @click.group("lock")
 def command() -> None:
     """Check upstream.lock against the release itself, or move it to another release or commit."""
+
+
+def lock_path(session: Session) -> Path:
+    """Return the path of the lock that these commands read and write."""
+    return session.checkout.root / LOCK_NAME
 
 
 def _access(session: Session) -> Access:
@@ -105,7 +111,7 @@ def pin(session: Session, *, target: str, write: bool, source: str, machines: tu
     native inputs.
     """
     lock = pin_of(session.checkout, _access(session), target, source=source, machines=machines)
-    path = session.checkout.root / LOCK_NAME
+    path = lock_path(session)
     bumped = rewrite(path.read_text(encoding="utf-8"), lock)
     if write:
         write_atomically(path, bumped.text.encode())
@@ -122,7 +128,11 @@ def pin(session: Session, *, target: str, write: bool, source: str, machines: tu
 
 
 def _described(bumped: Bumped) -> dict[str, Any]:
-    return {"changes": [change._asdict() for change in bumped.changes], "notes": list(bumped.notes)}
+    return {
+        "changes": [change._asdict() for change in bumped.changes],
+        "notes": list(bumped.notes),
+        "decisions": [decision._asdict() for decision in bumped.decisions],
+    }
 
 
 def _show_changes(bumped: Bumped) -> None:
@@ -135,18 +145,43 @@ def _show_changes(bumped: Bumped) -> None:
 
 @command.command("bump")
 @click.argument("version")
+@click.option(
+    "--copy",
+    "copies",
+    metavar="NAME=FOLDER",
+    multiple=True,
+    help="Take the tree of a dependency's source from here: a git repository that has the pinned commit, or its "
+    "files; may be repeated.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
 @common_options
 @run_in_session
-def bump(session: Session, *, version: str, dry_run: bool) -> None:
-    """Move upstream.lock to VERSION, with the values of that release; comments and order stay."""
-    path = session.checkout.root / LOCK_NAME
-    bumped = propose(_access(session), path.read_text(encoding="utf-8"), version)
+def bump(session: Session, *, version: str, copies: tuple[str, ...], dry_run: bool) -> None:
+    """Move upstream.lock to VERSION, [native] included; comments and order stay.
+
+    Toolkit packages follow from torch's own pins, sources and extensions from the release's CMake files.
+    What a person has to decide is listed, with the command that shows why. Nothing is written on an error.
+    """
+    from sparkwright.pipeline.moves import move_lock
+
+    path = lock_path(session)
+    text = path.read_text(encoding="utf-8")
+    bumped = move_lock(_access(session), text, version, copies=dict(map(_named_folder, copies)))
     if not dry_run:
         write_atomically(path, bumped.text.encode())
     if session.as_json:
         print_json(_described(bumped))
         return
     _show_changes(bumped)
+    for decision in bumped.decisions:
+        click.echo(f"decide   {decision.key}: {decision.why}")
+        click.echo(f"         {decision.command}")
     click.echo(f"{'would write' if dry_run else 'wrote'}    {path}")
     click.echo("next     sparkwright lock check, then sparkwright merge")
+
+
+def _named_folder(text: str) -> tuple[str, Path]:
+    name, found, folder = text.partition("=")
+    if not found or not Path(folder).is_dir():
+        raise click.BadParameter(f"{text!r} is not NAME=FOLDER with a folder that exists", param_hint="--copy")
+    return name, Path(folder)
