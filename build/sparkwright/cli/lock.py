@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from sparkwright.base.config import to_builtins
+from sparkwright.cli.options import tree_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
+from sparkwright.lock import require_native
 from sparkwright.lock.bump import rewrite
 from sparkwright.pipeline.checkout import LOCK_NAME
 from sparkwright.pipeline.pins import pin_of
@@ -20,6 +24,7 @@ from sparkwright.upstream import Access, gather, gather_commit, gather_cuda, rea
 
 if TYPE_CHECKING:
     from sparkwright.lock import Bumped
+    from sparkwright.pipeline.options import TargetOptions
 
 
 @click.group("lock")
@@ -143,6 +148,26 @@ def _show_changes(bumped: Bumped) -> None:
         click.echo(f"note     {note}")
 
 
+@command.command("learn")
+@click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
+@tree_options
+@common_options
+@run_in_session
+def learn_command(session: Session, *, dry_run: bool, target: TargetOptions) -> None:
+    """Write [native.binaries] and [native.costs] of upstream.lock, from what was compiled for it.
+
+    Run it after `sparkwright wheel --kernels native`, on the machine that compiled: cubins are read from the
+    ELF files, costs from the store. Nothing is compiled.
+    """
+    from sparkwright.pipeline.learning import learn
+
+    path, lock = lock_path(session), session.checkout.lock
+    require_native(lock)
+    native, decisions = learn(session.job(replace(target, kernels="native")))
+    bumped = rewrite(path.read_text(encoding="utf-8"), structs.replace(lock, native=native))
+    _report(session, replace(bumped, decisions=decisions), path, dry_run=dry_run)
+
+
 @command.command("bump")
 @click.argument("version")
 @click.option(
@@ -150,8 +175,8 @@ def _show_changes(bumped: Bumped) -> None:
     "copies",
     metavar="NAME=FOLDER",
     multiple=True,
-    help="Take the tree of a dependency's source from here: a git repository that has the pinned commit, or its "
-    "files; may be repeated.",
+    help="Take the tree of a dependency's source from here: a git repository that has the pinned "
+    "commit, or its files; may be repeated.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
 @common_options
@@ -167,6 +192,11 @@ def bump(session: Session, *, version: str, copies: tuple[str, ...], dry_run: bo
     path = lock_path(session)
     text = path.read_text(encoding="utf-8")
     bumped = move_lock(_access(session), text, version, copies=dict(map(_named_folder, copies)))
+    _report(session, bumped, path, dry_run=dry_run)
+
+
+def _report(session: Session, bumped: Bumped, path: Path, *, dry_run: bool) -> None:
+    """Write the new lock unless this is a *dry_run*, and show what changed and what is left to decide."""
     if not dry_run:
         write_atomically(path, bumped.text.encode())
     if session.as_json:
@@ -183,5 +213,7 @@ def bump(session: Session, *, version: str, copies: tuple[str, ...], dry_run: bo
 def _named_folder(text: str) -> tuple[str, Path]:
     name, found, folder = text.partition("=")
     if not found or not Path(folder).is_dir():
-        raise click.BadParameter(f"{text!r} is not NAME=FOLDER with a folder that exists", param_hint="--copy")
+        raise click.BadParameter(
+            f"{text!r} is not NAME=FOLDER with a folder that exists", param_hint="--copy"
+        )
     return name, Path(folder)

@@ -189,7 +189,7 @@ def _merge(table: Any, values: Mapping[str, Any]) -> None:
 
 def _is_package(value: Mapping[str, Any]) -> bool:
     """Tell if *value* is written on one line, as files of the package index are."""
-    return "filename" in value or all(isinstance(count, int) for count in value.values()) and bool(value)
+    return "filename" in value or (all(isinstance(count, int) for count in value.values()) and bool(value))
 
 
 def _inline(value: Mapping[str, Any]) -> Any:
@@ -245,6 +245,11 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
             f"wheels.{name} is that of commit {wheel.commit}, which has the same native inputs"
             for name, wheel in new.wheels.items()
             if wheel.commit not in {None, new.release.commit}
+        ),
+        *(
+            f"wheels.{name} was built from {wheel.built_from}, and the sdist from {new.release.commit[:9]}"
+            for name, wheel in new.wheels.items()
+            if wheel.built_from
         ),
         *_native_notes(new),
         *_rehearsal_notes(new),

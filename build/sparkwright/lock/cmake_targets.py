@@ -6,6 +6,7 @@ what is compiled for ROCm or the CPU alone is skipped.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -70,7 +71,7 @@ def listed_files(name: str, text: str) -> tuple[str, ...]:
 def _extensions(path: str, text: str) -> Iterator[CMakeExtension]:
     for call in _EXTENSION.finditer(text):
         name, *arguments = call[1].replace('"', " ").split() or [""]
-        values = dict(zip(arguments, arguments[1:], strict=False))
+        values = dict(itertools.pairwise(arguments))
         if "$" not in name and "DESTINATION" in values:
             yield CMakeExtension(
                 name=name,

@@ -123,9 +123,10 @@ def require_folders(package: Package, names: Iterable[str]) -> None:
         wanted = _is_wanted(structs.replace(package, folders=(folder,)))
         if not any(wanted(name) for name in names):
             raise LockMismatchError(
-                f"{package.filename} has no {folder}", because="its files have moved since the pinned version",
-                next_step=f"look into it, and write its folders into upstream.lock: unzip -l {package.filename}",
-            )  # fmt: skip
+                f"{package.filename} has no {folder}",
+                because="its files have moved since the pinned version",
+                next_step=f"list them with unzip -l {package.filename}, and correct upstream.lock",
+            )
 
 
 def _blob_digest(size: int) -> hashlib._Hash:

@@ -233,9 +233,7 @@ def _from_git(access: Access, source: _Wanted) -> SourceTree:
         raise _UnavailableError("the lock names no git repository for it")
     if access.settings.offline and not address.startswith("file://"):
         raise NotInStoreError(f"{source.name} is not in the store", because="the network is off")
-    tree = _import(
-        access.repository, read_revision(access, address, source.pin.ref, source.pin.paths).files
-    )
+    tree = _import(access.repository, read_revision(access, address, source.pin.ref, source.pin.paths).files)
     return _verified(access, source, tree, f"{address} at {source.pin.ref[:12]}")
 
 
@@ -253,7 +251,7 @@ class Revision:
 
 
 def read_revision(access: Access, address: str, ref: str, paths: Iterable[str]) -> Revision:
-    """Return *paths* of the commit or tag *ref* at *address*: of its files only these, if its server allows it.
+    """Return *paths* of the commit or tag *ref* at *address*; only these are transferred, if possible.
 
     Raises:
         FetchError, RefError: the remote did not answer, or has no such commit or tag.

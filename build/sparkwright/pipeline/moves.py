@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from sparkwright.upstream import Access
 
 
-def move_lock(
-    access: Access, text: str, version: str, *, copies: Mapping[str, Path] | None = None
-) -> Bumped:
+def move_lock(access: Access, text: str, version: str, *, copies: Mapping[str, Path] | None = None) -> Bumped:
     """Return the lock *text* moved to the release *version*; nothing is written but the store.
 
     Args:
@@ -80,7 +78,9 @@ def _dropped(
         unread = [path for path in _naming(member, python) if path not in entry.named_by]
         if member not in after:
             yield Decision(
-                f"native.drop.{member}", "the wheel has no such binary any more", f"grep -rn {_stem(member)} vllm"
+                f"native.drop.{member}",
+                "the wheel has no such binary any more",
+                f"grep -rn {_stem(member)} vllm",
             )
         elif unread:
             yield Decision(
@@ -95,8 +95,8 @@ def _dropped(
             naming = ", ".join(_naming(member, python)) or "no Python file"
             yield Decision(
                 f"native.drop.{member}",
-                f"new, and none of its {tally.total} kernels runs on {native.arch}: it stays until an entry says "
-                f"why the wheel works without it; {naming} names it",
+                f"new, and none of its {tally.total} kernels runs on {native.arch}: it stays until an "
+                f"entry says why the wheel works without it; {naming} names it",
                 f"grep -rnw {_stem(member)} vllm",
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from sparkwright.lock.native import Binary
 from sparkwright.native.inspection import (
     KernelClass,
     Tally,
@@ -14,7 +15,6 @@ from sparkwright.native.inspection import (
     over_platform,
     unprovided,
 )
-from sparkwright.lock.native import Binary
 from sparkwright.wheel.binaries import inspect_binary, resolution_of
 from sparkwright.wheel.checks import AuditCheck, AuditSubject, judge
 from sparkwright.wheel.slim import needed_because

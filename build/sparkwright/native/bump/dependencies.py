@@ -1,4 +1,4 @@
-"""The dependencies' sources of another release: refs from its CMake files, trees from where they can be had."""
+"""The dependencies' sources of another release: refs by its CMake files, trees from any reachable origin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from sparkwright.base.events import emit, task
 from sparkwright.lock.bump import Decision
 from sparkwright.lock.cmake_targets import listed_files
 from sparkwright.lock.native import Package, SourcePin
-from sparkwright.native.sources import Revision, keep_source, packaged_tree, read_clone, read_copy, read_revision
+from sparkwright.native.sources import (
+    Revision,
+    keep_source,
+    packaged_tree,
+    read_clone,
+    read_copy,
+    read_revision,
+)
 from sparkwright.upstream.index import listing, project_of
 from sparkwright.upstream.releases import as_artifact
 
@@ -127,7 +134,9 @@ class NextSources:
             self.listings[name] = text.data.decode(errors="replace")
         gone = [path for path in pin.paths if not _has(revision, path)]
         for path in gone:
-            self._ask(name, "paths", f"git ls-tree -r --name-only {pin.ref}", f"{path} is not in {pin.ref[:12]}")
+            self._ask(
+                name, "paths", f"git ls-tree -r --name-only {pin.ref}", f"{path} is not in {pin.ref[:12]}"
+            )
         pin = structs.replace(
             pin,
             paths=tuple(path for path in pin.paths if path not in gone),
@@ -161,7 +170,10 @@ class NextSources:
             if tree == pin.tree:
                 return structs.replace(pin, package=package)
         self._ask(
-            name, "package", f"git show {pin.ref}:", f"no release of {old.package.project} has these files: from git"
+            name,
+            "package",
+            f"git show {pin.ref}:",
+            f"no release of {old.package.project} has these files: from git",
         )
         return structs.replace(pin, package=None, folder="")
 

@@ -64,7 +64,10 @@ class PackageShelf:
         usable = [
             (version, file)
             for version, file in self.listing(project)
-            if not file.is_sdist and not file.yanked and allowed(version) and _fits(file.filename, old, machine)
+            if not file.is_sdist
+            and not file.yanked
+            and allowed(version)
+            and _fits(file.filename, old, machine)
         ]
         if not usable:
             raise FetchError(
@@ -208,7 +211,9 @@ def _fits(filename: str, old: Package, machine: str) -> bool:
     python, abi, platform = filename.removesuffix(".whl").rsplit("-", 3)[1:]
     old_python, old_abi, _ = old.filename.removesuffix(".whl").rsplit("-", 3)[1:]
     same = (python, abi) == (old_python, old_abi) or (abi == old_abi == "none" and "py3" in python.split("."))
-    here = all(tag.startswith(("manylinux", "linux")) and tag.endswith(machine) for tag in platform.split("."))
+    here = all(
+        tag.startswith(("manylinux", "linux")) and tag.endswith(machine) for tag in platform.split(".")
+    )
     return same and (platform == "any" or here)
 
 
@@ -217,8 +222,6 @@ def _moved(old: Package, new: Package) -> tuple[str, ...]:
     short = [".".join(package.version.split(".")[:2]) for package in (old, new)]
     alone = re.compile(rf"(?<![\d.]){re.escape(short[0])}(?![\d.])")
     return tuple(
-        folder.replace(old.version, new.version)
-        if old.version in folder
-        else alone.sub(short[1], folder)
+        folder.replace(old.version, new.version) if old.version in folder else alone.sub(short[1], folder)
         for folder in old.folders
     )
