@@ -185,6 +185,9 @@ def _merge(table: Any, values: Mapping[str, Any]) -> None:
             if "ref" in value:
                 table[key].add(tomlkit.comment("New with this release: not yet described."))
         _merge(table[key], value)
+        if not value and table[key].is_super_table():  # without a table in it, it has no line of its own
+            table.remove(key)
+            table.add(key, tomlkit.table(is_super_table=False))
 
 
 def _is_package(value: Mapping[str, Any]) -> bool:
