@@ -222,7 +222,7 @@ def test_fires_on_each_file_of_the_sdist_that_disagrees(path, old, new, key):
         ("wheel", "cp38-abi3", "cp312-cp312", "wheels.aarch64.filename"),
         ("wheel", "linux_aarch64", "linux_ppc64le", "wheels.linux_ppc64le.filename"),
         ("wheel", "Tag:", "Gat:", "wheels"),
-        ("version_file", "g0123", "g9999", "release.commit"),
+        ("version_file", "g0123", "g9999", "wheels.aarch64.built-from"),
     ],
 )
 def test_fires_on_each_file_of_a_wheel_that_disagrees(field, old, new, key):

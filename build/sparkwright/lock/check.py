@@ -135,7 +135,8 @@ def _plain_address(address: str) -> str:
     return address.rstrip("/").removesuffix(".git").lower()
 
 
-def _same_version(one: str, other: str) -> bool:
+def same_version(one: str, other: str) -> bool:
+    """Tell if two versions are equal by PEP 440, as 13.0.3 and 13.0.3.0 are."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -158,5 +159,5 @@ _COMPARISONS: dict[str, Callable[[str, str], bool]] = {
     "release.commit": _same_commit,
     "release.git": _same_address,
     "release.requires-python": _same_specifiers,
-    "release.version": _same_version,
+    "release.version": same_version,
 }

@@ -54,6 +54,7 @@ class Artifact(Model, frozen=True, omit_defaults=True):
             the package index.
         trust: the origin of the digest: ``index``, which states it, or ``first-download``, where it was
             computed of what came first.
+        built_from: the abbreviated commit that a release's wheel states, where it is not the sdist's.
     """
 
     filename: str
@@ -61,6 +62,7 @@ class Artifact(Model, frozen=True, omit_defaults=True):
     size: int
     commit: FullCommit | None = None
     trust: Trust = "index"
+    built_from: Commit | None = None
 
 
 class Dependency(Model, frozen=True):
