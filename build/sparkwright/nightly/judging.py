@@ -9,7 +9,9 @@ from sparkwright.base.events import emit
 from sparkwright.merge import OutcomeKind
 from sparkwright.nightly.model import Judgement
 from sparkwright.nightly.reach import Reach, reach_lost
-from sparkwright.probe import ProbeVerdict, Prover
+from sparkwright.pipeline.state import require
+from sparkwright.pipeline.trial import trial_of
+from sparkwright.probe import ProbeVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,9 +79,9 @@ class Judge:
             return Judged(Judgement.CONFLICT if conflict else Judgement.NOT_JUDGED, why)
         if outcome.kind.blocks_build:
             return self._unmerged(carry, touched)
-        absorbed = outcome.kind is OutcomeKind.ABSORBED
-        proof = _proof(self.job.prover(self.report), carry, outcome.proof_paths, absorbed=absorbed)
-        judgement = (_ABSORBED if absorbed else _MERGED)[proof.verdict]
+        trial = require(trial_of(self.job, self.report, carry))
+        proof = trial.find() or trial.prove()
+        judgement = (_MERGED if trial.in_tree else _ABSORBED)[proof.verdict]
         if judgement is Judgement.NEEDED:
             why = reach_lost(carry, outcome.paths, self.pin, self._target, self.report.tree)
             if why:
@@ -88,28 +90,15 @@ class Judge:
 
     def _unmerged(self, carry: Carry, touched: Sequence[str]) -> Judged:
         """Judge a carry that is in no tree by its probe on the pristine one: the defect may be gone."""
-        pristine = self.report.pristine
-        prover = Prover(
-            self.job.store,
-            self.job.repository,
-            pristine,
-            pristine,
-            self.report.version,
-            offline=self.job.options.offline,
-            facilities=self.job.facilities,
-        )
-        left = self.job.repository.files(pristine, touched)
-        proof = _proof(prover, carry, sorted(left), absorbed=True)
-        if proof.verdict is ProbeVerdict.NOT_NEEDED and left:
+        trial = trial_of(self.job, self.report, carry, touched)
+        if trial is None:
+            return Judged(Judgement.CONFLICT, self.report.outcome(carry.name).detail)
+        proof = trial.find() or trial.prove()
+        if proof.verdict is ProbeVerdict.NOT_NEEDED and trial.paths:
             return Judged(Judgement.NOT_NEEDED, "its probe passes on the pristine tree")
         if proof.verdict is ProbeVerdict.BROKEN:
             return Judged(Judgement.CONFLICT, f"the probe cannot run there either: {told(proof)}")
         return Judged(Judgement.CONFLICT, f"the defect is still there: {told(proof)}")
-
-
-def _proof(prover: Prover, carry: Carry, paths: Sequence[str], *, absorbed: bool) -> Proof:
-    found = prover.find(carry, paths, absorbed=absorbed)
-    return prover.prove(carry, paths, absorbed=absorbed) if found is None else found
 
 
 def told(proof: Proof) -> str:
