@@ -112,7 +112,7 @@ def table(found: Mapping[str, Column]) -> str:
     return "\n".join([head, "|" + "---|" * (1 + len(found)), *body, ""])
 
 
-def documented(text: str) -> dict[str, dict[str, Column]]:
+def documented(text: str) -> dict[str, dict[str, dict[str, str]]]:
     """Return the tables of a page's *text*: what `page` was given."""
     tables = {}
     for part in text.split("\n## Series ")[1:]:

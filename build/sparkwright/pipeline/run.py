@@ -49,8 +49,9 @@ def plan(job: Job) -> list[PlannedStep]:
             planned.append(PlannedStep(step.name, None, "waits"))
         else:
             verdict: Literal["in store", "to do"] = "in store" if step.find(job, state) else "to do"
-            known = state.report if isinstance(step, Prove) else None
-            evidence: Evidence = "" if known is None else evidence_of(job, known, step.carry)
+            evidence: Evidence = ""
+            if isinstance(step, Prove) and state.report is not None:
+                evidence = evidence_of(job, state.report, step.carry)
             planned.append(PlannedStep(step.name, key, verdict, detail_of(step, job, state), evidence))
     return planned
 
