@@ -112,9 +112,9 @@ def table(found: Mapping[str, Column]) -> str:
     return "\n".join([head, "|" + "---|" * (1 + len(found)), *body, ""])
 
 
-def documented(text: str) -> dict[str, dict[str, dict[str, str]]]:
+def documented(text: str) -> dict[str, dict[str, Column]]:
     """Return the tables of a page's *text*: what `page` was given."""
-    tables = {}
+    tables: dict[str, dict[str, Column]] = {}
     for part in text.split("\n## Series ")[1:]:
         series, *lines = part.splitlines()
         cells = [

@@ -376,7 +376,7 @@ def test_a_read_only_tree_is_removed_and_nothing_that_it_links_to_is_touched() -
 
 def test_sockets_and_pipes_are_removed_too() -> None:
     """vLLM's processes leave sockets in their scratch folder when they are killed."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a socket's path holds 107 characters
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
         left, pipe = Path(short, "socket"), Path(short, "pipe")
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(left))

@@ -139,7 +139,7 @@ def _job_for(job: Job, lock: Lock, chosen: Sequence[str], out: Path, *, history:
     source = history or "git" if lock.sdist is None else job.options.source
     made = make_job(checkout, job.store, job.repository, replace(job.options, out=out, source=source))
     carries = tuple(carry for carry in made.spec.carries if carry.name in chosen)
-    return replace(made, spec=replace(made.spec, carries=carries))
+    return replace(made, spec=replace(made.spec, carries=carries), pool=job.pool)
 
 
 def rehearse(built: Built, label: str, folder: Path) -> NightRehearsal:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace as with_fields
 
 from sparkwright import __version__
 from sparkwright.base.config import to_builtins
@@ -35,6 +37,7 @@ from sparkwright.nightly.moves import arch_moves, pin_moves
 from sparkwright.nightly.reach import Reach
 from sparkwright.nightly.state import holds, red_since
 from sparkwright.pipeline.trial import find_proof
+from sparkwright.probe import ProbePool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,7 +120,9 @@ class _Run:
         if known and not self.options.again:
             return self._night((), pulls, NightVerdict.NOTHING_NEW, started)
         self.pin_reach = Reach(self.job.repository, self.upstream.pin.tree)
-        found = tuple(self._target(target) for target in targets)
+        with ProbePool(self.job.store) as pool:
+            self.job = replace(self.job, pool=pool)
+            found = tuple(self._target(target) for target in targets)
         green = all(one.green for one in found)
         night = self._night(found, pulls, NightVerdict.GREEN if green else NightVerdict.NEEDS_PERSON, started)
         failed = any("failed" in {one.build.status, one.rehearsal.status} for one in found)
@@ -198,6 +203,8 @@ class _Run:
         former = Former(self.job, old, before if same else None)
         carries = []
         names = [carry.name for carry in self.job.spec.carries]
+        for carry in self.job.spec.carries:
+            judge.begin(carry, merging.touched(carry))
         with task(f"judge the carries on {target.label}", total=len(names), unit="carries") as progress:
             for carry in self.job.spec.carries:
                 judged = judge.judge(carry, merging.touched(carry))
@@ -265,8 +272,6 @@ class _Run:
         )
 
     def _with_wheel(self, night: TargetNight) -> TargetNight:
-        from msgspec.structs import replace
-
         if not self.options.build:
             return night
         folder, label = self.options.folder, night.target.label
@@ -274,7 +279,7 @@ class _Run:
         rehearsal = NightRehearsal(status="skipped", reason=_NOT_ASKED)
         if self.options.rehearse:
             rehearsal = rehearse(built, label, folder)
-        return replace(night, build=built.night, rehearsal=rehearsal)
+        return with_fields(night, build=built.night, rehearsal=rehearsal)
 
 
 @dataclass

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sparkwright.lock import Artifact
     from sparkwright.lock.native import NativePin
     from sparkwright.merge import MergeReport
-    from sparkwright.probe import ProbeResource
+    from sparkwright.probe import ProbePool, ProbeResource
     from sparkwright.store import Store
     from sparkwright.upstream import Pristine, UpstreamSource
 
@@ -49,6 +49,7 @@ class Job:
         repository: the store's git repository.
         source: the origin of upstream's tree.
         facilities: resources that probes may need, by name.
+        pool: makes the runs of probes, where there are many.
     """
 
     checkout: Checkout
@@ -58,6 +59,7 @@ class Job:
     repository: Repository
     source: UpstreamSource
     facilities: Mapping[str, ProbeResource] = field(default_factory=dict)
+    pool: ProbePool | None = None
 
     @property
     def kernels(self) -> Literal["upstream", "native"]:
@@ -172,6 +174,7 @@ class Job:
             offline=self.options.offline,
             sources=() if pristine_alone else report.sources,
             facilities=self.facilities,
+            pool=self.pool,
         )
 
     def changes(self, report: MergeReport) -> dict[str, bytes | None]:

@@ -9,7 +9,7 @@ from sparkwright.merge import MergeReport, OutcomeKind
 from sparkwright.probe import ProbeVerdict, Proof, Prover
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sparkwright.carries import Carry
     from sparkwright.pipeline.job import Job
@@ -46,6 +46,10 @@ class Trial:
     def find(self, *, recorded: bool = False) -> Proof | None:
         """Return a proof that still holds, recorded beside the carry or else in the store; nothing is run."""
         return self.prover.find(self.carry, self.paths, absorbed=not self.in_tree, recorded=recorded)
+
+    def begin(self) -> Callable[[], Proof]:
+        """Start the probe, whatever is recorded; returns a function that waits and gives the proof."""
+        return self.prover.begin(self.carry, self.paths, absorbed=not self.in_tree)
 
     def prove(self) -> Proof:
         """Run the probe, whatever is recorded."""

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from sparkwright.base.errors import BisectionError, ConfigError, SparkwrightError
+from sparkwright.base.errors import BisectionError, ConfigError, SparkwrightError, WheelError
 from sparkwright.carries import load_carry
 from sparkwright.carries.folder import unknown_name
 from sparkwright.carries.patchset import BuildSpec, check_order
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.upstream import Access
     from sparkwright.wheel import WheelName
+    from sparkwright.wheel.archive import Archive
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_STATED = re.compile(r"[^/]+\.dist-info/WHEEL")
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+)+(?:\.post\d+)?)")
 _FULL_ID = 40
 _NEXT = (
@@ -226,12 +228,11 @@ class Resolver:
         from sparkwright.wheel.archive import open_archive
         from sparkwright.wheel.assemble import RECORD_FOLDER
         from sparkwright.wheel.checks import POINT
-        from sparkwright.wheel.names import parse_name
         from sparkwright.wheel.stamp import header
 
         path = self._local(text)
-        name = parse_name(path.name)
         with open_archive(path) as archive:
+            name = _wheel_name(path.name, archive)
             requires = tuple(sorted(header(archive.read(f"{name.dist_info}/METADATA"), "Requires-Dist")))
             member = f"{name.dist_info}/{RECORD_FOLDER}/{POINT}"
             if member not in archive.members:
@@ -425,6 +426,25 @@ def restricted(spec: ResolvedSpec, names: tuple[str, ...]) -> ResolvedSpec:
         if name not in known:
             raise unknown_name(f"carry in {spec.text}", name, known)
     return replace(spec, carries=closure(names, spec.carries))
+
+
+def _wheel_name(filename: str, archive: Archive) -> WheelName:
+    """Return the parts of the wheel's name; of a file that was renamed, those that its contents state.
+
+    Raises:
+        WheelError: neither states them.
+    """
+    from sparkwright.wheel.names import parse_name
+    from sparkwright.wheel.stamp import header
+
+    try:
+        return parse_name(filename)
+    except WheelError:
+        found = [member for member in archive.members if _STATED.fullmatch(member)]
+        tags = header(archive.read(found[0]), "Tag") if len(found) == 1 else ()
+        if not tags:
+            raise
+        return parse_name(f"{found[0].partition('.dist-info/')[0]}-{tags[0]}.whl")
 
 
 def _digests(lock: Lock) -> dict[str, Any]:
