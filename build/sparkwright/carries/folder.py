@@ -84,6 +84,11 @@ class Carry:
         revision = self.revision_for(version)
         return () if revision is None else self.patch(revision).paths
 
+    def lines(self, version: str) -> int:
+        """Return how many lines it changes at upstream *version*; 0 of a pull request or where superseded."""
+        revision = None if self.superseded_in(version) is not None else self.revision_for(version)
+        return 0 if revision is None else self.patch(revision).lines
+
     def _patch_text(self, revision: Revision) -> bytes:
         path = self.folder / revision.patch
         try:
