@@ -81,7 +81,8 @@ class Judge:
         proof = _proof(self.job.prover(self.report), carry, outcome.proof_paths, absorbed=absorbed)
         judgement = (_ABSORBED if absorbed else _MERGED)[proof.verdict]
         if judgement is Judgement.NEEDED:
-            why = reach_lost(carry, outcome.paths, self.pin, self._target, self.report.tree)
+            at_target = carry.at(self.report.version)
+            why = reach_lost(at_target, outcome.paths, self.pin, self._target, self.report.tree)
             if why:
                 return Judged(Judgement.REACH_LOST, why)
         return Judged(judgement, told(proof))
