@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import tempfile
@@ -398,3 +400,15 @@ def test_a_tree_that_cannot_be_removed_says_so(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "rmdir", fail)
     with pytest.raises(OSError, match="busy"):
         remove_tree(tmp_path / "tree")
+
+
+def test_a_socket_that_a_program_left_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "left"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as left, contextlib.chdir(folder):
+        left.bind("s")
+        left.close()
+        remove_tree(Path("s"))
+    assert not list(folder.iterdir())
+    remove_tree(folder)
+    assert not folder.exists()
