@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -375,6 +374,18 @@ def test_a_read_only_tree_is_removed_and_nothing_that_it_links_to_is_touched() -
         shutil.rmtree(place)
 
 
+def test_sockets_and_pipes_are_removed_too() -> None:
+    """vLLM's processes leave sockets in their scratch folder when they are killed."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        left, pipe = Path(short, "socket"), Path(short, "pipe")
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(left))
+        os.mkfifo(pipe)
+        for path in (left, pipe):
+            remove_tree(path)
+        assert list(Path(short).iterdir()) == []
+
+
 def test_removing_what_is_missing_a_file_or_a_link_is_fine(tmp_path: Path) -> None:
     remove_tree(tmp_path / "missing")
     target = tmp_path / "target"
@@ -400,15 +411,3 @@ def test_a_tree_that_cannot_be_removed_says_so(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "rmdir", fail)
     with pytest.raises(OSError, match="busy"):
         remove_tree(tmp_path / "tree")
-
-
-def test_a_socket_that_a_program_left_is_removed(tmp_path: Path) -> None:
-    folder = tmp_path / "left"
-    folder.mkdir()
-    with socket.socket(socket.AF_UNIX) as left, contextlib.chdir(folder):
-        left.bind("s")
-        left.close()
-        remove_tree(Path("s"))
-    assert not list(folder.iterdir())
-    remove_tree(folder)
-    assert not folder.exists()
