@@ -15,6 +15,7 @@ import os
 import re
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ MARK = "# planted"
 PLANTED = "planted"
 START = "without-carries"
 PATCHSET = "patchsets/spark.toml"
+_BROKEN = 255  # ends git bisect, which takes 1 for a bad commit
 SPARKWRIGHT = (sys.executable, "-m", "sparkwright")
 
 
@@ -136,11 +138,10 @@ def rebuilt(root: Path) -> Taken:
 
 def build_and_look(root: Path) -> int:
     """Build the wheel of the work tree in a new store, and return 1 if it has the planted line."""
-    lock, store = open_checkout(root).lock, open_store()
+    store = open_store()
     with tempfile.TemporaryDirectory(dir=store.home.parent) as scratch:
         clean = open_store(Path(scratch, "store"))
-        for artifact in (lock.required_sdist(), lock.wheel("aarch64")):
-            clean.adopt_file(store.link(artifact.sha256, Path(scratch, artifact.filename)), artifact.sha256)
+        shutil.copytree(store.files, clean.files, copy_function=os.link, dirs_exist_ok=True)
         unproved = [f"--allow-unproved={name}" for name in carries_of(root)]
         words = ("wheel", "--quiet", "--offline", *unproved, "--out", str(Path(scratch, "dist")))
         _ = run((*SPARKWRIGHT, *words), root, SPARKWRIGHT_HOME=str(clean.home))
@@ -166,7 +167,11 @@ def main() -> int:
     )
     parser.add_argument("--step", action="store_true", help=argparse.SUPPRESS)
     if parser.parse_args().step:
-        return build_and_look(Path.cwd())
+        try:
+            return build_and_look(Path.cwd())
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(error, getattr(error, "stderr", ""), file=sys.stderr)
+            return _BROKEN
     original = open_checkout(Path(__file__).parent).root
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)

@@ -292,6 +292,17 @@ def test_a_sweep_between_making_and_locking_costs_only_another_try(
     assert (store.home / "file").read_bytes() == b"bytes"
 
 
+@pytest.mark.parametrize("kind", [stat.S_IFSOCK, stat.S_IFIFO])
+def test_the_sweep_removes_sockets_and_pipes_of_a_killed_server(tmp_path: Path, kind: int) -> None:
+    store = open_store(tmp_path / "home")
+    dead = store.scratch_root / f"{dead_process()}-abc"
+    (dead / "deep").mkdir(parents=True)
+    for folder in (dead, dead / "deep", store.scratch_root):
+        os.mknod(folder / "left-over", kind | 0o600)
+    assert open_store(tmp_path / "home") == store
+    assert not list(store.scratch_root.iterdir())
+
+
 def test_runs_that_sweep_at_once_all_open_the_store(tmp_path: Path) -> None:
     store = open_store(tmp_path / "home")
     dead = store.scratch_root / f"{dead_process()}-abc"

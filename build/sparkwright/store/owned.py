@@ -87,7 +87,7 @@ def sweep_file(path: Path) -> None:
 
 def sweep_folder(folder: Path) -> None:
     """Remove what `owned_folder` left at *folder*, or whatever else has no owner there."""
-    if folder.is_symlink() or folder.is_file():
+    if folder.is_symlink() or not folder.is_dir():
         sweep_file(folder)
         return
     try:
