@@ -15,7 +15,7 @@ from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
-from sparkwright.pipeline.options import DEFAULT_PATCHSET, DEFAULT_PLATFORM, BuildOptions
+from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 from sparkwright.store import write_atomically
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def command(session: Session, *, words: tuple[str, ...], target: TargetOptions, 
             return
         folder = _folder(session, _identity(search.problem))
         search.realiser.require_as_recorded()
-        result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs)
+        result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs, stop=search.stop)
     _finish(session, folder, search.problem, result)
 
 
@@ -142,7 +142,7 @@ def _repeated(target: TargetOptions, arguments: dict[str, Any]) -> Iterable[str]
             yield "--wheel" if flag == "build_wheel" else f"--{flag.replace('_', '-')}"
     yield from (f"--axis={axis}" for axis in arguments["axes"])
     yield from (f"--carry={carry}" for carry in arguments["carries"])
-    usual = {"patchset": DEFAULT_PATCHSET, "platform": DEFAULT_PLATFORM, "source": "index", "kernels": "auto"}
+    usual = {"platform": DEFAULT_PLATFORM, "source": "index", "kernels": "auto"}
     for name, value in vars(target).items():
         if value and value != usual.get(name):
             yield f"--{name}={value}"

@@ -34,7 +34,7 @@ from sparkwright.store import storing, write_atomically
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkwright.merge import MergeReport
+    from sparkwright.merge import MergeReport, Outcome
     from sparkwright.search.axes import Candidate
     from sparkwright.search.model import CandidateJudge
     from sparkwright.search.realise import Realiser
@@ -63,7 +63,7 @@ class JudgeOptions:
         timeout_s: the most seconds of one run of a command.
         build_wheel: build the wheel of each candidate for a command that does not mention ``{wheel}``.
         inverted: the start is the bad end, so that a metric's baseline is the end.
-        stop: set when the user interrupts.
+        stop: set when the search ends, by an answer or an interrupt.
         serving: the target that serves wheels, instead of a rehearsal here.
     """
 
@@ -148,6 +148,9 @@ class ProbeJudge:
 class MergeJudge:
     """Good if every carry, or each of those that are named, merges.
 
+    The ends are merged by the engine. Where what fails there are conflicts, the commits between them are
+    merged by the carries' files alone; see `sparkwright.merge.trial`.
+
     Attributes:
         realiser: merges.
         carries: names of carries; all if empty.
@@ -161,18 +164,38 @@ class MergeJudge:
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Merge the candidate; a conflict is what is searched for, and not an obstacle."""
         del attempt
-        return timed(lambda: self._judge(self.realiser.outcomes(self.realiser.candidate(applied)), folder))
+        return timed(lambda: self._judge(applied, folder))
 
-    def _judge(self, report: MergeReport, folder: Path) -> Evaluation:
+    def _judge(self, applied: frozenset[str], folder: Path) -> Evaluation:
+        candidate = self.realiser.candidate(applied)
+        report = None if applied in self._ends or not self._quick else self.realiser.conflicts(candidate)
+        report = report or self.realiser.outcomes(candidate)
         log = folder / "merge.json"
         write_atomically(log, to_json(to_builtins(report)))
-        present = [one for one in report.outcomes if not self.carries or one.carry in self.carries]
-        failed = [one for one in present if one.kind in {OutcomeKind.CONFLICT, OutcomeKind.REFUSED}]
+        failed = self._failed(report)
         if not failed:
             return Evaluation(verdict=StepVerdict.GOOD, evidence=str(log))
         signature = "; ".join(f"{one.carry}: {one.kind} in {', '.join(one.conflicts)}" for one in failed)
         detail = "; ".join(f"{one.carry}: {one.detail}" for one in failed)
         return Evaluation(verdict=StepVerdict.BAD, signature=signature, detail=detail, evidence=str(log))
+
+    def _failed(self, report: MergeReport) -> list[Outcome]:
+        present = [one for one in report.outcomes if not self.carries or one.carry in self.carries]
+        return [one for one in present if one.kind in {OutcomeKind.CONFLICT, OutcomeKind.REFUSED}]
+
+    @cached_property
+    def _ends(self) -> tuple[frozenset[str], frozenset[str]]:
+        return frozenset(), frozenset(change.id for change in self.realiser.difference.changes)
+
+    @cached_property
+    def _quick(self) -> bool:
+        """Tell if conflicts alone are searched for: what is wrong in a clean merge only the engine sees."""
+        try:
+            reports = [self.realiser.outcomes(self.realiser.candidate(applied)) for applied in self._ends]
+        except UntestableError:
+            return False
+        failed = [one for report in reports for one in self._failed(report)]
+        return all(one.kind is OutcomeKind.CONFLICT for one in failed)
 
 
 @dataclass(frozen=True)
@@ -282,6 +305,8 @@ class CommandSampler:
         try:
             status, output, log = self.command.run(self.command.realiser.candidate(applied), folder)
         except LimitsExceeded as error:
+            if self.command.options.stop.is_set():
+                raise KeyboardInterrupt from error
             raise UntestableError(str(error)) from error
         if status == _UNTESTABLE:
             raise UntestableError(output.strip().rpartition("\n")[2] or "the command exited with 125")

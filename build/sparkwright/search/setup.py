@@ -93,6 +93,7 @@ class Search:
     problem: SearchProblem
     judge: CandidateJudge
     realiser: Realiser
+    stop: threading.Event
     alone: bool = False
 
     @property
@@ -120,7 +121,7 @@ def open_search(
     arch = choose_arch(checkout.lock, build.platform, kernels=build.kernels, arch=build.arch)
     history = open_source(options.commits or "git", access)
     with access.store.scratch() as scratch:
-        resolver = Resolver(checkout, access, scratch, build.patchset, arch)
+        resolver = Resolver(checkout, access, scratch, build.series, build.patchset, arch)
         good, bad = (_end(resolver, text, options) for text in (options.good, options.bad))
         start, end = (bad, good) if options.find_fix else (good, bad)
         steps: tuple[UpstreamStep, ...] = ()
@@ -137,7 +138,8 @@ def open_search(
             problem = _problem(found, judge, options)
             measured = isinstance(judge, MetricJudge) and not isinstance(judge.sampler, CommandSampler)
             alone = measured or bool(options.machine)
-            yield Search(problem, AnyFailure(judge) if options.any_failure else judge, realiser, alone)
+            chosen = AnyFailure(judge) if options.any_failure else judge
+            yield Search(problem, chosen, realiser, judging.stop, alone)
         finally:
             judging.stop.set()
             realiser.close()

@@ -5,7 +5,7 @@ Open `run` first. `session` starts programs in the background, `limited` kills t
 """
 
 from sparkwright.base.process.dialogue import Dialogue
-from sparkwright.base.process.limited import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.base.process.limited import LimitsExceeded, ProcessLimits, run_limited, watch
 from sparkwright.base.process.run import Completed, UnguardedProcess, run, start_unguarded, stream, which
 from sparkwright.base.process.session import Ended, Running, resident_mib, start
 
@@ -23,5 +23,6 @@ __all__ = [
     "start",
     "start_unguarded",
     "stream",
+    "watch",
     "which",
 ]
