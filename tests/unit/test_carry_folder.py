@@ -119,6 +119,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path, changes: dict[str
         {"evidence": {"level": "sure", "demonstrated": [], "claimed": []}},
         {"evidence": {"level": "cpu", "demonstrated": [""], "claimed": []}},
         {"revision": [{**revision(), "sdist-sha256": "0" * 63}]},
+        {"revision": [{**revision(), "runner": "v3"}]},
         {"revision": [{**revision(), "sdist-sha256": DIGEST + "\n"}]},
         {"revision": [{**revision(), "patch": "../x.patch"}]},
         {"revision": [{**revision(), "patch": ".hidden"}]},
@@ -140,6 +141,20 @@ def test_what_is_no_such_value_is_refused_with_its_place(tmp_path: Path, changes
         or "unknown field" in caught.value.because
         or "missing" in caught.value.because
     )
+
+
+def test_a_revision_may_reach_another_runner(tmp_path: Path) -> None:
+    folder = own(tmp_path)
+    (folder / "2.0.0.patch").write_bytes(b"y")
+    tables = spec("fix", runner="v1", revision=[revision(), revision("2.0.0", runner="both")])
+    (folder / "carry.toml").write_text(tomlkit.dumps(tables))
+    carry = load_carry(folder)
+    assert [carry.at(version).spec.runner for version in (VERSION, "2.0.0", "2.1.0.dev3+g1a2b3c4")] == [
+        "v1",
+        "both",
+        "both",
+    ]
+    assert load(tmp_path / "plain").at("2.0.0").spec.runner == "both"
 
 
 def test_the_twin_with_a_pull_request_is_taken(tmp_path: Path) -> None:

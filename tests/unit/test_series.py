@@ -184,6 +184,15 @@ def test_a_new_series_starts_from_another_ones_lock(root: Path) -> None:
         assert name in caught.value.what
 
 
+@pytest.mark.parametrize("series", series_names(ROOT))
+def test_the_readme_has_the_size_of_each_patchset(series: str) -> None:
+    spec = open_checkout(ROOT, series).build_spec()
+    version = spec.lock.release.version
+    lines = sum(carry.lines(version) for carry in spec.carries)
+    row = f"| [`{series}`](patchsets/{series}.toml) | {version} | {len(spec.carries)} | {lines} |"
+    assert row in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+
+
 def test_this_project_has_a_whole_series_for_each_lock() -> None:
     assert set(series_names(ROOT)) == {"0.24", "0.33"}
     for series in series_names(ROOT):

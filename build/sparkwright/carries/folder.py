@@ -43,10 +43,13 @@ class Carry:
         return before[-1] if before else ordered[0]
 
     def at(self, version: str) -> Carry:
-        """Return the carry with the probe for upstream *version* as its only one."""
-        probe = self.spec.probe
+        """Return the carry as it is at upstream *version*: its probe and the runner that it has then."""
+        revision, probe = self.revision_for(version), self.spec.probe
+        spec = self.spec
+        if revision is not None and revision.runner is not None:
+            spec = replace(spec, runner=revision.runner)
         if probe is None or not probe.later:
-            return self
+            return Carry(spec, self.folder)
         before = [later for later in probe.later if Version(later.release) <= Version(version)]
         chosen = replace(probe, later=())
         if before:
@@ -54,7 +57,7 @@ class Carry:
             given = {name: value for name, value in asdict(newest).items() if value is not None}
             del given["release"]
             chosen = replace(chosen, **given)
-        return Carry(replace(self.spec, probe=chosen), self.folder)
+        return Carry(replace(spec, probe=chosen), self.folder)
 
     def superseded_in(self, version: str) -> Superseded | None:
         """Return what supersedes the carry at upstream *version*, if anything does."""
@@ -83,6 +86,11 @@ class Carry:
         """Return the files that its revision for upstream *version* changes; none of a pull request's."""
         revision = self.revision_for(version)
         return () if revision is None else self.patch(revision).paths
+
+    def lines(self, version: str) -> int:
+        """Return how many lines it changes at upstream *version*; 0 of a pull request or where superseded."""
+        revision = None if self.superseded_in(version) is not None else self.revision_for(version)
+        return 0 if revision is None else self.patch(revision).lines
 
     def _patch_text(self, revision: Revision) -> bytes:
         path = self.folder / revision.patch

@@ -15,6 +15,7 @@ NAME_PATTERN = "^[a-z][a-z0-9]*(-[a-z0-9]+)*\\Z"
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w.+-]*\Z")]
 Commit = Annotated[str, Meta(pattern="^[0-9a-f]{40}\\Z")]
+Runner = Literal["v1", "v2", "both", "none"]
 SourceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w-]*\Z")]
 SourceRef = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w.-]*\Z")]
 Text = Annotated[str, Meta(min_length=1)]
@@ -79,6 +80,7 @@ class Revision(Model, frozen=True):
         patch: name of the patch file in the carry's folder.
         sdist_sha256: digest of that release's sdist, where the base blobs come from.
         source_ref: the commit or tag of the carry's source that the release's lock names.
+        runner: the model runner that it reaches, where that is not the carry's.
         stacked_on: carries whose change is part of the base, in order.
     """
 
@@ -86,6 +88,7 @@ class Revision(Model, frozen=True):
     patch: FileName
     sdist_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")] | None = None
     source_ref: SourceRef | None = None
+    runner: Runner | None = None
     stacked_on: tuple[Name, ...] = ()
 
 
@@ -167,7 +170,7 @@ class CarrySpec(Model, frozen=True):
     title: Text
     kind: Literal["own", "pull"]
     scope: Literal["runtime", "build"]
-    runner: Literal["v1", "v2", "both", "none"]
+    runner: Runner
     requires: tuple[Name, ...]
     why: Text
     symptom: Text

@@ -119,6 +119,11 @@ class Patch:
         """Return paths that it changes."""
         return tuple(file.path for file in self.files)
 
+    @property
+    def lines(self) -> int:
+        """Return the number of lines that it removes and adds."""
+        return sum(len(hunk.removed) + len(hunk.added) for file in self.files for hunk in file.hunks)
+
     def apply(self, read: Callable[[str], bytes | None]) -> dict[str, tuple[str, bytes] | None]:
         """Apply all files; *read* gives a path's old bytes, or `None` where there is none.
 

@@ -51,6 +51,7 @@ def command(session: Session, *, out: Path | None, target: TargetOptions) -> Non
                 "point": job.spec.digest,
                 "revision": job.spec.revision,
                 "version": job.version,
+                "patch-lines": sum(entry["lines"] for entry in carries),
                 "carries": carries,
                 "wheels": [{"path": str(wheel), "size": wheel.stat().st_size} for wheel in wheels],
                 "store": str(session.store.home),
@@ -68,6 +69,7 @@ def command(session: Session, *, out: Path | None, target: TargetOptions) -> Non
         for entry in carries
     ]
     show_table(("carry", "outcome", "proof", "evidence", "what it does"), rows)
+    click.echo(f"patch    {sum(entry['lines'] for entry in carries)} lines in {len(carries)} carries")
     for wheel in wheels:
         click.echo(f"wheel    {wheel}  {human_size(wheel.stat().st_size)}")
     click.echo(f"store    {session.store.home}")
@@ -90,6 +92,7 @@ def _carries(job: Job) -> list[dict[str, Any]]:
                 "outcome": outcome,
                 "proof": proof,
                 "evidence": carry.spec.evidence.level,
+                "lines": carry.lines(job.spec.lock.release.version),
                 "title": carry.spec.title,
             }
         )

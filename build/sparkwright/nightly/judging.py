@@ -93,7 +93,8 @@ class Judge:
         proof = self._proof(trial)
         judgement = (_MERGED if trial.in_tree else _ABSORBED)[proof.verdict]
         if judgement is Judgement.NEEDED:
-            why = reach_lost(carry, outcome.paths, self.pin, self._target, self.report.tree)
+            at_target = carry.at(self.report.version)
+            why = reach_lost(at_target, outcome.paths, self.pin, self._target, self.report.tree)
             if why:
                 return Judged(Judgement.REACH_LOST, why)
         return Judged(judgement, told(proof))

@@ -53,7 +53,7 @@ def _carry(job: Job, state: BuildState, carry: Carry) -> dict[str, Any]:
     described: dict[str, Any] = {
         "name": carry.name,
         "title": carry.spec.title,
-        "runner": carry.spec.runner,
+        "runner": carry.at(require(state.report).version).spec.runner,
         "upstream": [entry.pull for entry in carry.spec.upstream],
         "evidence": to_builtins(carry.spec.evidence),
         "outcome": str(outcome.kind),
