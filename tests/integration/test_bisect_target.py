@@ -89,6 +89,7 @@ def servers(sshd: Sshd) -> list[int]:
     return [one.pid for one in sshd.processes() if "vllm.entrypoints.cli.main" in one.cmdline()]
 
 
+@pytest.mark.slow
 def test_a_wheel_is_judged_there_and_sent_once(
     sshd: Sshd, target: Target, tmp_path: Path, heard: Recorder
 ) -> None:

@@ -205,6 +205,7 @@ class RehearsalSampler:
             python=str(served.python),
             profile=_SAMPLE,
             checks=(figures.CHECK,),
+            categories=("code",),
             levels=(self.figure.level,),
         )
         try:
