@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -48,7 +49,7 @@ def learn(job: Job) -> tuple[NativePin, tuple[Decision, ...]]:
     decisions: list[Decision] = []
     for name, one in state.extensions.items():
         member = native.extensions[name].member
-        found = inspector.inspect(one.sha256, lambda sha256=one.sha256: job.store.require_intact(sha256))
+        found = inspector.inspect(one.sha256, partial(job.store.require_intact, one.sha256))
         why = native.binaries.get(member, Binary()).why
         binaries[member], open_end = described(member, found, why, job.target.sm)
         decisions += open_end

@@ -14,7 +14,7 @@ def remove_tree(folder: Path) -> None:
     A missing one is fine, also when another process removes it at the same time. A file or link of
     that name is removed too; nothing is ever reached through a link.
     """
-    if folder.is_symlink() or folder.is_file():
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):  # a socket is no file either
         folder.unlink(missing_ok=True)
         return
     shutil.rmtree(folder, ignore_errors=True)
