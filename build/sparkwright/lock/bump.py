@@ -80,6 +80,7 @@ def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifac
     fields = ("repository", "ref", "declared-in", "override")
     return Lock(
         format=LOCK_FORMAT,
+        series=old.series,
         release=Release(
             version=stated["release.version"],
             commit=_longest(
@@ -147,9 +148,9 @@ def rewrite(text: str, new: Lock) -> Bumped:
     native = {"native": stated_values(new.native)} if new.native is not None else {}
     _merge(document, {**to_builtins(new), **native, **kept})
     result = tomlkit.dumps(document)
-    written = parse_toml(result.encode(), Lock, newest_format=LOCK_FORMAT, name="the new upstream.lock")
+    written = parse_toml(result.encode(), Lock, newest_format=LOCK_FORMAT, name="the new lock")
     if written != new:
-        raise LockMismatchError("upstream.lock could not be rewritten", because="its layout is unusual")
+        raise LockMismatchError("the lock could not be rewritten", because="its layout is unusual")
     return Bumped(result, new, _changes(old, new), _notes(old, new))
 
 
@@ -232,7 +233,7 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
     return (
         *([] if full else ["release.commit is abbreviated: no git remote could be reached for the rest"]),
         *(f"sources.{name} is gone: this release no longer downloads it" for name in gone),
-        *(f"sources.{name} is new: describe it in a comment of upstream.lock" for name in fresh),
+        *(f"sources.{name} is new: describe it in a comment of the lock" for name in fresh),
         *(f"sources.{name} now comes from {new.sources[name].repository}" for name in moved),
         *(
             [f"release.torch moved from {old.release.torch} to {new.release.torch}"]
