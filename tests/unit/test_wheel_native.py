@@ -198,6 +198,20 @@ def test_the_locks_table_is_held_against_what_was_asked_and_got(case: Case, tmp_
     assert found == {"kernels-native": f"1 kernels of {C} are for compute_80: old"}
 
 
+def test_a_table_that_was_measured_on_another_release_gives_reasons_alone(case: Case) -> None:
+    lock = case.expectation.lock
+    assert lock.native is not None
+
+    def with_table(**binaries: Binary) -> Expectation:
+        native = changed(lock.native, binaries=binaries, measured="0.23.0")
+        return replace(case.expectation, lock=changed(lock, native=native))
+
+    explained = Binary(cubins={"sm_121a": 77}, why="the old one is for what no newer kernel does")
+    assert failed(case.wheel, with_table(**{C: explained})) == {}
+    found = failed(case.wheel, with_table())
+    assert found == {"kernels-native": f"1 kernels of {C} are for compute_80: old"}
+
+
 def test_another_architecture_is_held_against_what_was_asked_alone(case: Case, tmp_path: Path) -> None:
     binary = extension(tmp_path / "x.so", images=[("sm_90a", ["gemm"])])
 

@@ -6,6 +6,7 @@ import re
 import zipfile
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -22,7 +23,6 @@ from sparkwright.upstream.archive import read_sdist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from sparkwright.lock import Bumped
     from sparkwright.lock.native import NativePin
@@ -129,7 +129,7 @@ def _tallies(
         for member in members:
             binary = scratch / "binary"
             binary.write_bytes(archive.read(member))
-            found = inspector.inspect(sha256_file(binary), partial(scratch.joinpath, binary.name))
+            found = inspector.inspect(sha256_file(binary), partial(Path, binary))
             yield member, classify(found.device, native.arch)
 
 

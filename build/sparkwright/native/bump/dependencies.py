@@ -94,8 +94,8 @@ class NextSources:
                 )
             )
             return SourcePin(ref=declared.ref, stand_in=listed)
-        stand_in = listed if old.stand_in and set(listed) != set(old.stand_in) else old.stand_in
-        pin = structs.replace(old, ref=declared.ref, stand_in=stand_in)
+        moved = old.stand_in and listed and set(listed) != set(old.stand_in)
+        pin = structs.replace(old, ref=declared.ref, stand_in=listed if moved else old.stand_in)
         if not old.paths or (old.ref == declared.ref and old.tree and name not in self.copies):
             return pin
         return self._reached(name, old, pin, declared.repository)
