@@ -3,9 +3,11 @@
 For every carry that merges onto the older end and not onto the newer one, the search is run, and then every
 commit between them that changes one of the carry's files is merged, so that the rate does not depend on how
 few merges a search takes. Rates are by the clock and by CPU time, git's included, which other work on the
-machine does not change as much. The repository needs upstream's history between the two ends.
+machine does not change as much. Beside it stands the rate of whole evaluations by the engine, which merges
+whole trees and examines clean merges: the way of a bisection over commits that searches without the files.
+The repository needs upstream's history between the two ends.
 
-    python scripts/bench/nightly.py REPOSITORY OLD NEW [--patchset spark] [--most 40]
+    python scripts/bench/nightly.py REPOSITORY OLD NEW [--series 0.33] [--most 40]
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ import argparse
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from sparkwright.git import open_repository
-from sparkwright.merge import OutcomeKind
+from sparkwright.merge import OutcomeKind, merge_patchset
 from sparkwright.merge.prepare import prepare
-from sparkwright.nightly.culprit import OutcomeChange, Trial, between, culprit_by_commit, fork
+from sparkwright.merge.trial import Trial
+from sparkwright.nightly.culprit import OutcomeChange, between, culprit_by_commit, fork
 from sparkwright.pipeline import BuildOptions, open_job
+
+_ENGINE = 8
 
 
 def main() -> None:
@@ -31,10 +37,11 @@ def main() -> None:
     parser.add_argument("repository", type=Path)
     parser.add_argument("old")
     parser.add_argument("new")
-    parser.add_argument("--patchset", default="spark")
+    parser.add_argument("--series", default="", help="the default one by default")
+    parser.add_argument("--patchset", default="", help="the series' own by default")
     parser.add_argument("--most", type=int, default=40, help="commits to merge for each carry at most")
     args = parser.parse_args()
-    options = BuildOptions(patchset=args.patchset, kernels="upstream")
+    options = BuildOptions(series=args.series, patchset=args.patchset, kernels="upstream")
     with open_job(Path(__file__).parent, options) as job, tempfile.TemporaryDirectory() as scratch:
         ready = prepare(
             job.repository,
@@ -50,6 +57,7 @@ def main() -> None:
         text = "".join(f"{os.fspath(path)}\n" for path in alternates)
         Path(scratch, "git", "objects", "info", "alternates").write_text(text, encoding="utf-8")
         start, merges, seconds, cpu = fork(repository, args.old, args.new), 0, 0.0, 0.0
+        whole, used_whole = 0, 0.0
         if start is None:
             raise SystemExit("the two ends have no common history there")
         old, new = (repository.tree_of(name) for name in (args.old, args.new))
@@ -67,12 +75,23 @@ def main() -> None:
                 trial.outcome(point.tree)
             taken, used = time.perf_counter() - began, sum(os.times()[:4]) - before
             merges, seconds, cpu = merges + trial.merges, seconds + taken, cpu + used
+            before = sum(os.times()[:4])
+            for point in points[:: max(1, len(points) // _ENGINE)]:
+                request = replace(
+                    job.merge_request(job.pristine, job.spec.lock.release.version),
+                    pristine=point.tree, carries=(one.carry,), store=None,
+                )  # fmt: skip
+                merge_patchset(repository, request)
+                whole += 1
+            used_whole += sum(os.times()[:4]) - before
             told = "none" if found is None else f"{found.commit[:12]} {found.subject}"
             cost = "" if found is None else f"{found.merges} merges, {found.seconds:.2f} s; "
             print(f"{one.carry.name:26} {cost}{trial.merges / taken:4.0f} merges/s; {told}")
         repository.close()
     print(
-        f"{'all':26} {merges} merges, {merges / seconds:.0f}/s by the clock, {merges / cpu:.0f}/s of CPU time"
+        f"{'all':26} {merges} merges, "
+        f"{merges / seconds:.0f}/s by the clock, {merges / cpu:.0f}/s of CPU time; "
+        f"by the engine {whole} merges, {whole / used_whole:.0f}/s of CPU time"
     )
 
 

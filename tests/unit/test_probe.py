@@ -422,6 +422,14 @@ def test_a_probe_may_import_the_modules_that_its_carry_lists(bench: Bench) -> No
     assert "beside" in proof.merged.message
 
 
+def test_helpers_leave_no_bytecode_behind(bench: Bench, store: Store) -> None:
+    bench.prover().prove(with_helper(bench, "def wanted():\n    return 1\n"), [CACHE])
+    kept = {path.name.split(".")[0] for path in store.bytecode.rglob("*.pyc")}
+    assert "cache" in kept, "bytecode of trees is to be kept"
+    assert "beside" not in kept
+    assert not list(store.bytecode.glob(f"**/{store.scratch_root.name}/*"))
+
+
 def test_the_key_changes_with_the_harness_and_the_settings(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

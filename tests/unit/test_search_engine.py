@@ -327,6 +327,24 @@ def test_the_failure_of_a_guess_does_not_stop_the_search(tmp_path: Path) -> None
     assert bisect(problem(), Guarded(third), tmp_path, jobs=4).changes == ("c3",)
 
 
+def test_guesses_are_ended_when_the_search_ends(tmp_path: Path) -> None:
+    """A guess that would run for a minute is told to stop, and is no evaluation."""
+    needed = {applied for applied, _ in _asked(Clocked(third))}
+    stop, ended = threading.Event(), []
+
+    class Slow(Clocked):
+        def evaluate(self, applied, *, attempt, folder) -> Evaluation:
+            if applied not in needed:
+                ended.append(stop.wait(60))
+                raise KeyboardInterrupt
+            return super().evaluate(applied, attempt=attempt, folder=folder)
+
+    assert bisect(problem(), Slow(third), tmp_path, jobs=4, stop=stop).changes == ("c3",)
+    assert ended
+    assert all(ended)
+    assert {frozenset(applied) for applied, _ in read_journal(tmp_path).known} <= needed
+
+
 def _asked(judge: Judge) -> list:
     run(problem(), judge)
     return judge.asked

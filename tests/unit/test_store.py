@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -375,13 +374,16 @@ def test_a_read_only_tree_is_removed_and_nothing_that_it_links_to_is_touched() -
         shutil.rmtree(place)
 
 
-def test_the_sweep_removes_a_dead_runs_sockets(tmp_path: Path) -> None:
-    left = tmp_path / "scratch" / "1-left"
-    left.mkdir(parents=True)
-    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(left):  # a socket's path has to be short
-        listener.bind("ipc")
-    open_store(tmp_path)
-    assert not left.exists()
+def test_sockets_and_pipes_are_removed_too() -> None:
+    """vLLM's processes leave sockets in their scratch folder when they are killed."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        left, pipe = Path(short, "socket"), Path(short, "pipe")
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(left))
+        os.mkfifo(pipe)
+        for path in (left, pipe):
+            remove_tree(path)
+        assert list(Path(short).iterdir()) == []
 
 
 def test_removing_what_is_missing_a_file_or_a_link_is_fine(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
-from sparkwright.base.errors import NoCulpritError
+from sparkwright.base.errors import ConfigError, NoCulpritError
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.options import job_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.pipeline.options import DEFAULT_PATCHSET, DEFAULT_PLATFORM, BuildOptions
+from sparkwright.cli.verify import require_libraries
+from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 from sparkwright.store import write_atomically
 
 if TYPE_CHECKING:
@@ -56,6 +57,15 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 )
 @click.option("--wheel", "build_wheel", is_flag=True, help="Build each candidate's wheel for the command.")
 @click.option(
+    "--target",
+    "machine",
+    default="",
+    metavar="TARGET",
+    help="Serve wheels on a card: local, or ssh://[USER@]HOST[:PORT][/FOLDER].",
+)
+@click.option("--recipe", default="", help="What the target serves, by name or file, as for verify.")
+@click.option("--profile", default="", help="How much it measures: full, smoke or demo.")
+@click.option(
     "--try", "attempted", metavar="IDS", help="Judge one candidate: the older end with these changes."
 )
 @click.option("--list", "listing", is_flag=True, help="List the changes between the ends, and judge nothing.")
@@ -88,12 +98,18 @@ def command(session: Session, *, words: tuple[str, ...], target: TargetOptions, 
         if listing:
             _list(session, search)
             return
+        if jobs > 1 and search.alone:
+            raise ConfigError(
+                f"this judge evaluates one candidate at a time, not {jobs}",
+                because="servers on one machine disturb each other",
+                next_step="leave out --jobs",
+            )
         if attempted is not None:
             _try(session, search, attempted)
             return
         folder = _folder(session, _identity(search.problem))
         search.realiser.require_as_recorded()
-        result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs)
+        result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs, stop=search.stop)
     _finish(session, folder, search.problem, result)
 
 
@@ -110,21 +126,23 @@ def _options(
         raise click.UsageError("A bisection needs two ends: --good SPEC and --bad SPEC.")
     if not arguments["judge"] and not listing:
         raise click.UsageError("A bisection needs a judge: --judge 'probe FILE', for example.")
+    if arguments["machine"]:
+        require_libraries()
     arguments["judge"] = arguments["judge"] or "merge"
     return SearchOptions(**arguments, command=tuple(_repeated(target, arguments)))
 
 
 def _repeated(target: TargetOptions, arguments: dict[str, Any]) -> Iterable[str]:
     """Yield the words of the command line that name the same search, without defaults."""
-    for name in ("good", "bad", "judge", "commits"):
+    for name in ("good", "bad", "judge", "commits", "machine", "recipe", "profile"):
         if arguments[name]:
-            yield f"--{name}={arguments[name]}"
+            yield f"--{'target' if name == 'machine' else name}={arguments[name]}"
     for flag in ("find_fix", "mend", "build_wheel", "any_failure", "deterministic"):
         if arguments[flag]:
             yield "--wheel" if flag == "build_wheel" else f"--{flag.replace('_', '-')}"
     yield from (f"--axis={axis}" for axis in arguments["axes"])
     yield from (f"--carry={carry}" for carry in arguments["carries"])
-    usual = {"patchset": DEFAULT_PATCHSET, "platform": DEFAULT_PLATFORM, "source": "index", "kernels": "auto"}
+    usual = {"platform": DEFAULT_PLATFORM, "source": "index", "kernels": "auto"}
     for name, value in vars(target).items():
         if value and value != usual.get(name):
             yield f"--{name}={value}"

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from sparkwright.base.config import to_builtins
+from sparkwright.cli.options import series_option, tree_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
+from sparkwright.lock import require_native
 from sparkwright.lock.bump import rewrite
-from sparkwright.pipeline.checkout import LOCK_NAME
+from sparkwright.pipeline.checkout import new_checkout, require_fit
 from sparkwright.pipeline.pins import pin_of
 from sparkwright.store import write_atomically
-from sparkwright.upstream import Access, gather, gather_commit, gather_cuda, propose, read_settings
+from sparkwright.upstream import Access, gather, gather_commit, gather_cuda, read_settings
 
 if TYPE_CHECKING:
     from sparkwright.lock import Bumped
+    from sparkwright.pipeline.options import TargetOptions
 
 
 @click.group("lock")
@@ -37,6 +43,7 @@ def _access(session: Session) -> Access:
     help="Confirm the commit with this too: git, a repository's address, or a clone. By default, with the "
     "tag at the address that the lock names, and with the store.",
 )
+@series_option
 @common_options
 @run_in_session
 def check_command(session: Session, *, source: str) -> None:
@@ -67,7 +74,8 @@ def check_command(session: Session, *, source: str) -> None:
         )
     elif not findings:
         native = "; the [native] tables fit it, torch and each other" if lock.native else ""
-        click.echo(f"upstream.lock agrees with vllm {lock.release.version}: {checked} values checked{native}")
+        name, release = session.checkout.lock_name, lock.release.version
+        click.echo(f"{name} agrees with vllm {release}: {checked} values checked{native}")
         for item in open_ends:
             click.echo(
                 f"unconfirmed: {item.key} is {item.stated or 'nothing'} by the release's own files; "
@@ -93,20 +101,32 @@ def check_command(session: Session, *, source: str) -> None:
     help="Origin of commits: git, a repository's address, or a clone.",
 )
 @click.option(
+    "--new-series",
+    default="",
+    metavar="SERIES",
+    help="Write the lock of a new series, beside its patchset; this series' lock stays as it is.",
+)
+@click.option(
     "--platform", "machines", multiple=True, help="Pin the wheel for this machine only; may be repeated."
 )
+@series_option
 @common_options
 @run_in_session
-def pin(session: Session, *, target: str, write: bool, source: str, machines: tuple[str, ...]) -> None:
+def pin(
+    session: Session, *, target: str, write: bool, source: str, new_series: str, machines: tuple[str, ...]
+) -> None:
     """Pin TARGET: a release's version, the full id of a commit, or nightly, the newest commit with a wheel.
 
     Wheels of commits come from upstream's index of wheels by commit, which states no digests: the digest of
     the first download counts from then on. A commit without a wheel takes that of an ancestor with the same
     native inputs.
     """
-    lock = pin_of(session.checkout, _access(session), target, source=source, machines=machines)
-    path = session.checkout.root / LOCK_NAME
-    bumped = rewrite(path.read_text(encoding="utf-8"), lock)
+    old = session.checkout
+    checkout = new_checkout(old, new_series) if new_series else old
+    lock = pin_of(checkout, _access(session), target, source=source, machines=machines)
+    require_fit(lock, checkout.lock_path)
+    path = checkout.lock_path
+    bumped = rewrite(old.lock_path.read_text(encoding="utf-8"), lock)
     if write:
         write_atomically(path, bumped.text.encode())
     if session.as_json:
@@ -116,13 +136,19 @@ def pin(session: Session, *, target: str, write: bool, source: str, machines: tu
     _show_changes(bumped)
     click.echo(f"{'wrote' if write else 'would write'}    {path}")
     words = ["wheel" if write else f"lock pin {target} --write"]
+    if new_series:
+        words += [f"--series {new_series}" if write else f"--new-series {new_series}"]
     words += [] if source == "git" or lock.sdist else ["--source", shlex.quote(source)]
     words += [f"--platform {machine}" for machine in machines[: 1 if write else None]]
     click.echo(f"next     sparkwright {' '.join(words)}")
 
 
 def _described(bumped: Bumped) -> dict[str, Any]:
-    return {"changes": [change._asdict() for change in bumped.changes], "notes": list(bumped.notes)}
+    return {
+        "changes": [change._asdict() for change in bumped.changes],
+        "notes": list(bumped.notes),
+        "decisions": [decision._asdict() for decision in bumped.decisions],
+    }
 
 
 def _show_changes(bumped: Bumped) -> None:
@@ -133,20 +159,74 @@ def _show_changes(bumped: Bumped) -> None:
         click.echo(f"note     {note}")
 
 
-@command.command("bump")
-@click.argument("version")
+@command.command("learn")
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
+@tree_options
 @common_options
 @run_in_session
-def bump(session: Session, *, version: str, dry_run: bool) -> None:
-    """Move upstream.lock to VERSION, with the values of that release; comments and order stay."""
-    path = session.checkout.root / LOCK_NAME
-    bumped = propose(_access(session), path.read_text(encoding="utf-8"), version)
+def learn_command(session: Session, *, dry_run: bool, target: TargetOptions) -> None:
+    """Write [native.binaries] and [native.costs] of the lock, from what was compiled for it.
+
+    Run it after `sparkwright wheel --kernels native`, on the machine that compiled: cubins are read from the
+    ELF files, costs from the store. Nothing is compiled.
+    """
+    from sparkwright.pipeline.learning import learn
+
+    path, lock = session.checkout.lock_path, session.checkout.lock
+    require_native(lock)
+    native, decisions = learn(session.job(replace(target, kernels="native")))
+    bumped = rewrite(path.read_text(encoding="utf-8"), structs.replace(lock, native=native))
+    _report(session, replace(bumped, decisions=decisions), path, dry_run=dry_run)
+
+
+@command.command("bump")
+@click.argument("version")
+@click.option(
+    "--copy",
+    "copies",
+    metavar="NAME=FOLDER",
+    multiple=True,
+    help="Take the tree of a dependency's source from here: a git repository that has the pinned "
+    "commit, or its files; may be repeated.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
+@series_option
+@common_options
+@run_in_session
+def bump(session: Session, *, version: str, copies: tuple[str, ...], dry_run: bool) -> None:
+    """Move the lock to VERSION, [native] included; comments and order stay.
+
+    Toolkit packages follow from torch's own pins, sources and extensions from the release's CMake files.
+    What a person has to decide is listed, with the command that shows why. Nothing is written on an error.
+    """
+    from sparkwright.pipeline.moves import move_lock
+
+    path = session.checkout.lock_path
+    text = path.read_text(encoding="utf-8")
+    bumped = move_lock(_access(session), text, version, copies=dict(map(_named_folder, copies)))
+    require_fit(bumped.lock, path)
+    _report(session, bumped, path, dry_run=dry_run)
+
+
+def _report(session: Session, bumped: Bumped, path: Path, *, dry_run: bool) -> None:
+    """Write the new lock unless this is a *dry_run*, and show what changed and what is left to decide."""
     if not dry_run:
         write_atomically(path, bumped.text.encode())
     if session.as_json:
         print_json(_described(bumped))
         return
     _show_changes(bumped)
+    for decision in bumped.decisions:
+        click.echo(f"decide   {decision.key}: {decision.why}")
+        click.echo(f"         {decision.command}")
     click.echo(f"{'would write' if dry_run else 'wrote'}    {path}")
     click.echo("next     sparkwright lock check, then sparkwright merge")
+
+
+def _named_folder(text: str) -> tuple[str, Path]:
+    name, found, folder = text.partition("=")
+    if not found or not Path(folder).is_dir():
+        raise click.BadParameter(
+            f"{text!r} is not NAME=FOLDER with a folder that exists", param_hint="--copy"
+        )
+    return name, Path(folder)

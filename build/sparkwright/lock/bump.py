@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from sparkwright.base.config import parse_toml, to_builtins
 from sparkwright.base.errors import LockMismatchError
 from sparkwright.lock.check import agrees, flatten
@@ -18,12 +20,29 @@ if TYPE_CHECKING:
     from sparkwright.lock.model import Artifact
 
 
+_IN_ONE_LINE = 4
+
+
 class LockChange(NamedTuple):
     """A value that differs: dotted key, old value and new one (`None`: absent)."""
 
     key: str
     old: str | None
     new: str | None
+
+
+class Decision(NamedTuple):
+    """A value of the lock that no program can settle.
+
+    Attributes:
+        key: dotted key in the lock.
+        why: what is open, and what holds until it is settled.
+        command: shows the reason.
+    """
+
+    key: str
+    why: str
+    command: str
 
 
 @dataclass(frozen=True)
@@ -35,12 +54,14 @@ class Bumped:
         lock: the same, parsed.
         changes: the values that differ from the old lock.
         notes: remarks for the user: sources that are new or gone, values that could not be verified.
+        decisions: what a person has to decide before kernels are compiled.
     """
 
     text: str
     lock: Lock
     changes: tuple[LockChange, ...]
     notes: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = ()
 
 
 def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifact]) -> Lock:
@@ -59,6 +80,7 @@ def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifac
     fields = ("repository", "ref", "declared-in", "override")
     return Lock(
         format=LOCK_FORMAT,
+        series=old.series,
         release=Release(
             version=stated["release.version"],
             commit=_longest(
@@ -117,14 +139,34 @@ def rewrite(text: str, new: Lock) -> Bumped:
 
     old = parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="upstream.lock")
     document = tomlkit.parse(text)
-    # A release states nothing about these tables: they stay, and the notes list what is stale.
-    kept = {key: document[key] for key in ("native", "rehearsal") if key in document}
-    _merge(document, {**to_builtins(new), **kept})
+    # A release states nothing about these tables: where *new* does not change them, not a byte moves.
+    kept = {
+        key: document[key]
+        for key in ("native", "rehearsal")
+        if key in document and getattr(old, key) == getattr(new, key)
+    }
+    native = {"native": stated_values(new.native)} if new.native is not None else {}
+    _merge(document, {**to_builtins(new), **native, **kept})
     result = tomlkit.dumps(document)
-    written = parse_toml(result.encode(), Lock, newest_format=LOCK_FORMAT, name="the new upstream.lock")
+    written = parse_toml(result.encode(), Lock, newest_format=LOCK_FORMAT, name="the new lock")
     if written != new:
-        raise LockMismatchError("upstream.lock could not be rewritten", because="its layout is unusual")
+        raise LockMismatchError("the lock could not be rewritten", because="its layout is unusual")
     return Bumped(result, new, _changes(old, new), _notes(old, new))
+
+
+def stated_values(model: Any) -> Any:
+    """Return *model* as a file writes it: without what has its default value."""
+    if isinstance(model, msgspec.Struct):
+        fields = msgspec.structs.fields(model)
+        values = {field.encode_name: getattr(model, field.name) for field in fields}
+        return {
+            field.encode_name: stated_values(values[field.encode_name])
+            for field in fields
+            if field.required or (values[field.encode_name] or None) is not None
+        }
+    if isinstance(model, dict):
+        return {key: stated_values(value) for key, value in model.items()}
+    return [stated_values(value) for value in model] if isinstance(model, (list, tuple)) else model
 
 
 def _merge(table: Any, values: Mapping[str, Any]) -> None:
@@ -136,13 +178,39 @@ def _merge(table: Any, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if not isinstance(value, dict):
             if table.get(key) != value:
-                table[key] = value
+                line = isinstance(table, tomlkit.items.InlineTable)
+                table[key] = _array(value, one_line=line) if isinstance(value, list) else value
             continue
         if key not in table:
-            table.add(key, tomlkit.table())
+            table.add(key, _inline(value) if _is_package(value) else tomlkit.table())
             if "ref" in value:
                 table[key].add(tomlkit.comment("New with this release: not yet described."))
         _merge(table[key], value)
+        if not value and table[key].is_super_table():  # without a table in it, it has no line of its own
+            table.remove(key)
+            table.add(key, tomlkit.table(is_super_table=False))
+
+
+def _is_package(value: Mapping[str, Any]) -> bool:
+    """Tell if *value* is written on one line, as files of the package index are."""
+    return "filename" in value or (all(isinstance(count, int) for count in value.values()) and bool(value))
+
+
+def _inline(value: Mapping[str, Any]) -> Any:
+    import tomlkit
+
+    table = tomlkit.inline_table()
+    table.update({key: inner for key, inner in value.items() if not isinstance(inner, dict)})
+    return table
+
+
+def _array(values: list[Any], *, one_line: bool) -> Any:
+    """Return *values* as an array of one line, or of one line for each where that would be long."""
+    import tomlkit
+
+    array = tomlkit.array()
+    array.extend(values)
+    return array.multiline(not one_line and len(values) > _IN_ONE_LINE)
 
 
 def _changes(old: Lock, new: Lock) -> tuple[LockChange, ...]:
@@ -165,7 +233,7 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
     return (
         *([] if full else ["release.commit is abbreviated: no git remote could be reached for the rest"]),
         *(f"sources.{name} is gone: this release no longer downloads it" for name in gone),
-        *(f"sources.{name} is new: describe it in a comment of upstream.lock" for name in fresh),
+        *(f"sources.{name} is new: describe it in a comment of the lock" for name in fresh),
         *(f"sources.{name} now comes from {new.sources[name].repository}" for name in moved),
         *(
             [f"release.torch moved from {old.release.torch} to {new.release.torch}"]
@@ -182,6 +250,11 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
             for name, wheel in new.wheels.items()
             if wheel.commit not in {None, new.release.commit}
         ),
+        *(
+            f"wheels.{name} was built from {wheel.built_from}, and the sdist from {new.release.commit[:9]}"
+            for name, wheel in new.wheels.items()
+            if wheel.built_from
+        ),
         *_native_notes(new),
         *_rehearsal_notes(new),
     )
@@ -191,6 +264,8 @@ def _native_notes(new: Lock) -> tuple[str, ...]:
     """List the ``[native]`` values that do not fit the *new* release, or were measured on an older one."""
     if new.native is None or not (findings := check_native(new)):
         return ()
+    if new.native.release == new.release.version:
+        return tuple(str(finding) for finding in findings)
     measured = [name for name in ("binaries", "costs") if getattr(new.native, name)]
     return (
         f"[native] is unchanged, for {new.native.release}: nothing is compiled until it is regenerated",

@@ -91,18 +91,18 @@ def require_agreement(findings: Sequence[LockFinding]) -> None:
     """
     if findings:
         raise LockMismatchError(
-            "upstream.lock and the release disagree",
+            "the lock and the release disagree",
             because="; ".join(str(finding) for finding in findings),
             next_step="sparkwright lock bump VERSION writes the values of the release",
         )
 
 
 def flatten(lock: Lock) -> dict[str, str]:
-    """Return the lock's values by dotted key, without ``format``, ``[native]`` and ``[rehearsal]``.
+    """Return the lock's values by dotted key, without those that no release states anything about.
 
-    A release states nothing about these tables; see `sparkwright.lock.coherence` for the first.
+    These are ``format``, ``series``, ``[rehearsal]`` and ``[native]``, for which see `check_native`.
     """
-    unstated = {"format", "native", "rehearsal"}
+    unstated = {"format", "series", "native", "rehearsal"}
     return dict(_walk("", {key: value for key, value in to_builtins(lock).items() if key not in unstated}))
 
 
@@ -135,7 +135,8 @@ def _plain_address(address: str) -> str:
     return address.rstrip("/").removesuffix(".git").lower()
 
 
-def _same_version(one: str, other: str) -> bool:
+def same_version(one: str, other: str) -> bool:
+    """Tell if two versions are equal by PEP 440, as 13.0.3 and 13.0.3.0 are."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -158,5 +159,5 @@ _COMPARISONS: dict[str, Callable[[str, str], bool]] = {
     "release.commit": _same_commit,
     "release.git": _same_address,
     "release.requires-python": _same_specifiers,
-    "release.version": _same_version,
+    "release.version": same_version,
 }

@@ -80,10 +80,18 @@ def read_pins(files: Mapping[str, str]) -> tuple[list[Pin], list[Problem]]:
     return list(pins.values()), problems
 
 
+def without_comments(text: str) -> str:
+    """Return *text* with spaces in place of its comments, so that offsets still give lines."""
+    return _blanked(_COMMENT, text)
+
+
+def _blanked(pattern: re.Pattern[str], text: str) -> str:
+    return pattern.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+
+
 def _read_file(path: str, text: str) -> Iterator[Pin | Problem]:
     """Yield each download of a file, as a pin or as a problem."""
-    for skipped in (_COMMENT, _ROCM):  # spaces instead, so that offsets still give lines
-        text = skipped.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    text = _blanked(_ROCM, without_comments(text))
     overrides = sorted(set(_OVERRIDE.findall(text)))
     read: list[tuple[int, int]] = []
     for download in _DOWNLOAD.finditer(text):

@@ -12,7 +12,7 @@ from email.parser import BytesHeaderParser
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError, LockMismatchError
-from sparkwright.lock.check import LockFinding
+from sparkwright.lock.check import LockFinding, same_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from sparkwright.lock.model import Lock
     from sparkwright.lock.native import NativePin, Package
 
-_RELEASE = "cuda-toolkit"
+CUDA_RELEASE = "cuda-toolkit"
+"""The project whose releases pin the versions of CUDA's packages; torch pins one of them."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ def require_native(lock: Lock) -> NativePin:
     """
     if lock.native is None:
         raise ConfigError(
-            "kernels cannot be compiled", because="upstream.lock has no [native] tables",
+            "kernels cannot be compiled", because="the lock has no [native] tables",
             next_step="take upstream's kernels, or write those tables: see docs/formats.md",
         )  # fmt: skip
     if lock.native.release != lock.release.version:
         raise LockMismatchError(
-            "the [native] tables of upstream.lock are for another release",
+            "the [native] tables of the lock are for another release",
             because=f"they are for {lock.native.release}, and {lock.release.version} is pinned",
             next_step="take upstream's kernels, or update the tables: sparkwright lock check lists them",
         )
@@ -115,24 +116,25 @@ def _sources(lock: Lock, native: NativePin) -> Iterator[LockFinding]:
 
 
 def _extensions(native: NativePin) -> Iterator[LockFinding]:
-    compiled = {name for name, pin in native.sources.items() if pin.tree is not None}
+    # A source with paths and no tree could not be reached yet; `NativePin.unreached` lists those.
+    compiled = {name for name, pin in native.sources.items() if pin.tree is not None or pin.paths}
     for name, spec in native.extensions.items():
         for source in sorted(set(spec.sources) - compiled):
             yield LockFinding(
-                f"native.extensions.{name}.sources", source, None, "[native.sources] with a tree"
+                f"native.extensions.{name}.sources", source, None, "[native.sources] with a tree or paths"
             )
 
 
 def _cuda(native: NativePin, evidence: CudaEvidence) -> Iterator[LockFinding]:
-    pinned = _exact_pins(evidence.torch).get(_RELEASE)
+    pinned = exact_pins(evidence.torch).get(CUDA_RELEASE)
     toolkit = native.toolkit
-    if pinned != toolkit.release.version:
+    if pinned is None or not same_version(pinned, toolkit.release.version):
         yield LockFinding(
             "native.toolkit.release.filename", toolkit.release.version, pinned, "torch's METADATA"
         )
     if pinned is None or not pinned.startswith(f"{toolkit.cuda}."):
         yield LockFinding("native.toolkit.cuda", toolkit.cuda, pinned, "torch's METADATA")
-    pins = _exact_pins(evidence.release)
+    pins = exact_pins(evidence.release)
     for key, _, _, package in _tables(native):
         pin = pins.get(package.project.replace("_", "-"))
         if pin is not None and not f"{package.version}.".startswith(f"{pin.removesuffix('.*')}."):
@@ -141,7 +143,7 @@ def _cuda(native: NativePin, evidence: CudaEvidence) -> Iterator[LockFinding]:
             )
 
 
-def _exact_pins(metadata: bytes) -> dict[str, str]:
+def exact_pins(metadata: bytes) -> dict[str, str]:
     """Return project to version, for each ``Requires-Dist`` with ``==`` in *metadata* (PEP 566)."""
     headers = BytesHeaderParser().parsebytes(metadata).get_all("Requires-Dist", [])
     found = (re.match(r"([\w.-]+)\s*(?:\[[^\]]*\])?\s*\(?==\s*([^;,)\s]+)", header) for header in headers)

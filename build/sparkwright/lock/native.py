@@ -73,7 +73,8 @@ class SourcePin(Model, frozen=True):
     Attributes:
         ref: the commit or tag that `tree` was taken from; for one of the lock's ``[sources]``, the same.
         tree: git id of the tree that holds `paths` and nothing else, no file executable; none where
-            nothing is compiled from it, so that `stand_in` is enough.
+            nothing is compiled from it, so that `stand_in` is enough, and with `paths`, where it
+            is not known yet.
         paths: the folders and files that a build needs, relative to the repository's root.
         repository: git address; by default that of the lock's source of the same name.
         package: a wheel that holds the same files.
@@ -144,6 +145,7 @@ class NativePin(Model, frozen=True):
         binaries: device code of each binary compiled for `arch`, by member name.
         drop: reviewed binaries of upstream that the wheel does not need, by member name.
         costs: seconds of CPU time and peak MiB by unit, from an earlier build: the first order.
+        measured: the release that `binaries` and `costs` were measured on; `release`, if empty.
     """
 
     release: str
@@ -154,6 +156,24 @@ class NativePin(Model, frozen=True):
     binaries: dict[str, Binary] = field(default_factory=dict)
     drop: dict[str, DroppedBinary] = field(default_factory=dict)
     costs: dict[str, tuple[float, int]] = field(default_factory=dict)
+    measured: str = ""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether `binaries` were measured on the release that these tables are for."""
+        return self.measured in {"", self.release}
+
+    @property
+    def unreached(self) -> dict[str, tuple[str, ...]]:
+        """The sources whose tree is not known yet, each with the extensions that wait for it."""
+        return {
+            name: tuple(target for target, spec in self.extensions.items() if self._reads(spec, name))
+            for name, pin in self.sources.items()
+            if pin.paths and pin.tree is None
+        }
+
+    def _reads(self, spec: ExtensionSpec, source: str) -> bool:
+        return source in spec.sources or self.sources[source].mount.partition(":")[0] in spec.sources
 
 
 def named(table: Mapping[str, T], name: str, kind: str) -> T:

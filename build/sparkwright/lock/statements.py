@@ -102,8 +102,9 @@ def statements(evidence: ReleaseEvidence) -> Iterator[Statement]:
         if evidence.version is not None:
             yield Statement("release.version", evidence.version, f"{evidence.name}, counted from its wheel's")
         yield from _commit(evidence.name, evidence.texts)
+    sdist_commit = stated_commit(evidence.texts.get(VERSION_FILE, b""))
     for wheel in evidence.wheels:
-        yield from _wheel(wheel, own=wheel.file.commit in {None, evidence.commit})
+        yield from _wheel(wheel, sdist_commit, own=wheel.file.commit in {None, evidence.commit})
     yield from _sources(evidence.texts)
     if evidence.tag_commit is not None:
         yield Statement("release.commit", evidence.tag_commit, "the release's tag at the git remote")
@@ -214,7 +215,25 @@ def _torch(requirements: Iterable[str], witness: str) -> Iterator[Statement]:
         yield Statement("release.torch", pin, witness)
 
 
-def _wheel(wheel: WheelEvidence, *, own: bool) -> Iterator[Statement]:
+def _versions_of(wheel: WheelEvidence, key: str, sdist_commit: str | None) -> Iterator[Statement]:
+    """Yield the version and the commit that *wheel* states.
+
+    Upstream builds some releases' sdist and wheels from two commits. Which files these change, the audit
+    finds: it holds every Python file of a wheel to the sdist's.
+    """
+    for one in _version_file(wheel.version_file, f"{wheel.file.filename}: {VERSION_FILE}"):
+        if one.key == "release.commit" and is_other_commit(one.value, sdist_commit):
+            yield Statement(f"{key}.built-from", one.value, one.witness)
+        else:
+            yield one
+
+
+def is_other_commit(one: str | None, other: str | None) -> bool:
+    """Tell if both commits are stated, abbreviated or not, and differ."""
+    return bool(one and other) and not (str(one).startswith(str(other)) or str(other).startswith(str(one)))
+
+
+def _wheel(wheel: WheelEvidence, sdist_commit: str | None, *, own: bool) -> Iterator[Statement]:
     """Yield what *wheel* states; one that is not the commit's *own* states no version of it."""
     filename = wheel.file.filename
     witness = f"{filename}: METADATA"
@@ -230,7 +249,7 @@ def _wheel(wheel: WheelEvidence, *, own: bool) -> Iterator[Statement]:
     yield from _release(metadata, witness, version=own)
     yield from _torch(metadata.get_all("Requires-Dist", []), witness)
     if own:
-        yield from _version_file(wheel.version_file, f"{filename}: {VERSION_FILE}")
+        yield from _versions_of(wheel, key, sdist_commit)
 
 
 def _outer_tag(tag: str, filename: str) -> str:

@@ -9,8 +9,10 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import structs
+
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import ArchiveError, DigestError, ToolError
+from sparkwright.base.errors import ArchiveError, DigestError, LockMismatchError, ToolError
 from sparkwright.base.events import task
 from sparkwright.git import TreeEntry, tree_id
 from sparkwright.lock import Artifact
@@ -19,7 +21,7 @@ from sparkwright.upstream import fetch_artifact, fetch_members
 from sparkwright.upstream.archive import EXECUTABLE, MAX_MEMBERS, REGULAR, bad_component
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from sparkwright.lock.native import Package
@@ -72,12 +74,63 @@ def unpack_package(access: Access, package: Package) -> Path:
             return store.publish_folder(scratch / "package", _folder(store, package))
 
 
-def open_package(access: Access, package: Package) -> contextlib.AbstractContextManager[Path]:
-    """Return the wheel of *package*, with at least the members that are unpacked; see `fetch_members`."""
+def open_package(
+    access: Access, package: Package, wanted: Callable[[str], bool] | None = None
+) -> contextlib.AbstractContextManager[Path]:
+    """Return the wheel of *package*, with at least the members that are unpacked; see `fetch_members`.
+
+    Args:
+        access: where it comes from.
+        package: the wheel.
+        wanted: the members that are needed instead, where the caller verifies these.
+    """
     artifact = Artifact(filename=package.filename, sha256=package.sha256, size=package.size)
-    if package.tree is None:
+    if wanted is None and package.tree is None:
         return contextlib.nullcontext(fetch_artifact(access.store, artifact, access.settings))
-    return fetch_members(access.store, artifact, _is_wanted(package), access.settings)
+    return fetch_members(access.store, artifact, wanted or _is_wanted(package), access.settings)
+
+
+def measured_tree(access: Access, package: Package) -> str:
+    """Return the git id of the tree that the folders of *package* unpack to; nothing is kept.
+
+    Only these members are transferred, if the server can send parts of a file.
+
+    Raises:
+        LockMismatchError: one of its folders is not in the wheel.
+        NotInStoreError, FetchError, DigestError, ArchiveError: as `unpack_package`.
+    """
+    artifact = Artifact(filename=package.filename, sha256=package.sha256, size=package.size)
+    wanted = _is_wanted(package)
+    with fetch_members(access.store, artifact, wanted, access.settings) as wheel:
+        files: dict[str, TreeEntry] = {}
+        for member in read_members(wheel, wanted):
+            digest = _blob_digest(member.size)
+            for chunk in member.chunks:
+                digest.update(chunk)
+            files[member.path] = TreeEntry(member.mode, digest.hexdigest())
+    require_folders(package, files)
+    return tree_id(files)
+
+
+def require_folders(package: Package, names: Iterable[str]) -> None:
+    """Refuse a *package* of which a folder holds none of the members called *names*.
+
+    Raises:
+        LockMismatchError: there is such a folder.
+    """
+    names = list(names)
+    for folder in package.folders:
+        wanted = _is_wanted(structs.replace(package, folders=(folder,)))
+        if not any(wanted(name) for name in names):
+            raise LockMismatchError(
+                f"{package.filename} has no {folder}",
+                because="its files have moved since the pinned version",
+                next_step=f"list them with unzip -l {package.filename}, and correct upstream.lock",
+            )
+
+
+def _blob_digest(size: int) -> hashlib._Hash:
+    return hashlib.sha1(b"blob %d\0" % size)  # noqa: S324 - git's object ids are SHA-1
 
 
 class PackageMember(NamedTuple):
@@ -132,7 +185,7 @@ def program_in(folder: Path, name: str) -> Path:
         raise ToolError(
             f"the package for {name} is not as expected",
             because=f"{folder} holds {len(found)} programs of that name",
-            next_step="look at [native.toolkit.builder] in upstream.lock",
+            next_step="look at [native.toolkit.builder] in the lock",
         )
     return found[0]
 
@@ -193,7 +246,7 @@ def _write(wheel: Path, package: Package, folder: Path) -> None:
     for member in read_members(wheel, _is_wanted(package)):
         target = folder / member.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        digest = hashlib.sha1(b"blob %d\0" % member.size)  # noqa: S324 - git's object ids are SHA-1
+        digest = _blob_digest(member.size)
         with target.open("wb") as sink:
             for chunk in member.chunks:
                 sink.write(chunk)
@@ -204,5 +257,5 @@ def _write(wheel: Path, package: Package, folder: Path) -> None:
         raise DigestError(
             f"{package.filename} does not unpack to the tree in the lock",
             because=f"its tree is {found}, not {package.tree}",
-            next_step="do not use it before you know which changed: the file on the index or upstream.lock",
+            next_step="do not use it before you know which changed: the file on the index or the lock",
         )

@@ -21,9 +21,9 @@ from sparkwright.base.errors import (
     SparkwrightError,
 )
 from sparkwright.base.events import emit, task
-from sparkwright.git import FileEntry, fetch, import_files, list_remote, open_repository
+from sparkwright.git import FileEntry, Repository, fetch, import_files, list_remote, open_repository
 from sparkwright.lock import require_native
-from sparkwright.lock.native import named
+from sparkwright.lock.native import SourcePin, named
 from sparkwright.native.model import SourceTree
 from sparkwright.native.packages import open_package, read_members
 from sparkwright.upstream.archive import EXECUTABLE, REGULAR
@@ -32,13 +32,14 @@ from sparkwright.upstream.folder import walk_folder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from sparkwright.git import Repository
+    from sparkwright.git import TreeEntry
     from sparkwright.lock import Lock
-    from sparkwright.lock.native import NativePin, SourcePin
+    from sparkwright.lock.native import NativePin, Package
     from sparkwright.upstream import Access
 
 _KIND = "source-tree"
 _FULL_ID = 40
+_SUBMODULE = "160000"
 _STAND_IN = "STANDS-IN"  # git keeps no empty folder, and CMake needs one
 
 
@@ -112,11 +113,13 @@ def find_sources(
         here = _from_folder(access, source, environment) or _from_store(access, source)
         if here is None and source.pin.tree is not None:
             return None
-        found[source.name] = here or _stand_in(access, source, _NOT_COMPILED)
+        why = _NOT_KNOWN if source.pin.paths else _NOT_COMPILED
+        found[source.name] = here or _stand_in(access, source, why)
     return found
 
 
 _NOT_COMPILED = "nothing is compiled from it"
+_NOT_KNOWN = "upstream.lock does not have its tree yet: sparkwright lock bump --copy NAME=FOLDER writes it"
 
 
 def _wanted(lock: Lock, names: Iterable[str] | None) -> Iterator[_Wanted]:
@@ -138,7 +141,7 @@ def _gather(access: Access, source: _Wanted, environment: Mapping[str, str]) -> 
     if found is not None:
         return found
     if source.pin.tree is None:
-        return _stand_in(access, source, _NOT_COMPILED)
+        return _stand_in(access, source, _NOT_KNOWN if source.pin.paths else _NOT_COMPILED)
     failures: list[str] = []
     for bring in (_from_package, _from_git):
         try:
@@ -178,8 +181,7 @@ def _from_folder(access: Access, source: _Wanted, environment: Mapping[str, str]
             f"{source.override} names no folder", because=f"{folder} does not exist",
             next_step="unset it, or let it name a copy of that source",
         )  # fmt: skip
-    files = {path: entry for wanted in source.pin.paths for path, entry in _files(folder, wanted)}
-    tree = _import(access.repository, files)
+    tree = _import(access.repository, read_copy(folder, source.pin.paths))
     if tree != source.pin.tree:
         raise DigestError(
             f"{folder}, which {source.override} names, is not the source that the lock pins",
@@ -211,14 +213,7 @@ def _from_package(access: Access, source: _Wanted) -> SourceTree:
     package, inner = source.pin.package, source.pin.folder
     if package is None:
         raise _UnavailableError
-    prefix = f"{inner}/" if inner else ""
-    wanted = _below(source.pin.paths, prefix)
-    with open_package(access, package) as wheel:
-        files = {
-            member.path.removeprefix(prefix): FileEntry(member.mode, b"".join(member.chunks))
-            for member in read_members(wheel, wanted)
-        }
-    tree = _import(access.repository, files)
+    tree = packaged_tree(access, package, inner, source.pin.paths)
     return _verified(access, source, tree, f"{package.project} {package.version}")
 
 
@@ -238,29 +233,119 @@ def _from_git(access: Access, source: _Wanted) -> SourceTree:
         raise _UnavailableError("the lock names no git repository for it")
     if access.settings.offline and not address.startswith("file://"):
         raise NotInStoreError(f"{source.name} is not in the store", because="the network is off")
-    with access.store.scratch() as scratch:
-        try:
-            files = _read_remote(scratch / "parts", address, source.pin, whole=False)
-        except (FetchError, RefError):  # a server may refuse to serve files by their ids
-            files = _read_remote(scratch / "whole", address, source.pin, whole=True)
-    tree = _import(access.repository, files)
+    tree = _import(access.repository, read_revision(access, address, source.pin.ref, source.pin.paths).files)
     return _verified(access, source, tree, f"{address} at {source.pin.ref[:12]}")
 
 
-def _read_remote(folder: Path, address: str, pin: SourcePin, *, whole: bool) -> dict[str, FileEntry]:
+@dataclass(frozen=True)
+class Revision:
+    """The files of one commit of a dependency.
+
+    Attributes:
+        files: the requested files by path.
+        submodules: the commits of its submodules by path.
+    """
+
+    files: dict[str, FileEntry]
+    submodules: dict[str, str]
+
+
+def read_revision(access: Access, address: str, ref: str, paths: Iterable[str]) -> Revision:
+    """Return *paths* of the commit or tag *ref* at *address*; only these are transferred, if possible.
+
+    Raises:
+        FetchError, RefError: the remote did not answer, or has no such commit or tag.
+    """
+    pin = SourcePin(ref=ref, paths=tuple(paths))
+    with access.store.scratch() as scratch:
+        try:
+            return _read_remote(scratch / "parts", address, pin, whole=False)
+        except (FetchError, RefError):  # a server may refuse to serve files by their ids
+            return _read_remote(scratch / "whole", address, pin, whole=True)
+
+
+def read_clone(folder: Path, ref: str, paths: Iterable[str]) -> Revision:
+    """Return *paths* of the commit or tag *ref* in the user's repository *folder*, a clone or a bare one.
+
+    Nothing is fetched from it, so it may be partial as long as it has these files.
+
+    Raises:
+        FetchError: it does not have the commit, or not all of its files.
+    """
+    place = folder / ".git"
+    if place.is_file():  # a submodule's, or that of a further work tree (gitrepository-layout(5))
+        place = folder / place.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+    repository = Repository(place if place.is_dir() else folder)
+    try:
+        return _revision(repository, repository.tree_of(ref), paths)
+    except RefError as error:
+        raise FetchError(
+            f"{folder} does not have {ref}", because=error.because,
+            next_step=f"fetch it there: git -C {folder} fetch origin {ref}",
+        ) from error  # fmt: skip
+    finally:
+        repository.close()
+
+
+def read_copy(folder: Path, paths: Iterable[str]) -> dict[str, FileEntry]:
+    """Return the files below *paths* of the local copy in *folder*, by path."""
+    return {path: entry for wanted in paths for path, entry in _files(folder, wanted)}
+
+
+def keep_source(access: Access, files: Mapping[str, FileEntry], origin: str) -> str:
+    """Put a source's *files* into the store, for later builds; return the git id of their tree."""
+    tree = _import(access.repository, files)
+    access.repository.keep(_ref(tree), tree)
+    access.store.put_record(_KIND, tree, {"origin": origin})
+    return tree
+
+
+def packaged_tree(
+    access: Access, package: Package, folder: str, paths: Iterable[str], *, in_parts: bool = False
+) -> str:
+    """Return the git id of the tree that *paths* of *folder* in *package* are.
+
+    Only these are transferred with *in_parts*, if the server can send parts of a file; the wheel's digest
+    is verified without.
+    """
+    prefix = f"{folder}/" if folder else ""
+    wanted = _below(paths, prefix)
+    with open_package(access, package, wanted if in_parts else None) as wheel:
+        files = {
+            member.path.removeprefix(prefix): FileEntry(member.mode, b"".join(member.chunks))
+            for member in read_members(wheel, wanted)
+        }
+    return _import(access.repository, files)
+
+
+def _read_remote(folder: Path, address: str, pin: SourcePin, *, whole: bool) -> Revision:
     """Return the files of *pin* by path, fetched into *folder*: the *whole* commit, or only them."""
     repository = open_repository(folder)
     try:
         commit = _commit(repository, address, pin.ref)
         fetch(repository, address, [commit], without_files=not whole)
-        wanted = _below(pin.paths, "")
         tree = repository.tree_of(commit)
-        blobs = {path: entry for path, entry in repository.files(tree).items() if wanted(path)}
-        if blobs and not whole:
+        if not whole and (blobs := _chosen(repository.files(tree), pin.paths)):
             fetch(repository, address, sorted({entry.blob for entry in blobs.values()}))
-        return {path: FileEntry(entry.mode, repository.blob(entry.blob)) for path, entry in blobs.items()}
+        return _revision(repository, tree, pin.paths)
     finally:
         repository.close()
+
+
+def _revision(repository: Repository, tree: str, paths: Iterable[str]) -> Revision:
+    files = repository.files(tree)
+    return Revision(
+        {
+            path: FileEntry(entry.mode, repository.blob(entry.blob))
+            for path, entry in _chosen(files, paths).items()
+        },
+        {path: entry.blob for path, entry in files.items() if entry.mode == _SUBMODULE},
+    )
+
+
+def _chosen(files: Mapping[str, TreeEntry], paths: Iterable[str]) -> dict[str, TreeEntry]:
+    wanted = _below(paths, "")
+    return {path: entry for path, entry in files.items() if wanted(path) and entry.mode != _SUBMODULE}
 
 
 def _commit(repository: Repository, address: str, ref: str) -> str:
@@ -270,7 +355,7 @@ def _commit(repository: Repository, address: str, ref: str) -> str:
     tag = f"refs/tags/{ref}"
     found = list_remote(repository, address, [tag]).get(tag)
     if found is None:
-        raise FetchError(f"{address} has no tag {ref}", next_step="look at [native.sources] in upstream.lock")
+        raise FetchError(f"{address} has no tag {ref}", next_step="look at [native.sources] in the lock")
     return found.commit
 
 

@@ -4,32 +4,25 @@ A search walks upstream's first-parent commits between two targets. A merge can 
 the commit changes one of the carry's files, so those are searched first; the pair that is found is merged
 once more by the engine itself, and where a commit beside the path list made the difference (a rename that
 git follows), all commits of the interval are searched.
-
-For speed a merge is made on the carry's files alone: flat trees of a dozen entries instead of several
-thousand. This is exact as long as upstream still has every one of these files; on a commit where it
-does not, the whole trees are merged, so that git can follow a rename.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from sparkwright.git import as_argument, merge_trees
-from sparkwright.git.trees import serialise
+from sparkwright.git import as_argument
 from sparkwright.merge import OutcomeKind
-from sparkwright.merge.absorb import CarryChange, reverse_applies
-from sparkwright.merge.texts import is_text
 from sparkwright.nightly.model import UpstreamCommit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sparkwright.git import MergeResult, Repository, TreeEntry
+    from sparkwright.git import Repository
     from sparkwright.merge import Outcome
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
@@ -57,76 +50,6 @@ class HistoryPoint:
     author: str = ""
     date: str = ""
     release: str = ""
-
-
-@dataclass
-class Trial:
-    """The outcome of one carry on upstream trees, by merges of the files that it and those below it change.
-
-    Attributes:
-        repository: where the trees are.
-        changes: the changes to merge in order; the last one is the carry's.
-        absorbing: whether to tell an absorbed carry from a conflict, which takes two more merges.
-        merges: number of merges made so far.
-    """
-
-    repository: Repository
-    changes: Sequence[CarryChange]
-    absorbing: bool = False
-    merges: int = 0
-    _known: dict[str, OutcomeKind] = field(default_factory=dict)
-    _flat: list[CarryChange] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        changed = [self.repository.changed(one.base, one.theirs) for one in self.changes]
-        self.paths = sorted({path for found in changed for path in found})
-        self.own = frozenset(changed[-1])
-        self._expected = {path for found in changed for path, (before, _) in found.items() if before}
-
-    def outcome(self, tree: str) -> OutcomeKind:
-        """Return the outcome on *tree*, without looking for what is wrong in a clean merge."""
-        entries = self.repository.files(tree, self.paths)
-        flat = self._expected <= entries.keys()
-        ours = self._flatten(entries) if flat else tree
-        if ours not in self._known:
-            self._known[ours] = self._merged(ours, self._flat_changes() if flat else self.changes)
-        return self._known[ours]
-
-    def _merged(self, ours: str, changes: Sequence[CarryChange]) -> OutcomeKind:
-        kind = OutcomeKind.APPLIED
-        for change in changes:
-            self.merges += 1
-            result = merge_trees(self.repository, base=change.base_commit, ours=ours, theirs=change.theirs)
-            kind = self._kind(change, ours, result)
-            if result.clean:
-                ours = result.tree
-        return kind
-
-    def _kind(self, change: CarryChange, ours: str, result: MergeResult) -> OutcomeKind:
-        if result.clean:
-            return OutcomeKind.ABSORBED if result.tree == ours else OutcomeKind.APPLIED
-        if self.absorbing:
-            self.merges += 2
-            if reverse_applies(self.repository, change, ours):
-                return OutcomeKind.ABSORBED
-        paths = [self.paths[int(name)] if name.isdigit() else name for name in result.conflicts]
-        texts = all(map(is_text, paths))
-        return OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS if texts else OutcomeKind.CONFLICT
-
-    def _flat_changes(self) -> list[CarryChange]:
-        if not self._flat:
-            for change in self.changes:
-                base, theirs = (
-                    self._flatten(self.repository.files(tree, self.paths))
-                    for tree in (change.base, change.theirs)
-                )
-                self._flat.append(CarryChange(self.repository.commit(base, message="base"), base, theirs))
-        return self._flat
-
-    def _flatten(self, entries: dict[str, TreeEntry]) -> str:
-        """Return the tree of *entries* under numbers: one object, however deep the files lie."""
-        node = {str(number): entries[path] for number, path in enumerate(self.paths) if path in entries}
-        return self.repository.objects.write("tree", serialise(node))
 
 
 class Tried(Protocol):

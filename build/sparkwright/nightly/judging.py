@@ -9,16 +9,20 @@ from sparkwright.base.events import emit
 from sparkwright.merge import OutcomeKind
 from sparkwright.nightly.model import Judgement
 from sparkwright.nightly.reach import Reach, reach_lost
-from sparkwright.probe import ProbeVerdict, Prover
+from sparkwright.pipeline.state import require
+from sparkwright.pipeline.trial import trial_of
+from sparkwright.probe import ProbeVerdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sparkwright.carries import Carry
     from sparkwright.merge import MergeReport, Outcome
     from sparkwright.pipeline import Job
+    from sparkwright.pipeline.trial import Trial
     from sparkwright.probe import Proof
 
+_DECLARED = frozenset({OutcomeKind.SUPERSEDED, OutcomeKind.LEFT_OUT})
 _MERGED = {
     ProbeVerdict.PROVED: Judgement.NEEDED,
     ProbeVerdict.NOT_NEEDED: Judgement.NOT_NEEDED,
@@ -54,9 +58,17 @@ class Judge:
     report: MergeReport
     pin: Reach
     _target: Reach = field(init=False)
+    _begun: dict[str, Callable[[], Proof]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._target = Reach(self.job.repository, self.report.pristine)
+
+    def begin(self, carry: Carry, touched: Sequence[str]) -> None:
+        """Start the probe that `judge` of *carry* needs, where it needs one and the job has a pool."""
+        declared = self.report.outcome(carry.name).kind in _DECLARED
+        trial = None if declared else trial_of(self.job, self.report, carry, touched)
+        if self.job.pool is not None and trial is not None and trial.find() is None:
+            self._begun[carry.name] = trial.begin()
 
     def judge(self, carry: Carry, touched: Sequence[str]) -> Judged:
         """Return the judgement on *carry*, which would change the files *touched*.
@@ -69,7 +81,7 @@ class Judge:
         return judged
 
     def _judge(self, carry: Carry, outcome: Outcome, touched: Sequence[str]) -> Judged:
-        if outcome.kind in {OutcomeKind.SUPERSEDED, OutcomeKind.LEFT_OUT}:
+        if outcome.kind in _DECLARED:
             return Judged(Judgement.DECLARED, outcome.detail)
         if carry.spec.probe is None:
             why = f"{outcome.detail}; it has no probe".lstrip("; ")
@@ -77,9 +89,9 @@ class Judge:
             return Judged(Judgement.CONFLICT if conflict else Judgement.NOT_JUDGED, why)
         if outcome.kind.blocks_build:
             return self._unmerged(carry, touched)
-        absorbed = outcome.kind is OutcomeKind.ABSORBED
-        proof = _proof(self.job.prover(self.report), carry, outcome.proof_paths, absorbed=absorbed)
-        judgement = (_ABSORBED if absorbed else _MERGED)[proof.verdict]
+        trial = require(trial_of(self.job, self.report, carry))
+        proof = self._proof(trial)
+        judgement = (_MERGED if trial.in_tree else _ABSORBED)[proof.verdict]
         if judgement is Judgement.NEEDED:
             why = reach_lost(carry, outcome.paths, self.pin, self._target, self.report.tree)
             if why:
@@ -88,28 +100,19 @@ class Judge:
 
     def _unmerged(self, carry: Carry, touched: Sequence[str]) -> Judged:
         """Judge a carry that is in no tree by its probe on the pristine one: the defect may be gone."""
-        pristine = self.report.pristine
-        prover = Prover(
-            self.job.store,
-            self.job.repository,
-            pristine,
-            pristine,
-            self.report.version,
-            offline=self.job.options.offline,
-            facilities=self.job.facilities,
-        )
-        left = self.job.repository.files(pristine, touched)
-        proof = _proof(prover, carry, sorted(left), absorbed=True)
-        if proof.verdict is ProbeVerdict.NOT_NEEDED and left:
+        trial = trial_of(self.job, self.report, carry, touched)
+        if trial is None:
+            return Judged(Judgement.CONFLICT, self.report.outcome(carry.name).detail)
+        proof = self._proof(trial)
+        if proof.verdict is ProbeVerdict.NOT_NEEDED and trial.paths:
             return Judged(Judgement.NOT_NEEDED, "its probe passes on the pristine tree")
         if proof.verdict is ProbeVerdict.BROKEN:
             return Judged(Judgement.CONFLICT, f"the probe cannot run there either: {told(proof)}")
         return Judged(Judgement.CONFLICT, f"the defect is still there: {told(proof)}")
 
-
-def _proof(prover: Prover, carry: Carry, paths: Sequence[str], *, absorbed: bool) -> Proof:
-    found = prover.find(carry, paths, absorbed=absorbed)
-    return prover.prove(carry, paths, absorbed=absorbed) if found is None else found
+    def _proof(self, trial: Trial) -> Proof:
+        begun = self._begun.pop(trial.carry.name, None)
+        return trial.find() or trial.prove() if begun is None else begun()
 
 
 def told(proof: Proof) -> str:

@@ -15,10 +15,10 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
 from sparkwright.merge import MergeReport, Outcome, OutcomeKind, closure, merge_patchset
 from sparkwright.merge.prepare import prepare
+from sparkwright.merge.trial import Trial
 from sparkwright.nightly.culprit import (
     HistoryPoint,
     OutcomeChange,
-    Trial,
     culprit_by_commit,
     culprit_by_release,
     describe,

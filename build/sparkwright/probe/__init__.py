@@ -3,16 +3,18 @@
 A probe must fail on the pristine tree and pass on the merged one. `judge` runs one on both
 trees, `proof` is what is recorded of it, `bench` lays out what a run needs, `runner` starts the
 child, `environment` is the Python that it runs in, `facility` is what else a probe may ask for, and
-``child/`` is what runs inside.
+``child/`` is what runs inside, ``pool`` makes many runs cheap.
 """
 
 from sparkwright.probe.environment import prepare_environment
 from sparkwright.probe.judge import Prover, judge
+from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.proof import ProbeRun, ProbeVerdict, Proof, read_proof, write_proof
 from sparkwright.probe.resource import ProbeResource
 from sparkwright.probe.trees import tree_folder
 
 __all__ = [
+    "ProbePool",
     "ProbeResource",
     "ProbeRun",
     "ProbeVerdict",

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.config import to_builtins
-from sparkwright.base.digests import sha256_bytes
+from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import BusyError, ConfigError, SparkwrightError, StorageError
 from sparkwright.base.events import emit, task
 from sparkwright.probe.proof import (
@@ -28,12 +28,13 @@ from sparkwright.probe.runner import ProbeReport, harness_sources, run_probe
 from sparkwright.probe.setup import PACKAGE, Trees, facilities_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from sparkwright.carries import Carry, ProbeSpec
     from sparkwright.git import Repository
     from sparkwright.merge import MergedSource
+    from sparkwright.probe.pool import ProbePool
     from sparkwright.probe.resource import ProbeResource
     from sparkwright.probe.setup import ProbeSetup
     from sparkwright.store import Store
@@ -65,6 +66,7 @@ class Prover:
         offline: whether the environment may not be made.
         sources: dependencies' sources that carries change, with the carries in them.
         facilities: what probes may need from the outside, by name.
+        pool: makes runs, where many carries are proved; else each pair of runs stands alone.
     """
 
     store: Store
@@ -75,6 +77,7 @@ class Prover:
     offline: bool = False
     sources: Sequence[MergedSource] = ()
     facilities: Mapping[str, ProbeResource] = field(default_factory=dict)
+    pool: ProbePool | None = None
 
     def key(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> str:
         """Return the key of the proof of *carry*, which changes *paths* in the merged tree.
@@ -87,20 +90,33 @@ class Prover:
         carry = carry.at(self.version)
         return self._key(carry, self._touched(carry, paths), absorbed=absorbed)
 
-    def find(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Proof | None:
-        """Return a proof that still holds: the one recorded beside the carry, or the store's; see `key`."""
+    def find(
+        self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False, recorded: bool = False
+    ) -> Proof | None:
+        """Return a proof that holds: one beside the carry or, unless *recorded*, the store's; see `key`."""
         if carry.spec.probe is None:
             return None
+        known = read_proofs(carry.folder)
+        if recorded and not known:
+            return None
         key = self.key(carry, paths, absorbed=absorbed)
-        for recorded in read_proofs(carry.folder):
-            if (recorded.key, recorded.carry) == (key, carry.name):
-                return recorded
-        return self.store.find_record_as(Proof, _KIND, key)
+        for proof in known:
+            if (proof.key, proof.carry) == (key, carry.name):
+                return proof
+        return None if recorded else self.store.find_record_as(Proof, _KIND, key)
 
     def prove(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Proof:
         """Run the probe of *carry* on both trees, whatever is recorded; see `key`.
 
         Where something that the probe needs from the outside cannot be had, the proof is broken.
+
+        Raises:
+            ConfigError: the carry has no probe.
+        """
+        return self.begin(carry, paths, absorbed=absorbed)()
+
+    def begin(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Callable[[], Proof]:
+        """Start what `prove` does where there is a pool; returns a function that waits and gives the proof.
 
         Raises:
             ConfigError: the carry has no probe.
@@ -115,10 +131,46 @@ class Prover:
             )
         bench = self._bench(carry, spec)
         if isinstance(bench, str):
-            pristine = merged = ProbeReport(ProbeRun(verdict="error", message=bench), frozenset(), 0.0)
-        else:
-            pristine, merged = self._run_both(carry.name, spec, probe, bench)
-        if not spec.needs:
+            broken = ProbeReport(ProbeRun(verdict="error", message=bench), frozenset(), 0.0)
+            return lambda: self._proof(carry, paths, (broken, broken), {}, absorbed=absorbed)
+        if self.pool is None or spec.needs:
+
+            def alone() -> Proof:
+                runs = self._run_both(carry.name, spec, probe, bench)
+                return self._proof(carry, paths, runs, bench.versions, absorbed=absorbed)
+
+            return alone
+        pool, python = self.pool, bench.python
+        pool.start_server(python, spec.triton)
+        call = partial(
+            run_probe, self.store, python, probe, spec, version=self.version, stop=pool.stop, pool=pool
+        )
+        sources = {path.name: sha256_bytes(path.read_bytes()) for path in (probe, *carry.probe_helpers)}
+        alike = [str(python), str(probe), sources, to_builtins(spec), self.version]
+        started = [
+            pool.submit(digest_of([*alike, str(stand.tree)]), spec.memory_mib, partial(call, stand.tree))
+            for stand in bench.stands
+        ]
+
+        def finish() -> Proof:
+            with task(f"prove {carry.name}"):
+                pristine, merged = (future.result() for future in started)
+            return self._proof(carry, paths, (pristine, merged), bench.versions, absorbed=absorbed)
+
+        return finish
+
+    def _proof(
+        self,
+        carry: Carry,
+        paths: Sequence[str],
+        runs: tuple[ProbeReport, ProbeReport],
+        versions: Mapping[str, str],
+        *,
+        absorbed: bool,
+    ) -> Proof:
+        """Return the proof that both *runs* make, recorded unless it is broken."""
+        pristine, merged = runs
+        if carry.spec.probe is not None and not carry.spec.probe.needs:
             # A file that the carry deletes cannot be imported any more.
             left = self.repository.files(self.merged)
             merged = _insist_on_loading(merged, [path for path in paths if path in left])
@@ -131,7 +183,7 @@ class Prover:
             pristine=pristine.run,
             merged=merged.run,
             touched=touched,
-            environment={} if isinstance(bench, str) else dict(bench.versions),
+            environment=dict(versions),
         )
         emit(
             "probe.judged",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -16,17 +17,20 @@ from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.probe.proof import ProbeRun
 from sparkwright.probe.resource import ENVIRONMENT_NAME
 from sparkwright.probe.trees import bytecode_folder, fingerprint, forget_bytecode
+from sparkwright.store import remove_tree
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sparkwright.carries import ProbeSpec
+    from sparkwright.probe.pool import ProbePool
     from sparkwright.probe.resource import ProbeInput
     from sparkwright.store import Store
 
 _CHILD = ("harness.py", "probekit.py")
 _BUILDKIT = "buildkit.py"
+_SAID = 1500
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,11 @@ class _Found(Model, frozen=True):
 def harness_sources(spec: ProbeSpec) -> list[bytes]:
     """Return the sources that run inside the child beside a probe of *spec*; a proof's key has them."""
     names = (*_CHILD, _BUILDKIT) if spec.needs else _CHILD
-    return [(_child_folder() / name).read_bytes() for name in names]
+    return [(child_folder() / name).read_bytes() for name in names]
 
 
-def _child_folder() -> Path:
+def child_folder() -> Path:
+    """Return the folder of what runs inside the child."""
     return Path(str(resources.files("sparkwright.probe").joinpath("child")))
 
 
@@ -68,6 +73,7 @@ def run_probe(
     version: str,
     stop: threading.Event | None = None,
     subject: ProbeInput | None = None,
+    pool: ProbePool | None = None,
 ) -> ProbeReport:
     """Run *probe* on *tree*; whatever the probe does becomes a run, never an exception.
 
@@ -81,22 +87,16 @@ def run_probe(
             Triton off when it cannot find its own version.
         stop: ends the run when it is set.
         subject: what the probe is told where it needs something from the outside.
+        pool: forks the run from a process that has imported torch, if it has one; its own event ends the run.
 
     Raises:
         ToolError: the environment's interpreter cannot be started.
     """
     before = fingerprint(tree)
     forget_bytecode(store, probe.parent)
-    with store.scratch() as scratch:
-        report = scratch / "report.json"
-        command: list[str | Path] = [
-            python,
-            "-I",
-            "-X",
-            f"pycache_prefix={bytecode_folder(store)}",
-            _child_folder() / "launch.py",
-            str(os.getpid()),
-            _child_folder() / "harness.py",
+    with store.scratch() as scratch, _no_bytecode(store, scratch):
+        report, log = scratch / "report.json", scratch / "log"
+        arguments: list[str | Path] = [
             "--tree",
             tree,
             "--probe",
@@ -109,18 +109,26 @@ def run_probe(
             spec.triton,
         ]
         limits = ProcessLimits(spec.seconds, spec.memory_mib)
-        log = scratch / "log"
-        env = _environment(scratch)
+        env = environment(scratch)
         if subject is not None:
             told = scratch / "facilities.json"
             told.write_bytes(subject.to_json())
             env[ENVIRONMENT_NAME] = str(told)
+        script, status = child_folder() / "harness.py", " in a fork"
         try:
-            done = run_limited(command, limits=limits, cwd=scratch, env=env, log=log, stop=stop)
+            if pool is None or not pool.run(
+                python, spec.triton, script, arguments, limits=limits, folder=scratch, variables=env, log=log
+            ):
+                command = [*interpreter(store, python), script.with_name("launch.py"), str(os.getpid())]
+                done = run_limited(
+                    [*command, script, *arguments], limits=limits, cwd=scratch, env=env, log=log, stop=stop
+                )
+                status = f" with status {done.status}"
         except LimitsExceeded as error:
             return _error(f"it was stopped: {error}")
         if not report.is_file():
-            return _error(f"it ended with status {done.status} and no report: {done.stderr.strip()[-1500:]}")
+            said = log.read_bytes()[-_SAID:].decode(errors="replace").strip()
+            return _error(f"it ended{status} and no report: {said}")
         try:
             found = msgspec.json.decode(report.read_bytes(), type=_Found)
         except msgspec.MsgspecError as error:
@@ -129,6 +137,20 @@ def run_probe(
         return _error("it wrote to the tree under test")
     run = ProbeRun(verdict=found.verdict, message=_short(found.message, tree))
     return ProbeReport(run, frozenset(found.loaded), found.seconds)
+
+
+def interpreter(store: Store, python: Path) -> list[str | Path]:
+    """Return the command that starts *python* for probes, without a script."""
+    return [python, "-I", "-X", f"pycache_prefix={bytecode_folder(store)}"]
+
+
+@contextlib.contextmanager
+def _no_bytecode(store: Store, scratch: Path) -> Iterator[None]:
+    """Remove the bytecode of modules in *scratch* after the block: no other run has a folder of that name."""
+    try:
+        yield
+    finally:
+        remove_tree(store.bytecode_of(scratch))
 
 
 def _importable(scratch: Path, version: str, helpers: Sequence[Path]) -> Path:
@@ -152,8 +174,8 @@ def _error(message: str) -> ProbeReport:
     return ProbeReport(ProbeRun(verdict="error", message=message), frozenset(), 0.0)
 
 
-def _environment(scratch: Path) -> dict[str, str]:
-    """No GPU, no network hub, no user settings; caches go to *scratch*."""
+def environment(scratch: Path) -> dict[str, str]:
+    """Return the variables of a run: no GPU, no network hub, no user settings; caches go to *scratch*."""
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": str(scratch),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sparkwright.base.errors import ToolError
 from sparkwright.probe.environment import describe_environment, prepare_environment
 from sparkwright.probe.resource import ProbeInput
-from sparkwright.probe.trees import part_of, tree_folder
+from sparkwright.probe.trees import part_of, share_bytecode, tree_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,6 +82,7 @@ class Trees:
             tree_folder(self.store, self.repository, tree, under=PACKAGE, like=like)
             for tree, like in ((self.pristine, None), (self.merged, self.pristine))
         ]
+        share_bytecode(self.store, self.repository, (self.pristine, self.merged), under=PACKAGE)
         return ProbeSetup(
             python, (ProbeTree(folders[0]), ProbeTree(folders[1])), describe_environment(python)
         )

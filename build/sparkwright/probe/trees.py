@@ -7,6 +7,7 @@ another one for the files that both have.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -94,15 +95,30 @@ def forget_bytecode(store: Store, folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def share_bytecode(store: Store, repository: Repository, trees: Sequence[str], *, under: str) -> None:
+    """Give each of two *trees* the bytecode that the other one has of files that are alike in both."""
+    one, other = trees
+    if one == other:
+        return
+    differing = set(repository.changed(one, other))
+    folders = [store.trees / f"{tree}-{under}" for tree in trees]
+    _take_over_bytecode(store, folders[0], folders[1], differing)
+    _take_over_bytecode(store, folders[1], folders[0], differing)
+
+
 def _take_over_bytecode(store: Store, old: Path, new: Path, differing: set[str]) -> None:
     """Link the bytecode of files that both trees have; one that differs is compiled when imported."""
     source, target = store.bytecode_of(old), store.bytecode_of(new)
     for path in source.rglob("*.pyc"):
         module = path.relative_to(source)
-        if module.with_name(f"{module.name.split('.')[0]}.py").as_posix() not in differing:
-            link = target / module
+        link = target / module
+        if (
+            not link.exists()
+            and module.with_name(f"{module.name.split('.')[0]}.py").as_posix() not in differing
+        ):
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.hardlink_to(path)
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # a run wrote or replaced it
+                link.hardlink_to(path)
 
 
 def fingerprint(folder: Path) -> str:

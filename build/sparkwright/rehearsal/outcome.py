@@ -38,13 +38,26 @@ _OF_CARDS = frozenset({"the drafter works", "KV cache and weights stay within th
 _OF_LARGE_MODELS = frozenset({"answers do not loop"})
 
 
-def outcomes_of(findings: Sequence[Finding], names: Sequence[str]) -> list[CheckOutcome]:
-    """Return the outcome of each check of *names*: that of its worst finding."""
-    return [_outcome(name, [finding for finding in findings if finding.check == name]) for name in names]
+def outcomes_of(
+    findings: Sequence[Finding], names: Sequence[str], *, lenient: bool = True
+) -> list[CheckOutcome]:
+    """Return the outcome of each check of *names*: that of its worst finding.
+
+    Args:
+        findings: of all checks.
+        names: of the checks to conclude on.
+        lenient: leave out findings that say nothing of a small model without a card.
+    """
+    return [
+        _outcome(name, [finding for finding in findings if finding.check == name], lenient=lenient)
+        for name in names
+    ]
 
 
-def _outcome(name: str, findings: Sequence[Finding]) -> CheckOutcome:
-    counted = [one for one in findings if one.verdict is not Verdict.PASS and not _is_lenient(one)]
+def _outcome(name: str, findings: Sequence[Finding], *, lenient: bool) -> CheckOutcome:
+    counted = [
+        one for one in findings if one.verdict is not Verdict.PASS and not (lenient and _is_lenient(one))
+    ]
     if not findings:
         return CheckOutcome(name, "undecided", "it gave no finding")
     if not counted:

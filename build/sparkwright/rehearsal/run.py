@@ -72,8 +72,7 @@ def rehearse(job: Job, report: MergeReport, options: RehearsalOptions | None = N
     version = nearest_release(job, wanted)
     if version != wanted:
         report = _merged_onto(job, report, version)
-    changes = {path: data for path, data in job.changes(report).items() if path.startswith(PACKAGE)}
-    served = prepare(job, changes, version)
+    served = prepare(job, _changes(job, report), version)
     pristine = prepare(job, {}, version) if options.against_pristine else None
     folder = _folder(job, options, served, pristine)
     rehearsal = _Rehearsal(job, options, folder, served, pristine)
@@ -88,6 +87,21 @@ def rehearse(job: Job, report: MergeReport, options: RehearsalOptions | None = N
         statements=statements(report, served, wanted=wanted),
     )
     return write_report(result, folder)
+
+
+def serve_exact(job: Job, report: MergeReport) -> ServedTree | None:
+    """Return the merged Python of *report* over the CPU's wheel of the same release; `None` if there is none.
+
+    Raises:
+        RehearsalError: wheel, model or environment cannot be had.
+    """
+    if nearest_release(job, report.version) != report.version:
+        return None
+    return prepare(job, _changes(job, report), report.version)
+
+
+def _changes(job: Job, report: MergeReport) -> dict[str, bytes | None]:
+    return {path: data for path, data in job.changes(report).items() if path.startswith(PACKAGE)}
 
 
 def _merged_onto(job: Job, report: MergeReport, version: str) -> MergeReport:
@@ -213,8 +227,16 @@ class _Rehearsal:
         )
 
 
-def verify_server(wish: VerifyOptions, folder: Path, *, offline: bool) -> tuple[Finding, ...]:
+def verify_server(
+    wish: VerifyOptions, folder: Path, *, offline: bool, timed: bool = False
+) -> tuple[Finding, ...]:
     """Run the checks of *wish* into *folder* and write their results there; a finished run is not repeated.
+
+    Args:
+        wish: the server, and what is checked.
+        folder: of the run.
+        offline: fetch nothing.
+        timed: measure the client's own error first, as for times that are judged.
 
     Raises:
         ServerError: no server came up.
@@ -223,7 +245,7 @@ def verify_server(wish: VerifyOptions, folder: Path, *, offline: bool) -> tuple[
 
     async def run() -> tuple[Finding, ...]:
         suite, manifest = await prepare_suite(wish, folder, offline=offline)
-        return await run_suite(replace(suite, timed=False), folder, manifest)
+        return await run_suite(replace(suite, timed=timed), folder, manifest)
 
     findings = asyncio.run(run())
     write_results(folder)

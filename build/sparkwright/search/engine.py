@@ -29,6 +29,7 @@ from sparkwright.base.errors import (
     ServerError,
     SparkwrightError,
     StorageError,
+    TargetError,
 )
 from sparkwright.base.events import emit, task
 from sparkwright.search.journal import Evaluated, Known, SearchJournal, Stopped, read_journal
@@ -38,6 +39,7 @@ from sparkwright.store.paths import storing
 from sparkwright.store.removal import remove_tree
 
 if TYPE_CHECKING:
+    import threading
     from pathlib import Path
 
     from sparkwright.search.model import CandidateJudge, SearchProblem
@@ -51,6 +53,7 @@ _PASSING = (
     ProcessError,
     ServerError,
     StorageError,
+    TargetError,
 )
 """Failures of the infrastructure that may be gone after a while."""
 
@@ -63,6 +66,7 @@ def bisect(
     jobs: int = 1,
     retries: int = 2,
     pause_s: float = 5.0,
+    stop: threading.Event | None = None,
 ) -> SearchResult:
     """Search for the change between both ends of *problem*; resume what *folder* holds of it.
 
@@ -75,6 +79,7 @@ def bisect(
         jobs: evaluations at a time; those above the first are guesses at the next steps.
         retries: repetitions of an evaluation after a failure of the infrastructure that may pass.
         pause_s: pause before each of them.
+        stop: ends evaluations of *judge*; set when the search ends while guesses still run.
 
     Raises:
         BisectionError: nothing lies between the ends, an end is not what it is said to be, or the failure is
@@ -88,7 +93,7 @@ def bisect(
     question = next(searching)  # an impossible problem is refused before anything is written
     with SearchJournal(folder, problem) as journal, task("bisecting", unit="evaluations") as progress:
         runner = _Runner(judge, folder, journal, retries, pause_s)
-        with _Pool(runner, problem, jobs) as pool:
+        with _Pool(runner, problem, jobs, stop) as pool:
             while True:
                 evaluation = pool.answer(question)
                 progress.advance(left=question.left * pool.mean_seconds())
@@ -225,8 +230,10 @@ class _Runner:
 class _Pool:
     """Answers questions, while other jobs answer those that are likely to follow."""
 
-    def __init__(self, runner: _Runner, problem: SearchProblem, jobs: int) -> None:
-        self.runner, self.problem, self.jobs = runner, problem, jobs
+    def __init__(
+        self, runner: _Runner, problem: SearchProblem, jobs: int, stop: threading.Event | None
+    ) -> None:
+        self.runner, self.problem, self.jobs, self.stop = runner, problem, jobs, stop
         self.known = dict(runner.journal.recorded.known)
         self.running: dict[Future[Evaluation], Question] = {}
         self.failed: set[tuple[tuple[str, ...], int]] = (
@@ -238,9 +245,11 @@ class _Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for evaluations that still run, and keep those that end well."""
+        """End the guesses that still run, and keep those that ended well."""
         if self.executor is None:
             return
+        if self.running and self.stop is not None:
+            self.stop.set()
         self.executor.shutdown(wait=True, cancel_futures=True)
         with contextlib.suppress(StorageError):  # the search itself has ended, or failed for its own reason
             for future, question in self.running.items():

@@ -20,28 +20,25 @@ from msgspec import structs
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
-from sparkwright.base.errors import ConfigError, ProcessError
+from sparkwright.base.errors import ProcessError
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.carries import ProbeSpec, load_carry
 from sparkwright.merge import OutcomeKind
 from sparkwright.probe import prepare_environment
 from sparkwright.probe.proof import named_modules
 from sparkwright.probe.runner import run_probe
-from sparkwright.search.metric import MetricJudge, UntestableError
+from sparkwright.search.metric import UntestableError
 from sparkwright.search.model import Evaluation, StepVerdict
 from sparkwright.store import storing, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from sparkwright.merge import MergeReport
+    from sparkwright.merge import MergeReport, Outcome
     from sparkwright.search.axes import Candidate
     from sparkwright.search.model import CandidateJudge
     from sparkwright.search.realise import Realiser
-
-KINDS = (
-    "probe FILE, merge [CARRY …], verify CHECK, metric NAME --worse-by SHARE [-- COMMAND …], run COMMAND …"
-)
+    from sparkwright.search.served import Serving
 
 _PACKAGE = "vllm"
 _PROBE_SECONDS, _PROBE_MIB = 120, 4096
@@ -49,14 +46,13 @@ _NO_LIMIT_MIB = 1 << 40
 _UNTESTABLE = 125
 _NOT_STARTED = 126  # from here on the shell or a signal is what ended the command
 # Undecided is no verdict: more observations are asked for.
-_VERDICTS = {
+VERDICTS = {
     "passed": StepVerdict.GOOD,
     "failed": StepVerdict.BAD,
     "undecided": StepVerdict.UNSTABLE,
     "skipped": StepVerdict.UNTESTABLE,
 }
 _SIGNATURE = re.compile(r"^signature:\s*(\S.*)$", re.MULTILINE)
-_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 
 
 @dataclass(frozen=True)
@@ -67,13 +63,15 @@ class JudgeOptions:
         timeout_s: the most seconds of one run of a command.
         build_wheel: build the wheel of each candidate for a command that does not mention ``{wheel}``.
         inverted: the start is the bad end, so that a metric's baseline is the end.
-        stop: set when the user interrupts.
+        stop: set when the search ends, by an answer or an interrupt.
+        serving: the target that serves wheels, instead of a rehearsal here.
     """
 
     timeout_s: float = 3600.0
     build_wheel: bool = False
     inverted: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
+    serving: Serving | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class ProbeJudge:
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Run the probe on the candidate's merged tree."""
         del attempt
-        return _timed(lambda: self._judge(self.realiser.candidate(applied), folder))
+        return timed(lambda: self._judge(self.realiser.candidate(applied), folder))
 
     def _judge(self, candidate: Candidate, folder: Path) -> Evaluation:
         tree = self.realiser.tree(candidate)
@@ -150,6 +148,9 @@ class ProbeJudge:
 class MergeJudge:
     """Good if every carry, or each of those that are named, merges.
 
+    The ends are merged by the engine. Where what fails there are conflicts, the commits between them are
+    merged by the carries' files alone; see `sparkwright.merge.trial`.
+
     Attributes:
         realiser: merges.
         carries: names of carries; all if empty.
@@ -163,18 +164,38 @@ class MergeJudge:
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Merge the candidate; a conflict is what is searched for, and not an obstacle."""
         del attempt
-        return _timed(lambda: self._judge(self.realiser.outcomes(self.realiser.candidate(applied)), folder))
+        return timed(lambda: self._judge(applied, folder))
 
-    def _judge(self, report: MergeReport, folder: Path) -> Evaluation:
+    def _judge(self, applied: frozenset[str], folder: Path) -> Evaluation:
+        candidate = self.realiser.candidate(applied)
+        report = None if applied in self._ends or not self._quick else self.realiser.conflicts(candidate)
+        report = report or self.realiser.outcomes(candidate)
         log = folder / "merge.json"
         write_atomically(log, to_json(to_builtins(report)))
-        present = [one for one in report.outcomes if not self.carries or one.carry in self.carries]
-        failed = [one for one in present if one.kind in {OutcomeKind.CONFLICT, OutcomeKind.REFUSED}]
+        failed = self._failed(report)
         if not failed:
             return Evaluation(verdict=StepVerdict.GOOD, evidence=str(log))
         signature = "; ".join(f"{one.carry}: {one.kind} in {', '.join(one.conflicts)}" for one in failed)
         detail = "; ".join(f"{one.carry}: {one.detail}" for one in failed)
         return Evaluation(verdict=StepVerdict.BAD, signature=signature, detail=detail, evidence=str(log))
+
+    def _failed(self, report: MergeReport) -> list[Outcome]:
+        present = [one for one in report.outcomes if not self.carries or one.carry in self.carries]
+        return [one for one in present if one.kind in {OutcomeKind.CONFLICT, OutcomeKind.REFUSED}]
+
+    @cached_property
+    def _ends(self) -> tuple[frozenset[str], frozenset[str]]:
+        return frozenset(), frozenset(change.id for change in self.realiser.difference.changes)
+
+    @cached_property
+    def _quick(self) -> bool:
+        """Tell if conflicts alone are searched for: what is wrong in a clean merge only the engine sees."""
+        try:
+            reports = [self.realiser.outcomes(self.realiser.candidate(applied)) for applied in self._ends]
+        except UntestableError:
+            return False
+        failed = [one for report in reports for one in self._failed(report)]
+        return all(one.kind is OutcomeKind.CONFLICT for one in failed)
 
 
 @dataclass(frozen=True)
@@ -236,7 +257,7 @@ class CommandJudge:
             ProcessError: it could not be started, or was killed; that says nothing of the candidate.
         """
         del attempt
-        return _timed(lambda: self._judge(self.command.realiser.candidate(applied), folder))
+        return timed(lambda: self._judge(self.command.realiser.candidate(applied), folder))
 
     def _judge(self, candidate: Candidate, folder: Path) -> Evaluation:
         try:
@@ -284,6 +305,8 @@ class CommandSampler:
         try:
             status, output, log = self.command.run(self.command.realiser.candidate(applied), folder)
         except LimitsExceeded as error:
+            if self.command.options.stop.is_set():
+                raise KeyboardInterrupt from error
             raise UntestableError(str(error)) from error
         if status == _UNTESTABLE:
             raise UntestableError(output.strip().rpartition("\n")[2] or "the command exited with 125")
@@ -314,7 +337,7 @@ class CheckJudge:
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Rehearse the candidate."""
         del attempt
-        return _timed(lambda: self._judge(self.realiser.candidate(applied), folder))
+        return timed(lambda: self._judge(self.realiser.candidate(applied), folder))
 
     def _judge(self, candidate: Candidate, folder: Path) -> Evaluation:
         from sparkwright.rehearsal import RehearsalOptions, rehearse
@@ -334,7 +357,7 @@ class CheckJudge:
             raise UntestableError(f"there is no wheel for the CPU of {report.version}")
         found = next(check for check in result.checks if check.name == self.check)
         return Evaluation(
-            verdict=_VERDICTS[found.verdict],
+            verdict=VERDICTS[found.verdict],
             signature=found.signature,
             detail=found.detail,
             evidence=str(result.report),
@@ -358,62 +381,7 @@ class AnyFailure:
         return structs.replace(found, signature="")
 
 
-def make_judge(text: str, realiser: Realiser, options: JudgeOptions | None = None) -> CandidateJudge:
-    """Return the judge that *text* names, such as ``probe carries/uma-clamp/probe.py``; see `KINDS`.
-
-    Raises:
-        ConfigError: it names none.
-    """
-    chosen = options or JudgeOptions()
-    try:
-        kind, *words = shlex.split(text) or [""]
-    except ValueError as error:
-        raise _no_judge(text, str(error)) from error
-    if kind == "probe" and len(words) == 1:
-        file = Path(words[0]).absolute()
-        if not file.is_file():
-            raise _no_judge(text, f"there is no file {words[0]}")
-        judge = ProbeJudge(realiser, file, text, chosen.stop)
-        if judge.spec.needs:
-            raise _no_judge(text, f"the probe needs {', '.join(judge.spec.needs)}, not only the merged tree")
-        return judge
-    if kind == "merge":
-        return MergeJudge(realiser, tuple(words), text)
-    if kind == "verify" and len(words) == 1:
-        from sparkwright.rehearsal import DEFAULT
-
-        if words[0] not in DEFAULT:
-            raise _no_judge(text, f"a rehearsal has the checks {', '.join(DEFAULT)}")
-        return CheckJudge(realiser, words[0], text)
-    if kind == "run" and words:
-        return CommandJudge(Command(tuple(words), realiser, chosen), text)
-    if kind == "metric" and words:
-        return _metric(text, words, realiser, chosen)
-    raise _no_judge(text, "it is none of the kinds of judge, or lacks its argument")
-
-
-def _metric(text: str, words: Sequence[str], realiser: Realiser, options: JudgeOptions) -> CandidateJudge:
-    name, *rest = words
-    own, command = (rest[: rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else (rest, [])
-    lower = "--lower-is-better" in own
-    own = [word for word in own if word != "--lower-is-better"]
-    share = _SHARE.fullmatch(own[1]) if len(own) == 2 and own[0] == "--worse-by" else None  # noqa: PLR2004
-    if share is None or not command:
-        raise _no_judge(text, "a metric takes --worse-by SHARE, such as 5%, and a command behind --")
-    everything = frozenset(change.id for change in realiser.difference.changes)
-    return MetricJudge(
-        CommandSampler(Command(tuple(command), realiser, options), name),
-        baseline=everything if options.inverted else frozenset(),
-        worse_by=float(share[1]) / 100,
-        higher_is_better=not lower,
-    )
-
-
-def _no_judge(text: str, because: str) -> ConfigError:
-    return ConfigError(f"{text!r} is no judge", because=because, next_step=f"one of: {KINDS}")
-
-
-def _timed(judge: Callable[[], Evaluation]) -> Evaluation:
+def timed(judge: Callable[[], Evaluation]) -> Evaluation:
     """Return what *judge* says with the seconds that it took; one that cannot be made is untestable."""
     started = time.monotonic()
     try:

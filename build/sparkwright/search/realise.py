@@ -30,7 +30,9 @@ from sparkwright.base.errors import (
 from sparkwright.base.events import warn
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.git import Repository
-from sparkwright.merge import merge_patchset
+from sparkwright.merge import MergeReport, Outcome, merge_patchset
+from sparkwright.merge.prepare import prepare
+from sparkwright.merge.trial import Trial
 from sparkwright.pipeline.assembly import Assemble
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.run import apply
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 
     from sparkwright.carries import Revision
     from sparkwright.lock import Lock
-    from sparkwright.merge import MergeReport
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import BuildOptions
     from sparkwright.search.axes import Candidate, SpecDifference
@@ -129,6 +130,52 @@ class Realiser:
             return merge_patchset(self.access.repository, request)
         except _OF_THE_CANDIDATE as error:
             raise UntestableError(str(error)) from error
+
+    def conflicts(self, candidate: Candidate) -> MergeReport | None:
+        """Return the outcomes of *candidate* without a look at what is wrong in clean merges.
+
+        `None` where that takes the engine: for the ends' own trees, or if a carry is not merged by its files.
+        """
+        point = candidate.point
+        trial = self._trial(candidate) if point.tree else None
+        if trial is None:
+            return None
+        found = trial.outcomes(point.tree)
+        outcomes = tuple(
+            Outcome(
+                carry=carry.name,
+                kind=one.kind,
+                tree=point.tree,
+                conflicts=one.conflicts,
+                detail=", ".join(one.conflicts),
+            )
+            for carry, one in zip(candidate.carries, found, strict=True)
+        )
+        return MergeReport(
+            version=point.version, pristine=point.tree, tree=point.tree, commit="", outcomes=outcomes
+        )
+
+    def _trial(self, candidate: Candidate) -> Trial | None:
+        """Return the trial of the candidate's carries, kept for each thread; `None` if there can be none."""
+        version = candidate.point.version
+        key = tuple((carry.name, carry.content_id(version)) for carry in candidate.carries)
+        trials: dict[object, Trial | None] = self._own.__dict__.setdefault("trials", {})
+        if key not in trials:
+            ready = prepare(
+                self.access.repository,
+                candidate.carries,
+                version=version,
+                find_base=self._find_base,
+                offline=self.access.settings.offline,
+            )
+            changes = [one.change for one in ready if one.change is not None]
+            plain = len(changes) == len(ready) and not any(
+                carry.spec.source or carry.spec.requires or carry.superseded_in(version)
+                for carry in candidate.carries
+            )
+            whole = plain and bool(changes) and not candidate.arch
+            trials[key] = Trial(self.access.repository, changes, absorbing=True) if whole else None
+        return trials[key]
 
     def tree(self, candidate: Candidate) -> Path:
         """Return a read-only folder of the store with the package of the merged tree; see `merged`."""

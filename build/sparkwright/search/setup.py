@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_file
-from sparkwright.base.errors import BisectionError
+from sparkwright.base.errors import BisectionError, ConfigError, NotInStoreError
 from sparkwright.pipeline.choose import choose_arch
 from sparkwright.search.axes import difference, weigh
-from sparkwright.search.judges import AnyFailure, JudgeOptions, MergeJudge, ProbeJudge, make_judge
+from sparkwright.search.judges import AnyFailure, CommandSampler, JudgeOptions, MergeJudge, ProbeJudge
+from sparkwright.search.kinds import make_judge
 from sparkwright.search.line import upstream_steps
 from sparkwright.search.metric import MetricJudge
 from sparkwright.search.model import SearchProblem
@@ -20,6 +21,7 @@ from sparkwright.search.specs import Resolver, restricted
 from sparkwright.upstream import open_source
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from sparkwright.pipeline.options import BuildOptions
     from sparkwright.search.axes import SpecDifference, UpstreamStep
     from sparkwright.search.model import Axis, CandidateJudge
+    from sparkwright.search.served import Serving
     from sparkwright.search.specs import ResolvedSpec
     from sparkwright.upstream import Access
 
@@ -50,6 +53,9 @@ class SearchOptions:
         confidence: probability of the answer at which the search ends.
         timeout_s: the most seconds of one run of a command.
         build_wheel: build each candidate's wheel for a command.
+        machine: address of the machine whose card judges wheels; a rehearsal here if it is empty.
+        recipe: what is served there.
+        profile: how much is measured there.
         command: the words of the command line that repeat this search.
     """
 
@@ -67,16 +73,28 @@ class SearchOptions:
     confidence: float = 0.95
     timeout_s: float = 3600.0
     build_wheel: bool = False
+    machine: str = ""
+    recipe: str = ""
+    profile: str = ""
     command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Search:
-    """A bisection that is ready to run; see `sparkwright.search.engine.bisect`."""
+    """A bisection that is ready to run; see `sparkwright.search.engine.bisect`.
+
+    Attributes:
+        problem: the search.
+        judge: judges candidates.
+        realiser: makes them.
+        alone: evaluations at the same time would disturb each other's servers.
+    """
 
     problem: SearchProblem
     judge: CandidateJudge
     realiser: Realiser
+    stop: threading.Event
+    alone: bool = False
 
     @property
     def difference(self) -> SpecDifference:
@@ -103,7 +121,7 @@ def open_search(
     arch = choose_arch(checkout.lock, build.platform, kernels=build.kernels, arch=build.arch)
     history = open_source(options.commits or "git", access)
     with access.store.scratch() as scratch:
-        resolver = Resolver(checkout, access, scratch, build.patchset, arch)
+        resolver = Resolver(checkout, access, scratch, build.series, build.patchset, arch)
         good, bad = (_end(resolver, text, options) for text in (options.good, options.bad))
         start, end = (bad, good) if options.find_fix else (good, bad)
         steps: tuple[UpstreamStep, ...] = ()
@@ -114,13 +132,36 @@ def open_search(
         build = replace(build, platform=_platform(start, end, build.platform))
         realiser = Realiser(found, checkout, access, build, options.commits or "git")
         judging = JudgeOptions(options.timeout_s, options.build_wheel, inverted=options.find_fix)
+        judging = replace(judging, serving=_serving(access, options, judging.stop))
         try:
             judge = make_judge(options.judge, realiser, judging)
             problem = _problem(found, judge, options)
-            yield Search(problem, AnyFailure(judge) if options.any_failure else judge, realiser)
+            measured = isinstance(judge, MetricJudge) and not isinstance(judge.sampler, CommandSampler)
+            alone = measured or bool(options.machine)
+            chosen = AnyFailure(judge) if options.any_failure else judge
+            yield Search(problem, chosen, realiser, judging.stop, alone)
         finally:
             judging.stop.set()
             realiser.close()
+
+
+def _serving(access: Access, options: SearchOptions, stop: threading.Event) -> Serving | None:
+    if not options.machine:
+        if options.recipe or options.profile:
+            raise ConfigError(
+                "a recipe and a profile are for a target",
+                because="a rehearsal on this machine's CPU has its own",
+                next_step="add --target local, or --target ssh://HOST",
+            )
+        return None
+    from sparkwright.search.served import read_serving
+    from sparkwright.search.target import LOCAL, parse_target
+
+    target = parse_target(options.machine, home=access.store.home / "target", stop=stop)
+    offline = access.settings.offline
+    if offline and target.name != LOCAL:
+        raise NotInStoreError(f"{target.name} cannot be reached", because="the network is off")
+    return read_serving(target, options.recipe, options.profile, offline=offline)
 
 
 def _end(resolver: Resolver, text: str, options: SearchOptions) -> ResolvedSpec:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import zipfile
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from sparkwright.base.config import parse_toml
 from sparkwright.base.errors import FetchError, WheelError
 from sparkwright.base.events import emit
@@ -15,10 +17,19 @@ from sparkwright.git import list_remote
 from sparkwright.lock import LOCK_FORMAT, Artifact, Lock
 from sparkwright.lock.bump import Bumped, rewrite, successor
 from sparkwright.lock.coherence import CudaEvidence
-from sparkwright.lock.statements import VERSION_FILE, ReleaseEvidence, WheelEvidence, is_evidence, machine_of
+from sparkwright.lock.statements import (
+    VERSION_FILE,
+    ReleaseEvidence,
+    WheelEvidence,
+    is_evidence,
+    is_other_commit,
+    machine_of,
+    stated_commit,
+)
 from sparkwright.upstream.archive import read_sdist
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.index import find
+from sparkwright.upstream.members import fetch_members
 from sparkwright.upstream.releases import PROJECT, as_artifact
 
 if TYPE_CHECKING:
@@ -94,7 +105,8 @@ def _metadata(access: Access, package: Package) -> bytes:
 def propose_lock(access: Access, old: Lock, version: str, machines: Collection[str] = ()) -> Lock:
     """Return the lock of the release *version*, with what it does not state as in *old*.
 
-    The wheels are taken as the index lists them; they are read when the new lock is checked.
+    The wheels are taken as the index lists them, and of each only the commit that it states is read: the
+    rest is, when the new lock is checked.
 
     Args:
         access: where files come from and go to.
@@ -108,16 +120,31 @@ def propose_lock(access: Access, old: Lock, version: str, machines: Collection[s
     """
     listed = find(PROJECT, version, access.settings)
     sdist = as_artifact(_only(listed, version, "sdist"), access.settings)
+    texts = _texts(fetch_artifact(access.store, sdist, access.settings))
+    stated = stated_commit(texts.get(VERSION_FILE, b""))
     wheels = {
-        machine: as_artifact(_only(listed, version, machine), access.settings)
+        machine: _with_origin(access, as_artifact(_only(listed, version, machine), access.settings), stated)
         for machine in machines or old.wheels
     }
     evidence = ReleaseEvidence(
         sdist=sdist,
-        texts=_texts(fetch_artifact(access.store, sdist, access.settings)),
+        texts=texts,
         tag_commit=_tag_commit(access, old.release.git, version),
     )
     return successor(old, evidence, wheels)
+
+
+def _with_origin(access: Access, wheel: Artifact, sdist_commit: str | None) -> Artifact:
+    """Return *wheel* with the commit that it states, where that is not the sdist's."""
+    try:
+        with (
+            fetch_members(access.store, wheel, VERSION_FILE.__eq__, access.settings) as path,
+            zipfile.ZipFile(path) as archive,
+        ):
+            commit = stated_commit(_member(archive, VERSION_FILE))
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise WheelError(f"{wheel.filename} could not be read", because=str(error).strip("'\"")) from error
+    return structs.replace(wheel, built_from=commit) if is_other_commit(commit, sdist_commit) else wheel
 
 
 def propose(access: Access, text: str, version: str) -> Bumped:
@@ -205,7 +232,7 @@ def _only(listed: Iterable[IndexFile], version: str, wanted: str) -> IndexFile:
         names = ", ".join(file.filename for file in found) or "none"
         raise FetchError(
             f"there is not one {wanted} file of version {version}", because=f"the index lists {names}",
-            next_step="choose another version, or write this one into upstream.lock by hand",
+            next_step="choose another version, or write this one into the lock by hand",
         )  # fmt: skip
     return found[0]
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import requests
+    from packaging.version import Version
 
     from sparkwright.lock import Artifact
     from sparkwright.upstream.settings import IndexSettings
@@ -76,7 +77,7 @@ def versions(project: str, settings: IndexSettings, *, sdist: bool = False, mach
     Raises:
         FetchError: the main index did not answer.
     """
-    listed = next(filter(None, _listings(project, settings)), [])
+    listed = listing(project, settings)
     usable = [(version, file) for version, file in listed if not file.yanked and not version.is_prerelease]
     found = {version for version, _ in usable}
     if sdist:
@@ -84,6 +85,15 @@ def versions(project: str, settings: IndexSettings, *, sdist: bool = False, mach
     if machine:
         found &= {version for version, file in usable if file.filename.endswith(f"_{machine}.whl")}
     return [str(version) for version in sorted(found)]
+
+
+def listing(project: str, settings: IndexSettings) -> list[tuple[Version, IndexFile]]:
+    """Return every sdist and wheel of *project* with its version, from the first index that has it.
+
+    Raises:
+        FetchError: the main index did not answer.
+    """
+    return next(filter(None, _listings(project, settings)), [])
 
 
 def locate(artifact: Artifact, settings: IndexSettings) -> IndexFile:
@@ -106,7 +116,7 @@ def locate(artifact: Artifact, settings: IndexSettings) -> IndexFile:
         raise DigestError(
             f"{artifact.filename} on the index is not the file that the lock names",
             because=f"its SHA-256 is stated as {others[0]}, not {artifact.sha256}",
-            next_step="do not use it before you know who changed which: the index or upstream.lock",
+            next_step="do not use it before you know who changed which: the index or the lock",
         )
     raise FetchError(
         f"{artifact.filename} was not found", because=f"no index lists it for the project {project}",

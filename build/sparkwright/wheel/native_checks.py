@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from sparkwright.lock.native import Binary
 from sparkwright.native.inspection import (
     KernelClass,
     Tally,
@@ -21,7 +22,7 @@ from sparkwright.wheel.slim import needed_because
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from sparkwright.lock.native import Binary
+    from sparkwright.lock.native import NativePin
     from sparkwright.native.inspection import Inspection, Python
     from sparkwright.wheel.binaries import InspectedBinaries
     from sparkwright.wheel.kernels import BinaryKernels, LeftOut
@@ -59,7 +60,7 @@ def kernels_native(subject: AuditSubject, inspected: InspectedBinaries) -> Audit
             continue
         faults += _count_faults(one, inspection)
         if (native := subject.lock.native) is not None and native.arch == record.arch:
-            faults += _table_faults(member, inspection, native.binaries.get(member), record.arch)
+            faults += _table_faults(member, inspection, native, record.arch)
     compiled = sum(
         (inspected.tally(member, record.arch) for member in record.compiled if member in inspected.found),
         Tally(),
@@ -77,15 +78,22 @@ def _count_faults(one: BinaryKernels, inspection: Inspection) -> list[str]:
     ]
 
 
-def _table_faults(member: str, inspection: Inspection, locked: Binary | None, arch: str) -> list[str]:
-    if locked is None:
-        return [f"the lock's table of binaries does not have {member}"]
-    device = inspection.device
-    faults = [
-        f"{member} holds {what} {dict(held)}, the lock's table has {dict(stated)}"
-        for what, held, stated in (("cubins", device.cubins, locked.cubins), ("PTX", device.ptx, locked.ptx))
-        if held != stated
-    ]
+def _table_faults(member: str, inspection: Inspection, native: NativePin, arch: str) -> list[str]:
+    device, faults = inspection.device, []
+    if native.is_measured:
+        if member not in native.binaries:
+            return [f"the lock's table of binaries does not have {member}"]
+        stated = native.binaries[member]
+        faults = [
+            f"{member} holds {what} {dict(held)}, the lock's table has {dict(counts)}"
+            for what, held, counts in (
+                ("cubins", device.cubins, stated.cubins),
+                ("PTX", device.ptx, stated.ptx),
+            )
+            if held != counts
+        ]
+    # Of a table that was measured on another release, only the reasons for other code count.
+    locked = native.binaries.get(member, Binary())
     if not locked.why:
         others = [kind for kind in KernelClass if kind is not KernelClass.NATIVE]
         groups = [group for kind in others for group in of_class(device, arch, kind)]

@@ -17,6 +17,7 @@ from upstream_kit import git
 
 from sparkwright.base.digests import to_json
 from sparkwright.cli import doctor
+from sparkwright.lock import read_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -305,11 +306,32 @@ class TestLock:
         assert ran.status == 24
         assert [finding["key"] for finding in ran.json["findings"]] == ["native.release"]
 
-    def test_bump_says_which_native_tables_are_out_of_date(self, pinned: World) -> None:
+    def test_bump_moves_the_native_tables_and_lists_what_is_to_decide(self, pinned: World) -> None:
         self.compiling(pinned)
-        notes = pinned.good("lock", "bump", "1.3.0", "--json").json["notes"]
-        assert any("[native]" in note and "1.2.0" in note for note in notes)
-        assert pinned.call("lock", "check").status == 24
+        path = pinned.root / "upstream.lock"
+        before = path.read_text()
+        shown = pinned.good("lock", "bump", "1.3.0", "--dry-run", "--json").json
+        assert path.read_text() == before
+        assert pinned.good("lock", "bump", "1.3.0", "--json").json == shown
+        assert [decision["key"] for decision in shown["decisions"]] == ["native.extensions._C"]
+        assert all(decision["command"] for decision in shown["decisions"])
+        native = read_lock(path).native
+        assert (native.release, native.measured, native.extensions) == ("1.3.0", "1.2.0", {})
+        pinned.good("lock", "check")
+
+    def test_a_bump_whose_toolkit_cannot_be_had_writes_nothing(self, pinned: World) -> None:
+        self.compiling(pinned)
+        before = (pinned.root / "upstream.lock").read_text()
+        for name in [name for name in pinned.index.files if name.startswith("torch-")]:
+            del pinned.index.files[name]
+        assert pinned.call("lock", "bump", "1.3.0").status == 20
+        assert pinned.call("lock", "bump", "1.3.0", "--copy", "nothing").status == 2
+        assert (pinned.root / "upstream.lock").read_text() == before
+
+    def test_nothing_is_learned_before_anything_was_compiled(self, pinned: World) -> None:
+        before = (pinned.root / "upstream.lock").read_text()
+        assert pinned.call("lock", "learn").status == 10
+        assert (pinned.root / "upstream.lock").read_text() == before
 
     def test_bump(self, pinned: World) -> None:
         path = pinned.root / "upstream.lock"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess  # noqa: TID251
 import time
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ from sparkwright.base.process.session import kill_group, start_session
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+_TICK_S = 0.1
+_MEMORY_TICKS = 5
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def run_limited(
     with log.open("wb") as output:
         child = start_session(command, command, cwd, env, output)
         try:
-            _watch(child, limits, started, stop)
+            watch(child.pid, lambda seconds: _ended(child, seconds), limits, stop)
         finally:
             kill_group(child)
     text = log.read_bytes()[-TAIL:].decode(errors="replace")
@@ -69,21 +73,39 @@ def run_limited(
     return result
 
 
-def _watch(
-    child: subprocess.Popen[bytes], limits: ProcessLimits, started: float, stop: threading.Event | None
+def watch(
+    pid: int, ended: Callable[[float], bool], limits: ProcessLimits, stop: threading.Event | None
 ) -> None:
-    while True:
-        try:
-            child.wait(timeout=0.1)
-        except subprocess.TimeoutExpired:
-            if stop is not None and stop.is_set():
-                raise LimitsExceeded("the run was interrupted") from None
-            if time.monotonic() - started > limits.seconds:
-                raise LimitsExceeded(f"it ran for more than {limits.seconds:g} s") from None
-            if (used := _resident_mib(child.pid)) > limits.memory_mib:
-                raise LimitsExceeded(f"it used {used} MiB of {limits.memory_mib} MiB of memory") from None
-        else:
+    """Return when a program has ended; the caller kills what is left of it in any case.
+
+    Args:
+        pid: its process id.
+        ended: waits so many seconds for its end and tells if it came.
+        limits: limits of time and memory.
+        stop: when set, it is to be killed.
+
+    Raises:
+        LimitsExceeded: it is to be killed; the message says which limit it passed.
+    """
+    started = time.monotonic()
+    for tick in itertools.count():
+        if ended(_TICK_S):
             return
+        if stop is not None and stop.is_set():
+            raise LimitsExceeded("the run was interrupted")
+        if time.monotonic() - started > limits.seconds:
+            raise LimitsExceeded(f"it ran for more than {limits.seconds:g} s")
+        # Reading the memory of a family takes milliseconds, as every process has to be asked for its parent.
+        if tick % _MEMORY_TICKS == 0 and (used := _resident_mib(pid)) > limits.memory_mib:
+            raise LimitsExceeded(f"it used {used} MiB of {limits.memory_mib} MiB of memory")
+
+
+def _ended(child: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        child.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _resident_mib(pid: int) -> int:

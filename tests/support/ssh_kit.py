@@ -1,0 +1,206 @@
+"""A real sshd on this machine, as the target of a bisection, and wheels whose server is the simulator."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+import wheelkit
+from rehearsal_kit import SERVE, SOURCES
+from tiny_release import TinyRelease, make_tiny
+from world import SOURCE_ROOT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
+TORCH = "2.11.0"
+_CONFIG = """\
+ListenAddress 127.0.0.1
+Port {port}
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/client.pub
+PidFile none
+UsePAM no
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+"""
+_CLIENT = """\
+Host *
+  IdentityFile {folder}/client
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known
+  StrictHostKeyChecking yes
+"""
+_RECIPE = """\
+format = 1
+name = "simulated"
+title = "The simulator, in a wheel"
+model = "simulated"
+
+[environment]
+PYTHONPATH = "{path}"
+SIMULATOR_SPEED = "{speed}"
+
+[profile]
+categories = ["code"]
+least-requests = {requests}
+requests-per-client = 1
+max-tokens = {tokens}
+waves = 1
+off-grid = [3]
+"""
+
+
+@dataclass(frozen=True)
+class Sshd:
+    """A running sshd; its target has ``sparkwright`` in the folder's ``bin``."""
+
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def place(self) -> Path:
+        """The agent's folder."""
+        return self.folder / "a target's place"
+
+    @property
+    def address(self) -> str:
+        place = str(self.place).replace(" ", "%20")
+        return f"ssh://{getpass.getuser()}@127.0.0.1:{self.port}{place}"
+
+    @property
+    def path(self) -> str:
+        """PATH with an ``ssh`` that knows the keys."""
+        return f"{self.folder / 'bin'}:{os.environ['PATH']}"
+
+    @property
+    def program(self) -> Path:
+        """The target's ``sparkwright``."""
+        return self.place / "bin" / "sparkwright"
+
+    def install(self, index: str) -> None:
+        """Let the target's ``sparkwright`` run the code under test and install from *index*."""
+        self.replace(
+            f"export PYTHONPATH='{SOURCE_ROOT}' HOME='{self.folder}' UV_DEFAULT_INDEX='{index}'\n"
+            f"export SPARKWRIGHT_TEST_TARGET='{self.folder}'\nexec {sys.executable} -m sparkwright \"$@\"\n"
+        )
+
+    def replace(self, script: str) -> None:
+        """Let the target's ``sparkwright`` be the shell *script*."""
+        self.program.parent.mkdir(parents=True, exist_ok=True)
+        self.program.write_text(f"#!/bin/sh\n{script}")
+        self.program.chmod(0o755)
+
+    def connections(self) -> list[psutil.Process]:
+        """The processes of sshd that serve one connection each."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children()
+        return []
+
+    def cut(self) -> None:
+        """Kill every connection."""
+        for process in self.connections():
+            with contextlib.suppress(psutil.Error):
+                for child in process.children():
+                    if child.name().startswith("sshd"):
+                        child.kill()
+                process.kill()
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that an agent here started, and the agents themselves."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                ours = process.environ().get("SPARKWRIGHT_TEST_TARGET") == str(self.folder)
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+
+@contextlib.contextmanager
+def running_sshd(folder: Path) -> Iterator[Sshd]:
+    """Run an sshd with keys of its own; skip the test where there is none."""
+    if _SSHD is None or shutil.which("ssh") is None:
+        pytest.skip("no OpenSSH server and client are installed here")
+    folder.mkdir()
+    for name in ("host", "client"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True, timeout=30
+        )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (folder / "sshd").write_text(_CONFIG.format(port=port, folder=folder))
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
+    (folder / "ssh").write_text(_CLIENT.format(folder=folder))
+    (folder / "bin").mkdir()
+    wrapper = folder / "bin" / "ssh"
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh "$@"\n')
+    wrapper.chmod(0o755)
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where sshd, as root, confines a part of itself
+    log = (folder / "log").open("wb")
+    with log, subprocess.Popen([_SSHD, "-D", "-e", "-f", folder / "sshd"], stderr=log) as process:
+        sshd = Sshd(folder, port, process)
+        try:
+            wait_until(lambda: _listens(port) or process.poll() is not None)
+            if process.poll() is not None:
+                pytest.skip(f"sshd cannot run here: {(folder / 'log').read_text().strip()}")
+            yield sshd
+        finally:
+            sshd.cut()
+            process.kill()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def fault_file(fault: str) -> tuple[tuple[str, str], ...]:
+    """The change of a release that gives its server *fault*."""
+    return (("vllm/fault.py", f"FAULT = {fault!r}\n"),)
+
+
+def served_release(version: str = "1.2.0", changes: tuple[tuple[str, str], ...] = ()) -> TinyRelease:
+    """A release whose ``vllm serve`` is the simulator, with the fault that ``vllm/fault.py`` names."""
+    serve = SERVE.replace('"60"', '__import__("os").environ["SIMULATOR_SPEED"]')
+    assert serve != SERVE
+    sources = {**SOURCES, "vllm/entrypoints/cli/main.py": serve, **dict(changes)}
+    return make_tiny(version, changes=tuple(sources.items()))
+
+
+def write_recipe(path: Path, *, speed: float = 60, requests: int = 4, tokens: int = 48) -> Path:
+    """Write the recipe that serves such a release."""
+    found = f"{SOURCE_ROOT}:{sysconfig.get_path('purelib')}"
+    path.write_text(_RECIPE.format(path=found, speed=speed, requests=requests, tokens=tokens))
+    return path
+
+
+def torch_wheel(version: str = TORCH) -> tuple[str, bytes]:
+    """Name and bytes of a torch with nothing in it, which the wheels require."""
+    info = f"torch-{version}.dist-info"
+    name = f"torch-{version}-py3-none-any.whl"
+    files = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n\n",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = wheelkit.pack(Path(folder, name), wheelkit.with_record(files, info), executable=())
+        return name, path.read_bytes()
