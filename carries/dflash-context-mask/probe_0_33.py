@@ -1,15 +1,15 @@
 """Which rows of a DFlash step may write the draft's KV cache, on model runner V2 of vLLM 0.33.0?
 
-The batches and the plain calculation of context slots are those of the first probe, `probe.py`. The verdict is about
-V2, which serves DFlash there; V1's kernel is as it was and is reached by a few configurations only.
+The batches and the plain calculation of context slots are those of the first probe, `probe.py`. The verdict
+is about V2, which serves DFlash there; V1's kernel is as it was and is reached by a few configurations only.
 
-Healthy, as there: an accepted context row has the slot that the block table gives it; a rejected one, one in the null
-block and one past the table have `PADDING_SLOT_ID`, and so have query rows past the table. Query rows in the null
-block have none either, which 0.33.0 adds. Positions of rejected rows are nobody's; query positions end at the longest
-sequence.
+Healthy, as there: an accepted context row has the slot that the block table gives it; a rejected one, one in
+the null block and one past the table have `PADDING_SLOT_ID`, and so have query rows past the table. Query
+rows in the null block have none either, which 0.33.0 adds. Positions of rejected rows are nobody's; query
+positions end at the longest sequence.
 
-Upstream aligns the table to 128 tokens, so that a query lies past it only where the longest sequence is a multiple of
-that, as it mostly is; `BEYOND` has such requests.
+Upstream aligns the table to 128 tokens, so that a query lies past it only where the longest sequence is a
+multiple of that, as it mostly is; `BEYOND` has such requests.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ from vllm.v1.worker.gpu.spec_decode.dflash import speculator
 
 LONGEST = COLUMNS * BLOCK
 MOST, ROWS = 8, 256
-LAST_DRAFTS = Case("the last drafts before the longest sequence", (Request(LONGEST - 6, 3, 0, tuple(range(1, 9))), first.PLAIN))
-LAST_REJECTED = Case("a rejection before the longest sequence", (Request(LONGEST - 5, 4, 2, tuple(range(1, 9))), first.PLAIN))
+LAST_DRAFTS = Case(
+    "the last drafts before the longest sequence",
+    (Request(LONGEST - 6, 3, 0, tuple(range(1, 9))), first.PLAIN),
+)
+LAST_REJECTED = Case(
+    "a rejection before the longest sequence", (Request(LONGEST - 5, 4, 2, tuple(range(1, 9))), first.PLAIN)
+)
 NULL_QUERY = Case("queries in the null block", (Request(29, 2, 0, (3, 4)), first.PLAIN))
 
 
@@ -97,13 +102,17 @@ def run(case: Case) -> Result:
 def accepted(case: Case) -> list[int]:
     """Return the indices of the context rows that stay."""
     starts = first.starts(case).tolist()
-    return [start + row for start, one in zip(starts, case.requests, strict=False) for row in range(one.accepted)]
+    return [
+        start + row for start, one in zip(starts, case.requests, strict=False) for row in range(one.accepted)
+    ]
 
 
 def check(case: Case, result: Result) -> None:
     """Compare every row with a plain calculation."""
     spans = [one.last + 1 + offset for one in case.requests for offset in range(QUERIES)]
-    tokens = [token for bonus in first.bonus_tokens(case) for token in (bonus, *[first.MASK_TOKEN] * first.DRAFTED)]
+    tokens = [
+        token for bonus in first.bonus_tokens(case) for token in (bonus, *[first.MASK_TOKEN] * first.DRAFTED)
+    ]
     positions, kept = first.positions(case).tolist(), accepted(case)
     expect(
         [result.context_positions[row] for row in kept] == [positions[row] for row in kept],

@@ -1,16 +1,14 @@
 """Does the DFlash drafter get the context of every step, also near the longest sequence, on model runner V2?
 
-The steps are those of the first probe, `probe.py`, which finds the defect on V1; V2 serves DFlash in vLLM 0.33.0, and
-the verdict is about it. They run through the real `DFlashSpeculator.propose`, whose kernel runs in Triton's
-interpreter. What builds attention's metadata and the draft model are stand-ins; the model notes what context it is
-given to store, and whether its queries ran.
+The steps are those of the first probe, `probe.py`, which finds the defect on V1; V2 serves DFlash in vLLM
+0.33.0, and the verdict is about it. They run through the real `DFlashSpeculator.propose`, whose kernel runs
+in Triton's interpreter. What builds attention's metadata and the draft model are stand-ins; the model notes
+what context it is given to store, and whether its queries ran.
 
-Healthy: every accepted token of every step is stored once, with its position, its hidden state and its slot, and the
-queries run in each. A drafter whose longest sequence is shorter than the target's shortens the server's, so that its
-steps end there, too; a step without drafts, which 0.33.0 knows, is stored as well.
+Healthy: every accepted token of every step is stored once, with its position, its hidden state and its slot,
+and the queries run in each. A drafter whose longest sequence is shorter than the target's shortens the
+server's, so that its steps end there, too; a step without drafts, which 0.33.0 knows, is stored as well.
 """
-
-
 
 from __future__ import annotations
 
@@ -60,7 +58,9 @@ class Speculator(DFlashSpeculator):  # type: ignore[misc]
         )
         self.temperature, self.seeds = torch.zeros(MOST), torch.zeros(MOST, dtype=torch.int64)
         self.draft_tokens = torch.zeros(MOST, first.DRAFTED, dtype=torch.int64)
-        self.kv_cache_config: Any = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=[first.LAYER])])
+        self.kv_cache_config: Any = SimpleNamespace(
+            kv_cache_groups=[SimpleNamespace(layer_names=[first.LAYER])]
+        )
         self.query_cudagraph_manager: Any = SimpleNamespace(dispatch=self._eager)
         self.model: Any = first.DraftModel()
         self.queries = 0
@@ -77,7 +77,9 @@ class Speculator(DFlashSpeculator):  # type: ignore[misc]
 
     def _generate_draft(self, num_reqs: int, *_: object, **_options: object) -> None:  # type: ignore[override]
         """Count the requests that are drafted for, after what the model was given to store."""
-        expect(len(self.model.stored) == 1, f"{len(self.model.stored)} contexts were stored before the queries")
+        expect(
+            len(self.model.stored) == 1, f"{len(self.model.stored)} contexts were stored before the queries"
+        )
         self.queries += num_reqs * self.num_query_per_req
 
 

@@ -1,11 +1,11 @@
 """Does every tensor that the DFlash drafter hands to its model have one row per padded token, in vLLM 0.33.0?
 
-The cases are those of the first probe, `probe.py`, with capture sizes given as 0.24.0 chose them: 0.33.0 adds the
-largest decode batch to its own list, so that its defaults pad no full batch.
+The cases are those of the first probe, `probe.py`, with capture sizes given as 0.24.0 chose them: 0.33.0 adds
+the largest decode batch to its own list, so that its defaults pad no full batch.
 
-Model runner V2, the default: upstream's `DFlashCudaGraphManager` pads the batch, and the real speculator slices the
-buffers that its own classes allocate. Model runner V1: a real `DFlashProposer`, as in the first probe, with the few
-settings more that it reads.
+Model runner V2, the default: upstream's `DFlashCudaGraphManager` pads the batch, and the real speculator
+slices the buffers that its own classes allocate. Model runner V1: a real `DFlashProposer`, as in the first
+probe, with the few settings more that it reads.
 """
 
 # ruff: noqa: SLF001 - the buffers in question and the methods that slice them are private
@@ -79,15 +79,20 @@ def padded(config: VllmConfig, case: first.Case) -> int:
     """Return the rows that model runner V2 pads a full batch of queries to."""
     mode = config.compilation_config.cudagraph_mode.decode_mode()
     wanted = CUDAGraphMode.FULL_DECODE_ONLY if mode == CUDAGraphMode.FULL else CUDAGraphMode.NONE
-    with mock.patch.object(cudagraph_utils, "get_pp_group"), mock.patch.object(cudagraph_utils, "current_platform"):
+    with (
+        mock.patch.object(cudagraph_utils, "get_pp_group"),
+        mock.patch.object(cudagraph_utils, "current_platform"),
+    ):
         manager = DFlashCudaGraphManager(config, first.CPU, wanted, decode_query_len=1 + case.drafts)
     manager._graphs_captured = True
-    rows, _ = dispatch_cg_and_sync_dp(manager, case.requests, case.tokens, 1 + case.drafts, dp_size=1, dp_rank=0)
+    rows, _ = dispatch_cg_and_sync_dp(
+        manager, case.requests, case.tokens, 1 + case.drafts, dp_size=1, dp_rank=0
+    )
     return int(rows.num_tokens)
 
 
 def check_v2(case: first.Case) -> None:
-    """Have the speculator call its model with the padded batch, and compare the lengths of what that is given."""
+    """Compare the lengths of what the speculator gives its model for the padded batch."""
     config = serving_config(case)
     rows = padded(config, case)
     speculator: Any = object.__new__(DFlashSpeculator)
@@ -96,7 +101,9 @@ def check_v2(case: first.Case) -> None:
     tables = [mock.patch.object(block_table, name) for name in ("StagedWriteTensor", "UvaBackedTensor")]
     with ExitStack() as stack:
         for replaced in tables:
-            stack.enter_context(replaced).return_value.gpu = torch.zeros(case.max_num_seqs, 4, dtype=torch.int32)
+            stack.enter_context(replaced).return_value.gpu = torch.zeros(
+                case.max_num_seqs, 4, dtype=torch.int32
+            )
         slots = block_table.BlockTables([16], case.max_num_seqs, TOKENS, [4], first.CPU).slot_mappings
     groups = KVCacheConfig(
         num_blocks=1,

@@ -1,11 +1,11 @@
-"""Do context and queries of a DFlash drafter get the slots of their own tokens behind an image, on model runner V2?
+"""Do context and queries of a DFlash drafter get the slots of their own tokens behind an image, on V2?
 
-The steps and the comparison are those of the first probe, `probe.py`, which finds the defect on V1 of vLLM 0.33.0 as
-well; V2 serves DFlash there, and the verdict is about it.
+The steps and the comparison are those of the first probe, `probe.py`, which finds the defect on V1 of vLLM
+0.33.0 as well; V2 serves DFlash there, and the verdict is about it.
 
-The steps' positions are made by V2's own kernel, from the requests' computed tokens. The target's M-RoPE positions
-are then made as before its forward pass, by the state of a model with images that shorten them; what the batch has
-after that goes to the speculator.
+The steps' positions are made by V2's own kernel, from the requests' computed tokens. The target's M-RoPE
+positions are then made as before its forward pass, by the state of a model with images that shorten them;
+what the batch has after that goes to the speculator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMES = ("positions", "_slot_mapping_buffer", "_context_positions_buffer", "_con
 
 
 def prepare(case: first.Case) -> dict[str, list[int]]:
-    """Let the runner's kernel count positions and the speculator prepare the step; what its buffers then hold."""
+    """Return what the speculator's buffers hold of a step whose positions the runner's kernel counts."""
     scheduled, count = [one.scheduled for one in case.requests], len(case.requests)
     target, buffers = InputBuffers(MOST, first.ROOM, CPU), InputBuffers(MOST, first.ROOM, CPU)
     starts = first.ints([sum(scheduled[:end]) for end in range(count + 1)])
@@ -104,7 +104,9 @@ def check_target(case: first.Case, batch: SimpleNamespace) -> None:
     batch.num_tokens_after_padding = len(batch.positions)
     given = state.prepare_inputs(batch, requests)["positions"]
     if not torch.equal(given, first.positions(case)):
-        raise ValueError(f"{case.what}: the target gets other positions than those of an image; nothing is shown")
+        raise ValueError(
+            f"{case.what}: the target gets other positions than those of an image; nothing is shown"
+        )
 
 
 def probe() -> None:

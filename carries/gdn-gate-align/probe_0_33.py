@@ -1,8 +1,8 @@
 """What a speculating request gets from a gated delta net does not depend on its neighbours, in vLLM 0.33.0.
 
-Batches, checks and stand-ins are those of the first probe, `probe.py`. The builder of metadata and the layer have
-more fields there, and a fused kernel takes batches in which all requests speculate, on cards that have it. All
-others run `_forward_core` as before, on either model runner, and so does every batch here.
+Batches, checks and stand-ins are those of the first probe, `probe.py`. The builder of metadata and the layer
+have more fields there, and a fused kernel takes batches in which all requests speculate, on cards that have
+it. All others run `_forward_core` as before, on either model runner, and so does every batch here.
 """
 
 from __future__ import annotations

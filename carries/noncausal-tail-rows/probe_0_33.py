@@ -1,9 +1,11 @@
-"""Does attention that is not causal read rows behind the end of a sequence, in vLLM's cache of four dimensions?
+"""Does attention that is not causal read rows behind the end of a sequence, in a cache of four dimensions?
 
-The cases, the reference and the cache's stale rows are those of the first probe, `probe.py`. In 0.26.0 and later K
-and V of a row lie side by side, ``[blocks, KV heads, rows, 2 x size]``. Kernels are below both model runners.
+The cases, the reference and the cache's stale rows are those of the first probe, `probe.py`. In 0.26.0 and
+later K and V of a row lie side by side, ``[blocks, KV heads, rows, 2 x size]``. Kernels are below both model
+runners.
 
-More cases than there: sequences in different blocks of one batch, of which one's rows behind the end are another's.
+More cases than there: sequences in different blocks of one batch, of which one's rows behind the end are
+another's.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ def check(*batch: first.Case) -> None:
     for case, side, asked, found in zip(batch, sides, query.split(counts), output.split(counts), strict=True):
         bad = int(found.isnan().any(-1).sum())
         expect(
-            not bad, f"{case}: {bad} of {found.shape[0] * first.HEADS} outputs are NaN, by rows behind the sequence"
+            not bad,
+            f"{case}: {bad} of {found.shape[0] * first.HEADS} outputs are NaN, by rows behind the sequence",
         )
         error = float((found.double() - first.reference(case, asked, *side)).abs().max())
         expect(error < 1e-3, f"{case}: attention is wrong by {error:.1e}")

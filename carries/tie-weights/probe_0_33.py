@@ -1,15 +1,15 @@
 """An output head that ModelOpt leaves unquantized can be tied to the embedding, from vLLM 0.25.1 on.
 
-The layers, the configuration and the checks are those of the first probe, `probe.py`. From 0.25.1 on the
-base class of all quantization methods shares the embedding's parameter, which is model loading and so is
-the same for both model runners.
+The layers, the configuration and the checks are those of the first probe, `probe.py`. From 0.25.1 on the base
+class of all quantization methods shares the embedding's parameter, which is model loading and so is the same
+for both model runners.
 
 Healthy: a head without quantization and one that ModelOpt excludes end up with the embedding's very
-parameter, whether it is loaded before they are tied or after that, and logits are computed with it.
-Control: an embedding without a plain weight is never taken for one.
+parameter, whether it is loaded before they are tied or after that, and logits are computed with it. Control:
+an embedding without a plain weight is never taken for one.
 
-The first probe has further controls: heads whose weight is packed, converted or under another name
-refuse. They are the carry's own answer and no part of the defect; upstream's default has no such check.
+The first probe has further controls: heads whose weight is packed, converted or under another name refuse.
+They are the carry's own answer and no part of the defect; upstream's default has no such check.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_loaded_before() -> None:
 
 
 def check_no_weight() -> None:
-    """Offer an embedding without a plain weight: an error of any kind is healthy, a head tied to it is not."""
+    """Offer an embedding without a plain weight: any error is healthy, a head tied to it is not."""
     output = first.head(first.nvfp4(excluded=["lm_head"]))
     try:
         output.tie_weights(nn.Module())
