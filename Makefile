@@ -1,6 +1,8 @@
 # Every target sets up what it needs: a fresh clone with Python 3.11+ and git is enough.
 PLATFORM ?= aarch64
-PATCHSET ?= spark
+# The line of releases, and a patchset of another name; empty: the default series, and its own patchset.
+SERIES   ?= $(SPARKWRIGHT_SERIES)
+PATCHSET ?=
 SOURCE   ?= index
 # Where kernels come from: upstream, native (compiled for ARCH), or auto: native on the card itself.
 KERNELS  ?= auto
@@ -12,7 +14,8 @@ ARGS     ?=
 # Where wheels and their index go; empty: the default of sparkwright/publish/folder.py, dist/.
 DIST     ?= $(SPARKWRIGHT_DIST)
 export SPARKWRIGHT_DIST := $(DIST)
-JOB      := --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) \
+LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PATCHSET))
+JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
 .PHONY: help wheel plan verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove nightly publish status doctor releases bench bench-native docs clean distclean
@@ -51,7 +54,7 @@ verify-demo: $(VENV)/.ready-verify ## The same against a simulated server, in le
 	@$(BIN)/sparkwright verify --demo $(FAULT:%=--fault %) $(ARGS)
 
 rehearse: $(VENV)/.ready-verify ## Serve the merged Python on the CPU with a real model, and verify it
-	@$(BIN)/sparkwright rehearse --patchset $(PATCHSET) --platform $(PLATFORM) --source $(SOURCE) $(ARGS)
+	@$(BIN)/sparkwright rehearse $(LINE) --platform $(PLATFORM) --source $(SOURCE) $(ARGS)
 
 bisect: $(VENV)/.ready-verify ## Name the change between a good and a bad build spec: ARGS='GOOD BAD --judge …'
 	@$(BIN)/sparkwright bisect $(ARGS)

@@ -1,92 +1,131 @@
-"""Write docs/upstream-releases.md: the outcomes of merging the patchset onto each release, and notes on them.
+"""Write docs/upstream-releases.md: what becomes of every series' carries on each of upstream's releases.
 
-The notes are ``later-releases`` of each carry's ``carry.toml``.
+Outcomes are those of merges, and a mark says that a proof which is recorded beside the carry stands for one.
+No probe is run: ``sparkwright carry prove --onto VERSION`` does that, and records what it finds. What a
+dependency's source would be needed for, and cannot be had, stays as the page has it.
 
-    python scripts/upstream_releases.py [--releases 0.25.1 0.26.0] [--notes]
+    python scripts/upstream_releases.py [--releases 0.25.1 0.26.0]
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.carries import load_carries
 from sparkwright.merge import merge_patchset
 from sparkwright.native.sources import gather_sources
-from sparkwright.pipeline import BuildOptions, open_job
+from sparkwright.pipeline import BuildOptions, open_checkout, open_job
+from sparkwright.pipeline.checkout import series_names
+from sparkwright.pipeline.trial import evidence_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from sparkwright.carries import Carry
+    from sparkwright.pipeline import Job
+
+    Column = Mapping[str, str]  # what a release's column has for each carry, in order
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "upstream-releases.md"
-PATCHSET = "spark"
-_TABLE = re.compile(r"^\| carry \|.*\n(?:\|.*\n)+", re.MULTILINE)
-_ROW = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
-_NOTES = re.compile(r"(<!-- notes: .*-->\n)(?:.*\n)*?(<!-- end of notes -->\n)")
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
+RELEASES = (
+    "0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
+)  # fmt: skip
+MARK = "✓"
+_HEAD = f"""\
+# The carries on upstream's releases
+
+`make releases` writes this page; do not edit it. Outcomes are those of `sparkwright merge --onto VERSION`
+for each series, with native kernels where its lock has them. Without a mark an outcome is that of a text
+merge or, for *superseded*, a declaration alone. With {MARK} a proof stands for it, which is recorded as
+`carries/NAME/proofs/VERSION.json`:
+
+* *applied* {MARK}: the probe fails without the carry, and passes with it.
+* *absorbed* {MARK}, *superseded* {MARK}: it passes on upstream's own tree.
+* *not needed* {MARK}: it passes there too, of a carry that still merges, or conflicts.
+
+`sparkwright carry prove --onto VERSION` runs the probes on a release and records what they show.
+`sparkwright carry show NAME` has notes on a carry's later releases.
+"""
 
 
 def main() -> int:
-    """Merge, and write the table and the notes below it."""
+    """Merge, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--releases", nargs="+", metavar="VERSION", help="by default those of the table")
-    parser.add_argument("--notes", action="store_true", help="write the notes only, without merging")
+    parser.add_argument("--releases", nargs="+", metavar="VERSION", default=RELEASES)
     args = parser.parse_args()
-    text = PAGE.read_text(encoding="utf-8")
-    found = _TABLE.search(text)
-    if found is None:
-        raise SystemExit(f"{PAGE} has no table that begins with '| carry |'")
-    if not args.notes:
-        releases = args.releases or _VERSION.findall(found[0].partition("\n")[0])
-        outcomes = dict(zip(releases, merged(releases), strict=True))
-        text = text.replace(found[0], table(outcomes))
-    PAGE.write_text(with_notes(text, load_carries(ROOT / "carries")), encoding="utf-8")
+    known = documented(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
+    tables = {
+        series: columns(series, args.releases, known.get(series, {})) for series in sorted(series_names(ROOT))
+    }
+    PAGE.write_text(page(tables), encoding="utf-8")
     return 0
 
 
-def with_notes(page: str, carries: Mapping[str, Carry]) -> str:
-    """Return *page* with the notes of those *carries* that its table has, in the order of the table."""
-    named = [carries[name] for name in _ROW.findall(page) if name in carries]
-    notes = "".join(note(carry.name, carry.spec.later_releases) for carry in named)
-    written, count = _NOTES.subn(lambda found: f"{found[1]}\n{notes}\n{found[2]}", page)
-    if count != 1:
-        raise SystemExit(f"{PAGE} has no '<!-- notes: -->' and '<!-- end of notes -->', or has them twice")
-    return written
+def options_of(series: str) -> BuildOptions:
+    """Return the options of a job with native kernels, so that no carry is left out, if the lock has them."""
+    native = open_checkout(ROOT, series).lock.native is not None
+    return BuildOptions(series=series, kernels="native" if native else "upstream")
 
 
-def note(name: str, text: str) -> str:
-    """Return an item of a list in Markdown; none for a carry without notes."""
-    lines = text.strip().splitlines()
-    return "\n  ".join([f"* **`{name}`**: {lines[0]}", *lines[1:]]) + "\n" if lines else ""
-
-
-def merged(releases: list[str]) -> list[dict[str, str]]:
-    """Return, for each of *releases*, the outcome of every carry by name, with native kernels."""
-    with open_job(ROOT, BuildOptions(patchset=PATCHSET, kernels="native")) as job:
+def columns(series: str, releases: Sequence[str], known: Mapping[str, Column]) -> dict[str, Column]:
+    """Return the column of each of *releases* for the patchset of *series*; see `column`."""
+    with open_job(ROOT, options_of(series)) as job:
         sources = {carry.spec.source for carry in job.spec.carries if carry.spec.source is not None}
-        gather_sources(job.spec.lock, job.access, wanted=sorted(sources))
-        reports = [
-            merge_patchset(job.repository, job.merge_request(job.source.release(release), release))
-            for release in releases
-        ]
-    return [{outcome.carry: str(outcome.kind) for outcome in report.outcomes} for report in reports]
+        if job.spec.lock.native is not None:
+            gather_sources(job.spec.lock, job.access, wanted=sorted(sources))
+        return {release: column(job, release, known.get(release, {})) for release in releases}
 
 
-def table(outcomes: dict[str, dict[str, str]]) -> str:
-    """Return the table in Markdown: a row for each carry, a column for each release."""
-    names = next(iter(outcomes.values()))
-    rows = [
-        ["carry", *outcomes],
-        *([f"`{name}`", *(kinds[name] for kinds in outcomes.values())] for name in names),
-    ]
+def column(job: Job, release: str, known: Column) -> Column:
+    """Return the outcome of every carry on *release* by name, with a mark where a recorded proof stands.
+
+    Args:
+        job: the job of a series.
+        release: the release.
+        known: what it was before: this stays for a carry whose source the store lacks.
+    """
+    report = merge_patchset(job.repository, job.merge_request(job.source.release(release), release))
+    words = {"proved": f" {MARK}", "not needed": f", not needed {MARK}"}
+    found = {
+        carry.name: str(report.outcome(carry.name).kind)
+        + words.get(evidence_of(job, report, carry, recorded=True), "")
+        for carry in job.spec.carries
+    }
+    lost = {
+        carry.name for carry in job.spec.carries if carry.spec.source not in {None, *job.available_sources}
+    }
+    return {name: known.get(name, cell) if name in lost else cell for name, cell in found.items()}
+
+
+def page(tables: Mapping[str, Mapping[str, Column]]) -> str:
+    """Return the page in Markdown: a table for each series."""
+    return "\n".join([_HEAD, *(f"## Series {series}\n\n{table(found)}" for series, found in tables.items())])
+
+
+def table(found: Mapping[str, Column]) -> str:
+    """Return a table in Markdown: a row for each carry, a column for each release."""
+    names = next(iter(found.values()))
+    rows = [["carry", *found], *([f"`{name}`", *(one[name] for one in found.values())] for name in names)]
     head, *body = ("| " + " | ".join(row) + " |" for row in rows)
-    return "\n".join([head, "|" + "---|" * (1 + len(outcomes)), *body, ""])
+    return "\n".join([head, "|" + "---|" * (1 + len(found)), *body, ""])
+
+
+def documented(text: str) -> dict[str, dict[str, Column]]:
+    """Return the tables of a page's *text*: what `page` was given."""
+    tables: dict[str, dict[str, Column]] = {}
+    for part in text.split("\n## Series ")[1:]:
+        series, *lines = part.splitlines()
+        cells = [
+            [cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line[:1] == "|"
+        ]
+        (_, *releases), _, *rows = cells
+        tables[series] = {
+            release: {row[0].strip("`"): row[number] for row in rows}
+            for number, release in enumerate(releases, start=1)
+        }
+    return tables
 
 
 if __name__ == "__main__":

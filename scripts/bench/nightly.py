@@ -6,7 +6,7 @@ few merges a search takes. Rates are by the clock and by CPU time, git's include
 machine does not change as much. Beside it stands the rate of the engine, which merges whole trees and
 examines clean merges. The repository needs upstream's history between the two ends.
 
-    python scripts/bench/nightly.py REPOSITORY OLD NEW [--patchset spark] [--most 40]
+    python scripts/bench/nightly.py REPOSITORY OLD NEW [--series 0.33] [--most 40]
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def main() -> None:
     parser.add_argument("repository", type=Path)
     parser.add_argument("old")
     parser.add_argument("new")
-    parser.add_argument("--patchset", default="spark")
+    parser.add_argument("--series", default="", help="the default one by default")
+    parser.add_argument("--patchset", default="", help="the series' own by default")
     parser.add_argument("--most", type=int, default=40, help="commits to merge for each carry at most")
     args = parser.parse_args()
-    options = BuildOptions(patchset=args.patchset, kernels="upstream")
+    options = BuildOptions(series=args.series, patchset=args.patchset, kernels="upstream")
     with open_job(Path(__file__).parent, options) as job, tempfile.TemporaryDirectory() as scratch:
         ready = prepare(
             job.repository,

@@ -14,6 +14,8 @@ Parts, each in processes of its own:
   memory that was filled with garbage before; fresh data each run, the seed is printed;
 - ``attention``: the backend's forward over NVFP4, FP8 and 16-bit caches, against float64;
 - ``speed``: decode, drafts, prefill and the pack kernel over all three caches in turn, with their floors;
+- ``flashinfer``: decode, drafts and prefill over the same tokens by FlashInfer 0.7.2's NVFP4 kernels and ours
+  in turn; run only if asked for, since FlashInfer must be there and compiles first;
 - ``serve``: a tiny Qwen3, both model runners, with and without DFlash; tokens that a pool holds;
 - ``quality``: a model trained in place, its predictions over all three caches;
 - ``sanitize``: pack and read once each under ``compute-sanitizer --tool memcheck``, and a planted error.
@@ -39,9 +41,10 @@ from nvfp4.record import Recorder, read
 from nvfp4.serve import processes
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("pack", "attention", "speed", "serve", "quality", "sanitize")
-# What runs together: only `speed` must have the card for itself.
-STAGES = (("pack", "attention"), ("speed",), ("serve", "quality"), ("sanitize",))
+PARTS = ("pack", "attention", "speed", "serve", "quality", "sanitize", "flashinfer")
+# Parts of a stage run together; `speed` and `flashinfer` must have the card for themselves.
+STAGES = (("pack", "attention"), ("speed",), ("serve", "quality"), ("sanitize",), ("flashinfer",))
+DEFAULT = PARTS[:-2]
 SANITIZER_ERROR = 99
 
 
@@ -97,6 +100,10 @@ def specifications(part: str, args: argparse.Namespace) -> dict[str, dict[str, A
         from nvfp4.speed import PROCESSES  # imports torch
 
         return {f"speed-{name}": {**common, "process": name} for name in PROCESSES}
+    if part == "flashinfer":
+        from nvfp4.flashinfer import PROCESSES as SHAPES
+
+        return {f"flashinfer-{name}": {**common, "process": name} for name in SHAPES}
     if part == "sanitize":
         return {"sanitize-planted": {**common, "planted": True}, "sanitize": common}
     return {part: common}
@@ -133,7 +140,7 @@ def stage(parts: list[str], args: argparse.Namespace) -> None:
         if not tool.exists():
             runner.check("compute-sanitizer", ok=False, detail=f"not run: there is no {tool}")
             return
-    at_once = 1 if "speed" in parts else len(commands)
+    at_once = 1 if {"speed", "flashinfer"} & set(parts) else len(commands)
     for name, status in processes(commands, args.out, at_once, args.part_seconds).items():
         planted = name == "sanitize-planted" and args.device == "cuda"
         wanted = SANITIZER_ERROR if planted else 0
@@ -175,7 +182,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "lines.jsonl"
     file.unlink(missing_ok=True)
-    chosen = args.only or (["pack", "attention"] if args.device == "cpu" else list(PARTS[:-1]))
+    chosen = args.only or (["pack", "attention"] if args.device == "cpu" else list(DEFAULT))
     Recorder(file, "runner").write("fact", name="seed", value=args.seed)
     say(f"seed {args.seed}; parts {', '.join(chosen)}")
     for together in STAGES:

@@ -12,10 +12,10 @@ import elfkit
 import pytest
 
 from sparkwright.git import open_repository
-from sparkwright.lock import read_lock
 from sparkwright.native.inspection import Surroundings, Tally, classify, read_device_code
 from sparkwright.native.inspection.equipment import find_surroundings, inspector_of
 from sparkwright.native.packages import unpack_package
+from sparkwright.pipeline import open_checkout
 from sparkwright.probe import prepare_environment
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, fetch_artifact, read_settings
@@ -34,7 +34,7 @@ PLATFORM = "aarch64"
 
 @pytest.fixture(scope="module")
 def lock() -> Lock:
-    return read_lock(Path(__file__).parents[2] / "upstream.lock")
+    return open_checkout(Path(__file__).parents[2], "0.24").lock
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def job():
-    options = BuildOptions(platform=TARGET.machine, kernels="native", arch=TARGET.arch)
+    options = BuildOptions(series="0.24", platform=TARGET.machine, kernels="native", arch=TARGET.arch)
     with open_job(ROOT, options) as job:
         yield job
 

@@ -11,18 +11,19 @@ from elftools.elf.elffile import ELFFile
 from sparkwright.base.errors import ToolError
 from sparkwright.base.process import run
 from sparkwright.git import open_repository
-from sparkwright.lock import check_native, read_lock
+from sparkwright.lock import check_native
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import configure_environment, find_toolchain, prepare_toolchain
+from sparkwright.pipeline import open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, gather_cuda, read_settings
 from sparkwright.upstream.index import find, project_of
 
 pytestmark = pytest.mark.upstream
 
-LOCK = read_lock(Path(__file__).parents[2] / "upstream.lock")
+LOCK = open_checkout(Path(__file__).parents[2], "0.24").lock
 TARGET = Target("aarch64", LOCK.native.arch)
 KERNEL = """\
 __global__ void scale(float *out, float by) { out[threadIdx.x] *= by; }

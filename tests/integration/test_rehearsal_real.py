@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.upstream]
 
 @pytest.fixture
 def job() -> Iterator[Job]:
-    with open_job(ROOT, BuildOptions(platform="x86_64")) as opened:
+    with open_job(ROOT, BuildOptions(series="0.24", platform="x86_64")) as opened:
         yield opened
 
 
@@ -55,14 +55,16 @@ def test_the_patchset_passes_and_a_carry_that_spoils_sampling_fails(job: Job, tm
     assert (result.verdict, result.exact, result.version) == ("passed", True, "0.24.0")
 
     source = job.repository.blob(job.repository.files(report.tree, [SAMPLER])[SAMPLER].blob)
-    # Appended, so that no text of upstream's is needed: every greedy token is one and the same.
-    planted = (
-        source + b"\n\nSampler.greedy_sample = staticmethod(lambda logits: logits.argmax(-1) * 0 + 30)\n"
-    )
-    spoiled = with_another_file(job, report, SAMPLER, planted)
-    options = RehearsalOptions(checks=("coherence",), out=tmp_path / "spoiled", against_pristine=False)
-    result = rehearse(job, spoiled, options)
-    assert result.verdict == "failed"
-    (coherence,) = result.checks
-    assert (coherence.name, coherence.verdict) == ("coherence", "failed")
-    assert coherence.signature.startswith("coherence: ")
+    # Appended, so that no text of upstream's is needed: one and the same token each time, and sentences
+    # without sense, which only the known facts tell from good ones.
+    for greedy, finding in (
+        ("logits.argmax(-1) * 0 + 30", "answers are text"),
+        ("logits.topk(2, dim=-1).indices[..., 1]", "known facts are right"),
+    ):
+        planted = source + f"\n\nSampler.greedy_sample = staticmethod(lambda logits: {greedy})\n".encode()
+        spoiled = with_another_file(job, report, SAMPLER, planted)
+        out = tmp_path / finding
+        options = RehearsalOptions(checks=("coherence",), out=out, against_pristine=False)
+        (coherence,) = rehearse(job, spoiled, options).checks
+        assert (coherence.name, coherence.verdict) == ("coherence", "failed")
+        assert coherence.signature == f"coherence: {finding}"

@@ -10,12 +10,13 @@ from sparkwright.git import open_repository
 from sparkwright.lock import check, read_lock
 from sparkwright.lock.cmake import read_pins
 from sparkwright.lock.statements import is_evidence
+from sparkwright.pipeline import open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, IndexSource, gather, other_release, propose, read_settings
 
 pytestmark = pytest.mark.upstream
 
-LOCK = Path(__file__).parents[2] / "upstream.lock"
+LOCK = open_checkout(Path(__file__).parents[2], "0.24").lock_path
 
 
 @pytest.fixture(scope="module")

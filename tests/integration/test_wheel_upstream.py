@@ -1,4 +1,4 @@
-"""The assembler and the audit on the wheel that upstream.lock names."""
+"""The assembler and the audit on the wheel that the lock of series 0.24 names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import wheelkit
 
-from sparkwright.lock import read_lock
+from sparkwright.pipeline import open_checkout
 from sparkwright.publish import publish
 from sparkwright.store import open_store
 from sparkwright.upstream.download import fetch_artifact
@@ -25,7 +25,7 @@ PLATFORM = "aarch64"
 def expectation() -> Expectation:
     """Upstream's wheel, and a merge that changes two files, adds one and deletes one."""
     store = open_store()
-    lock = read_lock(Path(__file__).parents[2] / "upstream.lock")
+    lock = open_checkout(Path(__file__).parents[2], "0.24").lock
     artifact = lock.wheel(PLATFORM)
     fetch_artifact(store, artifact, read_settings())
     wheel = store.named_file(artifact.sha256, artifact.filename)

@@ -73,7 +73,7 @@ def system(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def toolchain():
-    lock, store = open_checkout(ROOT).lock, open_store()
+    lock, store = open_checkout(ROOT, "0.24").lock, open_store()
     access = Access(store, open_repository(store.git), read_settings())
     return prepare_toolchain(lock, Target("aarch64", lock.native.arch), access)
 
@@ -82,7 +82,7 @@ def toolchain():
 def extensions(made, tmp_path_factory):
     """The wheel's extensions that were compiled here, by name."""
     folder = tmp_path_factory.mktemp("extensions")
-    lock = open_checkout(ROOT).lock
+    lock = open_checkout(ROOT, "0.24").lock
     members = {name: lock.native.extensions[name].member for name in made.wheel["compiled"]}
     with zipfile.ZipFile(made.wheel["path"]) as archive:
         return {name: Path(archive.extract(member, folder)) for name, member in members.items()}

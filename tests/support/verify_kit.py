@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 SEEDS = range(20)
 CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
 FIRST = {"code": 0.82, "math": 0.84, "reasoning": 0.86, "prose": 0.62, "dialogue": 0.68, "extraction": 0.8}
+FIRST["facts"] = 0.7
 _TEXT = (
     "the a to of and in is it for with on this that as by from or be an at we can use each one two list map "
     "value name key time step then if so not but when where which more less first last small large"
@@ -64,6 +65,12 @@ class KitCorpus:
                 text=f"[{seed} {salt} {i // self.TEXTS}] {category} question {i % self.TEXTS}",
             )
             for i in range(count)
+        )
+
+    def facts(self) -> tuple[Prompt, ...]:
+        return tuple(
+            Prompt(name=f"facts/{i}", category="facts", text=f"Which word is number {i}?", expect=f"fact{i}")
+            for i in range(12)
         )
 
     def document(

@@ -15,12 +15,12 @@ from sparkwright.lock import (
     ReleaseEvidence,
     WheelEvidence,
     check,
-    read_lock,
     require_agreement,
     unconfirmed,
 )
 from sparkwright.lock.check import flatten
 from sparkwright.lock.statements import is_evidence
+from sparkwright.pipeline import open_checkout
 
 RELEASE = make_release()
 LOCK = RELEASE.lock
@@ -59,7 +59,7 @@ COMMITS = {"0.24.0": "ee0da84ab9e04ac7610e28580af62c365e898389"}
 
 
 def test_the_pinned_commit_is_the_one_that_git_has():
-    release = read_lock(Path(__file__).parents[2] / "upstream.lock").release
+    release = open_checkout(Path(__file__).parents[2], "0.24").lock.release
     assert release.commit == COMMITS[release.version]
 
 

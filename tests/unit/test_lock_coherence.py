@@ -12,10 +12,11 @@ from small_release import make_release
 
 from sparkwright.base.config import parse_toml
 from sparkwright.base.errors import ConfigError, LockMismatchError
-from sparkwright.lock import LOCK_FORMAT, CudaEvidence, Lock, check_native, read_lock, require_native
+from sparkwright.lock import LOCK_FORMAT, CudaEvidence, Lock, check_native, require_native
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.check import flatten
 from sparkwright.lock.native import SourcePin
+from sparkwright.pipeline import open_checkout
 
 ROOT = Path(__file__).parents[2]
 LOCK = with_native(make_release().lock, native_tables(offer_toolkit(Index())))
@@ -53,7 +54,7 @@ def test_is_silent_on_the_truth():
 
 
 def test_the_projects_own_lock_is_right():
-    lock = read_lock(ROOT / "upstream.lock")
+    lock = open_checkout(ROOT, "0.24").lock
     assert check_native(lock) == []
     assert {"aarch64", "x86_64"} == set(lock.native.toolkit.builder) == set(lock.native.toolkit.target)
     assert lock.native.arch == "12.1a"

@@ -121,7 +121,7 @@ def test_a_toolkit_without_the_targets_libraries(installed, toolkit, machine):
 def test_a_toolkit_of_another_version(installed, toolkit, machine):
     with pytest.raises(ToolError, match="not the one that the lock names") as caught:
         find_toolkit(installed, NATIVE, msgspec.structs.replace(toolkit, cuda="13.1"))
-    assert caught.value.because == "its nvcc is 13.0.88, and upstream.lock has 13.1"
+    assert caught.value.because == "its nvcc is 13.0.88, and the lock has 13.1"
 
 
 def test_torch_is_found_without_importing_it(machine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,7 @@ class TestNights:
             assert state.night("1") == first
             assert state.night("2") is None
             assert (state.last_inputs(PATCHSET), state.next_id()) == ("abc", "2")
-            assert state.heads() == {("https://example.org/v.git", 7): "a" * 40}
+            assert state.heads(PATCHSET) == {("https://example.org/v.git", 7): "a" * 40}
             assert state.last_inputs("other") == ""
 
     def test_targets_and_history_are_kept_apart_by_kind(self, tmp_path: Path) -> None:
@@ -104,6 +105,23 @@ class TestFile:
         connection.close()
         with pytest.raises(NewerFormatError), open_state(path):
             pass
+
+    def test_one_of_before_series_goes_on_as_series_0_24(self, tmp_path: Path) -> None:
+        path, heads = tmp_path / "n.sqlite", {("https://example.org/v.git", 7): "a" * 40}
+        with open_state(path) as state:
+            state.record(night(1, "1.1.0", Judgement.WRONG), inputs="abc", heads={})
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("DROP TABLE pulls")
+            connection.execute("CREATE TABLE pulls (repository TEXT, number INTEGER, head TEXT)")
+            connection.executemany(
+                "INSERT INTO pulls VALUES (?, ?, ?)", [(*key, head) for key, head in heads.items()]
+            )
+            connection.execute("PRAGMA user_version = 1")
+        for _ in range(2):
+            with open_state(path) as state:
+                assert (state.last_inputs("spark"), state.last_inputs("0.24")) == ("", "abc")
+                assert [one.night for one in state.history("0.24", "release", "clamp")] == ["1"]
+                assert (state.heads("0.24"), state.heads("0.33")) == (heads, {})
 
     def test_a_damaged_one_is_an_error_that_names_it(self, tmp_path: Path) -> None:
         path = tmp_path / "n.sqlite"

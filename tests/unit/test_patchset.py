@@ -26,7 +26,10 @@ from sparkwright.carries.patchset import (
 from sparkwright.lock import Artifact, Lock, Release
 from sparkwright.lock.native import NativePin
 from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import series_names
 
+ROOT = Path(__file__).parents[2]
+SERIES = series_names(ROOT)
 PACKAGE = {"filename": "cuda-13.whl", "sha256": "d" * 64, "size": 1}
 LOCK = Lock(
     format=1,
@@ -281,10 +284,10 @@ def test_a_source_that_the_lock_does_not_have(tmp_path: Path) -> None:
     assert "'flash'" in caught.value.next_step
 
 
-def test_the_carried_patchset_is_the_same_without_its_build_carries() -> None:
+@pytest.mark.parametrize("series", SERIES)
+def test_the_carried_patchset_is_the_same_without_its_build_carries(series: str) -> None:
     """Its digest stays, whatever is added for those who compile."""
-    checkout = open_checkout(Path(__file__).parents[2])
-    found = checkout.build_spec("spark")
+    found = open_checkout(ROOT, series).build_spec()
     built = [carry.name for carry in found.carries if carry.spec.scope == "build"]
     assert built == list(found.left_out)
     assert [carry.name for carry in found.carries][-len(built) :] == built, "prefixes of the rest stay stable"
@@ -292,8 +295,9 @@ def test_the_carried_patchset_is_the_same_without_its_build_carries() -> None:
     assert replace_point(found, carries=rest).digest == found.digest
 
 
-def test_the_carried_patchset_has_a_revision_of_its_own() -> None:
-    found = open_checkout(Path(__file__).parents[2]).build_spec("spark")
+@pytest.mark.parametrize("series", SERIES)
+def test_the_carried_patchset_has_a_revision_of_its_own(series: str) -> None:
+    found = open_checkout(ROOT, series).build_spec()
     assert found.revision, "the pin or a carry changed: sparkwright patchset bump"
 
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import tempfile
@@ -371,6 +372,18 @@ def test_a_read_only_tree_is_removed_and_nothing_that_it_links_to_is_touched() -
         assert stat.S_IMODE(place.stat().st_mode) == 0o755
     finally:
         shutil.rmtree(place)
+
+
+def test_sockets_and_pipes_are_removed_too() -> None:
+    """vLLM's processes leave sockets in their scratch folder when they are killed."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        left, pipe = Path(short, "socket"), Path(short, "pipe")
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(left))
+        os.mkfifo(pipe)
+        for path in (left, pipe):
+            remove_tree(path)
+        assert list(Path(short).iterdir()) == []
 
 
 def test_removing_what_is_missing_a_file_or_a_link_is_fine(tmp_path: Path) -> None:

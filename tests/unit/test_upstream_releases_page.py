@@ -1,36 +1,24 @@
-"""The page of upstream's releases: notes come from each carry's own TOML."""
+"""The page of upstream's releases: it is what its own tables give, and has every carry of each series."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from kit import VERSION, revision, write_carry
 
-from sparkwright.carries import load_carries, load_carry
-
-if TYPE_CHECKING:
-    from sparkwright.carries import Carry
+from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import series_names
 
 ROOT = Path(__file__).parents[2]
-PAGE = """\
-# Releases
-
-| carry | 0.24.0 |
-|---|---|
-| `second` | applied |
-| `first` | applied |
-| `silent` | applied |
-| `removed` | applied |
-
-<!-- notes: generated -->
-* stale
-<!-- end of notes -->
-
-End.
-"""
+TABLES = {
+    "1.2": {
+        "1.2.0": {"first": "applied ✓", "second": "left-out"},
+        "1.3.0": {"first": "conflict, not needed ✓", "second": "superseded"},
+    },
+    "1.3": {"1.2.0": {"third": "refused"}, "1.3.0": {"third": "applied"}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,33 +31,21 @@ def script() -> Any:
     return module
 
 
-def carry(root: Path, name: str, **changes: Any) -> Carry:
-    return load_carry(
-        write_carry(root, name, patches={VERSION: b"x"}, **{"revision": [revision()], **changes})
-    )
+def test_tables_are_read_as_they_were_written(script: Any) -> None:
+    page = script.page(TABLES)
+    assert script.documented(page) == TABLES
+    assert "| `first` | applied ✓ | conflict, not needed ✓ |" in page.splitlines()
+    assert script.documented("# No tables\n") == {}
 
 
-def test_notes_are_those_of_the_tables_carries_in_its_order(script: Any, tmp_path: Path) -> None:
-    carries = {
-        name: carry(tmp_path, name, later_releases=text)
-        for name, text in {
-            "first": "One\ntwo.\n",
-            "second": "Two \\1.\n",
-            "new": "Not in the table.\n",
-        }.items()
-    }
-    carries["silent"] = carry(tmp_path, "silent")
-    page = script.with_notes(PAGE, carries)
-    assert page == PAGE.replace("* stale\n", "\n* **`second`**: Two \\1.\n* **`first`**: One\n  two.\n\n")
-    assert script.with_notes(page, carries) == page
+def test_the_repositorys_page_is_what_the_script_writes(script: Any) -> None:
+    text = script.PAGE.read_text(encoding="utf-8")
+    assert script.page(script.documented(text)) == text
 
 
-@pytest.mark.parametrize("page", [PAGE.replace("<!-- end of notes -->\n", ""), PAGE + PAGE])
-def test_a_page_without_one_place_for_notes_is_refused(script: Any, page: str) -> None:
-    with pytest.raises(SystemExit):
-        script.with_notes(page, {})
-
-
-def test_the_repositorys_page_has_the_notes_of_its_carries(script: Any) -> None:
-    page = script.PAGE.read_text(encoding="utf-8")
-    assert script.with_notes(page, load_carries(ROOT / "carries")) == page
+@pytest.mark.parametrize("series", series_names(ROOT))
+def test_the_page_has_every_release_and_carry_in_order(script: Any, series: str) -> None:
+    columns = script.documented(script.PAGE.read_text(encoding="utf-8"))[series]
+    spec = open_checkout(ROOT, series).build_spec()
+    assert tuple(columns) == script.RELEASES
+    assert {tuple(column) for column in columns.values()} == {tuple(carry.name for carry in spec.carries)}

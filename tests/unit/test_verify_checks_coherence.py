@@ -22,6 +22,7 @@ from verify_kit import (
 from sparkwright.verify.checks.coherence import Coherence
 from sparkwright.verify.checks.text import flaw
 from sparkwright.verify.model import Chunk
+from sparkwright.verify.server.recipe import recipes, variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 COHERENCE = Coherence()
 TEXT = "answers are text"
 LOOP = "answers do not loop"
+KNOWN = "known facts are right"
 BENCH = Bench(COHERENCE)
 healthy, judged = BENCH.healthy, BENCH.judged
 
@@ -105,10 +107,10 @@ def test_a_healthy_server_passes(seed: int) -> None:
 
 
 def test_answers_end_by_themselves_alone_and_under_load() -> None:
-    alone, loaded = COHERENCE.plan(context())
+    alone, loaded, *facts = COHERENCE.plan(context())
     assert (alone.load.concurrency, loaded.load.concurrency) == (1, 12)
-    assert alone.load.natural_stop
-    assert alone.load.chat
+    assert [cell.load.concurrency for cell in facts] == [1, 12]
+    assert all(cell.load.natural_stop and cell.load.chat for cell in (alone, loaded, *facts))
 
 
 def marks(rng: np.random.Generator, count: int) -> str:
@@ -159,6 +161,58 @@ def test_one_answer_without_text_fails_and_is_named() -> None:
     finding = judged(observations)[TEXT]
     assert finding.verdict == "fail"
     assert finding.cause.startswith("loaded c=12: one token in 1 of 12 answers, first to ")
+
+
+def with_facts(start: str, right: int) -> list[Observation]:
+    """Healthy observations, but for the facts in one cell: as many are right, and the others good English."""
+    observations = list(healthy())
+    number = BENCH.at(start)
+    cell = observations[number].cell
+    wrong = {prompt.name: prompt.expect for prompt in cell.prompts[right:]}
+    samples = tuple(
+        msgspec.structs.replace(sample, text=sample.text.replace(wrong[sample.prompt], "Nobody knows."))
+        if sample.prompt in wrong
+        else sample
+        for sample in observations[number].samples
+    )
+    observations[number] = msgspec.structs.replace(observations[number], samples=samples)
+    return observations
+
+
+@pytest.mark.parametrize("start", ["facts alone c=1", "facts loaded c=12"])
+def test_sentences_without_sense_fail_by_the_facts_and_nothing_else(start: str) -> None:
+    found = judged(with_facts(start, right=0))
+    assert set(verdicts(found)) == {KNOWN}
+    assert found[KNOWN].verdict == "fail"
+    assert found[KNOWN].cause.startswith(f"{start}: 0 of 12 answers are right; facts/0 ")
+
+
+@pytest.mark.parametrize(("right", "verdict"), [(12, "pass"), (8, "pass"), (7, "fail"), (2, "fail")])
+def test_a_small_model_may_miss_some_facts(right: int, verdict: str) -> None:
+    found = judged(with_facts("facts loaded", right))[KNOWN]
+    assert found.verdict == verdict
+    assert found.measured["facts loaded c=12 right"] == right
+
+
+@pytest.mark.parametrize("left", [2, 3])
+def test_facts_that_were_not_asked_for_decide_nothing(left: int) -> None:
+    finding = judged(healthy()[:left])[KNOWN]
+    assert finding.verdict == "inconclusive"
+    assert "facts loaded c=12" in finding.cause
+
+
+def test_made_up_weights_are_asked_for_no_facts() -> None:
+    to = context(made_up=True)
+    found = judge(COHERENCE, to, Server())
+    assert [cell.name for cell in COHERENCE.plan(to)] == ["alone c=1", "loaded c=12"]
+    assert verdicts(found) == {}
+    assert found[KNOWN].cause.startswith("not judged")
+    assert not found[KNOWN].evidence
+
+
+def test_recipes_say_if_their_weights_are_made_up() -> None:
+    assert {name for name, recipe in recipes().items() if recipe.made_up} == {"smoke"}
+    assert variant(recipes()["smoke"], model="Qwen/Qwen3-0.6B").made_up, "dummy weights, of whatever model"
 
 
 def test_one_loop_warns() -> None:

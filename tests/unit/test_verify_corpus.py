@@ -49,6 +49,14 @@ def test_prompts_of_two_categories_have_answers():
         assert bool(entry.expect) == (category in {"math", "extraction"}), entry.name
 
 
+def test_a_fact_is_one_word_that_no_question_holds():
+    facts = load_corpus().facts()
+    assert len({fact.name for fact in facts}) == len({fact.text for fact in facts}) == len(facts) >= 12
+    for fact in facts:
+        assert fact.expect.isalpha()
+        assert not any(holds(fact.expect, other.text) for other in facts)
+
+
 def test_a_prompt_begins_with_a_nonce_that_nothing_else_has():
     corpus = load_corpus()
     prompts = [

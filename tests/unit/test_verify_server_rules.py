@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 OURS = "0.24.0+spark.0123abcd"
-CARRIES = frozenset(tomllib.loads((ROOT / "patchsets" / "spark.toml").read_text(encoding="utf-8"))["carries"])
+CARRIES = frozenset(tomllib.loads((ROOT / "patchsets" / "0.24.toml").read_text(encoding="utf-8"))["carries"])
 DFLASH = {"method": "dflash", "num_speculative_tokens": 7}
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}

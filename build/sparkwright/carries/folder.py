@@ -79,6 +79,11 @@ class Carry:
             self._patches[revision.patch] = parse_patch(text, name=f"{self.name}/{revision.patch}")
         return self._patches[revision.patch]
 
+    def paths(self, version: str) -> tuple[str, ...]:
+        """Return the files that its revision for upstream *version* changes; none of a pull request's."""
+        revision = self.revision_for(version)
+        return () if revision is None else self.patch(revision).paths
+
     def _patch_text(self, revision: Revision) -> bytes:
         path = self.folder / revision.patch
         try:

@@ -23,6 +23,7 @@ from sparkwright.base.errors import ConfigError, DependencyOrderError
 from sparkwright.carries import Carry, load_carries
 from sparkwright.carries.folder import unknown_name
 from sparkwright.carries.model import Name
+from sparkwright.lock.model import SeriesName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,12 +48,13 @@ class Released(Model, frozen=True):
     digest: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
-class Patchset(Model, frozen=True):
+class Patchset(Model, frozen=True, kw_only=True):
     """A ``patchsets/*.toml``.
 
     Attributes:
         format: version of the file's format.
-        name: its name; it becomes part of the wheel's version.
+        name: its name; it becomes part of the wheel's version. It is the file's too, but for a series' own.
+        series: the series that it is the patchset of, which the file is called by; empty for any other.
         summary: what it is for, in one sentence.
         carries: names of carries, in the order in which they are merged.
         released: its newest revision; absent before the first.
@@ -60,6 +62,7 @@ class Patchset(Model, frozen=True):
 
     format: int
     name: Name
+    series: SeriesName = ""
     summary: Annotated[str, Meta(min_length=1)]
     carries: tuple[Name, ...]
     released: Released | None = None
@@ -75,6 +78,7 @@ class BuildSpec:
         carries: its carries, in order.
         arch: what kernels are compiled for, such as ``12.1a``; `None` where upstream's are taken.
         released: the patchset's newest revision, whether this is it or not.
+        file: name of the patchset's file, by which commands select it.
     """
 
     lock: Lock
@@ -82,6 +86,7 @@ class BuildSpec:
     carries: tuple[Carry, ...]
     arch: str | None = None
     released: Released | None = None
+    file: str = ""
 
     @cached_property
     def left_out(self) -> dict[str, str]:
@@ -151,6 +156,12 @@ class BuildSpec:
         }
 
     @property
+    def line(self) -> str:
+        """Return the name of the line of builds: the series, or ``mine@0.33`` with another patchset."""
+        series = self.lock.series
+        return self.file if series in {"", self.file} else f"{self.file}@{series}"
+
+    @property
     def digest(self) -> str:
         """Return the build spec's name, 64 hex digits."""
         return digest_of(self.describe())
@@ -166,7 +177,7 @@ def _compiled_from(native: NativePin) -> dict[str, Any]:
 
 
 def load_patchset(folder: Path, name: str) -> Patchset:
-    """Return the patchset called *name* in *folder*.
+    """Return the patchset in *folder* whose file is called *name*.
 
     Raises:
         UnknownNameError: there is none.
@@ -177,20 +188,24 @@ def load_patchset(folder: Path, name: str) -> Patchset:
     if name not in known:
         raise unknown_name("patchset", name, known)
     patchset = load_toml(path, Patchset, newest_format=PATCHSET_FORMAT)
-    if patchset.name != name:
-        raise ConfigError(f"{path} does not fit together", because=f"it is called {patchset.name!r} inside")
+    if (patchset.series or patchset.name) != name:
+        key = "series" if patchset.series else "name"
+        raise ConfigError(
+            f"{path} does not fit together",
+            because=f"it has {key} = {patchset.series or patchset.name!r} inside",
+        )
     if len(set(patchset.carries)) != len(patchset.carries):
         raise ConfigError(f"{path} does not fit together", because="it names a carry twice")
     return patchset
 
 
 def make_build_spec(root: Path, lock: Lock, patchset: str, *, arch: str | None = None) -> BuildSpec:
-    """Return the build spec of *lock* and the patchset called *patchset*, from the checkout at *root*.
+    """Return the build spec of *lock* and the patchset in the file *patchset*, from the checkout at *root*.
 
     Args:
         root: the checkout.
         lock: the pin.
-        patchset: its name.
+        patchset: name of its file.
         arch: what kernels are compiled for; `None` where upstream's are taken.
 
     Raises:
@@ -212,10 +227,10 @@ def make_build_spec(root: Path, lock: Lock, patchset: str, *, arch: str | None =
     if arch is not None and lock.native is None:
         raise ConfigError(
             "kernels cannot be compiled for this pin",
-            because="upstream.lock has no [native], which names the compilers",
+            because="the lock has no [native], which names the compilers",
             next_step="take upstream's: --kernels upstream",
         )
-    return BuildSpec(lock, chosen.name, carries, arch, chosen.released)
+    return BuildSpec(lock, chosen.name, carries, arch, chosen.released, patchset)
 
 
 def with_next_revision(text: str, point: BuildSpec) -> str:
@@ -230,11 +245,9 @@ def with_next_revision(text: str, point: BuildSpec) -> str:
         document["released"] = tomlkit.table()
     document["released"].update(to_builtins(newest))
     written = tomlkit.dumps(document)
-    read = parse_toml(
-        written.encode(), Patchset, newest_format=PATCHSET_FORMAT, name=f"{point.patchset}.toml"
-    )
+    read = parse_toml(written.encode(), Patchset, newest_format=PATCHSET_FORMAT, name=f"{point.file}.toml")
     if read.released != newest:
-        raise ConfigError(f"{point.patchset}.toml could not be rewritten", because="its layout is unusual")
+        raise ConfigError(f"{point.file}.toml could not be rewritten", because="its layout is unusual")
     return written
 
 

@@ -10,13 +10,14 @@ import click
 
 from sparkwright.base.errors import ArchiveError, AuditError, WheelError
 from sparkwright.base.text import human_seconds, human_size
+from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.native.inspection import KernelClass
 from sparkwright.pipeline.expectation import expectation
 from sparkwright.pipeline.expected_record import expected_record, found_compiled, merged_again
-from sparkwright.pipeline.options import DEFAULT_PATCHSET, TargetOptions
+from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.version import native_version
 from sparkwright.wheel import parse_name
@@ -34,11 +35,9 @@ if TYPE_CHECKING:
 @click.argument(
     "wheels", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False)
 )
+@series_option
 @click.option(
-    "--patchset",
-    default=DEFAULT_PATCHSET,
-    show_default=True,
-    help="The patchset that the wheel was built from.",
+    "--patchset", default="", help="The patchset that the wheel was built from; the series' own by default."
 )
 @click.option("--source", default="index", show_default=True, help="Origin of upstream's tree.")
 @click.option(
@@ -105,7 +104,7 @@ def _platform(session: Session, wheel: Path) -> str:
             return platform
     raise WheelError(
         f"{wheel.name} cannot be audited",
-        because="upstream.lock has no wheel for its platform",
+        because="the lock has no wheel for its platform",
         next_step=f"the lock has wheels for: {', '.join(session.checkout.lock.wheels)}",
     )
 

@@ -14,7 +14,7 @@ from sparkwright.cli.options import job_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.pipeline.options import DEFAULT_PATCHSET, DEFAULT_PLATFORM, BuildOptions
+from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 from sparkwright.store import write_atomically
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _repeated(target: TargetOptions, arguments: dict[str, Any]) -> Iterable[str]
             yield "--wheel" if flag == "build_wheel" else f"--{flag.replace('_', '-')}"
     yield from (f"--axis={axis}" for axis in arguments["axes"])
     yield from (f"--carry={carry}" for carry in arguments["carries"])
-    usual = {"patchset": DEFAULT_PATCHSET, "platform": DEFAULT_PLATFORM, "source": "index", "kernels": "auto"}
+    usual = {"platform": DEFAULT_PLATFORM, "source": "index", "kernels": "auto"}
     for name, value in vars(target).items():
         if value and value != usual.get(name):
             yield f"--{name}={value}"

@@ -107,7 +107,7 @@ def new(
         return
     click.echo(f"made     {carry.folder}")
     click.echo(f"next     complete {carry.folder / 'carry.toml'}, write {carry.folder / 'probe.py'},")
-    click.echo(f"         and add {carry.name!r} to patchsets/{target.patchset}.toml")
+    click.echo(f"         and add {carry.name!r} to {session.checkout.patchset_path(target.patchset)}")
 
 
 def _repository(session: Session, named: str) -> str:
@@ -175,6 +175,8 @@ def _show_spec(carry: Carry) -> None:
     click.secho(printable(f"{spec.name}: {spec.title}"), bold=True)
     for heading, text in (("why", spec.why), ("symptom", spec.symptom), ("drop when", spec.drop_when)):
         click.echo(printable(f"\n{heading}\n{text.strip()}"))
+    if spec.later_releases:
+        click.echo(printable(f"\nlater releases\n{spec.later_releases.strip()}"))
     click.echo(f"\nevidence: {spec.evidence.level}")
     for text in spec.evidence.demonstrated:
         click.echo(printable(f"  shown    {text.strip()}"))
@@ -302,17 +304,24 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
 
 @command.command("prove")
 @click.argument("names", nargs=-1)
+@click.option(
+    "--onto", metavar="VERSION", help="Judge them on another release of upstream's, instead of the pin."
+)
 @job_options
 @common_options
 @run_in_session
-def prove(session: Session, *, names: tuple[str, ...], target: TargetOptions) -> None:
+def prove(session: Session, *, names: tuple[str, ...], onto: str | None, target: TargetOptions) -> None:
     """Run the probes of all carries, or of NAMES, on the pristine and the merged tree.
 
-    Each proof is recorded beside its carry. An unproved carry is an error, unless it is declared
-    superseded or left out. For one that upstream seems to contain, the defect must be gone.
+    Each proof is recorded beside its carry. An unproved carry is an error, unless it is left out. For one
+    that upstream seems to contain, or that is declared superseded, the defect must be gone.
+
+    Onto another release, a carry that does not merge is judged on the pristine tree alone, and a proof that
+    it is not needed there is recorded too. Of a release that another series pins, nothing is recorded for
+    the carries of that series: its own 'carry prove' does that.
     """
     job = session.job(target)
-    proofs, needless, unproved = _prove(job, names)
+    proofs, needless, unproved = _prove(job, names, onto)
     if session.as_json:
         described = [to_builtins(proof) for proof in proofs]
         print_json({"proofs": described, "needless": needless, "unproved": unproved})
@@ -334,7 +343,7 @@ def prove(session: Session, *, names: tuple[str, ...], target: TargetOptions) ->
         raise AbsorptionError(
             f"{', '.join(there)} not absorbed",
             because="; ".join(f"{name}: {unproved[name]}" for name in there),
-            next_step="set absorbs = false for that pull request, or write a new revision of the carry",
+            next_step="set absorbs = false for that pull request, or correct [[superseded]]",
         )
     if unproved:
         raise UnprovedError(
@@ -344,45 +353,53 @@ def prove(session: Session, *, names: tuple[str, ...], target: TargetOptions) ->
         )
 
 
-def _prove(job: Job, names: tuple[str, ...]) -> tuple[list[Proof], dict[str, str], dict[str, str]]:
+def _prove(
+    job: Job, names: tuple[str, ...], onto: str | None
+) -> tuple[list[Proof], dict[str, str], dict[str, str]]:
     """Prove and record; return the proofs, and by name why others need none, or have none."""
     from sparkwright.carries.folder import unknown_name
     from sparkwright.merge import OutcomeKind, merge_patchset
+    from sparkwright.pipeline.checkout import pinned_by
+    from sparkwright.pipeline.trial import trial_of
     from sparkwright.probe import ProbeVerdict, write_proof
 
     known = [carry.name for carry in job.spec.carries]
     for name in names:
         if name not in known:
             raise unknown_name("carry in this patchset", name, known)
-    version = job.spec.lock.release.version
-    report = merge_patchset(job.repository, job.merge_request(job.pristine, version))
-    prover = job.prover(report)
+    version = onto or job.spec.lock.release.version
+    elsewhere = onto is not None and version != job.spec.lock.release.version
+    pristine = job.source.release(version) if elsewhere else job.pristine
+    report = merge_patchset(job.repository, job.merge_request(pristine, version))
+    recorded_there = pinned_by(job.checkout, version) if elsewhere else frozenset()
     proofs: list[Proof] = []
     needless: dict[str, str] = {}
     unproved: dict[str, str] = {}
     for carry in job.spec.carries:
-        outcome = report.outcome(carry.name)
         if names and carry.name not in names:
             continue
-        if not outcome.kind.wants_proof:
-            told = unproved if outcome.kind.blocks_build else needless
-            told[carry.name] = f"{outcome.kind}: {outcome.detail}"
-        elif carry.spec.probe is None:
-            unproved[carry.name] = "it has no probe"
-        else:
-            absorbed = outcome.kind is OutcomeKind.ABSORBED
-            proof = prover.prove(carry, outcome.proof_paths, absorbed=absorbed)
-            proofs.append(proof)
-            if proof.verdict is (ProbeVerdict.NOT_NEEDED if absorbed else ProbeVerdict.PROVED):
+        outcome = report.outcome(carry.name)
+        trial = trial_of(job, report, carry)
+        blocked = outcome.kind.blocks_build
+        if trial is None or (blocked and not elsewhere):
+            decided = outcome.kind in {OutcomeKind.LEFT_OUT, OutcomeKind.SUPERSEDED}
+            why = "it has no probe" if outcome.kind.wants_proof else f"{outcome.kind}: {outcome.detail}"
+            (needless if decided else unproved)[carry.name] = why
+            continue
+        proof = trial.prove()
+        proofs.append(proof)
+        confirmed = proof.verdict is trial.wanted and bool(trial.paths or not blocked)
+        if confirmed or (elsewhere and proof.verdict is ProbeVerdict.NOT_NEEDED and not blocked):
+            if carry.name not in recorded_there:
                 write_proof(carry.folder, proof, version)
-            elif proof.verdict is not ProbeVerdict.REFUTED:
-                unproved[carry.name] = _why_unproved(proof, outcome)
+        elif proof.verdict is not ProbeVerdict.REFUTED:
+            unproved[carry.name] = _why_unproved(proof, outcome)
     return proofs, needless, unproved
 
 
 def _why_unproved(proof: Proof, outcome: Outcome) -> str:
     if proof.verdict == "not absorbed":
-        return f"{outcome.detail}, but {_first_line(proof.finding)}"
+        return f"{outcome.kind}: {outcome.detail}, but {_first_line(proof.finding)}"
     if proof.verdict == "broken":
         return f"its probe could not run: {_first_line(proof.finding, last=True)}"
     return "its probe passes on the pristine tree: it is not needed here"

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparkwright.base.config import to_builtins
+from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.lock.bump import rewrite
-from sparkwright.pipeline.checkout import LOCK_NAME
+from sparkwright.pipeline.checkout import new_checkout, require_fit
 from sparkwright.pipeline.pins import pin_of
 from sparkwright.store import write_atomically
 from sparkwright.upstream import Access, gather, gather_commit, gather_cuda, propose, read_settings
@@ -37,6 +38,7 @@ def _access(session: Session) -> Access:
     help="Confirm the commit with this too: git, a repository's address, or a clone. By default, with the "
     "tag at the address that the lock names, and with the store.",
 )
+@series_option
 @common_options
 @run_in_session
 def check_command(session: Session, *, source: str) -> None:
@@ -67,7 +69,8 @@ def check_command(session: Session, *, source: str) -> None:
         )
     elif not findings:
         native = "; the [native] tables fit it, torch and each other" if lock.native else ""
-        click.echo(f"upstream.lock agrees with vllm {lock.release.version}: {checked} values checked{native}")
+        name, release = session.checkout.lock_name, lock.release.version
+        click.echo(f"{name} agrees with vllm {release}: {checked} values checked{native}")
         for item in open_ends:
             click.echo(
                 f"unconfirmed: {item.key} is {item.stated or 'nothing'} by the release's own files; "
@@ -93,20 +96,32 @@ def check_command(session: Session, *, source: str) -> None:
     help="Origin of commits: git, a repository's address, or a clone.",
 )
 @click.option(
+    "--new-series",
+    default="",
+    metavar="SERIES",
+    help="Write the lock of a new series, beside its patchset; this series' lock stays as it is.",
+)
+@click.option(
     "--platform", "machines", multiple=True, help="Pin the wheel for this machine only; may be repeated."
 )
+@series_option
 @common_options
 @run_in_session
-def pin(session: Session, *, target: str, write: bool, source: str, machines: tuple[str, ...]) -> None:
+def pin(
+    session: Session, *, target: str, write: bool, source: str, new_series: str, machines: tuple[str, ...]
+) -> None:
     """Pin TARGET: a release's version, the full id of a commit, or nightly, the newest commit with a wheel.
 
     Wheels of commits come from upstream's index of wheels by commit, which states no digests: the digest of
     the first download counts from then on. A commit without a wheel takes that of an ancestor with the same
     native inputs.
     """
-    lock = pin_of(session.checkout, _access(session), target, source=source, machines=machines)
-    path = session.checkout.root / LOCK_NAME
-    bumped = rewrite(path.read_text(encoding="utf-8"), lock)
+    old = session.checkout
+    checkout = new_checkout(old, new_series) if new_series else old
+    lock = pin_of(checkout, _access(session), target, source=source, machines=machines)
+    require_fit(lock, checkout.lock_path)
+    path = checkout.lock_path
+    bumped = rewrite(old.lock_path.read_text(encoding="utf-8"), lock)
     if write:
         write_atomically(path, bumped.text.encode())
     if session.as_json:
@@ -116,6 +131,8 @@ def pin(session: Session, *, target: str, write: bool, source: str, machines: tu
     _show_changes(bumped)
     click.echo(f"{'wrote' if write else 'would write'}    {path}")
     words = ["wheel" if write else f"lock pin {target} --write"]
+    if new_series:
+        words += [f"--series {new_series}" if write else f"--new-series {new_series}"]
     words += [] if source == "git" or lock.sdist else ["--source", shlex.quote(source)]
     words += [f"--platform {machine}" for machine in machines[: 1 if write else None]]
     click.echo(f"next     sparkwright {' '.join(words)}")
@@ -136,12 +153,14 @@ def _show_changes(bumped: Bumped) -> None:
 @command.command("bump")
 @click.argument("version")
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
+@series_option
 @common_options
 @run_in_session
 def bump(session: Session, *, version: str, dry_run: bool) -> None:
     """Move upstream.lock to VERSION, with the values of that release; comments and order stay."""
-    path = session.checkout.root / LOCK_NAME
+    path = session.checkout.lock_path
     bumped = propose(_access(session), path.read_text(encoding="utf-8"), version)
+    require_fit(bumped.lock, path)
     if not dry_run:
         write_atomically(path, bumped.text.encode())
     if session.as_json:

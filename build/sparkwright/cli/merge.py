@@ -14,10 +14,10 @@ from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.merge import OutcomeKind, merge_patchset
-from sparkwright.pipeline.proofs import find_proof
+from sparkwright.pipeline.trial import evidence_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sparkwright.merge import MergeReport
     from sparkwright.pipeline.options import TargetOptions
@@ -41,8 +41,9 @@ _HAZARDS = {
 def command(session: Session, *, onto: str | None, check_out: Path | None, target: TargetOptions) -> None:
     """Merge the patchset onto the pin, or onto another release, and report each carry.
 
-    No probe is run. A carry that upstream seems to contain is 'absorbed (unproved)' until its probe, run by
-    'carry prove' or 'wheel', has shown that the defect is gone.
+    No probe is run: 'carry prove' and 'wheel' do that. The evidence of an outcome is a proof that is recorded
+    or in the store: 'proved', or 'not needed' where the probe passes without the carry. Without one, a carry
+    that was merged or seems to be in upstream is 'unproved', and one that is called superseded is 'declared'.
 
     Onto the pin, a carry that does not merge is an error. Onto another release the result
     is the report, and the exit status is 0 whatever the outcomes are.
@@ -56,19 +57,20 @@ def command(session: Session, *, onto: str | None, check_out: Path | None, targe
     if any(outcome.kind is OutcomeKind.REFUSED for outcome in report.failed):
         session.require_sound_repository()  # before any of it is reported
     known = {carry.name: carry for carry in job.spec.carries}
+    evidence: dict[str, str] = {name: evidence_of(job, report, carry) for name, carry in known.items()}
     unproved = [
-        outcome.carry
-        for outcome in report.outcomes
-        if outcome.kind is OutcomeKind.ABSORBED and find_proof(job, report, known[outcome.carry]) is None
+        one.carry
+        for one in report.outcomes
+        if one.kind is OutcomeKind.ABSORBED and evidence[one.carry] != "proved"
     ]
     if check_out is not None:
         from sparkwright.carries.edited import write_tree
 
         write_tree(job.repository, report.tree, check_out)
     if session.as_json:
-        print_json({**to_builtins(report), "unproved": unproved})
+        print_json({**to_builtins(report), "unproved": unproved, "evidence": evidence})
     else:
-        _show(report, unproved)
+        _show(report, unproved, evidence)
     if report.failed and onto is None:
         raise CarryConflictError(
             f"{len(report.failed)} of {len(report.outcomes)} carries do not merge",
@@ -77,16 +79,17 @@ def command(session: Session, *, onto: str | None, check_out: Path | None, targe
         )
 
 
-def _show(report: MergeReport, unproved: Sequence[str]) -> None:
+def _show(report: MergeReport, unproved: Sequence[str], evidence: Mapping[str, str]) -> None:
     rows = [
         (
             outcome.carry,
             f"{outcome.kind} (unproved)" if outcome.carry in unproved else str(outcome.kind),
+            evidence[outcome.carry],
             ", ".join(outcome.named_paths) or outcome.detail,
         )
         for outcome in report.outcomes
     ]
-    show_table(("carry", "outcome", "files, or why"), rows, title=f"onto vllm {report.version}")
+    show_table(("carry", "outcome", "evidence", "files, or why"), rows, title=f"onto vllm {report.version}")
     for outcome in report.outcomes:
         for hazard in outcome.hazards:
             told = _HAZARDS[hazard.kind].format(hazard.name)

@@ -96,7 +96,7 @@ def command(
     path = state or work / "nightly.sqlite"
     address = job.spec.lock.release.git if history is None else history
     options = NightOptions(
-        folder=work / "nightly",
+        folder=work / "nightly" / ("" if session.checkout.is_default else job.spec.line),
         history="" if address == "none" else address,
         onto=onto,
         since=since,
@@ -109,7 +109,7 @@ def command(
         hold(path.with_name(path.name + ".lock"), "the nightly run of this checkout"),
         open_state(path) as nights,
     ):
-        night = last_night(nights, job.spec.patchset) if propose_last else follow(job, options, nights)
+        night = last_night(nights, job.spec.line) if propose_last else follow(job, options, nights)
         wanted = proposing if propose or propose_last or push or open_pr else None
         delivered = deliver(job, night, nights, options.folder, wanted)
     if session.as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
-from sparkwright.pipeline.options import DEFAULT_PATCHSET, DEFAULT_PLATFORM, CompileOptions, TargetOptions
+from sparkwright.pipeline.options import DEFAULT_PLATFORM, CompileOptions, TargetOptions
 from sparkwright.publish.folder import VARIABLE
 
 if TYPE_CHECKING:
@@ -18,8 +18,15 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_SERIES = click.option(
+    "--series",
+    default="",
+    envvar="SPARKWRIGHT_SERIES",
+    help="The line of releases whose lock and patchset are taken: the one of upstream.lock by default.",
+)
 _TREE = (
-    click.option("--patchset", default=DEFAULT_PATCHSET, show_default=True, help="The patchset's name."),
+    _SERIES,
+    click.option("--patchset", default="", help="The patchset's name; the series' own by default."),
     click.option(
         "--platform", default=DEFAULT_PLATFORM, show_default=True, help="The machine that the wheel is for."
     ),
@@ -83,6 +90,11 @@ _OUT = click.option(
 )
 
 
+def series_option(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--series``, by which the session chooses the lock; *function* does not get it."""
+    return _SERIES(function)
+
+
 def out_option(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--out``, the folder for wheels; *function* gets it as it was given, or `None`."""
     return _OUT(function)
@@ -97,7 +109,7 @@ def compile_options(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def tree_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--patchset``, ``--platform`` and ``--source``; *function* gets them as `TargetOptions`."""
+    """Add ``--series``, ``--patchset``, ``--platform`` and ``--source``; see `TargetOptions`."""
     return _bundled(function, _TREE, TargetOptions, "target")
 
 

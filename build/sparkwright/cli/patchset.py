@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from sparkwright.carries.patchset import with_next_revision
+from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_read_only
-from sparkwright.pipeline.options import DEFAULT_PATCHSET
 from sparkwright.store import write_atomically
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ def command() -> None:
 
 
 @command.command("bump")
-@click.argument("name", default=DEFAULT_PATCHSET)
+@click.argument("patchset", metavar="[NAME]", default="")
+@series_option
 @common_options
 @run_read_only
-def bump(session: Session, *, name: str) -> None:
-    """Give NAME its next revision, if the pin or a carry changed since the newest one; comments stay."""
-    path = session.checkout.root / "patchsets" / f"{name}.toml"
+def bump(session: Session, *, patchset: str) -> None:
+    """Give NAME, or the series' own, its next revision if the pin or a carry changed; comments stay."""
+    path, name = session.checkout.patchset_path(patchset), patchset or session.checkout.patchset_path().stem
     old = session.checkout.build_spec(name)
     text = path.read_text(encoding="utf-8")
     written = with_next_revision(text, old)
@@ -42,7 +43,8 @@ def bump(session: Session, *, name: str) -> None:
         click.echo(f"nothing changed since revision {old.revision} of {name}")
     else:
         click.echo(f"revision {new.revision} of {name}, written to {path}")
-        click.echo("next     sparkwright wheel")
+        own = f" --patchset {patchset}" if new.file != session.checkout.series else ""
+        click.echo(f"next     sparkwright wheel --series {session.checkout.series}{own}")
 
 
 def told_revision(spec: BuildSpec) -> str:
@@ -52,4 +54,4 @@ def told_revision(spec: BuildSpec) -> str:
     changed = (
         f"the pin or a carry changed since {spec.released.revision}" if spec.released else "there was none"
     )
-    return f"none yet ({changed}): '{BUMP} {spec.patchset}' gives it the next, until then wheels have 0"
+    return f"none yet ({changed}): '{BUMP} {spec.file}' gives it the next, until then wheels have 0"

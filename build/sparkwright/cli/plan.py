@@ -61,8 +61,8 @@ def command(
     click.echo(f"build spec {job.spec.digest[:16]}  →  vllm {job.version} for {target.platform}, {kernels}")
     click.echo(f"revision {told_revision(job.spec)}")
     show_pin(job)
-    rows = [(step.name, step.state, (step.key or "")[:16]) for step in steps]
-    show_table(("step", "state", "key"), rows)
+    rows = [(step.name, step.state, step.evidence, (step.key or "")[:16]) for step in steps]
+    show_table(("step", "state", "evidence", "key"), rows)
     for step in steps:
         if step.detail:
             click.echo(f"{step.name}: {step.detail}")

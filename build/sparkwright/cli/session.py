@@ -131,9 +131,9 @@ class Session:
 
 @contextlib.contextmanager
 def _open_session(
-    root: Path, *, offline: bool, as_json: bool, quiet: bool, read_only: bool
+    root: Path, series: str, patchset: str, *, offline: bool, as_json: bool, quiet: bool, read_only: bool
 ) -> Iterator[Session]:
-    checkout = open_checkout(root)
+    checkout = open_checkout(root, series, patchset)
     work = checkout.root / WORK
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     # The outermost handler: errors of lower layers about a full or read-only disk are clearer and come first.
@@ -197,7 +197,7 @@ def _in_session(function: Callable[..., R], *, read_only: bool) -> Callable[...,
     @functools.wraps(function)
     def wrapper(*, root: Path, offline: bool, quiet: bool, as_json: bool, **arguments: Any) -> R:
         with _open_session(
-            root, offline=offline, as_json=as_json, quiet=quiet, read_only=read_only
+            root, *_chosen(arguments), offline=offline, as_json=as_json, quiet=quiet, read_only=read_only
         ) as session:
             if read_only:
                 return function(session, **arguments)
@@ -212,6 +212,14 @@ def _in_session(function: Callable[..., R], *, read_only: bool) -> Callable[...,
                 return function(replace(session, repository=repository), **arguments)
 
     return wrapper
+
+
+def _chosen(arguments: dict[str, Any]) -> tuple[str, str]:
+    """Return the series, taken out of a command's *arguments*, and the patchset that they name."""
+    target = arguments.get("target")
+    if isinstance(target, TargetOptions):
+        return target.series, target.patchset
+    return arguments.pop("series", ""), arguments.get("patchset", "")
 
 
 def _mended(session: Session, opened: int, error: Exception) -> bool:

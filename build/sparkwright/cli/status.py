@@ -44,7 +44,8 @@ def command(session: Session, *, out: Path | None, target: TargetOptions) -> Non
                 "release": release.version,
                 "commit": release.commit,
                 "torch": release.torch,
-                "patchset": target.patchset,
+                "series": session.checkout.series,
+                "patchset": job.spec.file,
                 "kernels": job.kernels,
                 "arch": job.spec.arch,
                 "point": job.spec.digest,
@@ -56,6 +57,7 @@ def command(session: Session, *, out: Path | None, target: TargetOptions) -> Non
             }
         )
         return
+    click.echo(f"series   {session.checkout.series}, patchset {job.spec.file}")
     click.echo(f"pin      vllm {release.version}, commit {release.commit[:12]}, torch {release.torch}")
     click.echo(f"spec     {job.spec.digest[:16]}  →  {job.version}")
     click.echo(f"revision {told_revision(job.spec)}")

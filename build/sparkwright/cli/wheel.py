@@ -70,9 +70,9 @@ def command(
     _require_out(job.out)
     if released and not job.spec.revision:
         raise UnreleasedError(
-            f"this state of {job.spec.patchset} has no revision",
+            f"this state of {job.spec.file} has no revision",
             because="the pin or a carry changed since the newest, or the patchset never had one",
-            next_step=f"{BUMP} {job.spec.patchset}, and commit that",
+            next_step=f"{BUMP} {job.spec.file}, and commit that",
         )
     state = apply(job)
     if session.as_json:

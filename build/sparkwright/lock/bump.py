@@ -59,6 +59,7 @@ def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifac
     fields = ("repository", "ref", "declared-in", "override")
     return Lock(
         format=LOCK_FORMAT,
+        series=old.series,
         release=Release(
             version=stated["release.version"],
             commit=_longest(
@@ -121,9 +122,9 @@ def rewrite(text: str, new: Lock) -> Bumped:
     kept = {key: document[key] for key in ("native", "rehearsal") if key in document}
     _merge(document, {**to_builtins(new), **kept})
     result = tomlkit.dumps(document)
-    written = parse_toml(result.encode(), Lock, newest_format=LOCK_FORMAT, name="the new upstream.lock")
+    written = parse_toml(result.encode(), Lock, newest_format=LOCK_FORMAT, name="the new lock")
     if written != new:
-        raise LockMismatchError("upstream.lock could not be rewritten", because="its layout is unusual")
+        raise LockMismatchError("the lock could not be rewritten", because="its layout is unusual")
     return Bumped(result, new, _changes(old, new), _notes(old, new))
 
 
@@ -165,7 +166,7 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
     return (
         *([] if full else ["release.commit is abbreviated: no git remote could be reached for the rest"]),
         *(f"sources.{name} is gone: this release no longer downloads it" for name in gone),
-        *(f"sources.{name} is new: describe it in a comment of upstream.lock" for name in fresh),
+        *(f"sources.{name} is new: describe it in a comment of the lock" for name in fresh),
         *(f"sources.{name} now comes from {new.sources[name].repository}" for name in moved),
         *(
             [f"release.torch moved from {old.release.torch} to {new.release.torch}"]

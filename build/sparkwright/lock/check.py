@@ -91,18 +91,18 @@ def require_agreement(findings: Sequence[LockFinding]) -> None:
     """
     if findings:
         raise LockMismatchError(
-            "upstream.lock and the release disagree",
+            "the lock and the release disagree",
             because="; ".join(str(finding) for finding in findings),
             next_step="sparkwright lock bump VERSION writes the values of the release",
         )
 
 
 def flatten(lock: Lock) -> dict[str, str]:
-    """Return the lock's values by dotted key, without ``format``, ``[native]`` and ``[rehearsal]``.
+    """Return the lock's values by dotted key, without those that no release states anything about.
 
-    A release states nothing about these tables; see `sparkwright.lock.coherence` for the first.
+    These are ``format``, ``series``, ``[rehearsal]`` and ``[native]``, for which see `check_native`.
     """
-    unstated = {"format", "native", "rehearsal"}
+    unstated = {"format", "series", "native", "rehearsal"}
     return dict(_walk("", {key: value for key, value in to_builtins(lock).items() if key not in unstated}))
 
 

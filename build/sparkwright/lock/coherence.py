@@ -45,12 +45,12 @@ def require_native(lock: Lock) -> NativePin:
     """
     if lock.native is None:
         raise ConfigError(
-            "kernels cannot be compiled", because="upstream.lock has no [native] tables",
+            "kernels cannot be compiled", because="the lock has no [native] tables",
             next_step="take upstream's kernels, or write those tables: see docs/formats.md",
         )  # fmt: skip
     if lock.native.release != lock.release.version:
         raise LockMismatchError(
-            "the [native] tables of upstream.lock are for another release",
+            "the [native] tables of the lock are for another release",
             because=f"they are for {lock.native.release}, and {lock.release.version} is pinned",
             next_step="take upstream's kernels, or update the tables: sparkwright lock check lists them",
         )

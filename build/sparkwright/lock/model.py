@@ -19,6 +19,7 @@ Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
 Commit = Annotated[str, Meta(pattern="^[0-9a-f]{9,40}\\Z")]
 FullCommit = Annotated[str, Meta(pattern="^[0-9a-f]{40}\\Z")]
 Trust = Literal["index", "first-download"]
+SeriesName = Annotated[str, Meta(pattern=r"\A(\d+(\.\d+)+)?\Z")]
 
 
 class Release(Model, frozen=True, omit_defaults=True):
@@ -97,6 +98,7 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         format: version of the file's format.
+        series: the line of releases that it pins one of, such as ``0.24``; empty in a lock of before series.
         release: the pinned release or commit.
         sdist: its source distribution; `None` for a commit, whose `Release.tree` names the files.
         wheels: its wheels by platform, such as ``aarch64``.
@@ -106,6 +108,7 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     format: int
+    series: SeriesName = ""
     release: Release
     sdist: Artifact | None = None
     wheels: dict[str, Artifact]
@@ -130,7 +133,7 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
         if self.sdist is None:
             raise ConfigError(
                 "the pin has no sdist",
-                because=f"upstream.lock pins commit {self.release.commit[:12]}, and only releases have one",
+                because=f"the lock pins commit {self.release.commit[:12]}, and only releases have one",
                 next_step="pin a release: sparkwright lock pin VERSION --write",
             )
         return self.sdist
@@ -145,7 +148,7 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
             return self.wheels[platform]
         except KeyError:
             raise UnknownNameError(
-                f"there is no wheel for platform {platform!r} in upstream.lock",
+                f"there is no wheel for platform {platform!r} in the lock",
                 next_step=f"choose one of: {', '.join(sorted(self.wheels))}",
             ) from None
 

@@ -2,7 +2,7 @@
 
 A merge is made on flat trees of a dozen entries instead of several thousand. This is exact as long as
 upstream still has every one of these files; on a tree where it does not, the whole trees are merged, so that
-git can follow a rename. A tree that has the same of these files as another one has its outcomes too.
+git can follow a rename. A tree whose files of these equal another's has its outcomes too, without a merge.
 What is wrong in a clean merge is not looked for: that is for the engine.
 """
 

@@ -140,7 +140,7 @@ def check_packages(native: NativePin, machine: str) -> MachineCheck:
     table = native.toolkit.builder
     if machine not in table:
         return MachineCheck(
-            "cuda toolkit", "to do", f"upstream.lock has none that runs on {machine}",
+            "cuda toolkit", "to do", f"the lock has none that runs on {machine}",
             f"name an installed CUDA {native.toolkit.cuda}, or build on {' or '.join(table)}",
         )  # fmt: skip
     parts = table[machine]

@@ -61,7 +61,7 @@ def make_farm(
         raise ToolError(
             "the packages of the lock are no whole CUDA toolkit",
             because=f"{', '.join(lacking)} is in none of them",
-            next_step="look at [native.toolkit.builder] in upstream.lock",
+            next_step="look at [native.toolkit.builder] in the lock",
         )
     for soname in stand_ins:
         _stand_in_library(cc, folder / "lib64" / soname, soname)

@@ -100,7 +100,7 @@ def find_toolkit(folder: Path, target: Target, toolkit: Toolkit) -> InstalledToo
     if not version.startswith(f"{toolkit.cuda}."):
         raise ToolError(
             f"the CUDA toolkit in {folder} is not the one that the lock names",
-            because=f"its nvcc is {version}, and upstream.lock has {toolkit.cuda}",
+            because=f"its nvcc is {version}, and the lock has {toolkit.cuda}",
             next_step=f"install CUDA {toolkit.cuda}, or omit it to use the lock's packages",
         )
     return InstalledToolkit(folder, version, _digest(folder, plain[0]))

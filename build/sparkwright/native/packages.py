@@ -132,7 +132,7 @@ def program_in(folder: Path, name: str) -> Path:
         raise ToolError(
             f"the package for {name} is not as expected",
             because=f"{folder} holds {len(found)} programs of that name",
-            next_step="look at [native.toolkit.builder] in upstream.lock",
+            next_step="look at [native.toolkit.builder] in the lock",
         )
     return found[0]
 
@@ -204,5 +204,5 @@ def _write(wheel: Path, package: Package, folder: Path) -> None:
         raise DigestError(
             f"{package.filename} does not unpack to the tree in the lock",
             because=f"its tree is {found}, not {package.tree}",
-            next_step="do not use it before you know which changed: the file on the index or upstream.lock",
+            next_step="do not use it before you know which changed: the file on the index or the lock",
         )

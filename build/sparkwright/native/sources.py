@@ -270,7 +270,7 @@ def _commit(repository: Repository, address: str, ref: str) -> str:
     tag = f"refs/tags/{ref}"
     found = list_remote(repository, address, [tag]).get(tag)
     if found is None:
-        raise FetchError(f"{address} has no tag {ref}", next_step="look at [native.sources] in upstream.lock")
+        raise FetchError(f"{address} has no tag {ref}", next_step="look at [native.sources] in the lock")
     return found.commit
 
 

@@ -18,8 +18,7 @@ from sparkwright.base.errors import (
 from sparkwright.base.events import emit, task
 from sparkwright.lock.bump import rewrite
 from sparkwright.nightly.model import NightBuild, NightRehearsal, Standing
-from sparkwright.pipeline import Checkout, apply, make_job
-from sparkwright.pipeline.checkout import LOCK_NAME
+from sparkwright.pipeline import apply, make_job
 from sparkwright.pipeline.pins import pin_of
 from sparkwright.pipeline.state import require
 from sparkwright.store import write_atomically
@@ -124,7 +123,7 @@ def lock_of(job: Job, target: UpstreamTarget, *, history: str = "") -> tuple[Loc
     Raises:
         FetchError, NotInStoreError, LockMismatchError: upstream's files of it cannot be had or disagree.
     """
-    text = (job.checkout.root / LOCK_NAME).read_text(encoding="utf-8")
+    text = job.checkout.lock_path.read_text(encoding="utf-8")
     if target.kind == "release":
         if target.version == job.spec.lock.release.version:
             return job.spec.lock, text
@@ -136,7 +135,7 @@ def lock_of(job: Job, target: UpstreamTarget, *, history: str = "") -> tuple[Loc
 
 def _job_for(job: Job, lock: Lock, chosen: Sequence[str], out: Path, *, history: str = "") -> Job:
     """Return the job of building the *chosen* carries on *lock* into *out*."""
-    checkout = Checkout(job.checkout.root, lock)
+    checkout = replace(job.checkout, lock=lock)
     source = history or "git" if lock.sdist is None else job.options.source
     made = make_job(checkout, job.store, job.repository, replace(job.options, out=out, source=source))
     carries = tuple(carry for carry in made.spec.carries if carry.name in chosen)

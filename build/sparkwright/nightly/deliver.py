@@ -19,8 +19,8 @@ from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.messages import BASE_TRAILER
 from sparkwright.nightly.model import NightVerdict
 from sparkwright.nightly.page import render_html
-from sparkwright.nightly.propose import Proposal, Proposer
-from sparkwright.pipeline.proofs import find_proof
+from sparkwright.nightly.propose import BRANCHES, Proposal, Proposer
+from sparkwright.pipeline.trial import find_proof
 from sparkwright.store import storing, write_atomically
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def last_night(nights: NightState, patchset: str) -> Night:
     if not found:
         raise ConfigError(
             "there is nothing to propose",
-            because=f"no night of the patchset {patchset} is recorded in {nights.path}",
+            because=f"no night of {patchset} is recorded in {nights.path}",
             next_step="run 'sparkwright nightly' first",
         )
     return found[0]
@@ -104,7 +104,7 @@ def deliver(
     if night.verdict is NightVerdict.NOTHING_NEW:
         if wanted is None:
             return Delivered()
-        night = last_night(nights, job.spec.patchset)
+        night = last_night(nights, job.spec.line)
     written = write_report(job, night, folder)  # first, so that it is there if no branch can be written
     if wanted is None:
         return Delivered(report=written)
@@ -151,6 +151,8 @@ def propose_night(job: Job, night: Night, options: ProposalOptions) -> tuple[Pro
         carries=job.spec.carries,
         find_base=job.find_base,
         pin=job.spec.lock.release.version,
+        lock_name=job.checkout.lock_name,
+        branches=f"{BRANCHES}{job.spec.line}/" if job.spec.lock.series else BRANCHES,
     )
     made: list[Proposal | str] = []
     for found in night.targets:

@@ -36,13 +36,14 @@ from sparkwright.nightly.model import (
 from sparkwright.nightly.moves import arch_moves, pin_moves
 from sparkwright.nightly.reach import Reach
 from sparkwright.nightly.state import holds, red_since
-from sparkwright.pipeline.proofs import find_proof
+from sparkwright.pipeline.trial import find_proof
 from sparkwright.probe import ProbePool
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.carries import Carry
+    from sparkwright.carries.patchset import BuildSpec
     from sparkwright.merge import OutcomeKind
     from sparkwright.nightly.discover import CommitWheels, Heads
     from sparkwright.nightly.model import PullChange
@@ -113,7 +114,7 @@ class _Run:
         self.upstream = UpstreamNews(self.job, self.options.history, self.wheels)
         with task("look for news upstream"):
             targets = [self.upstream.named(name) for name in self.options.onto] or self.upstream.newest()
-            heads, pulls = self.upstream.pulls(self.state.heads())
+            heads, pulls = self.upstream.pulls(self.state.heads(self.patchset))
         inputs = self._inputs(targets, heads)
         known = self.state.last_inputs(self.patchset) == inputs or not (targets or pulls)
         if known and not self.options.again:
@@ -132,8 +133,8 @@ class _Run:
 
     @property
     def patchset(self) -> str:
-        """Name of the patchset."""
-        return self.job.spec.patchset
+        """Name of the series, or of another patchset and its series: each has nights of its own."""
+        return self.job.spec.line
 
     @property
     def date(self) -> str:
@@ -266,7 +267,7 @@ class _Run:
             red_since=since,
             days_red=_days(since, self.date),
             holds=good,
-            bisect_command=_bisect(carry.at(target.version), self.patchset, good, target) if red else "",
+            bisect_command=_bisect(carry.at(target.version), self.job.spec, good, target) if red else "",
             history=history,
         )
 
@@ -331,14 +332,15 @@ def _days(since: str, today: str) -> int:
     return max(1, (datetime.fromisoformat(today) - datetime.fromisoformat(since)).days + 1)
 
 
-def _bisect(carry: Carry, patchset: str, good: str, target: UpstreamTarget) -> str:
+def _bisect(carry: Carry, spec: BuildSpec, good: str, target: UpstreamTarget) -> str:
     """Return the command that searches upstream's commits for what made *carry* red."""
     if carry.probe_path is None:
         return ""
-    bad = f"{patchset}@{target.version}" if target.kind == "release" else target.commit
-    start = f"{patchset}@{good}" if "." in good else good
+    bad = f"{spec.file}@{target.version if target.kind == 'release' else target.commit}"
+    start = f"{spec.file}@{good}"
     probe = f"carries/{carry.name}/{carry.probe_path.name}"
-    return f"sparkwright bisect --axis upstream --good {start} --bad {bad} --judge 'probe {probe}'"
+    series = "" if spec.lock.series in {"", spec.file} else f"--series {spec.lock.series} "
+    return f"sparkwright bisect {series}--axis upstream --good {start} --bad {bad} --judge 'probe {probe}'"
 
 
 def _reasons(night: TargetNight) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkwright.base.events import emit
 from sparkwright.merge import OutcomeKind
 from sparkwright.nightly.model import Judgement
 from sparkwright.nightly.reach import Reach, reach_lost
+from sparkwright.pipeline.state import require
+from sparkwright.pipeline.trial import trial_of
 from sparkwright.probe import ProbeVerdict
 
 if TYPE_CHECKING:
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
     from sparkwright.carries import Carry
     from sparkwright.merge import MergeReport, Outcome
     from sparkwright.pipeline import Job
-    from sparkwright.probe import Proof, Prover
+    from sparkwright.pipeline.trial import Trial
+    from sparkwright.probe import Proof
 
+_DECLARED = frozenset({OutcomeKind.SUPERSEDED, OutcomeKind.LEFT_OUT})
 _MERGED = {
     ProbeVerdict.PROVED: Judgement.NEEDED,
     ProbeVerdict.NOT_NEEDED: Judgement.NOT_NEEDED,
@@ -61,13 +65,10 @@ class Judge:
 
     def begin(self, carry: Carry, touched: Sequence[str]) -> None:
         """Start the probe that `judge` of *carry* needs, where it needs one and the job has a pool."""
-        outcome = self.report.outcome(carry.name)
-        declared = outcome.kind in {OutcomeKind.SUPERSEDED, OutcomeKind.LEFT_OUT}
-        if self.job.pool is None or declared or carry.spec.probe is None:
-            return
-        prover, paths, absorbed = self._asked(outcome, touched)
-        if prover.find(carry, paths, absorbed=absorbed) is None:
-            self._begun[carry.name] = prover.begin(carry, paths, absorbed=absorbed)
+        declared = self.report.outcome(carry.name).kind in _DECLARED
+        trial = None if declared else trial_of(self.job, self.report, carry, touched)
+        if self.job.pool is not None and trial is not None and trial.find() is None:
+            self._begun[carry.name] = trial.begin()
 
     def judge(self, carry: Carry, touched: Sequence[str]) -> Judged:
         """Return the judgement on *carry*, which would change the files *touched*.
@@ -80,7 +81,7 @@ class Judge:
         return judged
 
     def _judge(self, carry: Carry, outcome: Outcome, touched: Sequence[str]) -> Judged:
-        if outcome.kind in {OutcomeKind.SUPERSEDED, OutcomeKind.LEFT_OUT}:
+        if outcome.kind in _DECLARED:
             return Judged(Judgement.DECLARED, outcome.detail)
         if carry.spec.probe is None:
             why = f"{outcome.detail}; it has no probe".lstrip("; ")
@@ -88,9 +89,9 @@ class Judge:
             return Judged(Judgement.CONFLICT if conflict else Judgement.NOT_JUDGED, why)
         if outcome.kind.blocks_build:
             return self._unmerged(carry, touched)
-        absorbed = outcome.kind is OutcomeKind.ABSORBED
-        proof = self._proof(carry, outcome, touched)
-        judgement = (_ABSORBED if absorbed else _MERGED)[proof.verdict]
+        trial = require(trial_of(self.job, self.report, carry))
+        proof = self._proof(trial)
+        judgement = (_MERGED if trial.in_tree else _ABSORBED)[proof.verdict]
         if judgement is Judgement.NEEDED:
             why = reach_lost(carry, outcome.paths, self.pin, self._target, self.report.tree)
             if why:
@@ -99,29 +100,19 @@ class Judge:
 
     def _unmerged(self, carry: Carry, touched: Sequence[str]) -> Judged:
         """Judge a carry that is in no tree by its probe on the pristine one: the defect may be gone."""
-        proof = self._proof(carry, self.report.outcome(carry.name), touched)
-        left = self.job.repository.files(self.report.pristine, touched)
-        if proof.verdict is ProbeVerdict.NOT_NEEDED and left:
+        trial = trial_of(self.job, self.report, carry, touched)
+        if trial is None:
+            return Judged(Judgement.CONFLICT, self.report.outcome(carry.name).detail)
+        proof = self._proof(trial)
+        if proof.verdict is ProbeVerdict.NOT_NEEDED and trial.paths:
             return Judged(Judgement.NOT_NEEDED, "its probe passes on the pristine tree")
         if proof.verdict is ProbeVerdict.BROKEN:
             return Judged(Judgement.CONFLICT, f"the probe cannot run there either: {told(proof)}")
         return Judged(Judgement.CONFLICT, f"the defect is still there: {told(proof)}")
 
-    def _asked(self, outcome: Outcome, touched: Sequence[str]) -> tuple[Prover, Sequence[str], bool]:
-        """Return the prover for *outcome*, the files that the proof hangs on, and if it is absorbed."""
-        prover = self.job.prover(self.report)
-        if not outcome.kind.blocks_build:
-            return prover, outcome.proof_paths, outcome.kind is OutcomeKind.ABSORBED
-        pristine = self.report.pristine
-        left = self.job.repository.files(pristine, touched)
-        return replace(prover, merged=pristine, sources=()), sorted(left), True
-
-    def _proof(self, carry: Carry, outcome: Outcome, touched: Sequence[str]) -> Proof:
-        if (begun := self._begun.pop(carry.name, None)) is not None:
-            return begun()
-        prover, paths, absorbed = self._asked(outcome, touched)
-        found = prover.find(carry, paths, absorbed=absorbed)
-        return prover.prove(carry, paths, absorbed=absorbed) if found is None else found
+    def _proof(self, trial: Trial) -> Proof:
+        begun = self._begun.pop(trial.carry.name, None)
+        return trial.find() or trial.prove() if begun is None else begun()
 
 
 def told(proof: Proof) -> str:

@@ -341,7 +341,7 @@ class Night(Model, frozen=True):
         id: number of the night in its state file, as text, growing.
         date: UTC date, ``2026-11-22``.
         started: UTC time, ISO 8601.
-        patchset: name of the patchset.
+        patchset: name of the series, such as ``0.33``; with another patchset than its own, ``mine@0.33``.
         pin: label of the lock's own release.
         verdict: the result; ``nothing-new`` only for a run that stopped after discovery.
         reasons: one line for each thing that a person has to decide.

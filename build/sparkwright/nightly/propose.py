@@ -29,7 +29,7 @@ from sparkwright.nightly.messages import (
     superseded_message,
 )
 from sparkwright.nightly.model import Judgement, Standing
-from sparkwright.pipeline.checkout import LOCK_NAME
+from sparkwright.pipeline.checkout import LOCK_NAME, PATCHSETS
 from sparkwright.probe.proof import proof_file, write_proof
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sparkwright.store import Store
 
 BRANCHES = "sparkwright/"
-_JUDGED = (LOCK_NAME, "carries", "patchsets")
+_JUDGED = ("carries", PATCHSETS)
 
 
 class ProposedCommit(Model, frozen=True):
@@ -120,6 +120,8 @@ class Proposer:
         carries: the carries of the patchset, as the clone's HEAD has them.
         find_base: gives a revision's base tree.
         pin: the lock's present release.
+        lock_name: path of the lock in the project.
+        branches: beginning of the branches' names, which ends with the release's: a series has its own.
     """
 
     clone: ProjectClone
@@ -128,6 +130,8 @@ class Proposer:
     carries: Sequence[Carry]
     find_base: BaseFinder
     pin: str
+    lock_name: str = LOCK_NAME
+    branches: str = BRANCHES
 
     def propose(
         self, found: TargetNight, lock: Lock | None, proofs: Mapping[str, Proof] | None = None
@@ -196,7 +200,7 @@ class Proposer:
                 because="the patchset has other carries than the night judged",
                 next_step="run 'sparkwright nightly --again --propose'",
             )
-        if edited := self.clone.edited(_JUDGED):
+        if edited := self.clone.edited((self.lock_name, *_JUDGED)):
             raise ConfigError(
                 "no branch can be proposed",
                 because=f"{', '.join(edited[:3])} differ from the commit that is checked out",
@@ -256,11 +260,11 @@ class Proposer:
         self, found: TargetNight, lock: Lock, proofs: Mapping[str, Proof], notes: Sequence[str]
     ) -> _Edit | None:
         """Return the change that moves the lock, with the proofs on the new pin; `None` if it is there."""
-        path = self.clone.root / LOCK_NAME
+        path = self.clone.root / self.lock_name
         bumped = rewrite(path.read_text(encoding="utf-8"), lock)
         if not bumped.changes:
             return None
-        files = {LOCK_NAME: bumped.text.encode()}
+        files = {self.lock_name: bumped.text.encode()}
         with self.store.scratch() as scratch:
             for name, proof in proofs.items():
                 version = lock.release.version
@@ -271,7 +275,7 @@ class Proposer:
     def _write(
         self, found: TargetNight, edits: Sequence[_Edit], held: tuple[HeldBack, ...], notes: Sequence[str]
     ) -> Proposal:
-        branch = f"{BRANCHES}{found.target.label}"
+        branch = f"{self.branches}{found.target.label}"
         before = self.clone.branch(branch)
         self._require_ours(branch, before)
         commits = tuple(self._commits(edits))

@@ -1,7 +1,8 @@
 """The nights of a checkout, in a small SQLite file: findings, red runs, and heads last seen.
 
 One table holds the nights whole, as JSON; two others repeat what is looked up by carry and by pull request.
-A night is written in one transaction when it is complete, so a run that is killed leaves none.
+Each series has nights of its own. A night is written in one transaction when it is complete, so a run that is
+killed leaves none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from sparkwright.nightly.model import TargetKind
 
-SCHEMA = 1
+SCHEMA = 2
 _BUSY_MS = 30_000
 _TABLES = """
 CREATE TABLE nights (
@@ -36,10 +37,22 @@ CREATE TABLE marks (
     judgement TEXT NOT NULL, PRIMARY KEY (night, kind, target, carry)
 );
 CREATE INDEX marks_of ON marks (patchset, carry, kind, night);
+"""
+_PULLS = """
 CREATE TABLE pulls (
-    repository TEXT NOT NULL, number INTEGER NOT NULL, head TEXT NOT NULL, PRIMARY KEY (repository, number)
+    patchset TEXT NOT NULL, repository TEXT NOT NULL, number INTEGER NOT NULL, head TEXT NOT NULL,
+    PRIMARY KEY (patchset, repository, number)
 );
 """
+# Schema 1 was written when one series, 0.24, had the one patchset, spark.
+_FROM_1 = """
+ALTER TABLE pulls RENAME TO old_pulls;
+{pulls}
+INSERT INTO pulls SELECT '0.24', repository, number, head FROM old_pulls;
+DROP TABLE old_pulls;
+UPDATE nights SET patchset = '0.24' WHERE patchset = 'spark';
+UPDATE marks SET patchset = '0.24' WHERE patchset = 'spark';
+""".replace("{pulls}", _PULLS)
 
 
 @dataclass(frozen=True)
@@ -103,9 +116,10 @@ class NightState:
         (number,) = self.connection.execute("SELECT coalesce(max(id), 0) + 1 FROM nights").fetchone()
         return str(number)
 
-    def heads(self) -> dict[tuple[str, int], str]:
-        """Return the heads of pull requests as last seen, by repository and number."""
-        rows = self.connection.execute("SELECT repository, number, head FROM pulls").fetchall()
+    def heads(self, patchset: str) -> dict[tuple[str, int], str]:
+        """Return the heads of pull requests as *patchset* last saw them, by repository and number."""
+        query = "SELECT repository, number, head FROM pulls WHERE patchset = ?"
+        rows = self.connection.execute(query, (patchset,)).fetchall()
         return {(repository, number): head for repository, number, head in rows}
 
     def record(self, night: Night, *, inputs: str, heads: dict[tuple[str, int], str]) -> None:
@@ -131,8 +145,8 @@ class NightState:
             )
             self.connection.executemany("INSERT INTO marks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", marks)
             self.connection.executemany(
-                "INSERT OR REPLACE INTO pulls VALUES (?, ?, ?)",
-                [(repository, number, head) for (repository, number), head in heads.items()],
+                "INSERT OR REPLACE INTO pulls VALUES (?, ?, ?, ?)",
+                [(night.patchset, repository, number, head) for (repository, number), head in heads.items()],
             )
 
     def _read(self, text: str) -> Night:
@@ -171,8 +185,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             because=f"it has schema {schema}, and this sparkwright reads up to {SCHEMA}",
             next_step="update sparkwright, or name another file with --state",
         )
-    if schema == 0:
-        for statement in _TABLES.split(";"):
+    if schema < SCHEMA:
+        for statement in (_FROM_1 if schema else _TABLES + _PULLS).split(";"):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
     connection.commit()

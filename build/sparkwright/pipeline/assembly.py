@@ -12,6 +12,7 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.pipeline.expectation import expectation
 from sparkwright.pipeline.record import wheel_record
 from sparkwright.pipeline.state import FoundWheel, require
+from sparkwright.pipeline.trial import wants_proof
 from sparkwright.pipeline.version import version_of
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Assemble:
         return all(
             carry.name in state.proofs
             or carry.name in job.options.allow_unproved
-            or not report.outcome(carry.name).kind.wants_proof
+            or not wants_proof(report, carry)
             for carry in job.spec.carries
         )
 

@@ -1,48 +1,255 @@
-"""A checkout of this project, with the lock, the patchsets and the carries."""
+"""A checkout of this project, with the lock of one series, the patchsets and the carries.
+
+The lock at the top, ``upstream.lock``, names the default series. The lock of every other series lies beside
+its patchset, as ``patchsets/SERIES.lock``.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.base.errors import ConfigError
-from sparkwright.carries.patchset import BuildSpec, make_build_spec
+from msgspec.structs import replace
+from packaging.version import InvalidVersion, Version
+
+from sparkwright.base.errors import ConfigError, LockMismatchError
+from sparkwright.carries.folder import unknown_name
+from sparkwright.carries.patchset import BuildSpec, load_patchset, make_build_spec
 from sparkwright.lock import Lock, read_lock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from sparkwright.carries import Carry
+
 LOCK_NAME = "upstream.lock"
+PATCHSETS = "patchsets"
+# The one patchset of a checkout whose lock names no series yet.
+_BEFORE_SERIES = "spark"
+_SERIES = re.compile(r"\d+(\.\d+)+")
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """The folder that holds ``upstream.lock``, ``patchsets/`` and ``carries/``."""
+    """The folder that holds ``upstream.lock``, ``patchsets/`` and ``carries/``, seen by one series.
+
+    Attributes:
+        root: the folder.
+        lock: the pin of the series.
+        lock_name: path of its file, relative to `root`.
+    """
 
     root: Path
     lock: Lock
+    lock_name: str = LOCK_NAME
+
+    @property
+    def lock_path(self) -> Path:
+        """The file of the lock."""
+        return self.root / self.lock_name
+
+    @property
+    def is_default(self) -> bool:
+        """Tell if the series is the default one."""
+        return self.lock_name == LOCK_NAME
 
     @property
     def carries(self) -> Path:
         """The folder of the carries."""
         return self.root / "carries"
 
-    def build_spec(self, patchset: str, *, arch: str | None = None) -> BuildSpec:
-        """Return the build spec of the lock and *patchset*, by name; see `make_build_spec`."""
-        return make_build_spec(self.root, self.lock, patchset, arch=arch)
+    @property
+    def patchsets(self) -> Path:
+        """The folder of the patchsets."""
+        return self.root / PATCHSETS
+
+    @property
+    def series(self) -> str:
+        """The series: what the lock names, or the line of its release where it is from before series."""
+        return series_of(self.lock)
+
+    def patchset_path(self, patchset: str = "") -> Path:
+        """Return the file of *patchset*; of the series' own by default."""
+        own = self.series if self.lock.series else _BEFORE_SERIES
+        return self.patchsets / f"{patchset or own}.toml"
+
+    def build_spec(self, patchset: str = "", *, arch: str | None = None) -> BuildSpec:
+        """Return the build spec of the lock and *patchset*, by default the series' own.
+
+        Raises:
+            ConfigError: the patchset is another series' own, or has a probe that no release reaches.
+        """
+        name = patchset or self.patchset_path().stem
+        series = load_patchset(self.patchsets, name).series
+        if series not in {"", self.series}:
+            raise ConfigError(
+                f"patchset {name} cannot be used with the lock of series {self.series}",
+                because=f"it is the patchset of series {series}",
+                next_step=f"--series {series}, or a patchset without a series",
+            )
+        spec = make_build_spec(self.root, self.lock, name, arch=arch)
+        self._require_reached(spec.carries)
+        return spec
+
+    def _require_reached(self, carries: Iterable[Carry]) -> None:
+        """Refuse a probe for a later release than any revision of its carry, and than the pin of any series.
+
+        It would never run, and what it was written for would go unnoticed.
+        """
+        for carry in carries:
+            later = carry.spec.probe.later if carry.spec.probe is not None else ()
+            newest = max((Version(one.release) for one in later), default=None)
+            if newest is None or newest <= Version(self.lock.release.version):
+                continue
+            revisions = [Version(one.release) for one in carry.spec.revision]
+            pins = [Version(lock.release.version) for lock in self.locks()]
+            if newest > max([*revisions, *pins]):
+                raise ConfigError(
+                    f"carry {carry.name} has a probe for {newest} without a revision",
+                    because=f"no revision of it and no series' pin is of {newest} or later",
+                    next_step=f"write a revision for {newest}, pin it in a series, or remove the probe",
+                )
+
+    def of(self, patchset: str) -> Checkout:
+        """Return the checkout by the series whose own *patchset* is; this one for any other patchset."""
+        series = _declared(self.root, patchset)
+        return self if series in {"", self.series} else _of_series(self.root, series)
+
+    def locks(self) -> Iterator[Lock]:
+        """Yield this lock, and those of the other series."""
+        yield self.lock
+        for series in series_names(self.root):
+            if series != self.series:
+                yield _of_series(self.root, series).lock
 
 
-def open_checkout(start: Path) -> Checkout:
-    """Return the checkout that contains *start*.
+def series_of(lock: Lock) -> str:
+    """Return the series of *lock*; for one of before series, the line of its release."""
+    return lock.series or ".".join(lock.release.version.split(".")[:2])
+
+
+def open_checkout(start: Path, series: str = "", patchset: str = "") -> Checkout:
+    """Return the checkout that contains *start*, with the lock of one series.
+
+    Args:
+        start: a folder in it.
+        series: the series; by default that of *patchset*, or the default one.
+        patchset: the patchset that is wanted, which may be a series' own.
 
     Raises:
-        ConfigError: neither it nor a folder above it holds an ``upstream.lock``.
+        ConfigError: neither it nor a folder above it holds an ``upstream.lock``, or the series has no lock.
+        UnknownNameError: the series does not exist.
+        LockMismatchError: its lock is another series', or pins a release from before it.
     """
     for folder in (start.absolute(), *start.absolute().parents):
         if (folder / LOCK_NAME).is_file():
-            return Checkout(folder, read_lock(folder / LOCK_NAME))
+            return _of_series(folder, series or _declared(folder, patchset))
     raise ConfigError(
         f"{start} is not in a checkout",
         because=f"no folder from there up holds {LOCK_NAME}",
         next_step="change into a clone of the project, or name one with --root",
     )
+
+
+def series_names(root: Path) -> tuple[str, ...]:
+    """Return the series that the checkout at *root* has a lock of, the default one first."""
+    first = series_of(read_lock(root / LOCK_NAME))
+    return (first, *(name for name in _stems(root, "lock") if name != first))
+
+
+def pinned_by(checkout: Checkout, version: str) -> frozenset[str]:
+    """Return names of the carries in the patchsets of those other series that pin the release *version*."""
+    others = (
+        _of_series(checkout.root, series)
+        for series in series_names(checkout.root)
+        if series != checkout.series
+    )
+    specs = [other.build_spec() for other in others if other.lock.release.version == version]
+    return frozenset(carry.name for spec in specs for carry in spec.carries)
+
+
+def lock_name(series: str) -> str:
+    """Return the path of the lock of a *series* that is not the default one."""
+    return f"{PATCHSETS}/{series}.lock"
+
+
+def _stems(root: Path, suffix: str) -> list[str]:
+    return sorted(path.stem for path in (root / PATCHSETS).glob(f"*.{suffix}"))
+
+
+def _declared(root: Path, patchset: str) -> str:
+    """Return the series that *patchset* is the own one of; empty for another, or one that does not exist."""
+    known = patchset in _stems(root, "toml")
+    return load_patchset(root / PATCHSETS, patchset).series if known else ""
+
+
+def _of_series(root: Path, series: str) -> Checkout:
+    """Return the checkout at *root* with the lock of *series*; of the default one if it is empty."""
+    default = read_lock(root / LOCK_NAME)
+    first = series_of(default)
+    locks = _stems(root, "lock")
+    if series in {"", first}:
+        if first in locks:
+            raise ConfigError(
+                f"series {first} has two locks",
+                because=f"both {LOCK_NAME} and {lock_name(first)} are its",
+                next_step="keep the right one: docs/series.md has how the default series is changed",
+            )
+        require_fit(default, root / LOCK_NAME)
+        return Checkout(root, default)
+    if series not in locks:
+        if series in _stems(root, "toml") and _declared(root, series):
+            raise ConfigError(
+                f"series {series} has no lock",
+                because=f"{lock_name(series)} does not exist, and {LOCK_NAME} is of series {first}",
+                next_step=f"sparkwright lock pin {series}.0 --new-series {series} --write",
+            )
+        raise unknown_name("series", series, [first, *(name for name in locks if name != first)])
+    name = lock_name(series)
+    lock = read_lock(root / name)
+    if lock.series != series:
+        raise LockMismatchError(
+            f"{root / name} is not the lock of series {series}",
+            because=f"it has series = {lock.series!r}",
+            next_step=f"name it after its series, or pin series {series} in it",
+        )
+    require_fit(lock, root / name)
+    return Checkout(root, lock, name)
+
+
+def new_checkout(checkout: Checkout, series: str) -> Checkout:
+    """Return *checkout* as a series that has no lock yet sees it: the file of its lock does not exist.
+
+    Raises:
+        ConfigError: *series* is no name of one, or has a lock.
+    """
+    if not _SERIES.fullmatch(series):
+        raise ConfigError(f"{series!r} is no series", next_step="name a line of releases, such as 0.33")
+    if series in series_names(checkout.root):
+        raise ConfigError(
+            f"series {series} is not new",
+            because="it has a lock",
+            next_step=f"move that one: sparkwright lock pin VERSION --series {series} --write",
+        )
+    lock = replace(checkout.lock, series=series)
+    return Checkout(checkout.root, lock, lock_name(series))
+
+
+def require_fit(lock: Lock, path: Path) -> None:
+    """Refuse a *lock*, for the file *path*, whose release is older than its series.
+
+    Raises:
+        LockMismatchError: it is.
+    """
+    try:
+        older = bool(lock.series) and Version(lock.release.version) < Version(lock.series)
+    except InvalidVersion:
+        older = False  # a version that PEP 440 does not know is for `lock check` to refuse
+    if older:
+        raise LockMismatchError(
+            f"{path} does not fit its series",
+            because=f"release {lock.release.version} is older than series {lock.series}",
+            next_step=f"pin {lock.series}.0 or a later release, or name another series in it",
+        )

@@ -49,7 +49,7 @@ def choose_arch(lock: Lock, platform: str, *, kernels: Kernels = "auto", arch: s
     if lock.native is None:
         raise ConfigError(
             "kernels cannot be compiled for this pin",
-            because="upstream.lock has no [native] table, which names the toolchain and the sources",
+            because="the lock has no [native] table, which names the toolchain and the sources",
             next_step="take upstream's: --kernels upstream",
         )
     return arch or lock.native.arch

@@ -163,16 +163,16 @@ class Job:
             if name in wanted and pin.tree is not None and self.repository.has(pin.tree)
         }
 
-    def prover(self, report: MergeReport) -> Prover:
-        """Return the prover for the trees of *report*."""
+    def prover(self, report: MergeReport, *, pristine_alone: bool = False) -> Prover:
+        """Return the prover for the trees of *report*, or for its pristine one alone."""
         return Prover(
             self.store,
             self.repository,
             report.pristine,
-            report.tree,
+            report.pristine if pristine_alone else report.tree,
             report.version,
             offline=self.options.offline,
-            sources=report.sources,
+            sources=() if pristine_alone else report.sources,
             facilities=self.facilities,
             pool=self.pool,
         )
@@ -245,6 +245,7 @@ def make_job(checkout: Checkout, store: Store, repository: Repository, options: 
 @contextlib.contextmanager
 def open_job(root: Path, options: BuildOptions | None = None) -> Iterator[Job]:
     """Open the checkout that *root* is in and the user's store, and return the job; see `make_job`."""
-    checkout, store = open_checkout(root), open_store()
+    options = options or BuildOptions()
+    checkout, store = open_checkout(root, options.series, options.patchset), open_store()
     with contextlib.closing(open_repository(store.git)) as repository:
-        yield make_job(checkout, store, repository, options or BuildOptions())
+        yield make_job(checkout, store, repository, options)

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
 Kernels = Literal["auto", "upstream", "native"]
 
-DEFAULT_PATCHSET = "spark"
 DEFAULT_PLATFORM = "aarch64"
 
 
@@ -19,14 +18,16 @@ class TargetOptions:
     """The wheel that a command works on.
 
     Attributes:
-        patchset: name of the patchset.
+        series: line of releases whose lock and patchset are taken; the default one if it is empty.
+        patchset: name of the patchset's file; the series' own if it is empty.
         platform: machine that the wheel is for: a key of the lock's wheels.
         source: origin of upstream's tree: ``index``, ``git``, an address or a folder.
         kernels: origin of compiled code.
         arch: architecture that kernels are compiled for; the lock's by default.
     """
 
-    patchset: str = DEFAULT_PATCHSET
+    series: str = ""
+    patchset: str = ""
     platform: str = DEFAULT_PLATFORM
     source: str = "index"
     kernels: Kernels = "upstream"

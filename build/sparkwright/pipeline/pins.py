@@ -70,12 +70,12 @@ def pin_of(
     old, wanted = checkout.lock, tuple(machines) or tuple(checkout.lock.wheels)
     key = digest_of([_RULES, commit, wanted, old.release.git, access.settings.upstream_variant])
     if (known := access.store.find_record_as(Lock, _KIND, key)) is not None:
-        return replace(known, native=old.native)
+        return replace(known, series=old.series, native=old.native, rehearsal=old.rehearsal)
     if _COMMIT.fullmatch(commit):
         found = _pin_commit(checkout, access, commit, source=source, machines=wanted)
     else:
         found = propose_lock(access, old, commit, wanted)
-    access.store.put_record(_KIND, key, to_builtins(replace(found, native=None)))
+    access.store.put_record(_KIND, key, to_builtins(replace(found, series="", native=None, rehearsal=None)))
     return found
 
 

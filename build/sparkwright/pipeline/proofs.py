@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import AbsorptionError, ProofError, UnprovedError
-from sparkwright.merge import MergeReport, OutcomeKind
+from sparkwright.merge import OutcomeKind
 from sparkwright.pipeline.state import require
+from sparkwright.pipeline.trial import find_proof, trial_of, wants_proof
 from sparkwright.probe import ProbeVerdict, Proof
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prove:
-    """A proof of one carry, recorded or made: that it is needed and works, or that upstream absorbed it."""
+    """A proof of one carry, recorded or made: that it is needed and works, or that upstream needs it not."""
 
     carry: Carry
 
@@ -32,18 +33,16 @@ class Prove:
     def key(self, job: Job, state: BuildState) -> str | None:
         if state.report is None:
             return None
-        outcome = state.report.outcome(self.carry.name)
-        if self.carry.spec.probe is None or not outcome.kind.wants_proof:
-            return digest_of([self.carry.name, str(outcome.kind)])
-        absorbed = outcome.kind is OutcomeKind.ABSORBED
-        return job.prover(state.report).key(self.carry, outcome.proof_paths, absorbed=absorbed)
+        trial = trial_of(job, state.report, self.carry)
+        if trial is None or not wants_proof(state.report, self.carry):
+            return digest_of([self.carry.name, str(state.report.outcome(self.carry.name).kind)])
+        return trial.key()
 
     def find(self, job: Job, state: BuildState) -> bool:
         if state.report is None:
             return False
-        outcome = state.report.outcome(self.carry.name)
-        if not outcome.kind.wants_proof:
-            return True  # the tree contains nothing of the carry, by a declared decision
+        if not wants_proof(state.report, self.carry):
+            return True  # the tree contains nothing of the carry, and no probe could tell more
         proof = find_proof(job, state.report, self.carry)
         if proof is None:
             return False
@@ -60,24 +59,12 @@ class Prove:
         if allowed:
             return
         report = require(state.report)
-        outcome = report.outcome(name)
-        absorbed = outcome.kind is OutcomeKind.ABSORBED
-        proof = job.prover(report).prove(self.carry, outcome.proof_paths, absorbed=absorbed)
-        _refuse_unless_proved(proof, outcome)
+        trial = trial_of(job, report, self.carry)
+        if trial is None:
+            raise _unproved(name, "the tree that it changes cannot be judged here")
+        proof = trial.prove()
+        _refuse_unless_proved(proof, trial.wanted, report.outcome(name))
         state.proofs[name] = proof
-
-
-def find_proof(job: Job, report: MergeReport, carry: Carry) -> Proof | None:
-    """Return the proof, recorded or in the store, of what *report* says of *carry*, if there is one."""
-    outcome = report.outcome(carry.name)
-    absorbed = outcome.kind is OutcomeKind.ABSORBED
-    proof = job.prover(report).find(carry, outcome.proof_paths, absorbed=absorbed)
-    return proof if proof is not None and proof.verdict is _wanted(outcome) else None
-
-
-def _wanted(outcome: Outcome) -> ProbeVerdict:
-    """Return the verdict without which no wheel is made."""
-    return ProbeVerdict.NOT_NEEDED if outcome.kind is OutcomeKind.ABSORBED else ProbeVerdict.PROVED
 
 
 def _unproved(name: str, because: str) -> UnprovedError:
@@ -88,14 +75,17 @@ def _unproved(name: str, because: str) -> UnprovedError:
     )
 
 
-def _refuse_unless_proved(proof: Proof, outcome: Outcome) -> None:
-    if proof.verdict is _wanted(outcome):
+def _refuse_unless_proved(proof: Proof, wanted: ProbeVerdict, outcome: Outcome) -> None:
+    if proof.verdict is wanted:
         return
     if proof.verdict is ProbeVerdict.NOT_ABSORBED:
+        declared = outcome.kind is OutcomeKind.SUPERSEDED
         raise AbsorptionError(
-            f"carry {proof.carry} is not absorbed",
+            f"carry {proof.carry} is not {outcome.kind}",
             because=f"{outcome.detail}, but the defect is still in the pristine tree: {proof.finding}",
-            next_step=f"set absorbs = false for that pull request in carries/{proof.carry}/carry.toml, "
+            next_step=f"correct [[superseded]] in carries/{proof.carry}/carry.toml, or list it no longer"
+            if declared
+            else f"set absorbs = false for that pull request in carries/{proof.carry}/carry.toml, "
             "or write a new revision of the carry",
         )
     if proof.verdict is ProbeVerdict.REFUTED:

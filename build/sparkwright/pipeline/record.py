@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.pipeline.state import require
+from sparkwright.pipeline.trial import wants_proof
 from sparkwright.pipeline.version import version_of
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.provenance import ALLOWED
@@ -67,6 +68,6 @@ def _carry(job: Job, state: BuildState, carry: Carry) -> dict[str, Any]:
             "verdict": str(proof.verdict),
             "environment": proof.environment,
         }
-    elif outcome.kind.wants_proof:
+    elif wants_proof(require(state.report), carry):
         described["unproved"] = ALLOWED if carry.name in job.options.allow_unproved else ""
     return described

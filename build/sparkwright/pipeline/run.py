@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.events import emit
 from sparkwright.pipeline.kernels import detail_of
+from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.state import BuildState
 from sparkwright.pipeline.steps import steps_for
+from sparkwright.pipeline.trial import Evidence, evidence_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,12 +29,14 @@ class PlannedStep:
         key: digest of its inputs; `None` while these depend on steps that have yet to run.
         state: ``in store``, ``to do``, or ``waits`` for an earlier step.
         detail: the work that is left, as far as earlier builds allow an estimate; mostly empty.
+        evidence: of a step that proves a carry, what stands behind its outcome; see `evidence_of`.
     """
 
     name: str
     key: str | None
     state: Literal["in store", "to do", "waits"]
     detail: str = ""
+    evidence: Evidence = ""
 
 
 def plan(job: Job) -> list[PlannedStep]:
@@ -45,7 +49,10 @@ def plan(job: Job) -> list[PlannedStep]:
             planned.append(PlannedStep(step.name, None, "waits"))
         else:
             verdict: Literal["in store", "to do"] = "in store" if step.find(job, state) else "to do"
-            planned.append(PlannedStep(step.name, key, verdict, detail_of(step, job, state)))
+            evidence: Evidence = ""
+            if isinstance(step, Prove) and state.report is not None:
+                evidence = evidence_of(job, state.report, step.carry)
+            planned.append(PlannedStep(step.name, key, verdict, detail_of(step, job, state), evidence))
     return planned
 
 

@@ -42,7 +42,7 @@ class ToolchainResource:
         if self.lock.native is None:
             raise ConfigError(
                 "there is no toolchain",
-                because="upstream.lock has no [native] table, which names it",
+                because="the lock has no [native] table, which names it",
                 next_step="take upstream's kernels: --kernels upstream",
             )
         return self.lock.native

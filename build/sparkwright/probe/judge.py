@@ -90,15 +90,20 @@ class Prover:
         carry = carry.at(self.version)
         return self._key(carry, self._touched(carry, paths), absorbed=absorbed)
 
-    def find(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Proof | None:
-        """Return a proof that still holds: the one recorded beside the carry, or the store's; see `key`."""
+    def find(
+        self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False, recorded: bool = False
+    ) -> Proof | None:
+        """Return a proof that holds: one beside the carry or, unless *recorded*, the store's; see `key`."""
         if carry.spec.probe is None:
             return None
+        known = read_proofs(carry.folder)
+        if recorded and not known:
+            return None
         key = self.key(carry, paths, absorbed=absorbed)
-        for recorded in read_proofs(carry.folder):
-            if (recorded.key, recorded.carry) == (key, carry.name):
-                return recorded
-        return self.store.find_record_as(Proof, _KIND, key)
+        for proof in known:
+            if (proof.key, proof.carry) == (key, carry.name):
+                return proof
+        return None if recorded else self.store.find_record_as(Proof, _KIND, key)
 
     def prove(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Proof:
         """Run the probe of *carry* on both trees, whatever is recorded; see `key`.

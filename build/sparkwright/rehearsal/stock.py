@@ -40,7 +40,7 @@ def pin_of(job: Job) -> RehearsalPin:
     if job.spec.lock.rehearsal is None:
         raise RehearsalError(
             "nothing can be rehearsed",
-            because="upstream.lock has no [rehearsal]: a model and wheels for the CPU",
+            because="the lock has no [rehearsal]: a model and wheels for the CPU",
             next_step="add the table as docs/formats.md describes it",
         )
     return job.spec.lock.rehearsal
@@ -85,7 +85,7 @@ def require_wheel(job: Job, version: str) -> Artifact:
     if found is None:
         raise RehearsalError(
             f"there is no wheel of {PROJECT} {version} for {machine()}",
-            because="the package index lists none, and upstream.lock pins none",
+            because="the package index lists none, and the lock pins none",
             next_step=f"rehearse on an older release: {nearest_release(job, version)} has one",
         )
     return found

@@ -92,7 +92,7 @@ def _metadata(stock: Path, artifact: Artifact) -> bytes:
         raise RehearsalError(
             f"{artifact.filename} cannot be installed",
             because="it has no METADATA",
-            next_step=f"name another wheel of {PROJECT} in upstream.lock, [rehearsal]",
+            next_step=f"name another wheel of {PROJECT} in the lock, [rehearsal]",
         )
     return found[0].read_bytes()
 

@@ -68,7 +68,7 @@ def _gguf(folder: Path, artifact: Artifact) -> Path:
         raise RehearsalError(
             f"{artifact.filename} holds no model to rehearse with",
             because=f"it has {len(found)} GGUF files, and one is expected",
-            next_step="name another package in upstream.lock, [rehearsal.model]",
+            next_step="name another package in the lock, [rehearsal.model]",
         )
     return found[0]
 

@@ -105,7 +105,7 @@ def open_search(
     arch = choose_arch(checkout.lock, build.platform, kernels=build.kernels, arch=build.arch)
     history = open_source(options.commits or "git", access)
     with access.store.scratch() as scratch:
-        resolver = Resolver(checkout, access, scratch, build.patchset, arch)
+        resolver = Resolver(checkout, access, scratch, build.series, build.patchset, arch)
         good, bad = (_end(resolver, text, options) for text in (options.good, options.bad))
         start, end = (bad, good) if options.find_fix else (good, bad)
         steps: tuple[UpstreamStep, ...] = ()

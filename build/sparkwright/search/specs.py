@@ -20,7 +20,7 @@ from sparkwright.carries.folder import unknown_name
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.git import Repository, check_out
 from sparkwright.lock import read_lock
-from sparkwright.pipeline.checkout import LOCK_NAME, open_checkout
+from sparkwright.pipeline.checkout import LOCK_NAME, lock_name, open_checkout, series_names
 from sparkwright.store import storing
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+)+(?:\.post\d+)?)")
 _FULL_ID = 40
-_NEXT = "give a wheel, a commit of this project, PATCHSET@RELEASE, a commit of upstream's, or '.'"
+_NEXT = (
+    "give a wheel, a commit of this project, SERIES@RELEASE, PATCHSET@RELEASE, a commit of upstream's, or '.'"
+)
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,15 @@ class Resolver:
         checkout: the clone of the project.
         access: the store and the network settings.
         scratch: folder that takes files of earlier commits; it must outlive the results.
-        patchset: the patchset of a SPEC that names none.
+        series: the series of commits of this project; each one's default if it is empty.
+        patchset: the patchset of a SPEC that names none; the series' own if it is empty.
         arch: architecture of native kernels for a SPEC that is no wheel; `None` for upstream's.
     """
 
     checkout: Checkout
     access: Access
     scratch: Path
+    series: str
     patchset: str
     arch: str | None = None
     _trees: dict[str, Carry | None] = field(default_factory=dict, repr=False)
@@ -176,18 +180,19 @@ class Resolver:
                 because=f"it has no {LOCK_NAME}",
                 next_step=_NEXT,
             )
-        return open_checkout(folder)
+        return open_checkout(folder, self.series, self.patchset)
 
     def _checkout(self, text: str, checkout: Checkout, patchset: str) -> ResolvedSpec:
         spec = checkout.build_spec(patchset, arch=self.arch)
         return ResolvedSpec(
-            text, patchset, UpstreamPoint(spec.lock.release.version), spec.deciding, spec.lock, self.arch
+            text, spec.patchset, UpstreamPoint(spec.lock.release.version), spec.deciding, spec.lock, self.arch
         )
 
     # A release or a commit of upstream's with a patchset.
 
     def _upstream(self, text: str, patchset: str, target: str) -> ResolvedSpec:
-        own = self.checkout.lock.release
+        checkout = self.checkout.of(patchset)
+        own = checkout.lock.release
         if (found := _RELEASE.fullmatch(target)) is not None:
             point = UpstreamPoint(found[1])
         elif _COMMIT.fullmatch(target):
@@ -195,9 +200,9 @@ class Resolver:
         else:
             raise BisectionError(f"{text!r} names no build spec", next_step=_NEXT)
         pinned = point.version == own.version and not point.commit
-        spec = self.checkout.build_spec(patchset, arch=self.arch)
+        spec = checkout.build_spec(patchset, arch=self.arch)
         return ResolvedSpec(
-            text, patchset, point, spec.deciding, self.checkout.lock if pinned else None, self.arch
+            text, spec.patchset, point, spec.deciding, checkout.lock if pinned else None, self.arch
         )
 
     def _full_commit(self, text: str, abbreviated: str) -> str:
@@ -287,8 +292,7 @@ class Resolver:
                 because="it was not made by sparkwright, and its version is no release of upstream's",
                 next_step=_NEXT,
             )
-        own = self.checkout.lock
-        lock = own if own.release.version == version else None
+        lock = next((one for one in self.checkout.locks() if one.release.version == version), None)
         return ResolvedSpec(text, "", UpstreamPoint(version), (), lock, None, requires, platform=name.machine)
 
     def _recorded(
@@ -345,13 +349,13 @@ class Resolver:
         return made
 
     def _locks(self) -> Iterator[Lock]:
-        yield self.checkout.lock
-        for path in sorted(self.checkout.root.glob("patchsets/*.lock")):
-            yield read_lock(path)
+        yield from self.checkout.locks()
         history = self._history
         if history is None:
             return
-        for number, text in enumerate(_past_files(history, LOCK_NAME)):
+        names = (LOCK_NAME, *(lock_name(series) for series in series_names(self.checkout.root)))
+        texts = (text for name in names for text in _past_files(history, name))
+        for number, text in enumerate(texts):
             past = self.scratch / f"{number}-{LOCK_NAME}"
             past.write_bytes(text)
             try:

@@ -11,10 +11,10 @@ from pathlib import Path
 def remove_tree(folder: Path) -> None:
     """Remove *folder* and all in it, read-only folders included.
 
-    A missing one is fine, also when another process removes it at the same time. A file, link or
-    socket of that name is removed too; nothing is ever reached through a link.
+    A missing one is fine, also when another process removes it at the same time. A file, link, socket or
+    pipe of that name is removed too; nothing is ever reached through a link.
     """
-    if folder.is_symlink() or not folder.is_dir():
+    if not folder.is_dir() or folder.is_symlink():
         folder.unlink(missing_ok=True)
         return
     shutil.rmtree(folder, ignore_errors=True)

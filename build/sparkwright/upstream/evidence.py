@@ -205,7 +205,7 @@ def _only(listed: Iterable[IndexFile], version: str, wanted: str) -> IndexFile:
         names = ", ".join(file.filename for file in found) or "none"
         raise FetchError(
             f"there is not one {wanted} file of version {version}", because=f"the index lists {names}",
-            next_step="choose another version, or write this one into upstream.lock by hand",
+            next_step="choose another version, or write this one into the lock by hand",
         )  # fmt: skip
     return found[0]
 

@@ -157,8 +157,8 @@ class FolderSource:
         if len(commit) != _FULL_ID:
             raise FetchError(
                 f"the pinned commit cannot be taken from {self.path}",
-                because=f"upstream.lock has only {commit}, which is abbreviated",
-                next_step="write the full commit id into upstream.lock",
+                because=f"the lock has only {commit}, which is abbreviated",
+                next_step="write the full commit id into the lock",
             )
         try:
             fetch(repository, str(self.path), [commit], depth=_WHOLE_HISTORY)
@@ -195,7 +195,7 @@ class FolderSource:
             stated = stated_commit(files[VERSION_FILE].data) if VERSION_FILE in files else None
             warn(
                 f"{self.path} is used as it is, unverified: {known}; it says that it is commit "
-                f"{stated or 'unknown'}, and upstream.lock pins {lock.release.commit}",
+                f"{stated or 'unknown'}, and the lock pins {lock.release.commit}",
                 source=str(self.path), stated=stated, pinned=lock.release.commit,
             )  # fmt: skip
         return Pristine(tree, None, f"the folder {self.path}", verified)

@@ -106,7 +106,7 @@ def locate(artifact: Artifact, settings: IndexSettings) -> IndexFile:
         raise DigestError(
             f"{artifact.filename} on the index is not the file that the lock names",
             because=f"its SHA-256 is stated as {others[0]}, not {artifact.sha256}",
-            next_step="do not use it before you know who changed which: the index or upstream.lock",
+            next_step="do not use it before you know who changed which: the index or the lock",
         )
     raise FetchError(
         f"{artifact.filename} was not found", because=f"no index lists it for the project {project}",

@@ -136,7 +136,7 @@ class _Source:
             raise DigestError(
                 f"{self.artifact.filename} is not the file that the lock names",
                 because=f"it has {stated[2]} bytes, not {self.artifact.size}",
-                next_step="do not use it; look at the package index and at upstream.lock",
+                next_step="do not use it; look at the package index and at the lock",
             )
         if int(stated[1]) != start:
             raise InterruptedFetch("the server sent another range than was asked for")

@@ -77,7 +77,7 @@ def require_tree(lock: Lock, pristine: Pristine) -> Pristine:
     """
     if lock.release.tree not in {None, pristine.tree}:
         raise LockMismatchError(
-            "upstream.lock contradicts itself",
+            "the lock contradicts itself",
             because=f"commit {lock.release.commit} has the tree {pristine.tree}, not {lock.release.tree}",
             next_step=f"write the pin again: sparkwright lock pin {lock.release.commit} --write",
         )
@@ -107,7 +107,7 @@ def pinned_tag(repository: Repository, lock: Lock, address: str) -> tuple[str, s
     if not found.commit.startswith(lock.release.commit):
         raise LockMismatchError(
             f"the tag v{lock.release.version} at {address} is not the pinned commit",
-            because=f"it is {found.commit}, and upstream.lock pins {lock.release.commit}",
+            because=f"it is {found.commit}, and the lock pins {lock.release.commit}",
             next_step="do not build it before you know which is right",
         )
     return tag, found.commit

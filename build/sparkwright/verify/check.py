@@ -24,6 +24,7 @@ class Context:
             While planning, only those of servers that run already.
         log_seen: true if every server's log could be read; without logs no error in one can be ruled out.
         band: key of the reference band that fits what is served, or empty.
+        made_up: true if the model's weights are made up, so that no answer of it can be right.
         floors: the client's own error by concurrency, measured against the simulator: 99th percentile of that
             of TTFT in ms, and of that of TPOT in percent. Empty if it was not measured.
     """
@@ -33,6 +34,7 @@ class Context:
     facts: Mapping[tuple[str, int], BootFacts]
     log_seen: bool = True
     band: str = ""
+    made_up: bool = False
     floors: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     def prompts_of_each(self, count: int, salt: str, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:

@@ -124,7 +124,15 @@ async def prepare(
         fleet, server, identity = _simulated(options, profile, folder)
     else:
         fleet, server, identity, profile = _by_recipe(options, profile, folder, offline=offline)
-    suite = Suite([ALL[name] for name in profile.checks], profile, load_corpus(), fleet, band=_band(options))
+    recipe = load_recipe(options.recipe) if options.recipe else None
+    suite = Suite(
+        [ALL[name] for name in profile.checks],
+        profile,
+        load_corpus(),
+        fleet,
+        band=recipe.band if recipe else "",
+        made_up=recipe is not None and recipe.made_up,
+    )
     return suite, _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
 
 
@@ -253,10 +261,6 @@ def _with_hints(profile: Profile, recipe: Recipe, options: VerifyOptions) -> Pro
     """Return *profile* with the sizes of *recipe*, except those that the user gave."""
     hints = {name: value for name, value in recipe.profile.items() if not getattr(options, name, None)}
     return msgspec.convert({**to_builtins(profile), **hints}, type(profile)) if hints else profile
-
-
-def _band(options: VerifyOptions) -> str:
-    return load_recipe(options.recipe).band if options.recipe else ""
 
 
 # The head of the journal ---------------------------------------------------------------------------

@@ -81,6 +81,7 @@ class Suite:
         fleet: source of servers.
         band: key of the reference band that fits what is served, or empty.
         timed: whether times are judged, so that the client's own error is measured first.
+        made_up: whether the model's weights are made up.
     """
 
     checks: Sequence[Check]
@@ -89,6 +90,7 @@ class Suite:
     fleet: Fleet
     band: str = ""
     timed: bool = True
+    made_up: bool = False
 
 
 async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Finding, ...]:
@@ -132,6 +134,7 @@ class _SuiteRun:
             facts,
             log_seen=all(boot.log_seen for boot in self.boots.values()),
             band=self.suite.band,
+            made_up=self.suite.made_up,
             floors={floor.concurrency: (floor.ttft_p99_ms, floor.tpot_p99_percent) for floor in self.floors},
         )
 

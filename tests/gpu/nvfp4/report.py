@@ -32,6 +32,7 @@ def tables(lines: list[Line]) -> str:
         "Facts": facts,
         "Attention": attention,
         "Speed": speed,
+        "Beside FlashInfer": beside_flashinfer,
         "Pack kernel": packing,
         "Serving": serving,
         "Capacity": capacity,
@@ -97,6 +98,34 @@ def speed(lines: list[Line]) -> str:
             )
         )
     head = ("case", "cache", "floor, µs", "median, µs", "quartiles", "of floor", "speed to 16 bits")
+    return markdown(head, rows) if rows else ""
+
+
+def beside_flashinfer(lines: list[Line]) -> str:
+    """Microseconds over the same tokens, and FlashInfer's in terms of ours."""
+    found: dict[tuple[str, str], dict[str, Line]] = {}
+    for line in of_kind(lines, "flashinfer"):
+        found.setdefault((line["shape"], line["case"]), {})[line["cache"]] = line
+    head = (
+        "shape",
+        "case",
+        "16 bits",
+        "NVFP4, Triton",
+        "NVFP4, FlashInfer",
+        "to ours",
+        "not split",
+        "to ours",
+    )
+    rows = [
+        (
+            *key,
+            *(f"{line[name]['us'][0]:.1f}" for name in ("auto", "nvfp4", "flashinfer")),
+            line["flashinfer"]["to_ours"],
+            f"{line['unsplit']['us'][0]:.1f}",
+            line["unsplit"]["to_ours"],
+        )
+        for key, line in found.items()
+    ]
     return markdown(head, rows) if rows else ""
 
 

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from bisect_kit import DOUBLED, commit, git, judge, patch_twice
 from kit import UpstreamRepository
 from tiny_release import CLAMP, SOURCES, make_tiny
 from wheelkit import sha256, unpack
-from world import World, files_below, wait_until
+from world import World, files_below
 
 from sparkwright.base.errors import BisectionError, ConfigError, NoCulpritError, ProcessError
 
-# A judge of its own: the tree is bad if clamp() doubles what it is given.
-JUDGE = """\
-import os, sys
-from pathlib import Path
-text = Path(os.environ["SPARKWRIGHT_TREE"], "vllm", "clamp.py").read_text()
-if "UNTESTABLE" in text:
-    sys.exit(125)
-sys.exit("value * 2" in text)
-"""
 PROBE = """\
 from probekit import expect
 
@@ -45,54 +34,11 @@ def probe():
 
     expect(LIMIT == 10, {10: "", 11: "one more", 12: "two more"}[LIMIT])
 """
-DOUBLED = CLAMP.replace("return value", "return value * 2")
-
-
-def git(world: World, *words: str) -> str:
-    done = subprocess.run(
-        ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", *words],
-        cwd=world.root, check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    return done.stdout.strip()
-
-
-def commit(world: World, message: str) -> str:
-    if not (world.root / ".git").exists():
-        git(world, "init", "--quiet", "--initial-branch=main")
-        (world.root / ".gitignore").write_text("dist/\n.sparkwright/\n")
-    git(world, "add", "--all")
-    git(world, "commit", "--quiet", "-m", message)
-    return git(world, "rev-parse", "HEAD")
-
-
-def judge(world: World, text: str = JUDGE) -> str:
-    path = world.folder / "judge.py"
-    path.write_text(text)
-    return f"run {sys.executable} {path}"
-
-
-def harmless(world: World, number: int) -> str:
-    """Write a carry of a file of its own; return its name."""
-    name = f"word-{number}"
-    world.carry(name, {f"vllm/word_{number}.py": f"WORD = {number}\n"})
-    return name
 
 
 @pytest.fixture
 def patched(world: World) -> World:
-    """Two commits: four harmless carries, and with six more of them one that doubles what clamp() gets."""
-    world.list_carries([])
-    shutil.rmtree(world.root / "carries")
-    for number in range(4):
-        harmless(world, number)
-    commit(world, "good")
-    for number in range(4, 8):
-        harmless(world, number)
-    world.carry("doubled", {"vllm/clamp.py": DOUBLED})
-    for number in range(8, 10):
-        harmless(world, number)
-    commit(world, "bad")
-    return world
+    return patch_twice(world)
 
 
 def culprits(ran) -> list[str]:
@@ -341,37 +287,6 @@ def test_a_metric_that_a_command_prints_is_compared(patched: World) -> None:
     assert (ran.status, ran.json["verdict"]) == (1, "bad")
     assert ran.json["value"] == pytest.approx(0.8, abs=0.05)
     assert patched.call(*words).status != 0, "and a carry that only one end has cannot be taken of both"
-
-
-def test_a_killed_search_goes_on_where_it_was(patched: World) -> None:
-    gate = patched.folder / "gate"
-    slow = JUDGE + "\n"
-    text = (
-        "import time\n"
-        f"gate = __import__('pathlib').Path({str(gate)!r})\n"
-        "count = len(list(gate.parent.glob('seen-*')))\n"
-        "(gate.parent / f'seen-{count}').touch()\n"
-        "while count == 3 and not gate.exists():\n"
-        "    time.sleep(0.02)\n"
-        f"{slow}"
-    )
-    words = ("bisect", "--good=HEAD~1", "--bad=HEAD", "--judge", judge(patched, text), "--json")
-    child = patched.start(*words)
-    wait_until((patched.folder / "seen-3").exists, patience_s=120)
-    os.killpg(child.pid, signal.SIGKILL)
-    child.communicate()
-    gate.touch()
-    before = [json.loads(line) for line in _journal(patched)]
-    ran = patched.good(*words)
-    assert culprits(ran) == ["doubled:added"]
-    after = [json.loads(line) for line in _journal(patched)]
-    assert after[: len(before)] == before
-    assert len(before) == 1 + 3
-
-
-def _journal(world: World) -> list[str]:
-    (path,) = (world.root / ".sparkwright" / "bisect").glob("*/journal.jsonl")
-    return [line for line in path.read_text().splitlines() if line]
 
 
 def test_a_range_is_no_culprit(patched: World) -> None:

@@ -130,7 +130,7 @@ class TestAbsorbed:
         assert "absorbed (unproved)" in moved.good("merge").out
         assert moved.good("merge", "--json").json["unproved"] == ["align"]
         moved.good("carry", "prove", "align")
-        assert "unproved" not in moved.good("merge").out
+        assert "absorbed (unproved)" not in moved.good("merge").out
         assert moved.good("merge", "--json").json["unproved"] == []
 
     def test_the_pull_request_that_is_believed_is_named(self, moved: World) -> None:

@@ -66,7 +66,7 @@ def _one_token(units: Sequence[Hashable], text: str) -> Flaw | None:
             continue
         count = Counter(items).most_common(1)[0][1]
         if count >= ONE_TOKEN * len(items):
-            return Flaw("one token", f"{count} of {len(items)} {name} are the same: “{_excerpt(text)}”")
+            return Flaw("one token", f"{count} of {len(items)} {name} are the same: “{excerpt(text)}”")
     return None
 
 
@@ -78,12 +78,12 @@ def _garbage(text: str) -> Flaw | None:
         if not char.isspace()
     )
     if strange > STRANGE * len(text):
-        return Flaw("garbage", f"{strange} of {len(text)} characters are none: “{_excerpt(text)}”")
+        return Flaw("garbage", f"{strange} of {len(text)} characters are none: “{excerpt(text)}”")
     scripts = [script for word in text.split() if (script := _script(word))]
     changes = sum(a != b for a, b in pairwise(scripts))
     if len(scripts) >= LEAST_TOKENS and changes > MIXED_SCRIPTS * len(scripts):
         return Flaw(
-            "garbage", f"the alphabet changes {changes} times in {len(scripts)} words: “{_excerpt(text)}”"
+            "garbage", f"the alphabet changes {changes} times in {len(scripts)} words: “{excerpt(text)}”"
         )
     return None
 
@@ -107,7 +107,7 @@ def _repetition(units: Sequence[Hashable], text: str) -> Flaw | None:
     for period in range(1, longest + 1):
         length = _periodic_end(units, period)
         if length >= max(REPEATED * len(units), LEAST_REPEATS * period, LEAST_TOKENS):
-            shown = f"the last {length} of {len(units)} tokens repeat {period}: “{_excerpt(text[-400:])}”"
+            shown = f"the last {length} of {len(units)} tokens repeat {period}: “{excerpt(text[-400:])}”"
             return Flaw("repetition", shown)
     return None
 
@@ -122,6 +122,7 @@ def _periodic_end(units: Sequence[Hashable], period: int) -> int:
     return same + period if same else 0
 
 
-def _excerpt(text: str, most: int = 40) -> str:
+def excerpt(text: str, most: int = 40) -> str:
+    """Return the beginning of *text* in one line."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[:most] + "…"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")
+FACTS = "facts"
+"""Category of known facts, which are no load: see `Corpus.facts`."""
 _FORMAT = 1
 
 
@@ -52,9 +54,11 @@ class Corpus:
 
     Attributes:
         entries: the shipped prompts, by category.
+        known: questions of which every trained model knows the answer.
     """
 
     entries: Mapping[str, tuple[CorpusEntry, ...]]
+    known: tuple[CorpusEntry, ...] = ()
 
     def prompts(self, category: str, count: int, seed: int, salt: str) -> tuple[Prompt, ...]:
         """Return *count* prompts of *category*, each beginning with a nonce of its own.
@@ -92,6 +96,16 @@ class Corpus:
                     )
                 )
         return tuple(made)
+
+    def facts(self) -> tuple[Prompt, ...]:
+        """Return the questions of which every trained model knows the answer, in order.
+
+        They have no nonce: a small model takes one for a part of the question.
+        """
+        return tuple(
+            Prompt(name=f"{FACTS}/{entry.name}", category=FACTS, text=entry.text, expect=entry.expect)
+            for entry in self.known
+        )
 
     def document(
         self,
@@ -155,10 +169,10 @@ def load_corpus() -> Corpus:
     Raises:
         ConfigError: a file of it is damaged.
     """
-    folder = resources.files("sparkwright.verify.corpus")
-    entries = {}
-    for category in CATEGORIES:
-        name = f"{category}.toml"
-        file = parse_toml((folder / name).read_bytes(), _CorpusFile, newest_format=_FORMAT, name=name)
-        entries[file.category] = file.prompt
-    return Corpus(entries)
+    return Corpus({name: _entries(name) for name in CATEGORIES}, known=_entries(FACTS))
+
+
+def _entries(category: str) -> tuple[CorpusEntry, ...]:
+    name = f"{category}.toml"
+    data = (resources.files("sparkwright.verify.corpus") / name).read_bytes()
+    return parse_toml(data, _CorpusFile, newest_format=_FORMAT, name=name).prompt

@@ -58,6 +58,11 @@ class Recipe(Model, frozen=True):
     profile: dict[str, Any] = field(default_factory=dict)
     band: str = ""
 
+    @property
+    def made_up(self) -> bool:
+        """True if the weights are made up: generated, or vLLM's dummies."""
+        return self.model.startswith(TINY) or self.flags.get("load-format") == "dummy"
+
 
 def recipes() -> Mapping[str, Recipe]:
     """Return the recipes that ship, by name."""

@@ -135,6 +135,7 @@ _TABLE: Final = (
     # Generated text
     Fault("repeated-token", "nothing but exclamation marks", ("coherence",)),
     Fault("one-token", "the same word again and again", ("coherence",)),
+    Fault("word-salad", "sentences without sense, in answer to whatever is asked", ("coherence",)),
     Fault("lossy", "speculation accepts wrong tokens at this rate", ("lossless", "parity"), {"rate": 0.01}),
     Fault("lossy-position", "speculation accepts a wrong token at one position", ("lossless",), {"at": 24}),
     Fault(

@@ -243,6 +243,7 @@ def sampling_of(params: RequestParams, settings: Settings, number: int) -> Sampl
 def make_request(params: RequestParams, settings: Settings, number: int) -> Request:
     """Return the engine's request for *params*."""
     text = params.text or text_of(params.tokens)
+    answer = "" if "word-salad" in settings.faults else answer_to(text)
     limit, reason = 0, ""
     for name, finish in (("early-stop", "stop"), ("abort", "abort")):
         if settings.faults.hits(name, number):
@@ -256,7 +257,7 @@ def make_request(params: RequestParams, settings: Settings, number: int) -> Requ
         name=f"{prefix}-{name}",
         tokens=list(params.tokens),
         max_tokens=_ENDLESS if settings.faults.hits("runaway", number) else params.max_tokens,
-        generator=TokenGenerator(params.tokens, answer_to(text), sampling_of(params, settings, number)),
+        generator=TokenGenerator(params.tokens, answer, sampling_of(params, settings, number)),
         category=category_of(text),
         identity=identity,
         limit=limit,

@@ -3,7 +3,8 @@
 The context is folded into one number, token by token; the next token follows from it. So greedy outputs
 repeat, two contexts that differ once stay different, and a step takes a few multiplications. Text is made of
 sentences over a small vocabulary. A fact in the prompt ("The code for Otter is 4711.") is given when the
-prompt has a question for it, and so are sums of whole numbers. Drafts are accepted by tables of categories.
+prompt has a question for it, and so are sums of whole numbers, and the known facts of the corpus. Drafts are
+accepted by tables of categories.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from functools import cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
+
+from sparkwright.verify.corpus import load_corpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,7 +133,7 @@ _LAST: Final = 3000  # characters at the end, where a question is
 
 
 def answer_to(text: str) -> str:
-    """Return the answer to the question or sum at the end of *text*; empty if there is none."""
+    """Return the answer to the question, sum or known fact at the end of *text*; empty if there is none."""
     asked = list(_ASKED.finditer(text, max(0, len(text) - _LAST)))
     if asked:
         wanted = asked[-1]
@@ -143,7 +146,8 @@ def answer_to(text: str) -> str:
         a, b = int(left), int(right)
         value = a + b if sign == "+" else a - b if sign == "-" else a * b
         return f" The result is {value}."
-    return ""
+    known = (fact for fact in load_corpus().known if text.find(fact.text, -_LAST) >= 0)
+    return next((f" The answer is {fact.expect}." for fact in known), "")
 
 
 def _spell(text: str) -> list[int]:
