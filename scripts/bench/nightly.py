@@ -3,9 +3,8 @@
 For every carry that merges onto the older end and not onto the newer one, the search is run, and then every
 commit between them that changes one of the carry's files is merged, so that the rate does not depend on how
 few merges a search takes. Rates are by the clock and by CPU time, git's included, which other work on the
-machine does not change as much. Beside it stands the rate of whole evaluations by the engine, which merges
-whole trees and examines clean merges: the way of a bisection over commits that searches without the files.
-The repository needs upstream's history between the two ends.
+machine does not change as much. Beside it stands the rate of the engine, which merges whole trees and
+examines clean merges. The repository needs upstream's history between the two ends.
 
     python scripts/bench/nightly.py REPOSITORY OLD NEW [--series 0.33] [--most 40]
 """
@@ -88,11 +87,9 @@ def main() -> None:
             cost = "" if found is None else f"{found.merges} merges, {found.seconds:.2f} s; "
             print(f"{one.carry.name:26} {cost}{trial.merges / taken:4.0f} merges/s; {told}")
         repository.close()
-    print(
-        f"{'all':26} {merges} merges, "
-        f"{merges / seconds:.0f}/s by the clock, {merges / cpu:.0f}/s of CPU time; "
-        f"by the engine {whole} merges, {whole / used_whole:.0f}/s of CPU time"
-    )
+    rates = f"{merges / seconds:.0f}/s by the clock, {merges / cpu:.0f}/s of CPU time"
+    print(f"{'all':26} {merges} merges, {rates}")
+    print(f"{'by the engine':26} {whole} merges, {whole / used_whole:.0f}/s of CPU time")
 
 
 def _objects(folder: Path) -> Path:

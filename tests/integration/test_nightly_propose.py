@@ -140,6 +140,39 @@ def test_a_green_night_gives_a_branch_with_one_commit_a_carry_and_the_pin_last(p
     assert proposal.held == ()
 
 
+COMMIT = "c0ffee" + "1" * 34
+NIGHTLY = "1.3.1.dev7+gc0ffee111"
+
+
+def propose_commit(project, *carries):
+    """Propose an untagged commit, pinned as ``sparkwright lock pin`` does: without an sdist."""
+    from msgspec.structs import replace
+
+    release = replace(NEXT.lock.release, version=NIGHTLY, commit=COMMIT, tree=project.trees["1.3.0"])
+    at = night_kit.target(NIGHTLY, kind="commit", commit=COMMIT, tree=project.trees["1.3.0"])
+    found = night_kit.found(*carries, at=at, build=night_kit.built())
+    return project.proposer.propose(found, replace(NEXT.lock, release=release, sdist=None))
+
+
+def test_a_commit_is_pinned_on_a_branch_of_its_own_and_no_revision_is_written(project, tmp_path):
+    proposal = propose_commit(project, *GOOD)
+    assert isinstance(proposal, Proposal)
+    assert (proposal.branch, proposal.pins, proposal.held) == (f"sparkwright/{COMMIT[:12]}", True, ())
+    assert project.git("diff", "--name-only", "main", proposal.branch).split() == ["upstream.lock"]
+    assert len(subjects(project, proposal.branch)) == 1
+    project.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "reviewed"), proposal.head)
+    lock = read_lock(tmp_path / "reviewed" / "upstream.lock")
+    assert (lock.release.commit, lock.release.version, lock.sdist) == (COMMIT, NIGHTLY, None)
+
+
+@pytest.mark.parametrize("judgement", [Judgement.CONFLICT, Judgement.NOT_NEEDED])
+def test_a_commit_is_held_back_by_a_carry_that_is_not_good_there(project, judgement):
+    told = propose_commit(project, night_kit.carry("clamp", judgement), GOOD[1])
+    assert isinstance(told, str)
+    assert "clamp" in told
+    assert project.git("branch", "--list", "sparkwright/*") == ""
+
+
 def test_the_branch_merges_by_itself_to_the_same_tree(project, tmp_path):
     carries = project.proposer.carries
     tree = project.trees["1.3.0"]

@@ -1,8 +1,9 @@
 """A branch for a person to review: revisions refreshed one commit a carry, and the lock moved last.
 
 Revisions for a newer release change nothing at the present pin, so every commit of the branch builds. The
-lock moves only where no carry is red. Otherwise the branch ends with an empty commit that names what holds
-the release back, and since when. It is written into the clone's objects; its work tree is not touched.
+lock moves only where no carry is red; onto a commit the lock alone moves. Otherwise the branch ends with an
+empty commit that names what holds the release back, and since when. It is written into the clone's objects;
+its work tree is not touched.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ class HeldBack(Model, frozen=True):
 
 
 class Proposal(Model, frozen=True):
-    """A branch that was written for one release.
+    """A branch that was written for one release or commit.
 
     Attributes:
-        target: the release.
+        target: the release, or the first digits of the commit.
         branch: name of the branch.
         base: the commit that it stands on.
         head: its newest commit.
@@ -147,8 +148,8 @@ class Proposer:
             NeedsPersonError: the branch has a commit of another writer.
         """
         target = found.target
-        if target.kind != "release" or lock is None:
-            return f"{target.label}: a revision is written against a release, and this is none with a lock"
+        if lock is None:
+            return f"{target.label}: there is no lock of it, since no wheel was built of it"
         if "failed" in {found.build.status, found.rehearsal.status}:
             return f"{target.label}: its wheel or its rehearsal failed"
         self._require_judged(found)
@@ -156,7 +157,9 @@ class Proposer:
         notes: list[str] = []
         with self.store.scratch() as scratch:
             staying = {one.carry for one in held}
-            free = [carry for carry in self.carries if carry.name not in staying]
+            # A revision, and what supersedes a carry, are of releases: a commit is only pinned.
+            release = target.kind == "release"
+            free = [carry for carry in self.carries if release and carry.name not in staying]
             tried = [self._edit(found, carry, lock, scratch, notes) for carry in free]
         edits = [edit for edit in tried if edit is not None]
         names = [one.carry for one in held]
@@ -171,7 +174,11 @@ class Proposer:
         return self._write(found, edits, held, notes)
 
     def _held(self, found: TargetNight) -> tuple[HeldBack, ...]:
-        """Return the carries that keep the lock from moving: red, or needless and required by another."""
+        """Return the carries that keep the lock from moving: red, or needless and required by another.
+
+        On a commit every needless one does: it can be declared superseded from a release on alone.
+        """
+        commit = found.target.kind == "commit"
         required = {
             name
             for carry in self.carries
@@ -181,7 +188,8 @@ class Proposer:
         return tuple(
             HeldBack(carry=one.name, judgement=one.judgement, since=one.red_since, keeps=one.holds)
             for one in found.carries
-            if one.standing is Standing.RED or (one.standing is Standing.DROP and one.name in required)
+            if one.standing is Standing.RED
+            or (one.standing is Standing.DROP and (commit or one.name in required))
         )
 
     def _require_judged(self, found: TargetNight) -> None:
@@ -267,7 +275,7 @@ class Proposer:
     def _write(
         self, found: TargetNight, edits: Sequence[_Edit], held: tuple[HeldBack, ...], notes: Sequence[str]
     ) -> Proposal:
-        branch = f"{self.branches}{found.target.version}"
+        branch = f"{self.branches}{found.target.label}"
         before = self.clone.branch(branch)
         self._require_ours(branch, before)
         commits = tuple(self._commits(edits))
