@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
-# Install what the tests need beside Python: the C++ compiler for the wheel's other architecture. Without it the
-# tests that compile kernels are skipped, which suits a contributor's machine but not continuous integration.
+# Install what the tests need beside Python: the C++ compiler for the wheel's other architecture, and an SSH server.
+# Tests that lack one are skipped, which suits a contributor's machine but not continuous integration.
 set -euo pipefail
+packages=()
 if [ "$(uname -m)" != aarch64 ] && ! command -v aarch64-linux-gnu-g++ >/dev/null; then
+    packages+=(g++-aarch64-linux-gnu libc6-dev-arm64-cross)
+fi
+[ -x /usr/sbin/sshd ] || packages+=(openssh-server)
+if [ ${#packages[@]} -gt 0 ]; then
     as_root=$([ "$(id -u)" = 0 ] || echo sudo)
     $as_root apt-get update -qq
-    $as_root apt-get install -qq -y --no-install-recommends g++-aarch64-linux-gnu libc6-dev-arm64-cross >/dev/null
+    $as_root apt-get install -qq -y --no-install-recommends "${packages[@]}" >/dev/null
 fi
