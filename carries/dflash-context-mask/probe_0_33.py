@@ -5,7 +5,7 @@ is about V2, which serves DFlash there; V1's kernel is as it was and is reached 
 
 Healthy, as there: an accepted context row has the slot that the block table gives it; a rejected one, one in
 the null block and one past the table have `PADDING_SLOT_ID`, and so have query rows past the table. Query
-rows in the null block have none either, which 0.33.0 adds. Positions of rejected rows are nobody's; query
+rows in the null block have none either, which 0.33.0 adds. Positions of rejected rows are not read; query
 positions end at the longest sequence.
 
 Upstream aligns the table to 128 tokens, so that a query lies past it only where the longest sequence is a

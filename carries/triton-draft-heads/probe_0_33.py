@@ -4,7 +4,7 @@ The same question as that of the first probe, to a release whose builder takes t
 layers, and makes room for the tokens of a verification as well. Upstream's metadata builder makes the buffers
 of the Triton backend, and upstream's kernels fill them, in Triton's interpreter: one token for each of a few
 sequences, as an EAGLE drafter decodes, and several, as a target verifies. The buffers' storage is moved into
-larger ones whose rest nobody may touch.
+larger ones whose rest must not be touched.
 
 The defect shows where the drafter's query heads are larger than those of the model that the buffers are
 made for. Controls: a drafter like the target, one with more heads, and one with fewer and smaller heads. The

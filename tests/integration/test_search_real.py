@@ -55,7 +55,7 @@ def planting_patch() -> tuple[str, str, bytes]:
 
 
 def list_carries(checkout: Path, names: list[str]) -> None:
-    path = checkout / "patchsets" / "spark.toml"
+    path = checkout / "patchsets" / "0.24.toml"
     patchset = tomlkit.parse(path.read_text())
     patchset["carries"] = names
     path.write_text(tomlkit.dumps(patchset))
@@ -71,7 +71,7 @@ def test_a_carry_that_spoils_sampling_is_found_among_the_whole_patchset(tmp_path
     shutil.copy(ROOT / "upstream.lock", checkout)
     subprocess.run(["git", "init", "--quiet", checkout], check=True)
     (checkout / ".gitignore").write_text(".sparkwright/\n")
-    carries = list(tomlkit.parse((ROOT / "patchsets" / "spark.toml").read_text())["carries"])
+    carries = list(tomlkit.parse((ROOT / "patchsets" / "0.24.toml").read_text())["carries"])
     list_carries(checkout, [])
     version, sdist, patch = planting_patch()
     revision = {"release": version, "sdist-sha256": sdist, "patch": f"{version}.patch"}

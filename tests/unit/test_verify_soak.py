@@ -13,7 +13,7 @@ from verify_kit import FIRST, SEEDS, boot_facts, by_name, context, costly, faili
 
 from sparkwright.verify.checks.drift import TimedValue, clock, elapsed, find_onset
 from sparkwright.verify.checks.soak import Soak
-from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.model import (
     Cell,
     Chunk,
@@ -203,7 +203,7 @@ class Lived:
 
 
 def to(**changes: Any) -> Any:
-    sizes = {"soak_s": 1800.0, "max_tokens": 200, "categories": tuple(FIRST)}
+    sizes = {"soak_s": 1800.0, "max_tokens": 200, "categories": CATEGORIES}
     facts = changes.pop("facts", None)
     return replace(context(profile(**{**sizes, **changes}), facts), corpus=load_corpus())
 

@@ -163,9 +163,9 @@ class _Rehearsal:
 
     def _plain(self, names: Sequence[str]) -> list[CheckOutcome]:
         against = "" if self.pristine is None else str(self.pristine.python)
-        wish = self._wish(self.served, names, self.served.recipe, against=against)
+        verify_options = self._verify_options(self.served, names, self.served.recipe, against=against)
         try:
-            findings = verify_server(wish, self.folder / "plain", offline=True)
+            findings = verify_server(verify_options, self.folder / "plain", offline=True)
         except ServerError as error:
             return broken_server(error, names)
         return outcomes_of(findings, names)
@@ -179,7 +179,7 @@ class _Rehearsal:
         folder = self.folder / "speculation"
         names = ("boot", PARITY)
         try:
-            findings = verify_server(self._wish(self.served, names, recipe), folder, offline=True)
+            findings = verify_server(self._verify_options(self.served, names, recipe), folder, offline=True)
         except ServerError as error:
             outcome = broken_server(error, names)[0]
             return replace(outcome, name=SPECULATION, signature=f"{SPECULATION}: {outcome.signature}")
@@ -206,16 +206,16 @@ class _Rehearsal:
         if (record := self.job.store.find_record(_SUPPORT, key)) is not None:
             return str(record["because"])
         stock = self.pristine or prepare(self.job, {}, version)
-        wish = self._wish(stock, ("boot",), self._speculative_recipe())
+        verify_options = self._verify_options(stock, ("boot",), self._speculative_recipe())
         because = ""
         try:
-            verify_server(wish, self.folder / "speculation-unpatched", offline=True)
+            verify_server(verify_options, self.folder / "speculation-unpatched", offline=True)
         except ServerError as error:
             because = f"upstream's wheel for the CPU, {version}, does not start with it: {error_line(error)}"
         self.job.store.put_record(_SUPPORT, key, {"version": version, "because": because})
         return because
 
-    def _wish(
+    def _verify_options(
         self, tree: ServedTree, names: Sequence[str], recipe: Path, *, against: str = ""
     ) -> VerifyOptions:
         return VerifyOptions(
@@ -228,12 +228,12 @@ class _Rehearsal:
 
 
 def verify_server(
-    wish: VerifyOptions, folder: Path, *, offline: bool, timed: bool = False
+    verify_options: VerifyOptions, folder: Path, *, offline: bool, timed: bool = False
 ) -> tuple[Finding, ...]:
-    """Run the checks of *wish* into *folder* and write their results there; a finished run is not repeated.
+    """Run the checks of *verify_options* into *folder* and write their results; a finished run is not repeated.
 
     Args:
-        wish: the server, and what is checked.
+        verify_options: the server, and what is checked.
         folder: of the run.
         offline: fetch nothing.
         timed: measure the client's own error first, as for times that are judged.
@@ -244,7 +244,7 @@ def verify_server(
     """
 
     async def run() -> tuple[Finding, ...]:
-        suite, manifest = await prepare_suite(wish, folder, offline=offline)
+        suite, manifest = await prepare_suite(verify_options, folder, offline=offline)
         return await run_suite(replace(suite, timed=timed), folder, manifest)
 
     findings = asyncio.run(run())

@@ -333,7 +333,7 @@ class _Agent:
             with self._storing():
                 path.write_text(request.recipe_text, encoding="utf-8")
             recipe = str(path)
-        wish = VerifyOptions(
+        options = VerifyOptions(
             recipe=recipe,
             python=str(python),
             profile=request.profile,
@@ -343,7 +343,7 @@ class _Agent:
         findings: tuple[Finding, ...] = ()
         try:
             with self._storing():
-                findings = verify_server(wish, run, offline=request.offline, timed=request.timed)
+                findings = verify_server(options, run, offline=request.offline, timed=request.timed)
             outcomes, up = outcomes_of(findings, request.checks, lenient=False), True
         except ServerFailedError as error:
             outcomes, up = broken_server(error, ("boot", *request.checks)), False

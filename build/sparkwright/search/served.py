@@ -200,7 +200,7 @@ class RehearsalSampler:
         served = serve_exact(self.realiser.exact_job(candidate), report)
         if served is None:
             raise UntestableError(f"there is no wheel for the CPU of {report.version}")
-        wish = VerifyOptions(
+        options = VerifyOptions(
             recipe=str(served.recipe),
             python=str(served.python),
             profile=_SAMPLE,
@@ -209,7 +209,7 @@ class RehearsalSampler:
             levels=(self.figure.level,),
         )
         try:
-            findings = verify_server(wish, folder, offline=True)
+            findings = verify_server(options, folder, offline=True)
         except ServerFailedError as error:
             raise UntestableError(f"the server did not start: {error_line(error)}") from error
         return self.figure.value(findings)

@@ -238,7 +238,9 @@ class Target:
         because = f"{reply.what}, because {reply.because}" if reply.because else reply.what
         if reply.error in _OF_THE_WHEEL:
             raise UntestableError(because)
-        kind = getattr(errors, reply.error, TargetError)
+        kind = getattr(errors, reply.error, None)  # the name comes from another machine
+        if not (isinstance(kind, type) and issubclass(kind, SparkwrightError)):
+            kind = TargetError
         raise kind(f"{self.name}: {reply.what}", because=reply.because, next_step=reply.next_step)
 
 

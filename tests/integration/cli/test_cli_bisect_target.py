@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from bisect_kit import commit, harmless
 from rehearsal_kit import stage
 from ssh_kit import Sshd, fault_file, running_sshd, served_release, torch_wheel, write_recipe
-from test_cli_bisect import commit, culprits, harmless
+from test_cli_bisect import culprits
 from world import World, wait_until
 
 from sparkwright.base.errors import BisectionError, ConfigError, TargetError
