@@ -230,7 +230,7 @@ class _Rehearsal:
 def verify_server(
     verify_options: VerifyOptions, folder: Path, *, offline: bool, timed: bool = False
 ) -> tuple[Finding, ...]:
-    """Run the checks of *verify_options* into *folder* and write their results; a finished run is not repeated.
+    """Run the checks of *verify_options* into *folder*, write their results; a finished run is not repeated.
 
     Args:
         verify_options: the server, and what is checked.
