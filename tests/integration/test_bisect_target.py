@@ -86,7 +86,7 @@ def sent(heard: Recorder) -> int:
 
 
 def servers(sshd: Sshd) -> list[int]:
-    return [one.pid for one in sshd.processes() if "vllm.entrypoints.cli.main" in one.cmdline()]
+    return sshd.serving()
 
 
 @pytest.mark.slow

@@ -122,6 +122,15 @@ class Sshd:
                         child.kill()
                 process.kill()
 
+    def serving(self) -> list[int]:
+        """The ids of the servers that agents here started."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "vllm.entrypoints.cli.main" in process.cmdline():
+                    found.append(process.pid)
+        return found
+
     def processes(self) -> list[psutil.Process]:
         """Every process that an agent here started, and the agents themselves."""
         found = []

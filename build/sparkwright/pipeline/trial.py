@@ -77,6 +77,8 @@ def trial_of(
         return Trial(carry, job.prover(report), outcome.proof_paths, outcome.kind.in_tree)
     if carry.spec.source is not None:
         return None  # the pristine tree of its source is not this one
+    if touched is None and outcome.kind is OutcomeKind.REFUSED:
+        return None  # its patch may be what is refused
     paths = carry.paths(report.version) if touched is None else touched
     left = tuple(sorted(job.repository.files(report.pristine, paths))) if paths else ()
     return Trial(carry, job.prover(report, pristine_alone=True), left, in_tree=False)

@@ -49,7 +49,8 @@ def verify(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.
 
 
 def documents(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "journal.jsonl").read_bytes().split(b"\n") if line]
+    *whole, _ = (run / "journal.jsonl").read_bytes().split(b"\n")  # the last one may still be written
+    return [json.loads(line) for line in whole]
 
 
 def cells(run: Path) -> list[str]:
