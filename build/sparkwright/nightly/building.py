@@ -17,7 +17,7 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import emit, task
 from sparkwright.lock.bump import rewrite
-from sparkwright.nightly.model import NightBuild, NightRehearsal, Standing
+from sparkwright.nightly.model import Judgement, NightBuild, NightRehearsal, Standing
 from sparkwright.pipeline import apply, make_job
 from sparkwright.pipeline.pins import pin_of
 from sparkwright.pipeline.state import require
@@ -72,7 +72,9 @@ def build(
     try:
         with task(f"build {target.label}"):
             lock, text = lock_of(job, target, history=history)
-            ready = _job_for(job, lock, chosen, folder / "wheels", history=history)
+            # What is declared superseded changes nothing, and a night says that it is only declared.
+            declared = frozenset(one.name for one in carries if one.judgement is Judgement.DECLARED)
+            ready = _job_for(job, lock, chosen, folder / "wheels", history=history, unproved=declared)
             state = apply(ready)
     except _FATAL:
         raise
@@ -133,11 +135,21 @@ def lock_of(job: Job, target: UpstreamTarget, *, history: str = "") -> tuple[Loc
     return lock, rewrite(text, lock).text
 
 
-def _job_for(job: Job, lock: Lock, chosen: Sequence[str], out: Path, *, history: str = "") -> Job:
-    """Return the job of building the *chosen* carries on *lock* into *out*."""
+def _job_for(
+    job: Job,
+    lock: Lock,
+    chosen: Sequence[str],
+    out: Path,
+    *,
+    history: str = "",
+    unproved: frozenset[str] = frozenset(),
+) -> Job:
+    """Return the job of building the *chosen* carries on *lock* into *out*, some of them *unproved*."""
     checkout = replace(job.checkout, lock=lock)
     source = history or "git" if lock.sdist is None else job.options.source
-    made = make_job(checkout, job.store, job.repository, replace(job.options, out=out, source=source))
+    allowed = job.options.allow_unproved | (unproved & set(chosen))
+    options = replace(job.options, out=out, source=source, allow_unproved=allowed)
+    made = make_job(checkout, job.store, job.repository, options)
     carries = tuple(carry for carry in made.spec.carries if carry.name in chosen)
     return replace(made, spec=replace(made.spec, carries=carries), pool=job.pool)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from kit import UpstreamRepository
 from tiny_release import ALIGNED, CLAMP, CLAMPED, make_tiny
-from world import CLAMP_PROBE, World, finish
+from world import ALIGN_PROBE, CLAMP_PROBE, World, finish
 
 from sparkwright.nightly.model import Judgement, Night
 from sparkwright.nightly.state import open_state
@@ -116,6 +116,16 @@ class TestNight:
         assert world.call("nightly", "--history", "none", "--no-rehearsal").status == 0
         assert nightly(world, "--detailed-exit-code", status=NOTHING_NEW).id == night.id
         assert list(world.index.downloads) == fetched
+
+    def test_a_declaration_without_a_proof_does_not_stop_the_wheel(self, world: World) -> None:
+        superseded = {"releases": ">=1.3", "by": "upstream", "because": "it says so"}
+        world.list_carries([])
+        world.carry("clamp", {CLAMP_PATH: CLAMPED}, probe=CLAMP_PROBE, superseded=[superseded])
+        world.carry("align", {ALIGN_PATH: ALIGNED}, probe=ALIGN_PROBE)
+        world.offer(later(clamp=RENAMED))
+        (one,) = nightly(world).targets
+        assert one.carry("clamp").judgement is Judgement.DECLARED
+        assert (one.build.status, one.build.carries) == ("built", ("clamp", "align"))
 
     def test_a_carry_that_is_edited_is_news(self, world: World) -> None:
         world.offer(later(clamp=HARMLESS))
