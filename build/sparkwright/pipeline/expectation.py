@@ -69,9 +69,15 @@ def native_expectation(
     native = job.spec.lock.native
     if native is None:
         return None
+    torch = native.toolkit.target.get(job.options.platform, {}).get("torch")
+    surroundings = None
+    # After a move of the pin alone the tables may be of another torch, whose symbols say nothing.
+    if torch is None or torch.version == job.spec.lock.release.torch:
+        surroundings = find_surroundings(native, job.options.platform, job.store) or (
+            surroundings_of(native, toolchain) if toolchain else None
+        )
     return NativeExpectation(
         arch=arch or job.spec.arch or native.arch,
         inspector=inspector_of(native, job.access),
-        surroundings=find_surroundings(native, job.options.platform, job.store)
-        or (surroundings_of(native, toolchain) if toolchain else None),
+        surroundings=surroundings,
     )
