@@ -39,7 +39,7 @@ SECOND = {
 
 
 def serving_config(*args: Any) -> VllmConfig:
-    """What the first probe makes, and what is read besides."""
+    """Return the configuration of the first probe, with the fields that 0.33.0 reads besides."""
     config: Any = FIRST_CONFIG(*args)
     config.attention_config = config.load_config = None
     config.kernel_config = SimpleNamespace(linear_backend="auto")

@@ -1,4 +1,4 @@
-"""What a speculating request gets from a gated delta net does not depend on its neighbours, in vLLM 0.33.0.
+"""Is a speculating request's output of a gated delta net independent of its neighbours, in vLLM 0.33.0?
 
 Batches, checks and stand-ins are those of the first probe, `probe.py`. The builder of metadata and the layer
 have more fields there, and a fused kernel takes batches in which all requests speculate, on cards that have

@@ -53,7 +53,7 @@ PADDED = 32 / 9  # what an NVFP4 page takes of a 16-bit one
 
 
 class Format(NamedTuple):
-    """How a layer stores keys and values."""
+    """The format and sizes of a layer's keys and values."""
 
     dtype: torch.dtype
     mode: KVQuantMode = KVQuantMode.NONE
@@ -94,7 +94,7 @@ def model(*layers: tuple[int, KVCacheSpec]) -> Layers:
 
 
 def plan(layers: Layers, layout: KVCacheLayout = KVCacheLayout.LBNHC) -> KVCacheConfig:
-    """What the engine makes of these layers."""
+    """Return the cache configuration that the engine plans for these layers."""
     config = cast("VllmConfig", SimpleNamespace(
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
         attention_config=SimpleNamespace(hisparse_config=None),
@@ -117,7 +117,7 @@ def planned(config: KVCacheConfig) -> Layers:
 
 
 def bytes_a_token(spec: KVCacheSpec) -> float:
-    """What one layer's keys and values of a token take in memory."""
+    """Return the bytes that one layer's keys and values of a token take."""
     return spec.page_size_bytes / spec.block_size
 
 

@@ -57,7 +57,7 @@ LAYOUTS = (KVCacheLayout.LBNHC, KVCacheLayout.LBHNC)
 
 
 class Format(NamedTuple):
-    """How a layer stores keys and values."""
+    """The format and sizes of a layer's keys and values."""
 
     dtype: torch.dtype
     mode: KVQuantMode = KVQuantMode.NONE
@@ -116,7 +116,7 @@ DEFECTS = (
 
 
 def plan(layers: Layers, layout: KVCacheLayout = LAYOUTS[0]) -> KVCacheConfig:
-    """What the engine makes of these layers."""
+    """Return the cache configuration that the engine plans for these layers."""
     config = cast("VllmConfig", SimpleNamespace(
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
         attention_config=SimpleNamespace(hisparse_config=None),
@@ -214,7 +214,7 @@ def stale(scales: torch.Tensor) -> int:
 
 
 def check_scales(what: str, layers: Layers, layout: KVCacheLayout) -> None:
-    """What a layer left in a block must be no scale to the layers that get the block."""
+    """Check that bytes which a layer left in a block are no scales to the layers that get the block."""
     memory = Memory(
         plan(layers, layout), allocate_kv_cache(plan(layers, layout), torch.device("cpu"), layout)
     )

@@ -160,7 +160,7 @@ class NativePin(Model, frozen=True):
 
     @property
     def is_measured(self) -> bool:
-        """Whether `binaries` were measured on the release that these tables are for."""
+        """True if `binaries` were measured on the release that these tables are for."""
         return self.measured in {"", self.release}
 
     @property

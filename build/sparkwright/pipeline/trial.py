@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sparkwright.pipeline.job import Job
 
 Evidence = Literal["proved", "not needed", "declared", "unproved", ""]
-"""What stands behind an outcome: a proof that confirms it or shows the carry needless, or a word alone."""
+"""The evidence for an outcome: a proof that confirms it or shows the carry needless, or a declaration."""
 
 
 @dataclass(frozen=True)
