@@ -16,7 +16,6 @@ from sparkwright.base.errors import ArchiveError, DigestError, LockMismatchError
 from sparkwright.base.events import task
 from sparkwright.git import TreeEntry, tree_id
 from sparkwright.lock import Artifact
-from sparkwright.store import note_use
 from sparkwright.upstream import fetch_artifact, fetch_members
 from sparkwright.upstream.archive import EXECUTABLE, MAX_MEMBERS, REGULAR, bad_component
 
@@ -44,10 +43,7 @@ def package_key(package: Package) -> str:
 def find_package(store: Store, package: Package) -> Path | None:
     """Return the folder that *package* is unpacked in, or `None`."""
     folder = _folder(store, package)
-    if not folder.is_dir():
-        return None
-    note_use(folder)
-    return folder
+    return folder if store.claim(folder) else None
 
 
 def unpack_package(access: Access, package: Package) -> Path:

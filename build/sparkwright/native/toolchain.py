@@ -22,7 +22,6 @@ from sparkwright.native.host import find_compiler, find_python_headers, this_mac
 from sparkwright.native.installed import find_tool, find_toolkit, find_torch
 from sparkwright.native.model import Toolchain
 from sparkwright.native.packages import find_package, program_in, unpack_package
-from sparkwright.store import note_use
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -160,7 +159,7 @@ def find_toolchain(
     found = {name: find_package(access.store, package) for name, package in wanted.items()}
     folders = {name: folder for name, folder in found.items() if folder is not None}
     place = _place(access.store, recipe)
-    if len(folders) < len(wanted) or not place.is_dir():
+    if len(folders) < len(wanted) or not access.store.claim(place):
         return None
     return _toolchain(recipe, folders, place)
 
@@ -187,7 +186,7 @@ def _place(store: Store, recipe: _Recipe) -> Path:
 def _made(store: Store, recipe: _Recipe, folders: Mapping[str, Path]) -> Path:
     """Return the folder with the toolkit and the stand-in for torch made of the packages in *folders*."""
     place = _place(store, recipe)
-    if place.is_dir():
+    if store.claim(place):
         return place
     with store.lock(f"toolchain-{recipe.key[:16]}", "laying out the toolchain"):
         if place.is_dir():
@@ -224,7 +223,6 @@ def _torch(recipe: _Recipe, folders: Mapping[str, Path]) -> Path:
 
 
 def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Toolchain:
-    note_use(place)
     cuda = recipe.toolkit.folder if recipe.toolkit else place / "cuda"
     return Toolchain(
         cuda=cuda,

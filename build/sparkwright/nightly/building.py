@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from sparkwright import rehearsal
 from sparkwright.base.errors import (
     BusyError,
+    FetchError,
     NativeInputsError,
     NotInStoreError,
     RehearsalError,
@@ -122,6 +124,9 @@ def _closed(job: Job, good: set[str]) -> tuple[str, ...]:
 def lock_of(job: Job, target: UpstreamTarget, *, history: str = "") -> tuple[Lock, str]:
     """Return the lock that pins *target*, and its text, made from the present one.
 
+    The lock of a commit has the wheels of the present one's machines, or of the job's platform alone where
+    upstream has no others.
+
     Raises:
         FetchError, NotInStoreError, LockMismatchError: upstream's files of it cannot be had or disagree.
     """
@@ -131,7 +136,12 @@ def lock_of(job: Job, target: UpstreamTarget, *, history: str = "") -> tuple[Loc
             return job.spec.lock, text
         bumped = propose(job.access, text, target.version)
         return bumped.lock, bumped.text
-    lock = pin_of(job.checkout, job.access, target.commit, source=history or "git")
+    pinned = functools.partial(pin_of, job.checkout, job.access, target.commit, source=history or "git")
+    try:
+        lock = pinned()
+    except (FetchError, NativeInputsError):
+        # Upstream's index may have the commit's wheel for one machine days before that for another.
+        lock = pinned(machines=(job.options.platform,))
     return lock, rewrite(text, lock).text
 
 

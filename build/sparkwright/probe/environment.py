@@ -16,7 +16,7 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import EnvironmentSetupError, NotInStoreError, ProcessError
 from sparkwright.base.events import task
 from sparkwright.base.process import run
-from sparkwright.store import note_use, remove_tree
+from sparkwright.store import remove_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,8 +43,7 @@ def prepare_environment(store: Store, *, offline: bool = False) -> Path:
     key = digest_of([wanted, sys.version, sysconfig.get_platform()])[:16]
     folder = store.environments / key
     python = folder / "bin" / "python"
-    if (folder / _READY).is_file():
-        note_use(folder)
+    if (folder / _READY).is_file() and store.claim(folder):
         return python
     if offline:
         raise NotInStoreError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sparkwright.base.digests import digest_of
 from sparkwright.base.events import task, warn
 from sparkwright.git import check_out, make_read_only
-from sparkwright.store import note_use, remove_tree
+from sparkwright.store import remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,11 +45,11 @@ def tree_folder(
     with store.lock(f"tree-{key}", f"the checked-out tree {tree[:12]}"):
         recorded = store.find_record(_KIND, key)
         if folder.is_dir():
-            if recorded is not None and recorded.get("fingerprint") == fingerprint(folder):
-                note_use(folder)
+            if recorded is None or recorded.get("fingerprint") != fingerprint(folder):
+                warn(f"the checked-out tree {tree[:12]} was changed; it is written again")
+                remove_tree(folder)
+            elif store.claim(folder):
                 return folder
-            warn(f"the checked-out tree {tree[:12]} was changed; it is written again")
-            remove_tree(folder)
         with task(f"check out {tree[:12]}"), store.scratch() as scratch:
             fresh = scratch / "tree"
             check_out(repository, tree, fresh, under=under)

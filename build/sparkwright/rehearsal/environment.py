@@ -21,7 +21,7 @@ from sparkwright.base.events import task
 from sparkwright.base.process import run
 from sparkwright.probe.environment import prepare_environment as prepare_probes
 from sparkwright.probe.environment import requirements as probes_requirements
-from sparkwright.store import note_use, remove_tree
+from sparkwright.store import remove_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,8 +101,7 @@ def prepare_environment(store: Store, wanted: Requirements, *, offline: bool = F
     folder = store.environments / key
     python = folder / "bin" / "python"
     below = prepare_probes(store, offline=offline) if wanted.shares else None
-    if (folder / _READY).is_file():
-        note_use(folder)
+    if (folder / _READY).is_file() and store.claim(folder):
         return python
     if offline:
         raise RehearsalError(

@@ -32,7 +32,7 @@ from sparkwright.rehearsal.model import ServedTree
 from sparkwright.rehearsal.recipe import write_recipe
 from sparkwright.rehearsal.stock import PROJECT, pin_of, require_wheel
 from sparkwright.rehearsal.weights import prepare_model
-from sparkwright.store import note_use, remove_tree
+from sparkwright.store import remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -147,10 +147,10 @@ class _Layers:
         with self.store.lock(f"served-{key}", "an installed tree"):
             if folder.is_dir():
                 record = self.store.find_record(_KIND, key)
-                if record is not None and record.get("fingerprint") == fingerprint(folder):
-                    note_use(folder)
+                if record is None or record.get("fingerprint") != fingerprint(folder):
+                    warn(f"the installed tree {key} was changed or is not complete; it is made again")
+                elif self.store.claim(folder):
                     return folder
-                warn(f"the installed tree {key} was changed or is not complete; it is made again")
             # A virtual environment cannot be renamed: killed in between, it has no record and is made again.
             remove_tree(folder)
             with task(f"install vllm {self.version} for the CPU with {len(changes)} changed files"):

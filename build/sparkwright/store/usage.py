@@ -64,6 +64,17 @@ def running(folder: Path) -> Iterator[ActiveRun]:
         yield ActiveRun(path, path.stat().st_mtime)
 
 
+def claim(folder: Path, runs: Path) -> bool:
+    """Note that *folder* is used now; return if it is there, and then no other run prunes it any more.
+
+    Waits while another run removes things: nothing can be claimed between its look at their times and the
+    removal. Without the folder *runs* there is no run, and so none that prunes.
+    """
+    with _locked(runs, fcntl.LOCK_SH) if runs.is_dir() else contextlib.nullcontext():
+        note_use(folder)
+        return folder.is_dir()
+
+
 def no_new_runs(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Let no run begin in *folder* for the length of the block; those under way go on."""
     return _locked(folder, fcntl.LOCK_EX)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import tomlkit
+from commit_kit import MACHINES, CommitIndex, SmallUpstream
 from kit import UpstreamRepository
 from tiny_release import ALIGNED, CLAMP, CLAMPED, make_tiny
 from world import ALIGN_PROBE, CLAMP_PROBE, World, finish
@@ -241,6 +243,22 @@ class TestCommits:
         assert culprit.files == (CLAMP_PATH,)
         again = world.call("nightly", "--history", upstream.folder, "--no-build", "--detailed-exit-code")
         assert again.status == NOTHING_NEW
+
+    @pytest.mark.parametrize("machines", [MACHINES, ("aarch64",)], ids=["both machines", "one"])
+    def test_a_wheel_of_a_commit_needs_upstreams_wheel_for_the_platform_alone(
+        self, world: World, tmp_path: Path, machines: tuple[str, ...]
+    ) -> None:
+        upstream = SmallUpstream(tmp_path / "upstream")
+        commit = upstream.commit("Harmless (#2)", {CLAMP_PATH: HARMLESS})
+        with CommitIndex(tmp_path / "served") as index:
+            world.environment["SPARKWRIGHT_UPSTREAM_WHEELS"] = index.url
+            index.offer(upstream, commit, f"1.2.1.dev1+g{commit[:9]}", machines=machines)
+            words = ("--history", str(upstream.folder), "--no-rehearsal", "--onto", commit)
+            ran = world.good("nightly", *words, "--json")
+        (found,) = ran.json["targets"]
+        assert (found["build"]["status"], found["build"]["audited"]) == ("built", True)
+        lock = tomlkit.parse(Path(found["build"]["lock"]).read_text())
+        assert sorted(lock["wheels"]) == sorted(machines)
 
 
 class TestStopped:
