@@ -146,6 +146,7 @@ class NativePin(Model, frozen=True):
         drop: reviewed binaries of upstream that the wheel does not need, by member name.
         costs: seconds of CPU time and peak MiB by unit, from an earlier build: the first order.
         measured: the release that `binaries` and `costs` were measured on; `release`, if empty.
+        oldest_gxx: the oldest g++ that the release's CMake files accept; any, if empty.
     """
 
     release: str
@@ -157,6 +158,7 @@ class NativePin(Model, frozen=True):
     drop: dict[str, DroppedBinary] = field(default_factory=dict)
     costs: dict[str, tuple[float, int]] = field(default_factory=dict)
     measured: str = ""
+    oldest_gxx: Annotated[str, Meta(pattern=r"^([0-9]+(\.[0-9]+)*)?\Z")] = ""
 
     @property
     def is_measured(self) -> bool:
