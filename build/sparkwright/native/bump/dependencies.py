@@ -9,7 +9,7 @@ from msgspec import structs
 
 from sparkwright.base.errors import ConfigError, NotInStoreError, SparkwrightError
 from sparkwright.base.events import emit, task
-from sparkwright.lock.bump import Decision
+from sparkwright.lock.bump import Decision, bump_command
 from sparkwright.lock.cmake_targets import listed_files
 from sparkwright.lock.native import Package, SourcePin
 from sparkwright.native.sources import (
@@ -125,7 +125,7 @@ class NextSources:
                 raise
             emit("source.unreached", name=name, why=str(error))
             self._ask(
-                name, "tree", f"sparkwright lock bump {self.lock.release.version} --copy {name}=FOLDER",
+                name, "tree", bump_command(self.lock, [name]),
                 f"{pin.ref[:12]} could not be had, so that upstream's binaries are used: {error}",
             )  # fmt: skip
             return structs.replace(pin, tree=None)
