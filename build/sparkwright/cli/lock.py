@@ -69,6 +69,7 @@ def check_command(session: Session, *, source: str) -> None:
             {
                 "values": checked,
                 "unconfirmed": [item._asdict() for item in open_ends],
+                "unverified": sorted(lock.native.unverified) if lock.native else [],
                 "findings": [finding._asdict() for finding in findings],
             }
         )
@@ -82,6 +83,8 @@ def check_command(session: Session, *, source: str) -> None:
                 f"the other {len(item.rest)} digits, {item.rest}, were not confirmed by any repository"
             )
             click.echo("next     sparkwright lock check --source git, or an address, or a clone")
+        for name, ref in (lock.native.unverified if lock.native else {}).items():
+            click.echo(f"unverified: native.sources.{name}.tree is of plain files, not compared with {ref}")
     else:
         rows = [
             (item.key, item.locked or "-", item.released or "-", item.because or item.witness)

@@ -180,5 +180,7 @@ def _show_kernels(job: Job, state: BuildState) -> None:
         click.echo(f"         {name} is from upstream's wheel: {why}")
     if unknown := require_native(job.spec.lock).unreached:
         click.echo(f"         for these: {bump_command(job.spec.lock, unknown)}")
+    for source, ref in require_native(job.spec.lock).unverified.items():
+        click.echo(f"         {source} is of plain files, which were not compared with {ref}")
     for member in require(state.binaries).left_out:
         click.echo(f"         {member} left out: nothing in it runs on {job.spec.arch}")
