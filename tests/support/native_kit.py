@@ -236,7 +236,7 @@ case "$1" in
 --version) echo '{name} {banner}'; echo 'Copyright' ;;
 -dumpmachine) echo {machine}-linux-gnu ;;
 -print-prog-name=*) echo {folder}/"${{1#-print-prog-name=}}" ;;
--E) echo 'glibc {glibc}' ;;
+-E) echo 'glibc {glibc}'; echo ' {folder}' >&2 ;;
 *) said="$*"; while [ "$1" != -o ]; do shift; done; echo "$said" > "$2" ;;
 esac"""
 

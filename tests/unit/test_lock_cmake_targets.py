@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkwright.lock.cmake_targets import CMakeExtension, listed_files, read_extensions
+from sparkwright.lock.cmake_targets import CMakeExtension, listed_files, oldest_gxx, read_extensions
 
 ROOT = """\
 # define_extension_target(_commented DESTINATION vllm LANGUAGE CXX USE_SABI 3)
@@ -48,3 +48,26 @@ include_directories(${duck_SOURCE_DIR}/csrc) # a folder needs no stand-in
 list(APPEND S ${duck_SOURCE_DIR}/csrc/a.cu ${duck_SOURCE_DIR}/${X}/e.cu)
 """
     assert listed_files("duck", text) == ("csrc/a.cu", "csrc/b.cpp")
+
+
+GXX = """\
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS "9.3")
+  message(FATAL_ERROR "too old")
+endif()
+if (VLLM_GPU_LANG STREQUAL "CUDA"
+    AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU"
+    AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS "13")
+  message(FATAL_ERROR "too old")
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS "15")
+  message(STATUS "old")
+endif()
+# if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS "16")
+#  message(FATAL_ERROR "too old")
+"""
+
+
+def test_the_oldest_gxx_is_the_highest_that_ends_with_an_error():
+    assert oldest_gxx({"CMakeLists.txt": GXX, "cmake/cpu_extension.cmake": GXX.replace("13", "17")}) == "13"
+    assert oldest_gxx({"CMakeLists.txt": GXX.partition("if (")[0]}) == "9.3"
+    assert oldest_gxx({"CMakeLists.txt": ROOT, "setup.py": GXX}) == ""

@@ -169,10 +169,28 @@ class TestSources:
         (inner / "include" / "i.h").write_text("// inner\n")
         found = sources(lock, access, {"cutlass": remote.folder, "inner": inner})
         assert found.pins["inner"].tree == make_tree(access.repository, {"include/i.h": "// inner\n"})
-        assert [one.key for one in found.decisions] == ["native.sources.duck"]
+        assert [one.key for one in found.decisions] == ["native.sources.duck", "native.sources.inner.trust"]
         bare = tmp_path / "bare"
         remote.git("clone", "--quiet", "--bare", str(remote.folder), str(bare))
         assert sources(lock, access, {"cutlass": bare}).pins["cutlass"] == found.pins["cutlass"]
+
+    def test_plain_files_are_not_taken_for_the_commits(self, lock, access, remote, tmp_path):
+        plain = tmp_path / "plain"
+        (plain / "include").mkdir(parents=True)
+        (plain / "include" / "a.h").write_text("// another release's\n")
+        found = sources(lock, access, {"cutlass": plain})
+        moved = msgspec.structs.replace(lock.native, sources=found.pins)
+        assert moved.unverified == {"cutlass": "v4.5.0"}
+        # They stay so, until the commit itself is seen; then the same files are its own.
+        again = with_native(lock, moved)
+        assert sources(again, access, {"cutlass": plain}).pins["cutlass"].trust == "plain-files"
+        seen = sources(again, access, {"cutlass": remote.folder}).pins["cutlass"]
+        assert (seen.trust, seen.tree != moved.sources["cutlass"].tree) == ("", True)
+        settled = with_native(
+            lock, msgspec.structs.replace(lock.native, sources={**found.pins, "cutlass": seen})
+        )
+        (plain / "include" / "a.h").write_text("// older\n")
+        assert sources(settled, access, {"cutlass": plain}).pins["cutlass"] == seen
 
     def test_a_copy_without_the_commit_or_the_files_is_refused(self, lock, access, remote, tmp_path):
         remote.git("tag", "--delete", "v4.5.0")

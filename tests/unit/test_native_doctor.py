@@ -104,8 +104,16 @@ def machine(tmp_path, monkeypatch):
     return made
 
 
-def looked_at(tmp_path):
-    return {check.what: check for check in native_checks(NATIVE, tmp_path, {})}
+def looked_at(tmp_path, native=NATIVE):
+    return {check.what: check for check in native_checks(native, tmp_path, {})}
+
+
+@pytest.mark.parametrize(("oldest", "expected"), [("", "pass"), ("13", "pass"), ("13.3", "to do")])
+def test_a_compiler_that_the_release_refuses(machine, tmp_path, oldest, expected):
+    machine.add("g++")
+    found = looked_at(tmp_path, msgspec.structs.replace(NATIVE, oldest_gxx=oldest))[f"compiler for {HERE}"]
+    assert verdict(found) == expected
+    assert ("13.3 is the oldest supported" in found.detail) == (expected == "to do")
 
 
 def test_a_machine_with_everything(machine, tmp_path):

@@ -244,6 +244,12 @@ def test_what_stands_in_has_the_files_that_configuring_reads(lock, access, tree)
     quack = found["quack"]
     assert (quack.at_hand, quack.missing) == (False, "nothing is compiled from it")
     assert read_tree(access.repository, quack.tree) == {"STANDS-IN": "", "q/duck.py": ""}
+    # One that is compiled from, and that the lock has no tree of, is asked for by its own name.
+    pins = {name: msgspec.structs.replace(one, tree=None) for name, one in lock.native.sources.items()}
+    unknown = with_native(lock, msgspec.structs.replace(lock.native, sources=pins))
+    missing = gather_sources(unknown, access, environment=NOBODY)["cutlass"].missing
+    assert missing.startswith("the lock has no tree of cutlass v4.4.2 yet")
+    assert "--copy cutlass=FOLDER" in missing
     # A folder without any file would not even be there when the tree is laid out.
     empty = cutlass(pin(lock, "f" * 40), access)
     assert read_tree(access.repository, empty.tree) == {"STANDS-IN": ""}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -312,6 +313,17 @@ def test_every_spelling_of_a_file_of_the_toolchain_is_covered(
         "x.h",
     }
     assert {path for path in covered | foreign if reader.covered(path)} == covered
+
+
+def test_the_folders_that_the_compiler_searches_are_covered_wherever_it_is_installed(
+    tmp_path: Path, toolchain: Toolchain, built: Project
+) -> None:
+    folder = tmp_path.resolve() / "opt" / "gcc-13" / "include"
+    path = f"{folder}/../include/c++/13/vector"
+    assert not built.reader.covered(path)
+    elsewhere = replace(built.reader, toolchain=replace(toolchain, headers=(str(folder),)))
+    assert elsewhere.covered(path)
+    assert not elsewhere.covered(f"{folder}x/vector")
 
 
 def test_a_path_of_the_sources_has_one_name(built: Project) -> None:

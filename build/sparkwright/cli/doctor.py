@@ -13,6 +13,7 @@ import click
 
 from sparkwright.base.errors import SparkwrightError, ToolError
 from sparkwright.base.text import human_size
+from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
@@ -24,6 +25,7 @@ _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 
 
 @click.command("doctor")
+@series_option
 @common_options
 @run_in_session
 def command(session: Session) -> None:

@@ -69,6 +69,7 @@ def check_command(session: Session, *, source: str) -> None:
             {
                 "values": checked,
                 "unconfirmed": [item._asdict() for item in open_ends],
+                "unverified": sorted(lock.native.unverified) if lock.native else [],
                 "findings": [finding._asdict() for finding in findings],
             }
         )
@@ -82,6 +83,8 @@ def check_command(session: Session, *, source: str) -> None:
                 f"the other {len(item.rest)} digits, {item.rest}, were not confirmed by any repository"
             )
             click.echo("next     sparkwright lock check --source git, or an address, or a clone")
+        for name, ref in (lock.native.unverified if lock.native else {}).items():
+            click.echo(f"unverified: native.sources.{name}.tree is of plain files, not compared with {ref}")
     else:
         rows = [
             (item.key, item.locked or "-", item.released or "-", item.because or item.witness)
@@ -189,11 +192,17 @@ def learn_command(session: Session, *, dry_run: bool, target: TargetOptions) -> 
     help="Take the tree of a dependency's source from here: a git repository that has the pinned "
     "commit, or its files; may be repeated.",
 )
+@click.option(
+    "--new-series",
+    default="",
+    metavar="SERIES",
+    help="Write the lock of a new series, beside its patchset; this series' lock stays as it is.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
 @series_option
 @common_options
 @run_in_session
-def bump(session: Session, *, version: str, copies: tuple[str, ...], dry_run: bool) -> None:
+def bump(session: Session, *, version: str, copies: tuple[str, ...], new_series: str, dry_run: bool) -> None:
     """Move the lock to VERSION, [native] included; comments and order stay.
 
     Toolkit packages follow from torch's own pins, sources and extensions from the release's CMake files.
@@ -201,9 +210,11 @@ def bump(session: Session, *, version: str, copies: tuple[str, ...], dry_run: bo
     """
     from sparkwright.pipeline.moves import move_lock
 
-    path = session.checkout.lock_path
-    text = path.read_text(encoding="utf-8")
-    bumped = move_lock(_access(session), text, version, copies=dict(map(_named_folder, copies)))
+    old = session.checkout
+    path = (new_checkout(old, new_series) if new_series else old).lock_path
+    text = old.lock_path.read_text(encoding="utf-8")
+    folders = dict(map(_named_folder, copies))
+    bumped = move_lock(_access(session), text, version, copies=folders, series=new_series)
     require_fit(bumped.lock, path)
     _report(session, bumped, path, dry_run=dry_run)
 

@@ -16,6 +16,8 @@ from sparkwright.cli.patchset import BUMP, told_revision
 from sparkwright.cli.pin import pin_summary, show_pin
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
+from sparkwright.lock import require_native
+from sparkwright.lock.bump import bump_command
 from sparkwright.pipeline import apply
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.version import version_of
@@ -176,5 +178,9 @@ def _show_kernels(job: Job, state: BuildState) -> None:
     click.echo(f"kernels  compiled for {job.spec.arch}: {', '.join(state.extensions) or 'none'}")
     for name, why in state.stock_extensions.items():
         click.echo(f"         {name} is from upstream's wheel: {why}")
+    if unknown := require_native(job.spec.lock).unreached:
+        click.echo(f"         for these: {bump_command(job.spec.lock, unknown)}")
+    for source, ref in require_native(job.spec.lock).unverified.items():
+        click.echo(f"         {source} is of plain files, which were not compared with {ref}")
     for member in require(state.binaries).left_out:
         click.echo(f"         {member} left out: nothing in it runs on {job.spec.arch}")

@@ -15,7 +15,7 @@ from sparkwright.lock.model import LOCK_FORMAT, Dependency, Lock, Release
 from sparkwright.lock.statements import ReleaseEvidence, Statement, statements
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from sparkwright.lock.model import Artifact
 
@@ -127,6 +127,13 @@ def _settled(evidence: ReleaseEvidence) -> dict[str, str]:
             next_step="read those files of the release: their format has changed",
         )  # fmt: skip
     return settled
+
+
+def bump_command(lock: Lock, copies: Iterable[str] = ()) -> str:
+    """Return the command that bumps *lock* to its own release, with a copy of each source in *copies*."""
+    series = [f"--series {lock.series}"] if lock.series else []
+    given = [f"--copy {name}=FOLDER" for name in copies]
+    return " ".join(["sparkwright lock bump", lock.release.version, *series, *given])
 
 
 def rewrite(text: str, new: Lock) -> Bumped:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 _BRANCH = re.compile(r"\b(if|elseif|else|endif)\s*\(((?:[^()]|\([^()]*\))*)\)", re.IGNORECASE)
 _ROCM = re.compile(r'VLLM_(?:TARGET_DEVICE|GPU_LANG)\s+STREQUAL\s+"(?:rocm|HIP)"')
 _EXTENSION = re.compile(r"\bdefine_(?:gpu_)?extension_target\s*\(((?:[^()]|\([^()]*\))*)\)", re.IGNORECASE)
+_REFUSED_GXX = re.compile(
+    r'CXX_COMPILER_ID\s+STREQUAL\s+"GNU"\s+AND\s+CMAKE_CXX_COMPILER_VERSION\s+VERSION_LESS\s+"?([0-9.]+)"?'
+    r"\s*\)\s*message\s*\(\s*FATAL_ERROR",
+    re.IGNORECASE,
+)
 
 
 class CMakeExtension(NamedTuple):
@@ -41,6 +46,19 @@ class CMakeExtension(NamedTuple):
     def member(self) -> str:
         """Its name in the wheel."""
         return f"{self.destination}/{self.name}.abi3.so"
+
+
+def oldest_gxx(files: Mapping[str, str]) -> str:
+    """Return the oldest version of g++ with which the project lets itself be configured for CUDA.
+
+    The highest of the versions below which a file ends with an error; empty where none does.
+
+    Args:
+        files: text by path in upstream's tree; see `is_cmake_file`.
+    """
+    texts = (without_comments(text) for path, text in files.items() if is_cmake_file(path))
+    stated = (version for text in texts for version in _REFUSED_GXX.findall(text))
+    return max(stated, key=lambda version: tuple(map(int, version.split("."))), default="")
 
 
 def read_extensions(files: Mapping[str, str]) -> dict[str, CMakeExtension]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from msgspec import Meta, field
 
@@ -81,6 +81,8 @@ class SourcePin(Model, frozen=True):
         folder: their folder in `package`.
         mount: place of the tree inside another source, ``name:folder``; a separate source if empty.
         stand_in: files that CMake looks for, written empty when the source cannot be fetched.
+        trust: ``plain-files`` where `tree` was taken from files without a history, so that nothing shows that
+            they are those of `ref`.
     """
 
     ref: str
@@ -91,6 +93,7 @@ class SourcePin(Model, frozen=True):
     folder: str = ""
     mount: str = ""
     stand_in: tuple[str, ...] = ()
+    trust: Literal["", "plain-files"] = ""
 
 
 class ExtensionSpec(Model, frozen=True):
@@ -146,6 +149,7 @@ class NativePin(Model, frozen=True):
         drop: reviewed binaries of upstream that the wheel does not need, by member name.
         costs: seconds of CPU time and peak MiB by unit, from an earlier build: the first order.
         measured: the release that `binaries` and `costs` were measured on; `release`, if empty.
+        oldest_gxx: the oldest g++ that the release's CMake files accept; any, if empty.
     """
 
     release: str
@@ -157,11 +161,17 @@ class NativePin(Model, frozen=True):
     drop: dict[str, DroppedBinary] = field(default_factory=dict)
     costs: dict[str, tuple[float, int]] = field(default_factory=dict)
     measured: str = ""
+    oldest_gxx: Annotated[str, Meta(pattern=r"^([0-9]+(\.[0-9]+)*)?\Z")] = ""
 
     @property
     def is_measured(self) -> bool:
         """True if `binaries` were measured on the release that these tables are for."""
         return self.measured in {"", self.release}
+
+    @property
+    def unverified(self) -> dict[str, str]:
+        """The sources whose tree nothing shows to be that of their commit or tag, each with that."""
+        return {name: pin.ref for name, pin in self.sources.items() if pin.trust}
 
     @property
     def unreached(self) -> dict[str, tuple[str, ...]]:

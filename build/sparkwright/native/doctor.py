@@ -81,7 +81,9 @@ def native_checks(native: NativePin, store: Path, environment: Mapping[str, str]
     memory = parse_meminfo(Path("/proc/meminfo").read_text(encoding="utf-8"))
     return [
         *(
-            _tried(f"compiler for {machine}", partial(_compiler, Target(machine, native.arch)))
+            _tried(
+                f"compiler for {machine}", partial(_compiler, Target(machine, native.arch), native.oldest_gxx)
+            )
             for machine in native.toolkit.target
         ),
         _tried("python headers", lambda: str(find_python_headers(Path(sys.executable)).folder)),
@@ -121,8 +123,8 @@ def _tried(what: str, attempt: Callable[[], str]) -> MachineCheck:
         return MachineCheck(what, "to do", error.because or error.what, error.next_step)
 
 
-def _compiler(target: Target) -> str:
-    found = find_compiler(target)
+def _compiler(target: Target, oldest: str) -> str:
+    found = find_compiler(target, oldest)
     return f"{found.cxx.name} {'.'.join(map(str, found.version))}"
 
 

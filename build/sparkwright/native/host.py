@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -27,6 +28,8 @@ _PROBE = b"""\
 glibc __GLIBC__ __GLIBC_MINOR__
 """
 _PROBE_S = 30.0
+# GCC indents the folders of its search list by one space; no other line of `-v` is a lone absolute path.
+_FOLDER = re.compile(r" /\S.*\Z")
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,14 @@ class HostCompiler:
         cxx: the C++ compiler.
         version: of the latter.
         banners: version lines of compiler, assembler, linker and C library, without paths.
+        headers: the folders that the C++ compiler searches for headers, links resolved.
     """
 
     cc: Path
     cxx: Path
     version: tuple[int, ...]
     banners: dict[str, str]
+    headers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,27 +69,34 @@ def this_machine() -> str:
     return platform.machine()
 
 
-def find_compiler(target: Target) -> HostCompiler:
+def find_compiler(target: Target, oldest: str = "") -> HostCompiler:
     """Return a g++ whose output runs on the *target*.
+
+    Args:
+        target: the machine of the build.
+        oldest: the oldest version that the release accepts, such as ``13``; `OLDEST_GXX`, if empty.
 
     Raises:
         ToolError: there is none, or none that is new enough and not too new for nvcc.
     """
     refused: list[str] = []
+    least = max(OLDEST_GXX, tuple(map(int, oldest.split(".")))) if oldest else OLDEST_GXX
     for name in _candidates(target):
         cxx = shutil.which(name)
         cc = shutil.which(name.replace("g++", "gcc"))
         if cxx is None or cc is None:
             continue
-        why = _unfit(Path(cxx), target)
+        why = _unfit(Path(cxx), target, least)
         if why is None:
             return _described(Path(cc), Path(cxx))
         refused.append(f"{cxx} {why}")
-    package = _package(target)
+    package, systems = _package(target), "Debian and Ubuntu"
+    if least > OLDEST_GXX:
+        package, systems = package.replace("g++", f"g++-{least[0]}"), "a Debian or Ubuntu that has it"
     raise ToolError(
         f"there is no C++ compiler for {target.machine}",
         because="; ".join(refused) or f"none of {', '.join(_candidates(target))} is on PATH with its gcc",
-        next_step=f"install one: 'apt install {package}' on Debian and Ubuntu",
+        next_step=f"install one: 'apt install {package}' on {systems}",
     )
 
 
@@ -132,12 +144,12 @@ def _package(target: Target) -> str:
     return f"g++-{target.machine.replace('_', '-')}-linux-gnu" if _is_cross(target) else "g++"
 
 
-def _unfit(cxx: Path, target: Target) -> str | None:
+def _unfit(cxx: Path, target: Target, oldest: tuple[int, ...]) -> str | None:
     """Return the reason that the compiler *cxx* cannot be used for *target*, or `None`."""
     version = version_of(_first_line(cxx, "--version"))
     shown = ".".join(map(str, version)) or "no version"
-    if version < OLDEST_GXX:
-        return f"has {shown}, and {'.'.join(map(str, OLDEST_GXX))} is the oldest supported"
+    if version < oldest:
+        return f"has {shown}, and {'.'.join(map(str, oldest))} is the oldest supported"
     if version[0] > _NEWEST_GXX:
         return f"has {shown}, and nvcc supports none after {_NEWEST_GXX}"
     machine = _first_line(cxx, "-dumpmachine").split("-")[0]
@@ -153,7 +165,15 @@ def _described(cc: Path, cxx: Path) -> HostCompiler:
         )
     output = run([cxx, "-E", "-P", "-x", "c", "-"], stdin=_PROBE, timeout=_PROBE_S).text
     banners["glibc"] = ".".join(output.rpartition("glibc")[2].split())
-    return HostCompiler(cc, cxx, version_of(banner), banners)
+    return HostCompiler(cc, cxx, version_of(banner), banners, _headers(cxx))
+
+
+def _headers(cxx: Path) -> tuple[str, ...]:
+    """Return the folders that *cxx* searches for headers, but for ``/usr/local``, which no package owns."""
+    command: list[str | Path] = [cxx, "-E", "-v", "-x", "c++", os.devnull]
+    lines = run(command, timeout=_PROBE_S).stderr.splitlines()
+    found = {os.path.realpath(line.strip()) for line in lines if _FOLDER.match(line)}
+    return tuple(sorted(path for path in found if not path.startswith("/usr/local/") and Path(path).is_dir()))
 
 
 def _first_line(program: Path, option: str) -> str:

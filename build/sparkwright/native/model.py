@@ -52,6 +52,7 @@ class Toolchain:
         cross: whether the target's machine is another than this one.
         key: digest of all parts by content or version, without paths.
         parts: name and version of each part, for people.
+        headers: the folders that the C++ compiler searches by itself; their files' versions are in `key`.
     """
 
     cuda: Path
@@ -67,6 +68,7 @@ class Toolchain:
     cross: bool
     key: str
     parts: Mapping[str, str] = field(default_factory=dict)
+    headers: tuple[str, ...] = ()
 
 
 class SourceTree(Model, frozen=True):

@@ -53,6 +53,16 @@ class _Wanted:
     override: str
     folder: str
 
+    @property
+    def unknown(self) -> str:
+        """The reason that it is missing although nothing tried to fetch it: the lock has no tree of it."""
+        if not self.pin.paths:
+            return "nothing is compiled from it"
+        return (
+            f"the lock has no tree of {self.name} {self.pin.ref[:12]} yet: 'sparkwright lock bump' writes it "
+            f"where {self.repository} can be reached, or from a clone with --copy {self.name}=FOLDER"
+        )
+
     def local_copy(self, environment: Mapping[str, str]) -> Path | None:
         """Return the user's copy, if its variable is set; for a mounted source, inside its host's copy."""
         chosen = environment.get(self.override, "")
@@ -113,13 +123,8 @@ def find_sources(
         here = _from_folder(access, source, environment) or _from_store(access, source)
         if here is None and source.pin.tree is not None:
             return None
-        why = _NOT_KNOWN if source.pin.paths else _NOT_COMPILED
-        found[source.name] = here or _stand_in(access, source, why)
+        found[source.name] = here or _stand_in(access, source, source.unknown)
     return found
-
-
-_NOT_COMPILED = "nothing is compiled from it"
-_NOT_KNOWN = "upstream.lock does not have its tree yet: sparkwright lock bump --copy NAME=FOLDER writes it"
 
 
 def _wanted(lock: Lock, names: Iterable[str] | None) -> Iterator[_Wanted]:
@@ -141,7 +146,7 @@ def _gather(access: Access, source: _Wanted, environment: Mapping[str, str]) -> 
     if found is not None:
         return found
     if source.pin.tree is None:
-        return _stand_in(access, source, _NOT_KNOWN if source.pin.paths else _NOT_COMPILED)
+        return _stand_in(access, source, source.unknown)
     failures: list[str] = []
     for bring in (_from_package, _from_git):
         try:

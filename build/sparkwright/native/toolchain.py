@@ -167,7 +167,8 @@ def find_toolchain(
 def _recipe(lock: Lock, target: Target, system: Path | None, python: Path | None) -> _Recipe:
     native = require_native(lock)
     python = python or Path(sys.executable)
-    recipe = _Recipe(native, target, python, find_compiler(target), find_python_headers(python))
+    compiler, headers = find_compiler(target, native.oldest_gxx), find_python_headers(python)
+    recipe = _Recipe(native, target, python, compiler, headers)
     if system is None:
         return recipe
     native_torch = target.machine == this_machine()
@@ -238,6 +239,7 @@ def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Too
         cross=recipe.target.machine != this_machine(),
         key=recipe.key,
         parts=recipe.parts,
+        headers=recipe.compiler.headers,
     )
 
 

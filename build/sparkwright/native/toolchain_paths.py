@@ -77,7 +77,8 @@ class Reader:
 
     @cached_property
     def _covered(self) -> tuple[str, ...]:
-        return (*(f"{self._root}{name}/" for name in _LINKED), *(f"{path}/" for path in self._real))
+        folders = (*self._real, *self.toolchain.headers)
+        return (*(f"{self._root}{name}/" for name in _LINKED), *(f"{path}/" for path in folders))
 
     @cached_property
     def _links(self) -> frozenset[str]:

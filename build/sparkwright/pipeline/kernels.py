@@ -11,6 +11,7 @@ import msgspec
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import MissingSourceError
+from sparkwright.lock.bump import bump_command
 from sparkwright.pipeline.state import BuildState, require
 
 if TYPE_CHECKING:
@@ -76,14 +77,21 @@ class GatherSources:
             raise MissingSourceError(
                 f"{', '.join(lost)} cannot be compiled",
                 because="; ".join(sorted(set(lost.values()))),
-                next_step="name a copy of the source in the variable above, or leave out --require-native: "
-                "upstream's binary is taken then, and named so",
+                next_step=f"{_way_to_sources(job)}, or leave out --require-native: upstream's binary is "
+                "taken then, and named so",
             )
 
     def _tried(self, job: Job) -> dict[str, str] | None:
         """Return the reasons for sources missing at a recent attempt; `None` to try again."""
         tried = job.store.find_record_as(_Tried, _TRIED, self.key(job, BuildState()) or "")
         return None if tried is None or time.time() - tried.at > _RETRY_AFTER_S else tried.missing
+
+
+def _way_to_sources(job: Job) -> str:
+    """Return how missing sources are provided: through the lock, if it has no tree of them, or a variable."""
+    if unknown := _pin(job).unreached:
+        return f"clone {', '.join(unknown)}, and run '{bump_command(job.spec.lock, unknown)}'"
+    return "name a copy of the source in the variable above"
 
 
 def _lost(native: NativePin, sources: Mapping[str, SourceTree]) -> dict[str, str]:

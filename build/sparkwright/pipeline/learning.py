@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from sparkwright.base.errors import LockMismatchError
-from sparkwright.lock.bump import Decision
+from sparkwright.lock.bump import Decision, bump_command
 from sparkwright.lock.native import Binary
 from sparkwright.pipeline.kernels import CompileExtension, builder_of, inputs_of
 from sparkwright.pipeline.proofs import Prove
@@ -16,7 +16,7 @@ from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.steps import steps_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from sparkwright.lock.native import NativePin
     from sparkwright.native.inspection import DeviceCode, Inspection
@@ -29,7 +29,7 @@ _SHOWN_FROM_S = 5
 def learn(job: Job) -> tuple[NativePin, tuple[Decision, ...]]:
     """Return the job's ``[native]`` tables with what was measured, and what a person has to explain.
 
-    Nothing is compiled. A binary of upstream's has no entry.
+    Nothing is compiled. Where upstream's wheel provided an extension, see `with_measured`.
 
     Raises:
         LockMismatchError: an extension that could be compiled was not, or not for the lock's architecture.
@@ -53,8 +53,31 @@ def learn(job: Job) -> tuple[NativePin, tuple[Decision, ...]]:
         why = native.binaries.get(member, Binary()).why
         binaries[member], open_end = described(member, found, why, job.target.sm)
         decisions += open_end
-    costs = _costs(job, state, native.costs)
-    return structs.replace(native, binaries=binaries, costs=costs, measured=""), tuple(decisions)
+    learned = with_measured(native, state.extensions, binaries, _costs(job, state, native.costs))
+    if learned.measured:
+        left = ", ".join(name for name in native.extensions if name not in state.extensions)
+        why = f"stays {learned.measured} until these are compiled too: {left}"
+        decisions.append(Decision("native.measured", why, bump_command(job.spec.lock, native.unreached)))
+    return learned, tuple(decisions)
+
+
+def with_measured(
+    native: NativePin,
+    compiled: Collection[str],
+    binaries: Mapping[str, Binary],
+    costs: Mapping[str, tuple[float, int]],
+) -> NativePin:
+    """Return *native* with what was measured of the extensions *compiled*.
+
+    While upstream's wheel provides others, their entries, the costs of earlier builds and the release that
+    all these are of stay as they are: an entry holds the reason for code of another card, which no build
+    measures.
+    """
+    others = [spec.member for name, spec in native.extensions.items() if name not in compiled]
+    if not others:
+        return structs.replace(native, binaries=dict(binaries), costs=dict(costs), measured="")
+    kept = {member: native.binaries[member] for member in others if member in native.binaries}
+    return structs.replace(native, binaries={**binaries, **kept}, costs={**native.costs, **costs})
 
 
 def described(member: str, found: Inspection, why: str, sm: str) -> tuple[Binary, list[Decision]]:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from sparkwright.upstream import Access
 
 
-def move_lock(access: Access, text: str, version: str, *, copies: Mapping[str, Path] | None = None) -> Bumped:
+def move_lock(
+    access: Access, text: str, version: str, *, copies: Mapping[str, Path] | None = None, series: str = ""
+) -> Bumped:
     """Return the lock *text* moved to the release *version*; nothing is written but the store.
 
     Args:
@@ -38,6 +40,7 @@ def move_lock(access: Access, text: str, version: str, *, copies: Mapping[str, P
         text: the present lock.
         version: the release.
         copies: the user's folders with dependencies' sources, by the lock's names.
+        series: the series of the result, if another than that of *text*.
 
     Raises:
         FetchError, NotInStoreError: a file of the release, or a package, could not be had.
@@ -46,6 +49,8 @@ def move_lock(access: Access, text: str, version: str, *, copies: Mapping[str, P
     """
     old = parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="upstream.lock")
     new = propose_lock(access, old, version)
+    if series:
+        new = structs.replace(new, series=series)
     if old.native is None:
         return rewrite(text, new)
     from sparkwright.native.bump.proposal import propose_native

@@ -14,7 +14,7 @@ from native_kit import native_tables, offer_toolkit, with_native
 from wheelkit import elf, pack, sha256, unpack
 
 from sparkwright.base.digests import to_json
-from sparkwright.base.errors import WheelError
+from sparkwright.base.errors import MissingSourceError, WheelError
 from sparkwright.git import open_repository
 from sparkwright.lock.native import SourcePin
 from sparkwright.native.extensions import record_extension
@@ -170,6 +170,21 @@ class TestNative:
         assert "VLLM_CUTLASS_SRC_DIR names no local copy" in step["detail"]
         assert f"compile _C: {step['detail']}" in compiling.good("plan", "--kernels", "native").out
         assert planned("--require-native")["compile _C"]["state"] == "waits"
+
+    def test_a_source_that_the_lock_has_no_tree_of(self, compiling: World) -> None:
+        lock = compiling.release.lock
+        assert lock.native is not None
+        pins = {name: msgspec.structs.replace(pin, tree=None) for name, pin in lock.native.sources.items()}
+        unknown = with_native(lock, msgspec.structs.replace(lock.native, sources=pins))
+        for stated, next_step in (
+            (unknown, "sparkwright lock bump 1.2.0 --copy cutlass=FOLDER"),
+            (lock, "name a copy of the source in the variable above"),
+        ):
+            compiling.pin(dataclasses.replace(compiling.release, lock=stated))
+            compiling.good("merge")
+            ran = compiling.call("wheel", "--kernels", "native", "--require-native", "--offline")
+            assert ran.status == MissingSourceError.exit_code, ran.said
+            assert next_step in ran.err
 
     def test_a_plan_is_of_the_wheel_that_is_asked_for(self, compiling: World, tmp_path: Path) -> None:
         def key(*words: str) -> str:

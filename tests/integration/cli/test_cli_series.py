@@ -97,6 +97,20 @@ class TestTwoSeries:
         ran = two.call("lock", "pin", "1.3.0", "--new-series", "1.3", "--write")
         assert (ran.status, "1.3" in ran.err) == (ConfigError.exit_code, True)
 
+    def test_a_bump_makes_a_new_series_as_well(self, world: World) -> None:
+        before = (world.root / "upstream.lock").read_text()
+        world.offer(NEXT)
+        shown = world.good("lock", "bump", "1.3.0", "--new-series", "1.3", "--dry-run").out
+        path = world.root / "patchsets" / "1.3.lock"
+        assert f"would write    {path}" in shown
+        assert not path.exists()
+        world.good("lock", "bump", "1.3.0", "--new-series", "1.3")
+        made = read_lock(path)
+        assert (made.series, made.release.version) == ("1.3", "1.3.0")
+        assert (world.root / "upstream.lock").read_text() == before
+        again = world.call("lock", "bump", "1.3.0", "--new-series", "1.3")
+        assert (again.status, "1.3" in again.err) == (ConfigError.exit_code, True)
+
     def test_wheels_of_both_lie_side_by_side_and_survive_another_default(self, two: World) -> None:
         made = {series: two.good("wheel", "--series", series, "--json").json for series in ("1.2", "1.3")}
         assert [made[series]["version"].split("+")[0] for series in made] == ["1.2.0", "1.3.0"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
 from sparkwright.base.errors import ConfigError, NotInStoreError, SparkwrightError
 from sparkwright.base.events import emit, task
-from sparkwright.lock.bump import Decision
+from sparkwright.lock.bump import Decision, bump_command
 from sparkwright.lock.cmake_targets import listed_files
 from sparkwright.lock.native import Package, SourcePin
 from sparkwright.native.sources import (
@@ -96,17 +96,17 @@ class NextSources:
             return SourcePin(ref=declared.ref, stand_in=listed)
         moved = old.stand_in and listed and set(listed) != set(old.stand_in)
         pin = structs.replace(old, ref=declared.ref, stand_in=listed if moved else old.stand_in)
-        if not old.paths or (old.ref == declared.ref and old.tree and name not in self.copies):
+        if not old.paths or (old.ref == declared.ref and _settled(old) and name not in self.copies):
             return pin
         return self._reached(name, old, pin, declared.repository)
 
     def _mounted(self, name: str, old: SourcePin, before: Mapping[str, SourcePin]) -> SourcePin:
         """Return the pin of a submodule: its commit is stated by the source that it is mounted in."""
         host, _, folder = old.mount.partition(":")
-        if self.pins[host].ref == before[host].ref and old.tree and host not in self._submodules:
+        if self.pins[host].ref == before[host].ref and _settled(old) and host not in self._submodules:
             return old
         if (commit := self._submodules.get(host, {}).get(folder)) is not None:
-            if commit == old.ref and old.tree:
+            if commit == old.ref and _settled(old):
                 return old
             return self._reached(name, old, structs.replace(old, ref=commit), old.repository)
         if name in self.copies:
@@ -125,7 +125,7 @@ class NextSources:
                 raise
             emit("source.unreached", name=name, why=str(error))
             self._ask(
-                name, "tree", f"sparkwright lock bump {self.lock.release.version} --copy {name}=FOLDER",
+                name, "tree", bump_command(self.lock, [name]),
                 f"{pin.ref[:12]} could not be had, so that upstream's binaries are used: {error}",
             )  # fmt: skip
             return structs.replace(pin, tree=None)
@@ -137,12 +137,23 @@ class NextSources:
             self._ask(
                 name, "paths", f"git ls-tree -r --name-only {pin.ref}", f"{path} is not in {pin.ref[:12]}"
             )
-        pin = structs.replace(
-            pin,
-            paths=tuple(path for path in pin.paths if path not in gone),
-            tree=keep_source(self.access, revision.files, origin),
-        )
+        tree = keep_source(self.access, revision.files, origin)
+        paths = tuple(path for path in pin.paths if path not in gone)
+        pin = structs.replace(pin, paths=paths, tree=tree, trust=self._trust(name, old, pin.ref, tree))
         return self._with_package(name, old, pin)
+
+    def _trust(self, name: str, old: SourcePin, ref: str, tree: str) -> Literal["", "plain-files"]:
+        """Return the trust in *tree*: files without a history show nothing, unless the lock has that tree."""
+        folder = self.copies.get(name)
+        known = (old.ref, old.tree) == (ref, tree) and _settled(old)
+        if folder is None or known or _is_repository(folder):
+            return ""
+        self._ask(
+            name, "trust", f"git clone --bare ADDRESS {name}.git, then {bump_command(self.lock)} "
+            f"--copy {name}={name}.git",
+            f"{folder} has no history: nothing shows that its files are those of {ref[:12]}",
+        )  # fmt: skip
+        return "plain-files"
 
     def _read(self, name: str, pin: SourcePin, address: str) -> tuple[str, Revision]:
         folder = self.copies.get(name)
@@ -193,6 +204,11 @@ class NextSources:
 
     def _ask(self, name: str, field_name: str, command: str, why: str) -> None:
         self.decisions.append(Decision(f"native.sources.{name}.{field_name}", why, command))
+
+
+def _settled(pin: SourcePin) -> bool:
+    """Tell if *pin* has a tree that was seen in its commit or tag."""
+    return bool(pin.tree) and not pin.trust
 
 
 def _has(revision: Revision, path: str) -> bool:

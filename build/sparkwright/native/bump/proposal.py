@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
+from sparkwright.lock.cmake_targets import oldest_gxx
 from sparkwright.native.bump.dependencies import NextSources
 from sparkwright.native.bump.targets import next_extensions
 from sparkwright.native.bump.toolkit import next_toolkit
@@ -61,6 +62,7 @@ def propose_native(
         toolkit=toolkit,
         sources=sources.pins,
         extensions=extensions,
+        oldest_gxx=oldest_gxx(texts),
         measured="" if measured == lock.release.version else measured,
     )
     return NativeProposal(native, (*toolkit_decisions, *sources.decisions, *extension_decisions))
