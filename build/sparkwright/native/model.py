@@ -52,6 +52,7 @@ class Toolchain:
         cross: whether the target's machine is another than this one.
         key: digest of all parts by content or version, without paths.
         parts: name and version of each part, for people.
+        packages: SHA-256 of the packages that it is made of, by file name.
     """
 
     cuda: Path
@@ -67,6 +68,7 @@ class Toolchain:
     cross: bool
     key: str
     parts: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 class SourceTree(Model, frozen=True):

@@ -240,6 +240,9 @@ def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Too
         cross=recipe.target.machine != this_machine(),
         key=recipe.key,
         parts=recipe.parts,
+        packages={
+            one.filename: one.sha256 for one in [*recipe.programs.values(), *recipe.libraries.values()]
+        },
     )
 
 
