@@ -33,6 +33,7 @@ def wheel_record(job: Job, state: BuildState) -> dict[str, Any]:
         "version": version_of(job, state),
         "platform": job.options.platform,
         "kernels": job.kernels,
+        **({"series": job.spec.lock.series} if job.spec.lock.series else {}),
         "made-by": f"sparkwright {__version__}",
         "point": job.spec.describe(),
         "merge": {

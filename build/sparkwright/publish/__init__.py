@@ -3,6 +3,7 @@
 from sparkwright.publish.folder import dist_folder
 from sparkwright.publish.index import PublishedIndex, publish, require_plain, wheels_in
 from sparkwright.publish.pages import ProjectStatus, PublishedFile
+from sparkwright.publish.provenance import statement
 
 __all__ = [
     "ProjectStatus",
@@ -11,5 +12,6 @@ __all__ = [
     "dist_folder",
     "publish",
     "require_plain",
+    "statement",
     "wheels_in",
 ]

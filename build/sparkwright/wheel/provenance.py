@@ -11,11 +11,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.digests import to_json
-from sparkwright.base.errors import WheelError
 from sparkwright.wheel.checks import AuditCheck, AuditSubject, judge, record_members, renamed
 from sparkwright.wheel.kernels import read_json
 from sparkwright.wheel.recorded import CARRIES, PROVIDERS, RECORD_FOLDER, WheelRecord
-from sparkwright.wheel.sbom import SBOM, sbom
+from sparkwright.wheel.sbom import SBOM, components_of, sbom
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,27 +71,17 @@ def sbom_agrees(subject: AuditSubject) -> AuditCheck:
     }
     expected = sbom(WheelRecord.of(files), subject.lock)
     if subject.archive.read(subject.info + SBOM) == expected:
-        return judge(name, [], f"{len(_components(json.loads(expected)))} components")
-    found, wanted = _components(read_json(subject.archive, subject.info + SBOM)), json.loads(expected)
+        return judge(name, [], f"{len(components_of(json.loads(expected)))} components")
+    found = components_of(read_json(subject.archive, subject.info + SBOM))
+    wanted = components_of(json.loads(expected))
     differing = [
         f"{reference}: {place}"
-        for reference, component in _components(wanted).items()
+        for reference, component in wanted.items()
         if (place := next(_differences(found.get(reference), component, "component"), ""))
     ]
-    strange = [
-        f"{reference} does not belong there" for reference in found if reference not in _components(wanted)
-    ]
+    strange = [f"{reference} does not belong there" for reference in found if reference not in wanted]
     faults = [f"{one} differs from this checkout's" for one in differing] + strange
     return judge(name, faults or ["it differs from this checkout's"], "")
-
-
-def _components(bill: Any) -> dict[str, Any]:
-    """Return the components of a bill of materials by their references, the primary one included."""
-    try:
-        listed = [bill["metadata"]["component"], *bill["components"]]
-        return {str(one["bom-ref"]): one for one in listed}
-    except (KeyError, TypeError) as error:
-        raise WheelError("the bill of materials is malformed", because=f"it has no {error}") from error
 
 
 def _compare(subject: AuditSubject, file: str, expected: Any) -> tuple[str, list[str]]:

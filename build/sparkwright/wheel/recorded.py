@@ -103,6 +103,7 @@ class RecordedPoint(_Entry, frozen=True):
         version: the wheel's version.
         platform: the lock's platform, such as ``aarch64``.
         kernels: ``upstream`` or ``native``.
+        series: the series that the lock pins a release of; empty for a wheel of before series.
         made_by: name and version of the tool.
         point: the values that `digest` covers.
         merge: git ids of the pristine and the merged tree and of the commit, by name.
@@ -115,6 +116,7 @@ class RecordedPoint(_Entry, frozen=True):
     made_by: str
     point: dict[str, Any]
     merge: dict[str, str]
+    series: str = ""
 
 
 class RecordedBinary(_Entry, frozen=True):

@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from sparkwright.base.digests import to_json
+from sparkwright.base.errors import WheelError
+from sparkwright.wheel.archive import open_archive
+from sparkwright.wheel.kernels import read_json
+from sparkwright.wheel.names import parse_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from cyclonedx.model.component import Component, Patch
     from packageurl import PackageURL
@@ -64,6 +69,38 @@ def sbom(record: WheelRecord, lock: Lock) -> bytes:
         bom.dependencies.add(Dependency(ref=by_name[reference].bom_ref, dependencies=dependencies))
     text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string()
     return to_json(json.loads(text)) + b"\n"
+
+
+def components_of(bill: Any) -> dict[str, dict[str, Any]]:
+    """Return the components of a *bill*, a JSON value, by reference: the primary one and its ancestors too.
+
+    Raises:
+        WheelError: it is malformed.
+    """
+    try:
+        primary = bill["metadata"]["component"]
+        listed = [primary, *primary["pedigree"]["ancestors"], *bill["components"]]
+        return {str(one["bom-ref"]): dict(one) for one in listed}
+    except (KeyError, TypeError, ValueError) as error:
+        raise WheelError("the bill of materials is malformed", because=f"it lacks {error}") from error
+
+
+def read_bill(wheel: Path) -> dict[str, dict[str, Any]]:
+    """Return the components of the bill of materials in *wheel*; see `components_of`.
+
+    Raises:
+        ArchiveError: it is damaged or an unsafe archive; see `open_archive`.
+        WheelError: it has none, or a malformed one.
+    """
+    member = f"{parse_name(wheel.name).dist_info}/{SBOM}"
+    with open_archive(wheel) as archive:
+        if member not in archive.members:
+            raise WheelError(
+                f"{wheel.name} has no bill of materials",
+                because="an earlier sparkwright built it",
+                next_step="build the wheel with this version of sparkwright",
+            )
+        return components_of(read_json(archive, member))
 
 
 class _Parts:
@@ -221,9 +258,7 @@ class _Parts:
             scope=ComponentScope.EXCLUDED,  # an input of the build, not a part of the wheel
             hashes=_sha256(patch.sha256) if patch else (),
             external_references=references,
-            properties=_properties(
-                {"outcome": carry.outcome, "proof": carry.proof.key if carry.proof else None}
-            ),
+            properties=_properties({"outcome": carry.outcome}),
         )
 
     def _packages(self) -> Iterator[Component]:
