@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,14 +16,8 @@ from packaging.version import InvalidVersion, Version
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit
-from sparkwright.publish.pages import (
-    PublishedFile,
-    is_index_page,
-    project_html,
-    project_json,
-    root_html,
-    root_json,
-)
+from sparkwright.publish.pages import PublishedFile, is_index_page
+from sparkwright.publish.series import FOLDER, index_pages, series_pages
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.names import parse_name
@@ -39,7 +32,9 @@ _METADATA = ".metadata"
 _LOCK = ".publish.lock"
 _WRITTEN = f"{SIMPLE}/.written.json"
 """The list of files that `publish` wrote, with digests: no other file is ever replaced or removed."""
-_INDEX_FILE = re.compile(rf"{SIMPLE}/([^/]+/)?index\.(html|json)|[^/]+\.whl{re.escape(_METADATA)}")
+_INDEX_FILE = re.compile(
+    rf"{SIMPLE}/({FOLDER}/[0-9.]+/)?([^/]+/)?index\.(html|json)|[^/]+\.whl{re.escape(_METADATA)}"
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def publish(
             described = [_describe(_placed(wheel, folder), digests or {}) for wheel in wheels]
             files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
             pages = {file.filename + _METADATA: metadata for file, metadata in described}
-            pages |= _pages(files)
+            pages |= {f"{SIMPLE}/{path}": page for path, page in _pages(files).items()}
             digests_of_pages = {name: sha256_bytes(data) for name, data in pages.items()}
             _refuse_others(folder, digests_of_pages, earlier)
             # After a kill at any moment, the next run still has the list of its files.
@@ -184,16 +179,8 @@ def _describe(wheel: Path, digests: Mapping[str, str]) -> tuple[PublishedFile, b
 
 
 def _pages(files: Sequence[PublishedFile]) -> dict[str, bytes]:
-    """Return every page by its path in the folder, in the order in which they may be written."""
-    pages: dict[str, bytes] = {}
-    for project, group in groupby(files, key=lambda file: file.project):
-        listed = tuple(group)
-        pages[f"{SIMPLE}/{project}/index.html"] = project_html(project, listed)
-        pages[f"{SIMPLE}/{project}/index.json"] = project_json(project, listed)
-    projects = sorted({file.project for file in files})
-    pages[f"{SIMPLE}/index.html"] = root_html(projects)
-    pages[f"{SIMPLE}/index.json"] = root_json(projects)
-    return pages
+    """Return every page by its path in ``simple/``, in the order in which they may be written."""
+    return index_pages(files) | series_pages(files)
 
 
 def _put(path: Path, data: bytes) -> bool:
@@ -254,13 +241,13 @@ def _refuse_others(folder: Path, pages: Mapping[str, str], earlier: Mapping[str,
 def _remove_stale(folder: Path, stale: Mapping[str, str]) -> tuple[str, ...]:
     """Remove those of the pages and metadata files that still have these digests."""
     removed = []
-    for name, sha256 in sorted(stale.items()):
+    for name, sha256 in sorted(stale.items(), key=lambda item: (item[0].endswith(_METADATA), item[0])):
         path = folder / name
         if not path.is_file() or sha256_file(path) != sha256:
             continue
         path.unlink()
         removed.append(name)
-        with contextlib.suppress(OSError):  # the folder contains other files
-            if path.parent != folder:
-                path.parent.rmdir()
+        with contextlib.suppress(OSError):  # a folder contains other files
+            for above in path.relative_to(folder).parents[:-1]:
+                (folder / above).rmdir()
     return tuple(removed)

@@ -124,13 +124,13 @@ def project_json(project: str, files: Sequence[PublishedFile], status: ProjectSt
     return _json(page)
 
 
-def _url(file: PublishedFile) -> str:
-    """Return the address of *file*; ``+`` in its name as ``%2B``, which is never read as a space."""
+def address_of(file: PublishedFile) -> str:
+    """Return the address of *file* on a page; ``+`` as ``%2B``, which is never read as a space."""
     return file.url or _UP + quote(file.filename, safe="")
 
 
 def _anchor(file: PublishedFile) -> str:
-    attributes = {"href": f"{_url(file)}#sha256={file.sha256}"}
+    attributes = {"href": f"{address_of(file)}#sha256={file.sha256}"}
     if file.requires_python:
         attributes["data-requires-python"] = file.requires_python
     # Clients older than PEP 714 read the attribute under its first name only.
@@ -147,7 +147,7 @@ def _anchor(file: PublishedFile) -> str:
 def _entry(file: PublishedFile) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "filename": file.filename,
-        "url": _url(file),
+        "url": address_of(file),
         "hashes": {"sha256": file.sha256},
         "size": file.size,
         "core-metadata": {"sha256": file.metadata_sha256},
