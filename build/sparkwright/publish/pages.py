@@ -34,7 +34,7 @@ _VERSIONS = tuple(f'<meta name="pypi:repository-version" content="{one}">' for o
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """One wheel as the index lists it.
+    """One file as the index lists it: a wheel, or what describes the variants of a version.
 
     Attributes:
         project: its project's name, normalized after PEP 503.
@@ -43,7 +43,7 @@ class PublishedFile:
         sha256: digest of its bytes, 64 hex digits.
         size: in bytes.
         requires_python: PEP 440 specifier, or the empty string.
-        metadata_sha256: digest of its METADATA, 64 hex digits.
+        metadata_sha256: digest of its METADATA, 64 hex digits; empty for a file without one.
         url: its address, absolute or relative to the project's page, with METADATA at the same address and
             ``.metadata`` behind it; two folders above the page if empty.
         upload_time: time of its upload, in UTC, as ``2026-11-23T00:52:10Z``; on no page if empty.
@@ -134,7 +134,7 @@ def _anchor(file: PublishedFile) -> str:
     if file.requires_python:
         attributes["data-requires-python"] = file.requires_python
     # Clients older than PEP 714 read the attribute under its first name only.
-    for name in ("data-dist-info-metadata", "data-core-metadata"):
+    for name in ("data-dist-info-metadata", "data-core-metadata") if file.metadata_sha256 else ():
         attributes[name] = f"sha256={file.metadata_sha256}"
     if file.yanked is not None:
         attributes["data-yanked"] = file.yanked
@@ -150,9 +150,9 @@ def _entry(file: PublishedFile) -> dict[str, Any]:
         "url": address_of(file),
         "hashes": {"sha256": file.sha256},
         "size": file.size,
-        "core-metadata": {"sha256": file.metadata_sha256},
-        "dist-info-metadata": {"sha256": file.metadata_sha256},
     }
+    if file.metadata_sha256:
+        entry["core-metadata"] = entry["dist-info-metadata"] = {"sha256": file.metadata_sha256}
     if file.requires_python:
         entry["requires-python"] = file.requires_python
     if file.upload_time:
