@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
-from test_wheel_sbom import checked_in
+from test_wheel_sbom import checked_in, pinned
 
 from sparkwright.base.errors import WheelError
 from sparkwright.cli.main import main
@@ -23,6 +23,7 @@ from sparkwright.wheel.recorded import read_record
 from sparkwright.wheel.sbom import SBOM, sbom
 
 if TYPE_CHECKING:
+    from sparkwright.lock import Lock
     from sparkwright.wheel.recorded import WheelRecord
 
 
@@ -33,8 +34,11 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def wheel_of(folder: Path, series: str, platform: str, kernels: str) -> Path:
     """A file with the record and the bill of materials of that wheel, and nothing else."""
-    record, lock = checked_in(series, platform, kernels)
-    version = record.point.version
+    return packed(folder, *checked_in(series, platform, kernels))
+
+
+def packed(folder: Path, record: WheelRecord, lock: Lock) -> Path:
+    platform, version = record.point.platform, record.point.version
     info = f"vllm-{version}.dist-info"
     files = {
         f"{info}/{SBOM}": sbom(record, lock),
@@ -105,6 +109,14 @@ def test_the_same_wheel_gives_the_same_bytes_without_times(case: Case, tmp_path:
         "builder": {"id": "https://ci.example/x", "version": {"sparkwright": "0.1.0"}},
         "metadata": {"invocationId": read_record(case.wheel).point.digest},
     }
+
+
+def test_a_pinned_commit_is_named_by_its_id(tmp_path: Path) -> None:
+    record, lock = checked_in("0.24", "aarch64", "upstream")
+    predicate, _ = parsed(statement(packed(tmp_path, record, pinned(lock))))
+    found = {one["name"]: one for one in predicate["buildDefinition"]["resolvedDependencies"]}
+    assert found["release"]["digest"] == {"gitCommit": lock.release.commit}
+    assert "gitCommit" not in found["upstream-wheel"]["digest"]
 
 
 def patched(files: dict[str, bytes]) -> None:

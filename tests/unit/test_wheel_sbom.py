@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import wheelkit
 from audit_case import INFO, Case, make_case
@@ -34,9 +36,11 @@ WHEELS = [
     for series, kernels in (("0.24", "upstream"), ("0.24", "native"), ("0.33", "upstream"))
     for platform in ("aarch64", "x86_64")
 ]
+VALIDATOR = JsonStrictValidator(SchemaVersion.V1_6)
 PULL = {"repository": "https://github.com/vllm-project/vllm.git", "number": 54076, "head": "ab" * 20}
 
 
+@functools.cache
 def checked_in(series: str, platform: str, kernels: str) -> tuple[WheelRecord, Lock]:
     """The record of a wheel of this checkout's carries, as if each had been applied, and the lock."""
     checkout = open_checkout(ROOT, series)
@@ -84,7 +88,7 @@ def by_reference(bill: bytes) -> dict[str, dict[str, Any]]:
 
 def faults(bill: bytes) -> object:
     """The violations of the schema that CycloneDX publishes for 1.6."""
-    return JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill.decode())
+    return VALIDATOR.validate_str(bill.decode())
 
 
 @pytest.mark.parametrize(("series", "platform", "kernels"), WHEELS)
@@ -122,6 +126,32 @@ def test_the_pedigree_names_the_release_its_commit_and_each_patch() -> None:
     assert patches["tie-weights"]["resolves"][0]["references"] == [
         "https://github.com/vllm-project/vllm/pull/45544"
     ]
+
+
+def pinned(lock: Lock) -> Lock:
+    """The lock as if it pinned a commit, which has no sdist."""
+    release = msgspec.structs.replace(lock.release, tree="7e" * 20)
+    return msgspec.structs.replace(lock, sdist=None, release=release)
+
+
+def test_a_pinned_commit_is_the_ancestor() -> None:
+    record, lock = checked_in("0.24", "aarch64", "upstream")
+    bill = sbom(record, pinned(lock))
+    assert faults(bill) is None
+    (ancestor,) = by_reference(bill)["wheel"]["pedigree"]["ancestors"]
+    assert ancestor["purl"] == f"pkg:github/vllm-project/vllm@{lock.release.commit}"
+    assert "hashes" not in ancestor
+
+
+def test_a_repository_elsewhere_is_named_by_its_address() -> None:
+    record, lock = checked_in("0.24", "aarch64", "upstream")
+    source = msgspec.structs.replace(
+        lock.sources["cutlass"], repository="ssh://git@example.org/a/cutlass.git"
+    )
+    bill = sbom(record, msgspec.structs.replace(lock, sources={**lock.sources, "cutlass": source}))
+    assert faults(bill) is None
+    found = by_reference(bill)["source:cutlass"]
+    assert found["purl"].startswith("pkg:generic/cutlass@v4.4.2?vcs_url=git%2Bssh:")
 
 
 def test_a_patch_of_a_source_and_a_pull_request_by_its_head() -> None:

@@ -78,11 +78,11 @@ def _inputs(bill: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for reference, component in sorted(bill.items()):
         if not reference.startswith(_INPUTS):
             continue
-        version, digest = str(component.get("version", "")), _digest(component)
-        if _COMMIT.fullmatch(version):
-            digest["gitCommit"] = version
-        described = {"name": reference, "uri": str(component.get("purl", ""))}
-        yield {**described, **({"digest": digest} if digest else {})}
+        address, digest = str(component.get("purl", "")), _digest(component)
+        commit = address.partition("?")[0].rpartition("@")[2]
+        if not digest and _COMMIT.fullmatch(commit):
+            digest = {"gitCommit": commit}
+        yield {"name": reference, "uri": address, **({"digest": digest} if digest else {})}
 
 
 def _digest(component: Mapping[str, Any]) -> dict[str, str]:
