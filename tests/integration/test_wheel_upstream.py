@@ -38,7 +38,7 @@ def expectation() -> Expectation:
             "tests/test_spark.py": b"",
         }
     version = local_version(lock.release.version, "spark", "1a2b3c4d")
-    record = {"point.json": {"version": version}}
+    record = {"point.json": wheelkit.point_of(version), "carries.json": {"format": 1, "carries": []}}
     return Expectation(wheel, artifact, lock, changes, version, store=store, record=record)
 
 
@@ -54,6 +54,7 @@ def _plan(expectation: Expectation) -> AssemblyPlan:
         expectation.version or "",
         expectation.changes or {},
         expectation.record or {},
+        lock=expectation.lock,
     )
 
 

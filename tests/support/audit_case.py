@@ -18,7 +18,7 @@ OURS = "0.24.0+spark.1a2b3c4d"
 INFO = f"vllm-{OURS}.dist-info"
 BIG = "vllm/_big.abi3.so"
 RECORD_OF_OURS = {
-    "point.json": {"format": 1, "version": OURS, "merge": {"commit": "c0ffee", "merged": "beef"}},
+    "point.json": wheelkit.point_of(OURS),
     "carries.json": {
         "format": 1,
         "carries": [
@@ -62,7 +62,7 @@ def make_case(folder: Path) -> Case:
         torch="2.11.0",
     )  # fmt: skip
     lock = Lock(format=1, release=release, sdist=artifact, wheels={"aarch64": artifact}, sources={})
-    plan = AssemblyPlan(upstream, artifact.sha256, OURS, CHANGES, RECORD_OF_OURS)
+    plan = AssemblyPlan(upstream, artifact.sha256, OURS, CHANGES, RECORD_OF_OURS, lock=lock)
     wheel = assemble(plan, folder / "dist").path
     return Case(wheel, Expectation(upstream, artifact, lock, CHANGES, OURS, record=RECORD_OF_OURS), plan)
 

@@ -125,13 +125,18 @@ def make_case(folder: Path) -> Case:
     needs = [read_elf(path).versions for path in (ours, spin, host)]
     plan = AssemblyPlan(
         upstream, artifact.sha256, OURS, CHANGES,
-        {"point.json": {"version": OURS}, KERNELS: record_of()},
+        {
+            "point.json": wheelkit.point_of(OURS, HERE, "native"),
+            "carries.json": {"format": 1, "carries": []},
+            KERNELS: record_of(),
+        },
         providers={
             C: BinarySource(ours, "compiled", "the-key"), SPIN: BinarySource(spin, "compiled", "spin-key"),
         },
         upstream_binaries={RS: BECAUSE},
         left_out={FA3: "nothing in it runs"},
         platform=honest_platform(parse_name(upstream.name).platform, needs),
+        lock=lock_of(artifact),
     )  # fmt: skip
     program = elfkit.reader(folder / "bin")
     native = NativeExpectation(

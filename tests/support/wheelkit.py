@@ -9,7 +9,7 @@ import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,6 +31,15 @@ __version_tuple__ = version_tuple = (0, 24, 0)
 
 __commit_id__ = commit_id = 'gee0da84ab'
 """
+
+
+def point_of(version: str, machine: str = "aarch64", kernels: str = "upstream") -> dict[str, Any]:
+    """``point.json`` of a wheel of that version."""
+    return {
+        "format": 1, "digest": "d1" * 32, "version": version, "platform": machine, "kernels": kernels,
+        "made-by": "sparkwright 0.1.0", "point": {"format": 1, "patchset": "spark"},
+        "merge": {"commit": "c0ffee", "merged": "beef", "pristine": "fade"},
+    }  # fmt: skip
 
 
 def elf(machine: str = "aarch64", payload: bytes = b"") -> bytes:

@@ -111,6 +111,8 @@ def test_what_it_consists_of(lock, access, machine):
         "g++": "(Tiny 13.2.0-1) 13.2.0",
     }.items() <= chain.parts.items()
     assert chain.parts["glibc"] == "2.39"
+    tables = (lock.native.toolkit.builder[HERE], lock.native.toolkit.target[OTHER])
+    assert chain.packages == {one.filename: one.sha256 for table in tables for one in table.values()}
     native = prepare_toolchain(lock, NATIVE, access)
     assert (native.cross, native.cxx.name) == (False, "g++")
     assert native.key != chain.key

@@ -50,7 +50,7 @@ def test_pages_list_each_wheel_once_in_the_order_of_versions(tmp_path: Path) -> 
     ]  # fmt: skip
     page = json.loads((tmp_path / "simple/vllm/index.json").read_bytes())
     assert page["versions"] == ["0.9.0", "0.9.0+spark.1", "0.10.0"]
-    assert page["meta"] == {"api-version": "1.1"}
+    assert page["meta"] == {"api-version": "1.4"}
     root = json.loads((tmp_path / "simple/index.json").read_bytes())
     assert root["projects"] == [{"name": "other-project"}, {"name": "vllm"}]
     assert '<a href="other-project/">' in (tmp_path / "simple/index.html").read_text()
@@ -69,7 +69,7 @@ def test_publishing_again_changes_nothing_and_elsewhere_gives_the_same_bytes(tmp
     here, there = tmp_path / "here", tmp_path / "there"
     wheels = [wheel(here, "1"), wheel(here, "2")]
     first = publish(wheels, here)
-    assert len(first.written) == 6
+    assert len(first.written) == 2 + 4 + 2 * 4, "metadata, the index, and one for each of two series"
     assert publish(wheels, here).written == ()
     publish(wheels[::-1], there)
     assert snapshot(here) == snapshot(there)
@@ -87,7 +87,14 @@ def test_stale_pages_and_metadata_vanish(tmp_path: Path) -> None:
         f"{other.name}.metadata",
         "simple/other/index.html",
         "simple/other/index.json",
+        *(
+            f"simple/series/1/{path}index.{form}"
+            for path in ("", "vllm/", "other/")
+            for form in ("html", "json")
+        ),
     }
+    assert all(name.endswith(".metadata") for name in index.removed[-2:]), "after the pages that link to it"
+    assert not (tmp_path / "simple/series/1").exists()
     assert not (tmp_path / "simple/other").exists()
     assert old.name not in (tmp_path / "simple/vllm/index.html").read_text()
     assert keep.name in (tmp_path / "simple/vllm/index.html").read_text()

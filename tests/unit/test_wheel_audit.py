@@ -51,7 +51,7 @@ def test_a_healthy_wheel_passes_every_check(case: Case) -> None:
 
 def test_upstreams_own_wheel_passes_as_such(case: Case) -> None:
     report = audit(case.expectation.upstream_wheel, replace(case.expectation, version=None))
-    skipped = {PROVENANCE, "members-differ-exactly", "binaries-identical", "native-inputs-unchanged"}
+    skipped = {PROVENANCE, BILL, "members-differ-exactly", "binaries-identical", "native-inputs-unchanged"}
     assert report.kind == "upstream"
     assert {check.name for check in report.checks if check.verdict == "skipped"} == skipped | NATIVE
     assert (report.passed, report.unchecked) == (True, ())
@@ -60,7 +60,7 @@ def test_upstreams_own_wheel_passes_as_such(case: Case) -> None:
 def test_without_a_merge_the_checks_that_need_one_are_skipped(case: Case) -> None:
     expectation = replace(case.expectation, changes=None, record=None)
     found = verdicts(case.wheel, expectation)
-    need_one = {PROVENANCE, "members-differ-exactly", "native-inputs-unchanged"}
+    need_one = {PROVENANCE, BILL, "members-differ-exactly", "native-inputs-unchanged"}
     assert {name for name, verdict in found.items() if verdict == "skipped"} == need_one | NATIVE
     assert set(audit(case.wheel, expectation).unchecked) == need_one
     assert "fail" not in found.values()
@@ -83,8 +83,9 @@ def _providers(change: Callable[[list[dict[str, object]]], object]) -> Callable[
 CONFLICT = b'"""\n<<<<<<< ours\na\n=======\nb\n>>>>>>> theirs\n"""\n'
 EVIL = wheelkit.elf(payload=b"evil")
 DEEP = b"[" * 200_000 + b"]" * 200_000
+SBOM_FILE = f"{INFO}/sboms/sparkwright.cdx.json"
 METADATA, WHEEL, VERSION = f"{INFO}/METADATA", f"{INFO}/WHEEL", "vllm/_version.py"
-EXACT, PROVENANCE = "members-differ-exactly", "provenance-agrees"
+EXACT, PROVENANCE, BILL = "members-differ-exactly", "provenance-agrees", "sbom-agrees"
 # What is done to the members, RECORD being made to fit, and the checks that have to fail, all of them.
 FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
     "WHEEL has upstream's generic tag": (swap(WHEEL, b"manylinux_2_28", b"linux"), {"tags", EXACT}),
@@ -112,7 +113,7 @@ FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
     "carries that are nested deeply": (put(f"{INFO}/sparkwright/carries.json", DEEP), {PROVENANCE}),
     "providers that are nested deeply": (
         put(f"{INFO}/sparkwright/providers.json", DEEP),
-        {PROVENANCE, EXACT, "binaries-identical", "native-inputs-unchanged"},
+        {PROVENANCE, BILL, EXACT, "binaries-identical", "native-inputs-unchanged"},
     ),
     "kernels that are nested deeply": (
         put(f"{INFO}/sparkwright/kernels.json", DEEP),
@@ -152,31 +153,39 @@ FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
             files.update({"vllm/vllm-rs": EVIL}),
             _providers(lambda entries: entries[2].update(size=len(EVIL), sha256=_sha256(EVIL)))(files),
         ),
-        {EXACT, "binaries-identical"},
+        {EXACT, "binaries-identical", BILL},
     ),
-    "a binary without a provider": (_providers(lambda entries: entries.pop()), {"binaries-identical"}),
+    "a binary without a provider": (_providers(lambda entries: entries.pop()), {"binaries-identical", BILL}),
     "a provider listed twice": (
         _providers(lambda entries: entries.insert(0, entries[0])), {"binaries-identical"},
     ),
     "a provider of nothing": (
         _providers(lambda entries: entries.insert(2, {**entries[0], "member": "vllm/none.so"})),
-        {"binaries-identical"},
+        {"binaries-identical", BILL},
     ),
     "an unknown provider": (
         _providers(lambda entries: entries[0].update(provider="elsewhere")),
-        {"binaries-identical"},
+        {"binaries-identical", BILL},
     ),
     "providers in another order": (_providers(lambda entries: entries.reverse()), {PROVENANCE}),
     "providers spelt otherwise": (
         swap(f"{INFO}/sparkwright/providers.json", b",", b", "), {PROVENANCE},
     ),
     "binaries from another wheel": (
-        _providers(lambda entries: entries[0].update({"from": "vllm-0.23.0.whl"})), {"binaries-identical"},
+        _providers(lambda entries: entries[0].update({"from": "vllm-0.23.0.whl"})),
+        {"binaries-identical", BILL},
     ),
     "a malformed list of providers": (
         _providers(lambda entries: entries[0].pop("size")),
-        {"binaries-identical", EXACT, "native-inputs-unchanged"},
+        {"binaries-identical", EXACT, "native-inputs-unchanged", BILL},
     ),
+    "no bill of materials": (lambda files: files.pop(SBOM_FILE), {BILL}),
+    "a bill that is not JSON": (put(SBOM_FILE, b"{"), {BILL}),
+    "a bill that is nested deeply": (put(SBOM_FILE, DEEP), {BILL}),
+    "a bill without components": (put(SBOM_FILE, b"{}"), {BILL}),
+    "a bill spelt otherwise": (swap(SBOM_FILE, b'{"', b'{ "'), {BILL}),
+    "a bill with another commit": (swap(SBOM_FILE, b"ee0da84ab", b"ee0da84ac"), {BILL}),
+    "another bill beside it": (put(f"{INFO}/sboms/other.cdx.json", b"{}"), {PROVENANCE, EXACT}),
     "another torch": (swap(METADATA, b"torch==2.11.0", b"torch==2.12.0"), {"torch-pinned", EXACT}),
     "a loose torch": (swap(METADATA, b"torch==2.11.0", b"torch>=2.11.0"), {"torch-pinned", EXACT}),
     "torch on some machines only": (
@@ -290,7 +299,7 @@ def test_another_release_than_the_locks_is_found(case: Case) -> None:
 
     lock = case.expectation.lock
     lock = changed(lock, release=changed(lock.release, version="0.24.1"))
-    assert failed(case.wheel, replace(case.expectation, lock=lock)) == {"versions-agree"}
+    assert failed(case.wheel, replace(case.expectation, lock=lock)) == {"versions-agree", BILL}
 
 
 def test_native_inputs_in_the_merge_are_found(case: Case) -> None:

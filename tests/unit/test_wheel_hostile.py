@@ -118,7 +118,9 @@ def test_what_a_wheel_says_of_itself_is_held_against_the_checkout(
     told = {check.name: check.detail for check in report.failures}
     assert place in told.pop(PROVENANCE)
     assert set(told) == (
-        {EXACT, "binaries-identical", "native-inputs-unchanged"} if statement == "no providers" else set()
+        {EXACT, "binaries-identical", "native-inputs-unchanged", "sbom-agrees"}
+        if statement == "no providers"
+        else set()
     )
 
 
@@ -166,7 +168,7 @@ def test_a_file_that_cannot_be_worked_out_here_is_unverified(case: Case, tmp_pat
     report = audit(case.wheel, replace(case.expectation, record=record))
     assert [check.name for check in report.unverified] == [PROVENANCE]
     spoilt = wheelkit.spoil(case.wheel, tmp_path, lambda files: files.pop(f"{INFO}/sparkwright/carries.json"))
-    assert failed(spoilt, replace(case.expectation, record=record)) == {PROVENANCE}
+    assert failed(spoilt, replace(case.expectation, record=record)) == {PROVENANCE, "sbom-agrees"}
 
 
 def test_strangers_are_refused_by_name_and_not_read(case: Case, tmp_path: Path) -> None:

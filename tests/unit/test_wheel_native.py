@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Files = dict[str, bytes]
-IDENTICAL, PROVENANCE = "binaries-identical", "provenance-agrees"
+IDENTICAL, PROVENANCE, BILL = "binaries-identical", "provenance-agrees", "sbom-agrees"
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +86,9 @@ def test_changed_code_that_is_called_compiled_is_found(case: Case, tmp_path: Pat
 
     spoilt = wheelkit.spoil(case.wheel, tmp_path, change)
     found = failed(spoilt, known(case))
-    assert set(found) == {IDENTICAL}
+    assert set(found) == {IDENTICAL, BILL}
     assert SPIN in found[IDENTICAL]
+    assert SPIN in found[BILL]
     assert not audit(spoilt, case.expectation).passed, "nor is it believed where nothing is known of it"
 
 
@@ -249,7 +250,7 @@ def test_a_damaged_binary(case: Case, tmp_path: Path) -> None:
         files[f"{INFO}/sparkwright/providers.json"] = to_json(entries)
 
     found = failed(wheelkit.spoil(wheel, tmp_path / "spoilt", cut), case.expectation)
-    assert set(found) == {"binaries-machine", "kernels-native"}
+    assert set(found) == {"binaries-machine", "kernels-native", BILL}
 
 
 # Planted in the wheel ----------------------------------------------------------------------
@@ -298,15 +299,15 @@ EXACT, LEFT = "members-differ-exactly", "left-out-unused"
 WHEEL_FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
     "no record of kernels": (
         lambda files: files.pop(f"{INFO}/sparkwright/{KERNELS}"),
-        {PROVENANCE, IDENTICAL, EXACT, "native-inputs-unchanged"},
+        {PROVENANCE, IDENTICAL, EXACT, "native-inputs-unchanged", BILL},
     ),
     "a malformed record of kernels": (
         _kernels(lambda value: value.pop("arch")),
-        {IDENTICAL, EXACT, "native-inputs-unchanged", "kernels-native", LEFT},
+        {BILL, IDENTICAL, EXACT, "native-inputs-unchanged", "kernels-native", LEFT},
     ),
     "a record of a newer format": (
         _kernels(lambda value: value.update(format=2)),
-        {IDENTICAL, EXACT, "native-inputs-unchanged", "kernels-native", LEFT},
+        {BILL, IDENTICAL, EXACT, "native-inputs-unchanged", "kernels-native", LEFT},
     ),
     "another native key": (
         _kernels(lambda value: value["binaries"][0].update(key="other")), {IDENTICAL},

@@ -33,7 +33,8 @@ DIGEST = "1a2b3c4d" * 8
         ("spark", DIGEST, "0.24.0+spark.12.1a2b3c4d"),
         ("GB10 / D-Flash_2", DIGEST, "0.24.0+gb10.d.flash.2.12.1a2b3c4d"),
         ("--x--", DIGEST, "0.24.0+x.12.1a2b3c4d"),
-        ("spark", "00001234" + DIGEST, "0.24.0+spark.12.1234"),
+        ("spark", "00001234" + DIGEST, "0.24.0+spark.12.000012341a"),
+        ("spark", "12345678", "0.24.0+spark.12.12345678"),
     ],
 )
 def test_local_versions(patchset: str, digest: str, expected: str) -> None:
@@ -44,6 +45,17 @@ def test_a_working_state_and_a_wheel_for_another_card_say_so() -> None:
     assert local_version("0.24.0", "spark", DIGEST) == "0.24.0+spark.0.1a2b3c4d"
     found = local_version("0.24.0", "spark", DIGEST, revision=3, card="sm100a")
     assert found == "0.24.0+spark.sm100a.3.1a2b3c4d"
+    found = local_version("0.24.0", "spark", DIGEST, revision=3, arch="sm121a")
+    assert found == "0.24.0+spark.3.sm121a.1a2b3c4d"
+
+
+@pytest.mark.parametrize("digest", ["ffffffff" * 8, "99999999" * 7 + "aaaaaaaa", "00000000" * 7 + "f0000000"])
+def test_kernels_for_the_card_come_after_upstreams_of_their_revision(digest: str) -> None:
+    def version(revision: int, arch: str = "", digest: str = digest) -> Version:
+        return Version(local_version("0.24.0", "spark", digest, revision=revision, arch=arch))
+
+    native = version(3, "sm121a", DIGEST)
+    assert version(2, "sm121a") < version(3) < native < version(4)
 
 
 DIGESTS = st.text("0123456789abcdef", min_size=8, max_size=8) | st.text("0123456789", min_size=8, max_size=8)

@@ -99,6 +99,14 @@ class Carry:
         except FileNotFoundError as error:
             raise ConfigError(f"{path} could not be read", because="it does not exist") from error
 
+    def patch_sha256(self, revision: Revision) -> str:
+        """Return the SHA-256 of the patch file of *revision*, 64 hex digits.
+
+        Raises:
+            ConfigError: the file is missing.
+        """
+        return sha256_bytes(self._patch_text(revision))
+
     def content_id(self, version: str) -> str:
         """Return digest of what the carry changes when merged onto *version*: not of its prose.
 
@@ -115,7 +123,7 @@ class Carry:
         return digest_of(
             {
                 **self._base_of(revision),
-                "patch": sha256_bytes(self._patch_text(revision)),
+                "patch": self.patch_sha256(revision),
                 "stacked-on": list(revision.stacked_on),
             }
         )

@@ -105,11 +105,15 @@ class BuildSpec:
         return tuple(carry for carry in self.carries if carry.name not in self.left_out)
 
     @property
+    def card(self) -> str:
+        """Return the target of compiled kernels, ``sm121a`` for ``12.1a``; empty for upstream's kernels."""
+        return "" if self.arch is None else "sm" + self.arch.replace(".", "")
+
+    @property
     def foreign_card(self) -> str:
-        """Return the target where it is not the lock's card, ``sm100a`` for ``10.0a``; empty otherwise."""
-        if self.arch is None or self.lock.native is None or self.arch == self.lock.native.arch:
-            return ""
-        return "sm" + self.arch.replace(".", "")
+        """Return `card` where it is not the lock's; empty otherwise."""
+        usual = self.lock.native is None or self.arch == self.lock.native.arch
+        return "" if usual else self.card
 
     @property
     def revision(self) -> int:

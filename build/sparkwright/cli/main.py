@@ -22,6 +22,7 @@ COMMANDS = {
     "merge": "Merge the patchset onto the pin, or onto another release, and report each carry.",
     "wheel": "Build the wheel: fetch, merge, prove, assemble, audit, publish.",
     "audit": "Compare a wheel with upstream's and with the merge.",
+    "provenance": "Show what a wheel was made from, as an in-toto statement (SLSA v1).",
     "nightly": "Follow upstream: merge and judge every carry on what is new, build, and name what broke it.",
     "publish": "Write a static package index over the wheels in a folder.",
     "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",

@@ -14,9 +14,14 @@ from sparkwright.publish import dist_folder, publish, wheels_in
 
 @click.command("publish")
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--variants",
+    is_flag=True,
+    help="Also make wheel variants of native wheels, which only uv's preview takes; an experiment.",
+)
 @common_options
 @run_in_session
-def command(session: Session, *, folder: Path | None) -> None:
+def command(session: Session, *, folder: Path | None, variants: bool) -> None:
     """Write a static package index over the wheels in FOLDER.
 
     FOLDER is SPARKWRIGHT_DIST, or dist/ in the checkout, by default.
@@ -28,11 +33,13 @@ def command(session: Session, *, folder: Path | None) -> None:
         raise PublishError(
             f"there is nothing to publish in {where}", because="it holds no wheel", next_step="make wheel"
         )
-    index = publish(wheels, where)
+    index = publish(wheels, where, variants=variants)
     if session.as_json:
-        print_json({"index": index.url, "files": [file.filename for file in index.files]})
+        print_json({"index": index.url, "files": [file.filename for file in (*index.files, *index.variants)]})
         return
     for file in index.files:
         click.echo(f"wheel    {file.filename}")
+    for file in index.variants:
+        click.echo(f"variant  {file.filename}")
     click.echo(f"index    {index.url}")
     click.echo(f"next     pip download --no-deps --index-url {index.url} vllm")

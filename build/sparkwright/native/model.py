@@ -53,6 +53,7 @@ class Toolchain:
         key: digest of all parts by content or version, without paths.
         parts: name and version of each part, for people.
         headers: the folders that the C++ compiler searches by itself; their files' versions are in `key`.
+        packages: SHA-256 of the packages that it is made of, by file name.
     """
 
     cuda: Path
@@ -69,6 +70,7 @@ class Toolchain:
     key: str
     parts: Mapping[str, str] = field(default_factory=dict)
     headers: tuple[str, ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 class SourceTree(Model, frozen=True):

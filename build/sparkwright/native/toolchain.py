@@ -240,6 +240,9 @@ def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Too
         key=recipe.key,
         parts=recipe.parts,
         headers=recipe.compiler.headers,
+        packages={
+            one.filename: one.sha256 for one in [*recipe.programs.values(), *recipe.libraries.values()]
+        },
     )
 
 

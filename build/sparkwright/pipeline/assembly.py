@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sparkwright.wheel import BinarySource
 
 # Part of the keys: raised when assembling or auditing gives another result for the same inputs.
-_ASSEMBLY_RULES = 1
-_AUDIT_RULES = 2
+_ASSEMBLY_RULES = 2
+_AUDIT_RULES = 3
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Assemble:
                 "version": version_of(job, state),
                 "stock-wheel": job.stock_wheel.sha256,
                 "record": wheel_record(job, state),
+                "sources": to_builtins(job.spec.lock.sources),  # the bill of materials lists them
             }
         )
 
@@ -93,6 +94,7 @@ class Assemble:
             version=version_of(job, state),
             changes=job.changes(require(state.report)),
             record=wheel_record(job, state),
+            lock=job.spec.lock,
             **_binary_arguments(job, state),
         )
         with job.store.scratch() as scratch:
@@ -155,8 +157,8 @@ class Audit:
 def _binary_arguments(job: Job, state: BuildState) -> dict[str, Any]:
     """Return the arguments of an `AssemblyPlan` that concern binaries; none for upstream's kernels."""
     from sparkwright.wheel import BinarySource
-    from sparkwright.wheel.assemble import COMPILED
     from sparkwright.wheel.deflate import deflated_in
+    from sparkwright.wheel.sbom import COMPILED
 
     if state.binaries is None:
         return {}

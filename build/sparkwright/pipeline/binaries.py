@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparkwright.wheel.source import StockWheel
 
 # Part of the key: raised when the choice below changes for the same inputs.
-_RULES = 1
+_RULES = 2
 # Part of the record in the wheel.
 _NOT_OURS = "sparkwright compiles no such extension"
 
@@ -86,8 +86,14 @@ def _choose(job: Job, state: BuildState) -> Binaries:
         }
         kept = [one.elf.versions for member, one in inspected.items() if member not in left_out]
         platform = honest_platform(upstream.name.platform, kept)
+    toolchain = require(state.toolchain)
     record = kernels_record(
-        job.target, require(state.toolchain).key, compiled=compiled, upstream=stock, left_out=slim.left_out
+        job.target,
+        toolchain.key,
+        compiled=compiled,
+        upstream=stock,
+        left_out=slim.left_out,
+        packages=toolchain.packages,
     )
     return Binaries(record=record, platform=platform, left_out=left_out, upstream=stock, kept=dict(slim.kept))
 

@@ -16,8 +16,8 @@ from sparkwright.pipeline.steps import steps_for
 from sparkwright.pipeline.trees import Merge
 from sparkwright.pipeline.version import version_of
 from sparkwright.probe.proof import read_proof
-from sparkwright.wheel.checks import CARRIES, POINT
 from sparkwright.wheel.kernels import KERNELS
+from sparkwright.wheel.recorded import CARRIES, POINT
 
 if TYPE_CHECKING:
     from sparkwright.carries import Carry

@@ -109,6 +109,7 @@ class Job:
             spec.patchset,
             spec.digest,
             revision=spec.revision,
+            arch="" if spec.foreign_card else spec.card,
             card=spec.foreign_card,
         )
 

@@ -11,6 +11,7 @@ from sparkwright.pipeline.trial import wants_proof
 from sparkwright.pipeline.version import version_of
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.provenance import ALLOWED
+from sparkwright.wheel.recorded import CARRIES, POINT
 
 if TYPE_CHECKING:
     from sparkwright.carries import Carry
@@ -32,6 +33,7 @@ def wheel_record(job: Job, state: BuildState) -> dict[str, Any]:
         "version": version_of(job, state),
         "platform": job.options.platform,
         "kernels": job.kernels,
+        **({"series": job.spec.lock.series} if job.spec.lock.series else {}),
         "made-by": f"sparkwright {__version__}",
         "point": job.spec.describe(),
         "merge": {
@@ -43,7 +45,7 @@ def wheel_record(job: Job, state: BuildState) -> dict[str, Any]:
     }
     # Carries that are left out are not named: the same build spec gives the same wheel.
     carries = [_carry(job, state, carry) for carry in job.spec.deciding]
-    files = {"point.json": point, "carries.json": {"format": RECORD_FORMAT, "carries": carries}}
+    files = {POINT: point, CARRIES: {"format": RECORD_FORMAT, "carries": carries}}
     return files if state.binaries is None else {**files, KERNELS: state.binaries.record}
 
 
@@ -56,6 +58,7 @@ def _carry(job: Job, state: BuildState, carry: Carry) -> dict[str, Any]:
         "runner": carry.at(require(state.report).version).spec.runner,
         "upstream": [entry.pull for entry in carry.spec.upstream],
         "evidence": to_builtins(carry.spec.evidence),
+        **_content(carry, require(state.report).version),
         "outcome": str(outcome.kind),
         "detail": outcome.detail,
         **({"source": outcome.source} if outcome.source else {}),
@@ -71,3 +74,13 @@ def _carry(job: Job, state: BuildState, carry: Carry) -> dict[str, Any]:
     elif wants_proof(require(state.report), carry):
         described["unproved"] = ALLOWED if carry.name in job.options.allow_unproved else ""
     return described
+
+
+def _content(carry: Carry, version: str) -> dict[str, Any]:
+    """Return the content of *carry* at upstream *version*: its patch or its pull request."""
+    if (pull := carry.spec.pull) is not None:
+        return {"pull": {"repository": pull.repository, "number": pull.number, "head": pull.head}}
+    revision = carry.revision_for(version)
+    if revision is None:
+        return {}
+    return {"patch": {"file": revision.patch, "sha256": carry.patch_sha256(revision)}}

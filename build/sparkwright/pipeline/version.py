@@ -29,7 +29,8 @@ def native_version(job: Job, stock: Collection[str]) -> str:
     """Return the version of a wheel that takes the extensions *stock* from upstream's wheel.
 
     One build spec can give different wheels, as some sources cannot always be fetched, so the version says
-    which: ``0.24.0+spark.12.1a2b3c4d`` for all of them, ``….stock.fa2`` where FlashAttention is upstream's.
+    which: ``0.24.0+spark.12.sm121a.1a2b3c4d`` for all of them, ``….stock.fa2`` where FlashAttention is
+    upstream's.
     """
     marks = [*(["stock", *stock_marks(stock)] if stock else []), *(["full"] if job.options.full else [])]
     return ".".join([job.version, *marks])

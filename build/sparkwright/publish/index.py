@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,14 +16,10 @@ from packaging.version import InvalidVersion, Version
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit
-from sparkwright.publish.pages import (
-    PublishedFile,
-    is_index_page,
-    project_html,
-    project_json,
-    root_html,
-    root_json,
-)
+from sparkwright.publish.pages import PublishedFile, is_index_page
+from sparkwright.publish.series import FOLDER, index_pages, series_pages
+from sparkwright.publish.variants import FOLDER as VARIANTS
+from sparkwright.publish.variants import listed_variants, make_variants
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.names import parse_name
@@ -39,7 +34,10 @@ _METADATA = ".metadata"
 _LOCK = ".publish.lock"
 _WRITTEN = f"{SIMPLE}/.written.json"
 """The list of files that `publish` wrote, with digests: no other file is ever replaced or removed."""
-_INDEX_FILE = re.compile(rf"{SIMPLE}/([^/]+/)?index\.(html|json)|[^/]+\.whl{re.escape(_METADATA)}")
+_INDEX_FILE = re.compile(
+    rf"{SIMPLE}/({FOLDER}/[0-9.]+/)?([^/]+/)?index\.(html|json)"
+    rf"|({VARIANTS}/)?[^/]+\.whl{re.escape(_METADATA)}|{VARIANTS}/[^/]+-variants\.json"
+)
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,14 @@ class PublishedIndex:
     Attributes:
         folder: folder of the wheels and, in ``simple/``, the pages.
         files: the listed wheels, by project and version.
+        variants: the listed variants of these, and what describes them.
         written: the pages and metadata files that changed, relative to *folder*.
         removed: the removed ones, relative to *folder*.
     """
 
     folder: Path
     files: tuple[PublishedFile, ...]
+    variants: tuple[PublishedFile, ...]
     written: tuple[str, ...]
     removed: tuple[str, ...]
 
@@ -70,7 +70,11 @@ def wheels_in(folder: Path) -> tuple[Path, ...]:
 
 
 def publish(
-    wheels: Sequence[Path], folder: Path, *, digests: Mapping[str, str] | None = None
+    wheels: Sequence[Path],
+    folder: Path,
+    *,
+    digests: Mapping[str, str] | None = None,
+    variants: bool = False,
 ) -> PublishedIndex:
     """Make the index in *folder* list exactly *wheels*.
 
@@ -83,6 +87,8 @@ def publish(
         wheels: the wheels to list.
         folder: folder for the index; the pages go to ``simple/`` in it.
         digests: SHA-256 of wheels by file name, if the caller has it; the other wheels are read.
+        variants: whether to make variants of the wheels that have kernels for the card. Variants that are
+            there already are listed in any case.
 
     Raises:
         PublishError: two wheels have one name, a wheel is no plain file, its name and metadata disagree,
@@ -97,9 +103,13 @@ def publish(
         with hold(folder / _LOCK, f"the index in {folder}"):
             earlier = _read_written(folder)
             described = [_describe(_placed(wheel, folder), digests or {}) for wheel in wheels]
+            if variants:
+                make_variants([folder / file.filename for file, _ in described], folder)
             files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
             pages = {file.filename + _METADATA: metadata for file, metadata in described}
-            pages |= _pages(files)
+            entries, needed = listed_variants(described, folder)
+            pages |= needed
+            pages |= {f"{SIMPLE}/{path}": page for path, page in _pages([*files, *entries]).items()}
             digests_of_pages = {name: sha256_bytes(data) for name, data in pages.items()}
             _refuse_others(folder, digests_of_pages, earlier)
             # After a kill at any moment, the next run still has the list of its files.
@@ -108,7 +118,7 @@ def publish(
             removed = _remove_stale(folder, {name: earlier[name] for name in earlier.keys() - pages.keys()})
             _write_written(folder, digests_of_pages)
     emit("index.published", folder=str(folder), files=len(files), written=len(written), removed=len(removed))
-    return PublishedIndex(folder, tuple(files), written, removed)
+    return PublishedIndex(folder, tuple(files), tuple(entries), written, removed)
 
 
 def require_plain(wheels: Sequence[Path]) -> None:
@@ -184,16 +194,8 @@ def _describe(wheel: Path, digests: Mapping[str, str]) -> tuple[PublishedFile, b
 
 
 def _pages(files: Sequence[PublishedFile]) -> dict[str, bytes]:
-    """Return every page by its path in the folder, in the order in which they may be written."""
-    pages: dict[str, bytes] = {}
-    for project, group in groupby(files, key=lambda file: file.project):
-        listed = tuple(group)
-        pages[f"{SIMPLE}/{project}/index.html"] = project_html(project, listed)
-        pages[f"{SIMPLE}/{project}/index.json"] = project_json(project, listed)
-    projects = sorted({file.project for file in files})
-    pages[f"{SIMPLE}/index.html"] = root_html(projects)
-    pages[f"{SIMPLE}/index.json"] = root_json(projects)
-    return pages
+    """Return every page by its path in ``simple/``, in the order in which they may be written."""
+    return index_pages(files) | series_pages(files)
 
 
 def _put(path: Path, data: bytes) -> bool:
@@ -254,13 +256,13 @@ def _refuse_others(folder: Path, pages: Mapping[str, str], earlier: Mapping[str,
 def _remove_stale(folder: Path, stale: Mapping[str, str]) -> tuple[str, ...]:
     """Remove those of the pages and metadata files that still have these digests."""
     removed = []
-    for name, sha256 in sorted(stale.items()):
+    for name, sha256 in sorted(stale.items(), key=lambda item: (item[0].endswith(_METADATA), item[0])):
         path = folder / name
         if not path.is_file() or sha256_file(path) != sha256:
             continue
         path.unlink()
         removed.append(name)
-        with contextlib.suppress(OSError):  # the folder contains other files
-            if path.parent != folder:
-                path.parent.rmdir()
+        with contextlib.suppress(OSError):  # a folder contains other files
+            for above in path.relative_to(folder).parents[:-1]:
+                (folder / above).rmdir()
     return tuple(removed)

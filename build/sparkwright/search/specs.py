@@ -226,8 +226,7 @@ class Resolver:
 
     def _wheel(self, text: str) -> ResolvedSpec:
         from sparkwright.wheel.archive import open_archive
-        from sparkwright.wheel.assemble import RECORD_FOLDER
-        from sparkwright.wheel.checks import POINT
+        from sparkwright.wheel.recorded import POINT, RECORD_FOLDER
         from sparkwright.wheel.stamp import header
 
         path = self._local(text)

@@ -22,7 +22,9 @@ from sparkwright.wheel.deflate import holds
 from sparkwright.wheel.delta import WheelDelta, delta
 from sparkwright.wheel.names import WheelName, parse_name
 from sparkwright.wheel.record import RecordEntry, entry_from_digest, entry_of, format_record
+from sparkwright.wheel.recorded import PROVIDERS, RECORD_FOLDER, WheelRecord
 from sparkwright.wheel.rewrite import Kept, Packed, Stored, layout, write_parts
+from sparkwright.wheel.sbom import SBOM, sbom
 from sparkwright.wheel.source import StockWheel, open_source
 from sparkwright.wheel.stamp import VERSION_FILE, stamp_metadata, stamp_version_file, stamp_wheel
 
@@ -30,10 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-RECORD_FOLDER = "sparkwright"
-PROVIDERS = "providers.json"
+    from sparkwright.lock import Lock
+
 UPSTREAM = "upstream-wheel"
-COMPILED = "compiled"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class AssemblyPlan:
             changed, by member name; only changes of build files can be excused so.
         left_out: the reason to leave out a binary of upstream's wheel, by member name.
         platform: platform tag of the wheel, such as ``manylinux_2_34_aarch64``; upstream's if empty.
+        lock: the pin, which the wheel's bill of materials names parts of; without one there is no such bill.
     """
 
     upstream_wheel: Path
@@ -81,6 +83,7 @@ class AssemblyPlan:
     upstream_binaries: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     platform: str = ""
+    lock: Lock | None = None
 
     @property
     def name(self) -> WheelName:
@@ -274,7 +277,7 @@ def _entries(
             else Stored(new, content, member.executable)
         )
     body += [Stored(path, content) for path, content in sorted(changed.added.items())]
-    info += [Stored(new_info + path, content) for path, content in _record_files(plan.record, providers)]
+    info += [Stored(new_info + path, content) for path, content in _record_files(plan, providers)]
     entries = body + info
     lines = [_line(entry, upstream.listed, providers) for entry in entries]
     record = format_record([*lines, RecordEntry(new_info + "RECORD")])
@@ -319,8 +322,10 @@ def _stamped(upstream: StockWheel, name: WheelName) -> dict[str, bytes]:
     }
 
 
-def _record_files(record: Mapping[str, Any], providers: Sequence[Provider]) -> list[tuple[str, bytes]]:
-    if PROVIDERS in record:
+def _record_files(plan: AssemblyPlan, providers: Sequence[Provider]) -> list[tuple[str, bytes]]:
+    """Return the files that are added to the metadata folder, by their names in it."""
+    if PROVIDERS in plan.record:
         raise WheelError(f"{PROVIDERS} cannot be given", because="the assembler writes it")
-    files = {**record, PROVIDERS: [provider.to_json() for provider in providers]}
-    return [(f"{RECORD_FOLDER}/{name}", to_json(value)) for name, value in sorted(files.items())]
+    files = {**plan.record, PROVIDERS: [provider.to_json() for provider in providers]}
+    added = [(f"{RECORD_FOLDER}/{name}", to_json(value)) for name, value in sorted(files.items())]
+    return added if plan.lock is None else [(SBOM, sbom(WheelRecord.of(files), plan.lock)), *added]

@@ -21,13 +21,14 @@ from sparkwright.base.events import emit
 from sparkwright.native.inspection import Tally
 from sparkwright.wheel import checks
 from sparkwright.wheel.archive import Archive, open_archive
-from sparkwright.wheel.assemble import RECORD_FOLDER
 from sparkwright.wheel.binaries import BinaryReport, inspect_binaries
 from sparkwright.wheel.checks import AuditCheck, AuditSubject
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.native_checks import NATIVE_CHECKS
-from sparkwright.wheel.provenance import provenance_agrees
+from sparkwright.wheel.provenance import provenance_agrees, sbom_agrees
+from sparkwright.wheel.recorded import RECORD_FOLDER
+from sparkwright.wheel.sbom import SBOM
 from sparkwright.wheel.source import open_source
 from sparkwright.wheel.survey import Facts, check_sizes, survey
 from sparkwright.wheel.syntax import SyntaxCheck, floor_of
@@ -46,6 +47,7 @@ CHECKS: tuple[tuple[str, Callable[[AuditSubject], AuditCheck]], ...] = (
     ("tags", checks.tags),
     ("versions-agree", checks.versions_agree),
     ("provenance-agrees", provenance_agrees),
+    ("sbom-agrees", sbom_agrees),
     ("members-differ-exactly", checks.members_differ_exactly),
     ("python-compiles", checks.python_compiles),
     ("no-conflict-markers", checks.no_conflict_markers),
@@ -263,7 +265,8 @@ def _known(archive: Archive, expectation: Expectation, upstream: StockWheel) -> 
         return frozenset(archive.members)
     info = parse_name(archive.path.name).dist_info + "/"
     names = {checks.renamed(upstream, info, member) for member in upstream.archive.members}
-    names |= {*expectation.changes, *(f"{info}{RECORD_FOLDER}/{file}" for file in checks.RECORD_FILES)}
+    record = (f"{info}{RECORD_FOLDER}/{file}" for file in checks.RECORD_FILES)
+    names |= {*expectation.changes, info + SBOM, *record}
     return frozenset(names & set(archive.members))
 
 

@@ -12,12 +12,14 @@ from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import WheelError
 from sparkwright.git import blob_id
-from sparkwright.wheel.assemble import COMPILED, PROVIDERS, RECORD_FOLDER, UPSTREAM, native_faults
+from sparkwright.wheel.assemble import UPSTREAM, native_faults
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.delta import delta
 from sparkwright.wheel.elf import machine_of
 from sparkwright.wheel.kernels import KERNELS, KernelsRecord, read_json, read_kernels_record
 from sparkwright.wheel.record import parse_record
+from sparkwright.wheel.recorded import CARRIES, POINT, PROVIDERS, RECORD_FOLDER
+from sparkwright.wheel.sbom import COMPILED, SBOM
 from sparkwright.wheel.stamp import (
     VERSION_FILE,
     header,
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from sparkwright.wheel.source import StockWheel
     from sparkwright.wheel.survey import Facts
 
-POINT = "point.json"
-CARRIES = "carries.json"
 RECORD_FILES = frozenset({POINT, CARRIES, PROVIDERS, KERNELS})
 _SHOWN = 5
 _MODES = (0o100644, 0o100755)
@@ -313,9 +313,9 @@ def renamed(upstream: StockWheel, info: str, member: str) -> str:
 
 
 def record_members(subject: AuditSubject) -> frozenset[str]:
-    """Return the members that the sparkwright record may consist of."""
+    """Return the members that the sparkwright record may consist of, and the bill of materials."""
     files = RECORD_FILES if subject.record is None else {*subject.record, PROVIDERS}
-    return frozenset(f"{subject.info}{RECORD_FOLDER}/{file}" for file in files)
+    return frozenset({subject.info + SBOM, *(f"{subject.info}{RECORD_FOLDER}/{file}" for file in files)})
 
 
 def python_compiles(subject: AuditSubject) -> AuditCheck:

@@ -41,6 +41,28 @@ class BinaryKernels(Model, frozen=True):
     because: str = ""
 
 
+class ToolPackage(Model, frozen=True):
+    """A package that binaries were compiled with.
+
+    Attributes:
+        filename: its wheel's name.
+        sha256: digest of that, 64 hex digits.
+    """
+
+    filename: str
+    sha256: str
+
+    @property
+    def project(self) -> str:
+        """The project, normalized after PEP 503."""
+        return self.filename.split("-")[0].replace("_", "-").lower()
+
+    @property
+    def version(self) -> str:
+        """The version (PEP 440)."""
+        return self.filename.split("-")[1]
+
+
 class LeftOut(Model, frozen=True):
     """A binary of upstream's wheel that the new wheel leaves out.
 
@@ -65,6 +87,8 @@ class KernelsRecord(Model, frozen=True):
         toolchain: key of the toolchain.
         binaries: every binary of the wheel, sorted.
         left_out: binaries that upstream's wheel has and this one has not, sorted.
+        packages: the packages of the toolchain, sorted by file name; without those that an installed
+            toolkit replaces.
     """
 
     format: int
@@ -73,6 +97,7 @@ class KernelsRecord(Model, frozen=True):
     toolchain: str
     binaries: tuple[BinaryKernels, ...]
     left_out: tuple[LeftOut, ...] = ()
+    packages: tuple[ToolPackage, ...] = ()
 
     @property
     def compiled(self) -> dict[str, BinaryKernels]:
@@ -92,6 +117,7 @@ def kernels_record(
     compiled: Mapping[str, Extension],
     upstream: Mapping[str, str],
     left_out: Sequence[LeftOut] = (),
+    packages: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return ``kernels.json`` as a JSON value, for `AssemblyPlan.record` under the name `KERNELS`.
 
@@ -101,6 +127,7 @@ def kernels_record(
         compiled: the extensions compiled here, by member.
         upstream: the reason that each other binary is upstream's, by member.
         left_out: the binaries that `plan_slim` leaves out.
+        packages: SHA-256 of the toolchain's packages by file name.
     """
     ours = [
         BinaryKernels(member=member, kernels="compiled", key=one.key, asked=dict(sorted(one.arches.items())))
@@ -117,6 +144,9 @@ def kernels_record(
         toolchain=toolchain,
         binaries=tuple(sorted([*ours, *theirs], key=lambda one: one.member)),
         left_out=tuple(sorted(left_out, key=lambda one: one.member)),
+        packages=tuple(
+            ToolPackage(filename=name, sha256=sha256) for name, sha256 in sorted((packages or {}).items())
+        ),
     )
     value: dict[str, Any] = to_builtins(record)
     return value

@@ -104,12 +104,19 @@ def parse_name(filename: str) -> WheelName:
     return WheelName(distribution, version, "".join(build), python, abi, platform)
 
 
-def local_version(release: str, patchset: str, digest: str, *, revision: int = 0, card: str = "") -> str:
-    """Return a build's PEP 440 version: ``0.24.0+spark.12.1a2b3c4d``, ``0.24.0+spark.sm100a.12.5e6f7a8b``.
+def local_version(
+    release: str, patchset: str, digest: str, *, revision: int = 0, arch: str = "", card: str = ""
+) -> str:
+    """Return a build's PEP 440 version, such as ``0.24.0+spark.12.1a2b3c4d``.
+
+    With kernels compiled for the usual card it is ``0.24.0+spark.12.sm121a.1a2b3c4d``, for another one
+    ``0.24.0+spark.sm100a.12.5e6f7a8b``.
 
     PEP 440 compares local versions part by part, numbers as numbers and above words. So a higher revision
     is newer whatever the digests are, a build of any is newer than one of a tool that did not count them
-    (``+spark.1a2b3c4d``), and a wheel for another card is never preferred to one for the usual card.
+    (``+spark.1a2b3c4d``), and a wheel for another card is never preferred to one for the usual card. Of one
+    revision, the wheel with kernels for the usual card comes after the one with upstream's: ``sm`` is
+    above every hex digit, and the digest's part always has a letter.
 
     Upstream's version of an untagged commit, ``0.33.1.dev12+gabcdef123``, keeps its local part in front:
     ``0.33.1.dev12+gabcdef123.spark.0.1a2b3c4d`` is newer than upstream's wheel of that commit, older than
@@ -118,10 +125,11 @@ def local_version(release: str, patchset: str, digest: str, *, revision: int = 0
     Args:
         release: upstream's version, with no local part but that of an untagged commit.
         patchset: the patchset's name; characters that a local version cannot hold become a dot.
-        digest: the point's digest in hex, of which eight digits are taken. PEP 440 reads an
-            all-decimal part as a number, so leading zeros of such a part are dropped.
+        digest: the build spec's digest in hex, of which eight digits are taken, and more up to the first
+            letter if they are all decimal.
         revision: the patchset's; 0 for a working state.
-        card: the architecture of the kernels, such as ``sm100a``; empty for the usual card.
+        arch: the architecture of kernels for the usual card, such as ``sm121a``; empty for upstream's.
+        card: the architecture of kernels compiled for another card, such as ``sm100a``.
 
     Raises:
         WheelError: no version can be made of these.
@@ -129,7 +137,13 @@ def local_version(release: str, patchset: str, digest: str, *, revision: int = 0
     name = re.sub(r"[^a-z0-9]+", ".", patchset.lower()).strip(".")
     try:
         base = Version(release)
-        marks = [name, *([card] if card else []), str(revision), digest[:_DIGEST_DIGITS]]
+        marks = [
+            name,
+            *([card] if card else []),
+            str(revision),
+            *([arch] if arch else []),
+            _shortened(digest),
+        ]
         version = Version(f"{release}{'.' if base.local else '+'}{'.'.join(marks)}")
     except InvalidVersion as error:
         raise WheelError(
@@ -143,3 +157,10 @@ def local_version(release: str, patchset: str, digest: str, *, revision: int = 0
             "a hex digest",
         )
     return str(version)
+
+
+def _shortened(digest: str) -> str:
+    """Return the first digits of *digest*, with a letter among them if it has one."""
+    short = digest[:_DIGEST_DIGITS]
+    longer = re.match(r"[0-9]+[a-f]", digest)
+    return longer[0] if short.isdecimal() and longer else short

@@ -11,8 +11,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.digests import to_json
-from sparkwright.wheel.assemble import PROVIDERS, RECORD_FOLDER
-from sparkwright.wheel.checks import CARRIES, AuditCheck, AuditSubject, judge, record_members, renamed
+from sparkwright.wheel.checks import AuditCheck, AuditSubject, judge, record_members, renamed
+from sparkwright.wheel.kernels import read_json
+from sparkwright.wheel.recorded import CARRIES, PROVIDERS, RECORD_FOLDER, WheelRecord
+from sparkwright.wheel.sbom import SBOM, components_of, sbom
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +50,38 @@ def provenance_agrees(subject: AuditSubject) -> AuditCheck:
             faults += [f"{file}: {difference}"] if difference else []
             unverified += [f"{file}: {one}" for one in left_open]
     return judge(name, faults, f"{len(subject.record) + 1} files equal this checkout's", unverified)
+
+
+def sbom_agrees(subject: AuditSubject) -> AuditCheck:
+    """Check that the bill of materials is the one that this checkout's lock and record give.
+
+    Its binaries have to be those of the wheel's own record, which other checks compare with the binaries.
+    """
+    name = "sbom-agrees"
+    if not subject.ours:
+        return AuditCheck(name, "skipped", "this is upstream's wheel")
+    if subject.info + SBOM not in subject.archive.members:
+        return judge(name, [f"there is no {SBOM}"], "")
+    if subject.record is None:
+        return AuditCheck(name, "skipped", "no merge was given to compare it with")
+    # For a file that is unknown here, which `provenance_agrees` says, the wheel's own.
+    files = {
+        file: subject.stated(file) if expected is None else expected
+        for file, expected in {**subject.record, PROVIDERS: None}.items()
+    }
+    expected = sbom(WheelRecord.of(files), subject.lock)
+    if subject.archive.read(subject.info + SBOM) == expected:
+        return judge(name, [], f"{len(components_of(json.loads(expected)))} components")
+    found = components_of(read_json(subject.archive, subject.info + SBOM))
+    wanted = components_of(json.loads(expected))
+    differing = [
+        f"{reference}: {place}"
+        for reference, component in wanted.items()
+        if (place := next(_differences(found.get(reference), component, "component"), ""))
+    ]
+    strange = [f"{reference} does not belong there" for reference in found if reference not in wanted]
+    faults = [f"{one} differs from this checkout's" for one in differing] + strange
+    return judge(name, faults or ["it differs from this checkout's"], "")
 
 
 def _compare(subject: AuditSubject, file: str, expected: Any) -> tuple[str, list[str]]:

@@ -33,7 +33,7 @@ class TestAudit:
 
     def test_healthy(self, world: World, wheel: Path) -> None:
         ran = world.good("audit", wheel)
-        assert ran.out.count(" pass ") == 12
+        assert ran.out.count(" pass ") == 13
         assert f"sha256 {wheelkit.sha256(wheel)}" in ran.out
         (report,) = world.good("audit", wheel, "--json").json
         assert (report["passed"], report["kind"]) == (True, "sparkwright")

@@ -225,6 +225,7 @@ class TestNative:
                 expectation.upstream_wheel, expectation.artifact.sha256, planned["version"],
                 expectation.changes or {}, {**record, KERNELS: kernels},
                 {C: BinarySource(tmp_path / "_C.so", "compiled", key)}, {"vllm/vllm-rs": because},
+                lock=expectation.lock,
             ),
             tmp_path / "forged",
         )  # fmt: skip

@@ -14,14 +14,15 @@ from tiny_release import ALIGNED, CLAMPED, make_tiny
 from wheelkit import sha256, unpack
 from world import CLAMP_PROBE, World
 
+from sparkwright.base.digests import sha256_file
 from sparkwright.probe.environment import requirements
 from sparkwright.store import remove_tree
 
 
 def ours(world: World, name: str) -> object:
-    """One file of the record in the only wheel."""
+    """One JSON file in the metadata folder of the only wheel."""
     (wheel,) = world.wheels
-    (text,) = (data for path, data in unpack(wheel).items() if path.endswith(f"/sparkwright/{name}"))
+    (text,) = (data for path, data in unpack(wheel).items() if path.endswith(f".dist-info/{name}"))
     return json.loads(text)
 
 
@@ -116,11 +117,11 @@ def test_an_edited_title_gives_the_same_bytes_on_a_warm_store_and_a_cold_one(wor
 def test_the_wheel_says_what_it_is_made_of(world: World) -> None:
     world.good("carry", "prove")
     summary = world.good("wheel", "--json").json
-    point = ours(world, "point.json")
+    point = ours(world, "sparkwright/point.json")
     assert point["version"] == summary["version"] == f"1.2.0+spark.0.{summary['point'][:8]}"
     assert (point["digest"], point["platform"]) == (summary["point"], "aarch64")
     assert point["point"]["pin"]["sdist"] == world.release.lock.sdist.sha256
-    carries = ours(world, "carries.json")["carries"]
+    carries = ours(world, "sparkwright/carries.json")["carries"]
     assert [(carry["name"], carry["outcome"]) for carry in carries] == [
         ("clamp", "applied"),
         ("align", "applied"),
@@ -128,10 +129,17 @@ def test_the_wheel_says_what_it_is_made_of(world: World) -> None:
     recorded = json.loads((world.root / "carries" / "clamp" / "proofs" / "1.2.0.json").read_text())
     assert carries[0]["proof"]["key"] == recorded["key"]
     assert carries[0]["proof"]["verdict"] == "proved"
-    providers = {entry["member"]: entry["provider"] for entry in ours(world, "providers.json")}
+    for carry in carries:
+        patch = world.root / "carries" / carry["name"] / carry["patch"]["file"]
+        assert carry["patch"]["sha256"] == sha256_file(patch)
+    providers = {entry["member"]: entry["provider"] for entry in ours(world, "sparkwright/providers.json")}
     assert providers == {"vllm/_C.abi3.so": "upstream-wheel", "vllm/vllm-rs": "upstream-wheel"}
-    text = "".join(json.dumps(ours(world, name)) for name in ("point.json", "carries.json", "providers.json"))
-    assert str(world.folder) not in text
+    text = "".join(
+        json.dumps(ours(world, f"sparkwright/{name}.json")) for name in ("point", "carries", "providers")
+    )
+    bill = ours(world, "sboms/sparkwright.cdx.json")
+    assert bill["metadata"]["component"]["version"] == point["version"]
+    assert str(world.folder) not in text + json.dumps(bill)
 
 
 class TestRecordedProofs:

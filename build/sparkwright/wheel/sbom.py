@@ -1,0 +1,347 @@
+"""The wheel's software bill of materials: CycloneDX 1.6 in ``dist-info/sboms/`` (PEP 770).
+
+Start reading at `sbom`. It is a function of the wheel's record and the lock, and of nothing else: no time,
+no random number. So the audit computes it again, and equal inputs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from sparkwright.base.digests import to_json
+from sparkwright.base.errors import WheelError
+from sparkwright.wheel.archive import open_archive
+from sparkwright.wheel.kernels import read_json
+from sparkwright.wheel.names import parse_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from cyclonedx.model.component import Component, Patch
+    from packageurl import PackageURL
+
+    from sparkwright.lock import Lock
+    from sparkwright.wheel.recorded import RecordedBinary, RecordedCarry, WheelRecord
+
+SBOM = "sboms/sparkwright.cdx.json"
+"""The file's name in the wheel's metadata folder."""
+COMPILED = "compiled"
+_UPSTREAM = "upstream-wheel"
+_PREFIX = "sparkwright:"
+
+
+def sbom(record: WheelRecord, lock: Lock) -> bytes:
+    """Return the bill of materials of the wheel with this *record*, as canonical JSON.
+
+    The primary component is the wheel: upstream's release as its ancestor, every applied carry as a patch.
+    The others are upstream's wheel, each binary, each source that upstream's CMake project downloads, the
+    carries' patches and, for binaries compiled here, the packages that they were compiled with. What
+    upstream's own tree includes of other projects is not searched for.
+
+    Args:
+        record: the wheel's record.
+        lock: the pin that the wheel was built from.
+
+    Raises:
+        UnknownNameError: the lock has no wheel for the record's platform.
+    """
+    from cyclonedx.model.bom import Bom
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.model.dependency import Dependency
+    from cyclonedx.output import make_outputter
+    from cyclonedx.schema import OutputFormat, SchemaVersion
+
+    parts = _Parts(record, lock)
+    bom = Bom(serial_number=parts.serial)
+    bom.metadata.timestamp = None  # type: ignore[assignment]  # its default is the current time
+    name, _, version = record.point.made_by.partition(" ")
+    bom.metadata.tools.components.add(Component(name=name, version=version, type=ComponentType.APPLICATION))
+    bom.metadata.component = parts.wheel()
+    components = list(parts.components())
+    bom.components.update(components)
+    by_name = {str(one.bom_ref.value): one for one in [bom.metadata.component, *components]}
+    for reference, needed in parts.dependencies(by_name).items():
+        dependencies = [Dependency(ref=by_name[name].bom_ref) for name in needed]
+        bom.dependencies.add(Dependency(ref=by_name[reference].bom_ref, dependencies=dependencies))
+    text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string()
+    return to_json(json.loads(text)) + b"\n"
+
+
+def components_of(bill: Any) -> dict[str, dict[str, Any]]:
+    """Return the components of a *bill*, a JSON value, by reference: the primary one and its ancestors too.
+
+    Raises:
+        WheelError: it is malformed.
+    """
+    try:
+        primary = bill["metadata"]["component"]
+        listed = [primary, *primary["pedigree"]["ancestors"], *bill["components"]]
+        return {str(one["bom-ref"]): dict(one) for one in listed}
+    except (KeyError, TypeError, ValueError) as error:
+        raise WheelError("the bill of materials is malformed", because=f"it lacks {error}") from error
+
+
+def read_bill(wheel: Path) -> dict[str, dict[str, Any]]:
+    """Return the components of the bill of materials in *wheel*; see `components_of`.
+
+    Raises:
+        ArchiveError: it is damaged or an unsafe archive; see `open_archive`.
+        WheelError: it has none, or a malformed one.
+    """
+    member = f"{parse_name(wheel.name).dist_info}/{SBOM}"
+    with open_archive(wheel) as archive:
+        if member not in archive.members:
+            raise WheelError(
+                f"{wheel.name} has no bill of materials",
+                because="an earlier sparkwright built it",
+                next_step="build the wheel with this version of sparkwright",
+            )
+        return components_of(read_json(archive, member))
+
+
+class _Parts:
+    """The components of one wheel and what depends on what."""
+
+    def __init__(self, record: WheelRecord, lock: Lock) -> None:
+        self.record, self.lock = record, lock
+        point = record.point
+        # Wheels of one build spec differ by platform, and by binaries that could not be compiled.
+        self.serial: UUID = uuid5(NAMESPACE_URL, f"{point.digest}/{point.version}/{point.platform}")
+
+    def wheel(self) -> Component:
+        """Return the primary component: the wheel, with its pedigree."""
+        from cyclonedx.model import XsUri
+        from cyclonedx.model.component import Commit, Component, ComponentType, Pedigree
+
+        release, point, sdist = self.lock.release, self.record.point, self.lock.sdist
+        home = _web(release.git)
+        ancestor = Component(
+            name="vllm",
+            version=release.version,
+            type=ComponentType.LIBRARY,
+            bom_ref="release",
+            purl=_git_url(release.git, release.commit)
+            if sdist is None
+            else _package_url("vllm", release.version),
+            hashes=() if sdist is None else _sha256(sdist.sha256),
+            external_references=_repository(release.git),
+        )
+        commit = Commit(uid=release.commit, url=XsUri(f"{home}/commit/{release.commit}") if home else None)
+        return Component(
+            name="vllm",
+            version=point.version,
+            type=ComponentType.LIBRARY,
+            bom_ref="wheel",
+            purl=_package_url("vllm", point.version),
+            pedigree=Pedigree(ancestors=[ancestor], commits=[commit], patches=self._patches("")),
+            properties=_properties(
+                {
+                    "build-spec": point.digest,
+                    "platform": point.platform,
+                    "kernels": point.kernels,
+                    **{f"tree:{name}": value for name, value in point.merge.items()},
+                }
+            ),
+        )
+
+    def _patches(self, source: str) -> Iterator[Patch]:
+        """Yield the applied carries that change *source*, vLLM's own tree if empty."""
+        from cyclonedx.model import XsUri
+        from cyclonedx.model.component import Diff, Patch, PatchClassification
+        from cyclonedx.model.issue import IssueClassification, IssueType
+
+        home = _web(self.lock.release.git)
+        for carry in self._applied():
+            if carry.source != source:
+                continue
+            pulls = [f"{home}/pull/{number}" for number in carry.upstream if home]
+            yield Patch(
+                type=PatchClassification.CHERRY_PICK if carry.pull else PatchClassification.UNOFFICIAL,
+                diff=Diff(url=XsUri(f"urn:cdx:{self.serial}/1#{_carry_reference(carry)}")),
+                resolves=[
+                    IssueType(
+                        type=IssueClassification.DEFECT,
+                        id=carry.name,
+                        description=carry.title,
+                        references=[XsUri(url) for url in pulls],
+                    )
+                ],
+            )
+
+    def _applied(self) -> list[RecordedCarry]:
+        return [carry for carry in self.record.carries if carry.applied]
+
+    def components(self) -> Iterator[Component]:
+        """Yield every component but the primary one."""
+        yield self._upstream_wheel()
+        yield from (self._binary(one) for one in self.record.binaries)
+        yield from self._sources()
+        yield from (self._carry(one) for one in self._applied())
+        yield from self._packages()
+
+    def _upstream_wheel(self) -> Component:
+        from cyclonedx.model.component import Component, ComponentType
+
+        artifact, version = self.lock.wheel(self.record.point.platform), self.lock.release.version
+        return Component(
+            name=artifact.filename,
+            version=version,
+            type=ComponentType.FILE,
+            bom_ref=_UPSTREAM,
+            purl=_package_url("vllm", version, file_name=artifact.filename),
+            hashes=_sha256(artifact.sha256),
+            properties=_properties({"commit": artifact.commit, "trust": artifact.trust}),
+        )
+
+    def _binary(self, binary: RecordedBinary) -> Component:
+        from cyclonedx.model.component import Component, ComponentType
+
+        return Component(
+            name=binary.member,
+            version=self.record.point.version,
+            type=ComponentType.FILE,
+            bom_ref=f"binary:{binary.member}",
+            hashes=_sha256(binary.sha256),
+            properties=_properties({"provider": binary.provider, "from": binary.origin}),
+        )
+
+    def _sources(self) -> Iterator[Component]:
+        """Yield the sources that upstream's CMake project downloads, and those mounted in them."""
+        from cyclonedx.model.component import Component, ComponentType, Pedigree
+
+        pins = self._pins
+        for name in sorted({*self.lock.sources, *pins}):
+            declared, pin = self.lock.sources.get(name), pins.get(name)
+            repository = declared.repository if declared else pin.repository if pin else ""
+            ref = declared.ref if declared else pin.ref if pin else ""
+            patches = list(self._patches(name))
+            yield Component(
+                name=name,
+                version=ref,
+                type=ComponentType.LIBRARY,
+                bom_ref=f"source:{name}",
+                purl=_git_url(repository, ref),
+                external_references=_repository(repository),
+                pedigree=Pedigree(patches=patches) if patches else None,
+                properties=_properties(
+                    {
+                        "declared-in": declared.declared_in if declared else None,
+                        "tree": pin.tree if pin else None,
+                    }
+                ),
+            )
+
+    @property
+    def _pins(self) -> dict[str, Any]:
+        """The trees of sources that kernels are compiled from, by name; none for upstream's kernels."""
+        return dict(self.lock.native.sources) if self.record.kernels and self.lock.native else {}
+
+    def _carry(self, carry: RecordedCarry) -> Component:
+        from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
+        from cyclonedx.model.component import Component, ComponentScope, ComponentType
+
+        pull, patch = carry.pull, carry.patch
+        references = []
+        if pull is not None and (home := _web(pull.repository)):
+            url = XsUri(f"{home}/pull/{pull.number}")
+            references = [ExternalReference(type=ExternalReferenceType.ISSUE_TRACKER, url=url)]
+        return Component(
+            name=f"carries/{carry.name}/{patch.file}" if patch else f"carries/{carry.name}",
+            version=pull.head if pull else None,
+            type=ComponentType.FILE,
+            bom_ref=_carry_reference(carry),
+            description=carry.title,
+            scope=ComponentScope.EXCLUDED,  # an input of the build, not a part of the wheel
+            hashes=_sha256(patch.sha256) if patch else (),
+            external_references=references,
+            properties=_properties({"outcome": carry.outcome}),
+        )
+
+    def _packages(self) -> Iterator[Component]:
+        """Yield the packages that binaries were compiled with."""
+        from cyclonedx.model.component import Component, ComponentScope, ComponentType
+
+        for package in self.record.kernels.packages if self.record.kernels else ():
+            yield Component(
+                name=package.project,
+                version=package.version,
+                type=ComponentType.APPLICATION,
+                bom_ref=f"package:{package.filename}",
+                scope=ComponentScope.EXCLUDED,
+                purl=_package_url(package.project, package.version, file_name=package.filename),
+                hashes=_sha256(package.sha256),
+            )
+
+    def dependencies(self, components: Iterable[str]) -> dict[str, list[str]]:
+        """Return the components that each one is made of or with, by their references."""
+        names = sorted(components)
+        sources = [name for name in names if name.startswith("source:")]
+        packages = [name for name in names if name.startswith("package:")]
+        found = {name: list[str]() for name in names}
+        found["wheel"] = [name for name in names if name.startswith(("binary:", "carry:"))] + [_UPSTREAM]
+        found[_UPSTREAM] = sources
+        for binary in self.record.binaries:
+            compiled = binary.provider == COMPILED
+            made_of = [*self._compiled_from(binary.member), *packages] if compiled else [_UPSTREAM]
+            found[f"binary:{binary.member}"] = made_of
+        return found
+
+    def _compiled_from(self, member: str) -> list[str]:
+        """Return the sources of the extension *member*, with those that are mounted in them."""
+        native = self.lock.native
+        if native is None:
+            return []
+        wanted = {name for one in native.extensions.values() if one.member == member for name in one.sources}
+        wanted |= {
+            name
+            for name, pin in native.sources.items()
+            if pin.mount.partition(":")[0] in wanted and pin.mount
+        }
+        return [f"source:{name}" for name in sorted(wanted)]
+
+
+def _carry_reference(carry: RecordedCarry) -> str:
+    return f"carry:{carry.name}"
+
+
+def _sha256(digest: str) -> list[Any]:
+    from cyclonedx.model import HashAlgorithm, HashType
+
+    return [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
+
+
+def _properties(values: dict[str, str | None]) -> list[Any]:
+    from cyclonedx.model import Property
+
+    return [Property(name=_PREFIX + name, value=value) for name, value in values.items() if value]
+
+
+def _repository(address: str) -> list[Any]:
+    from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
+
+    return [ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(address))] if address else []
+
+
+def _package_url(name: str, version: str, *, file_name: str = "") -> PackageURL:
+    from packageurl import PackageURL
+
+    return PackageURL("pypi", None, name, version, {"file_name": file_name} if file_name else None)
+
+
+def _git_url(address: str, ref: str) -> PackageURL:
+    """Return the package URL of a git repository's *ref*."""
+    from packageurl import PackageURL
+
+    if found := re.fullmatch(r"https://github\.com/([^/]+)/([^/]+)", _web(address)):
+        return PackageURL("github", found[1], found[2], ref)
+    name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")
+    return PackageURL("generic", None, name or "unknown", ref, {"vcs_url": f"git+{address}@{ref}"})
+
+
+def _web(address: str) -> str:
+    """Return the address of a repository's pages on the web; empty for one that is no https address."""
+    return address.rstrip("/").removesuffix(".git") if address.startswith("https://") else ""

@@ -1,0 +1,108 @@
+"""Which of many builds pip and uv take without a pinned version: series, platforms, kernels, yanks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import wheelkit
+from test_publish_clients import pip_download, uv
+
+from sparkwright.publish import publish
+from sparkwright.publish.series import index_pages, series_pages
+from sparkwright.wheel import AssemblyPlan, assemble, local_version
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.publish import PublishedFile
+
+
+def version(release: str, revision: int, digest: str = "84110ebb", **marks: str) -> str:
+    return local_version(release, "spark", digest, revision=revision, **marks)
+
+
+# The newest build for aarch64 of each series; digests that would be in another order, if they had one.
+OLDER = version("0.24.0", 12, "00000001")
+NATIVE = version("0.24.1", 11, "1a2b3c4d", arch="sm121a")
+NEWER = version("0.33.0", 2, "00000001")
+BUILDS = [
+    ("aarch64", version("0.24.0", 4, "ffffffff")),
+    ("aarch64", OLDER),
+    ("aarch64", version("0.24.1", 11, "ffffffff")),
+    ("aarch64", NATIVE),
+    ("x86_64", version("0.24.1", 13, "ffffffff")),
+    ("aarch64", version("0.33.0", 1, "ffffffff")),
+    ("aarch64", NEWER),
+    ("x86_64", version("0.33.0", 3, "ffffffff")),
+    ("aarch64", version("0.33.0", 0, "ffffffff")),  # a working state
+    ("aarch64", version("0.33.0", 99, "ffffffff", card="sm100a")),  # for another card
+    ("aarch64", version("0.33.1.dev12+gabcdef123", 1)),  # not stable: of a commit after the release
+]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("selection")
+    wheels = []
+    for machine, name in BUILDS:
+        upstream = wheelkit.upstream_wheel(folder / "upstream", machine)
+        plan = AssemblyPlan(upstream, wheelkit.sha256(upstream), name, {"vllm/core.py": b"x = 1\n"})
+        wheels.append(assemble(plan, folder / "dist").path)
+    publish(wheels, folder / "dist")
+    return folder / "dist"
+
+
+def taken(index: str, tmp_path: Path, wanted: str = "vllm") -> set[str]:
+    """The version that pip downloads, that uv resolves to and that uv would install, for aarch64."""
+    (name,) = pip_download(index, wanted, tmp_path / "pip")
+    platform = ("--python-platform", "aarch64-manylinux_2_28")
+    compiled = uv("pip", "compile", "-", "--no-deps", "--index-url", index, *platform, stdin=wanted)
+    installed = uv(
+        "pip", "install", "--dry-run", "--no-deps", "--target", tmp_path / "uv", "--index-url", index,
+        *platform, "--python-version", "3.12", wanted,
+    )  # fmt: skip
+    resolved = next(line for line in compiled.splitlines() if line.startswith("vllm=="))
+    planned = next(line for line in installed.splitlines() if "+ vllm==" in line)
+    return {name.split("-")[1], resolved.removeprefix("vllm=="), planned.partition("==")[2]}
+
+
+def test_the_newest_stable_build_of_the_newest_series(dist: Path, tmp_path: Path) -> None:
+    assert taken((dist / "simple").as_uri(), tmp_path) == {NEWER}
+
+
+@pytest.mark.parametrize(("series", "expected"), [("0.24", NATIVE), ("0.33", NEWER)])
+def test_a_series_own_index(dist: Path, tmp_path: Path, series: str, expected: str) -> None:
+    assert taken((dist / "simple/series" / series).as_uri(), tmp_path) == {expected}
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [("vllm==0.24.*", NATIVE), ("vllm==0.24.0", OLDER)])
+def test_a_release_of_an_older_series_by_its_number(
+    dist: Path, tmp_path: Path, wanted: str, expected: str
+) -> None:
+    assert taken((dist / "simple").as_uri(), tmp_path, wanted) == {expected}
+
+
+def test_the_other_platform_takes_its_own(dist: Path) -> None:
+    index = (dist / "simple").as_uri()
+    out = uv("pip", "compile", "-", "--no-deps", "--index-url", index, "--python-platform",
+             "x86_64-manylinux_2_28", stdin="vllm")  # fmt: skip
+    assert f"vllm=={version('0.33.0', 3, 'ffffffff')}\n" in out
+
+
+def test_a_yanked_build_is_passed_over_and_still_there_by_its_version(dist: Path, tmp_path: Path) -> None:
+    def yanked(file: PublishedFile) -> PublishedFile:
+        # Two folders up from simple/vllm/ of the copy, as the wheels lie beside the first index.
+        url = f"../../../dist/{file.filename.replace('+', '%2B')}"
+        return replace(file, url=url, yanked="slower" if file.version == NEWER else None)
+
+    files = [yanked(file) for file in publish(sorted(dist.glob("*.whl")), dist).files]
+    root = dist.parent / "yanked" / "simple"
+    for path, page in (index_pages(files) | series_pages(files)).items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(page)
+    before = version("0.33.0", 1, "ffffffff")
+    assert taken(root.as_uri(), tmp_path / "a") == {before}
+    assert taken((root / "series/0.33").as_uri(), tmp_path / "b") == {before}
+    assert taken(root.as_uri(), tmp_path / "c", f"vllm=={NEWER}") == {NEWER}
