@@ -134,10 +134,12 @@ def test_what_belongs_to_one_machine_stays_there(machine, server: HostileStore, 
 
 def test_a_download_is_shared_unless_that_is_off(machine, server: HostileStore) -> None:
     store = machine("a", downloads=False)
-    store.share(add(store))
+    store.share(add(store), download=True)
     assert finish(store).written == 0
+    store.share(add(store, b"no download"))
+    assert finish(store).written == 1
     store = machine("b")
-    store.share(add(store))
+    store.share(add(store), download=True)
     assert finish(store).written == 1
     assert machine("c").find_intact(DIGEST) is not None
 

@@ -264,9 +264,14 @@ class Store:
             target.chmod(0o444)
         return target
 
-    def share(self, sha256: str) -> None:
-        """Have the file with that digest, a download, written to the remote tier, where there is one."""
-        if self.remote is not None:
+    def share(self, sha256: str, *, download: bool = False) -> None:
+        """Have the file with that digest written to the remote tier, where there is one.
+
+        Args:
+            sha256: the digest.
+            download: true for a file that others can download too; the user may have turned these off.
+        """
+        if self.remote is not None and (self.remote.settings.downloads or not download):
             self.remote.offer_file(self, sha256)
 
     def link(self, sha256: str, target: Path) -> Path:

@@ -63,7 +63,7 @@ def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings, *,
         if found := store.find_intact(artifact.sha256, remote=False):
             return found
         path = _download(store, artifact, settings)
-    store.share(artifact.sha256)
+    store.share(artifact.sha256, download=True)
     return path
 
 

@@ -278,9 +278,8 @@ class RemoteTier:
             self.writer.offer(store, Item(kind, key))
 
     def offer_file(self, store: Store, sha256: str) -> None:
-        """Have the download with that digest in *store* written in time."""
-        if self.settings.downloads:
-            self.writer.offer(store, Item(FILE, sha256))
+        """Have the file with that digest in *store* written in time."""
+        self.writer.offer(store, Item(FILE, sha256))
 
     def push(self, store: Store) -> RemoteReport:
         """Write every record of *store* that travels and the files that it names, however long that takes."""
