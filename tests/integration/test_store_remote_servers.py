@@ -10,7 +10,7 @@ import pytest
 from store_servers import nginx_store, s3_server
 
 from sparkwright.base.digests import digest_of, sha256_bytes
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.errors import ToolError
 from sparkwright.store import Store, open_store
 from sparkwright.store.remote import RemoteSettings, open_remote
 from sparkwright.store.remote.backend import RemoteFailure, Transfer
@@ -136,6 +136,6 @@ def test_a_bucket_that_cannot_be_reached(
 
 def test_obstore_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
-    with pytest.raises(ConfigError, match="s3://") as caught:
+    with pytest.raises(ToolError, match="s3://") as caught:
         open_remote(RemoteSettings(url="s3://shared/team", key_file=tmp_path / "key.pem"))
     assert "sparkwright[remote]" in caught.value.next_step

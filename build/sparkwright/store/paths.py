@@ -378,7 +378,8 @@ class Store:
         except (FileNotFoundError, IsADirectoryError):
             data = self.remote.fetch_record(kind, key) if self.remote is not None else None
             if data is not None:
-                self._write_record(kind, key, data)
+                with contextlib.suppress(StorageError):  # of what is made here, it is an error
+                    self._write_record(kind, key, data)
             return data
         note_use(path)
         return data

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlsplit
 
 from sparkwright import __version__
+from sparkwright.base.text import clean
 from sparkwright.store.remote.backend import RemoteFailure
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _NOT_FOUND = frozenset({404, 410})
 _DENIED = frozenset({401, 403})
 _CANNOT_WRITE = frozenset({401, 403, 405, 501, 507})
 _TOO_LARGE = 413
+_PATIENT = 6  # times as long, since a server may answer a large file after it has stored it all
 
 
 class HttpBackend:
@@ -76,7 +78,7 @@ class HttpBackend:
         try:
             return self._session.request(
                 method, f"{self._settings.url}/{place}", allow_redirects=False,
-                timeout=(limits.connect_s, limits.stall_s), **options,
+                timeout=(limits.connect_s, limits.stall_s * (_PATIENT if method == "PUT" else 1)), **options,
             )  # fmt: skip
         except (requests.RequestException, OSError, ValueError) as error:
             # What the libraries say may hold the address of a proxy, with its password.
@@ -91,7 +93,7 @@ class HttpBackend:
         """
         status = response.status_code
         if 300 <= status < 400:  # noqa: PLR2004
-            host = urlsplit(response.headers.get("Location", "")).hostname or "another place"
+            host = clean(urlsplit(response.headers.get("Location", "")).hostname or "another place", 100)
             raise RemoteFailure(
                 f"it redirects to {host}, and redirects are not followed: name that address instead",
                 final=True,

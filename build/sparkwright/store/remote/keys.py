@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.errors import ConfigError, ToolError
 from sparkwright.store.paths import storing
 
 if TYPE_CHECKING:
@@ -101,12 +101,12 @@ def require_signatures() -> None:
     """Do nothing where the library for signatures is installed.
 
     Raises:
-        ConfigError: it is not.
+        ToolError: it is not.
     """
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
+        raise ToolError(
             "records of a remote store cannot be checked",
             because="cryptography is not installed",
             next_step="pip install 'sparkwright[remote]'",

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.errors import ToolError
 from sparkwright.store.remote.backend import RemoteFailure
 from sparkwright.store.remote.settings import is_this_machine
 
@@ -29,7 +29,7 @@ class S3Backend:
         try:
             from obstore.store import S3Store
         except ImportError as error:
-            raise ConfigError(
+            raise ToolError(
                 "a remote store at s3:// cannot be used",
                 because="obstore is not installed",
                 next_step="pip install 'sparkwright[remote]'",

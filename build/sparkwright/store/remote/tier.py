@@ -101,7 +101,8 @@ def open_remote(settings: RemoteSettings) -> RemoteTier:
     """Return the remote tier of *settings*; no connection is made before something is asked.
 
     Raises:
-        ConfigError: a library or key that it needs is missing or cannot be used.
+        ToolError: a library that it needs is not installed.
+        ConfigError: a key cannot be used.
     """
     if urlsplit(settings.url).scheme == "s3":
         from sparkwright.store.remote.s3 import S3Backend
