@@ -30,7 +30,8 @@ def show_remote(report: RemoteReport | None) -> None:
         return
     read, written = human_size(report.bytes_read), human_size(report.bytes_written)
     click.echo(f"shared   {report.hits} found and {report.misses} not in {report.url}: {read} read")
-    click.echo(f"         {report.written} written: {written}")
+    if report.written:
+        click.echo(f"         {report.written} written: {written}")
     if report.refused:
         click.echo(f"         {report.refused} refused: not what was asked for, or of unknown writers")
     if report.stopped:
