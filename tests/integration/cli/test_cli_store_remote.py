@@ -114,6 +114,15 @@ class TestWithoutAServer:
         world.good("wheel", "--store", server.url)
         assert world.steps()["prove clamp"] == "found"
 
+    def test_a_server_that_never_answers_a_write(self, world: World, server: HostileStore) -> None:
+        settings = world.folder / "store.toml"
+        settings.write_text(f'url = "{server.url}"\nflush-s = 0.5\n')
+        server.hold.clear()
+        ran = world.run("wheel", "--json", SPARKWRIGHT_STORE_CONFIG=str(settings))
+        assert ran.status == 0, ran.said
+        assert ran.json["remote"]["waiting"] > 0
+        assert "Traceback" not in ran.err
+
     @pytest.mark.slow
     def test_a_full_disk_while_it_is_read(self, shared: World) -> None:
         disk = shared.folder / "disk"

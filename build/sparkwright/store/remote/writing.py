@@ -128,11 +128,14 @@ class Writer:
                     Outbox.of(store.home, self._settings.url).remove(item)
                     self.breaker.succeeded()
             except RemoteFailure as failure:
+                if self._stop.is_set():
+                    return  # it was given up, and those who listened to events may be gone
                 self.breaker.fail(failure)
                 if failure.object_only:
                     Outbox.of(store.home, self._settings.url).remove(item)
             except (OSError, ValueError) as error:  # what cannot be read, went meanwhile or is damaged
-                emit("store.remote.failure", what=self.breaker.what, because=type(error).__name__)
+                if not self._stop.is_set():
+                    emit("store.remote.failure", what=self.breaker.what, because=type(error).__name__)
             finally:
                 with self._lock:
                     self._queued.discard(item)
