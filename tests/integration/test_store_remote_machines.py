@@ -126,6 +126,17 @@ class TestOneRecordOfManyMachines:
         assert found == objects
         assert len(set(objects)) == 3
 
+    def test_nor_where_two_compile_at_the_same_time(self, machine, tmp_path: Path) -> None:
+        first, second, third = machine("first"), machine("second"), machine("third")
+        projects = [self.project(tmp_path / name, f"#define DEEP {name}\n") for name in "12"]
+        for one, project in zip((first, second), projects, strict=True):
+            assert project.find(one.store) is None
+        for one, project in zip((first, second), projects, strict=True):
+            project.compile()
+            project.record(one.store)
+            one.finish()
+        assert None not in {project.find(third.store) for project in projects}
+
     def test_a_machine_with_an_older_record_asks_for_newer_states(self, machine, tmp_path: Path) -> None:
         first, second = machine("first"), machine("second")
         old = self.project(tmp_path / "old", "#define DEEP 1\n")

@@ -222,7 +222,8 @@ def record_object(
     made = _State(state=state, sha256=sha256, size=size, cost=cost)
     new = _Record(manifests=(_Manifest(paths=paths, names=names, states=(made,)),))
     # What other machines recorded meanwhile is kept, so that writing this one there loses none of it.
-    _extend(store, key, (*store.find_records_as(_Record, _KIND, key), new), share=True)
+    known = store.find_records_as(_Record, _KIND, key, fresh=True)
+    _extend(store, key, (*known, new), share=True)
     return sha256
 
 

@@ -358,15 +358,21 @@ class Store:
         data = self._read_record(kind, key)
         return None if data is None else _decoded(data, model)
 
-    def find_records_as(self, model: type[T], kind: str, key: str) -> Iterator[T]:
+    def find_records_as(self, model: type[T], kind: str, key: str, *, fresh: bool = False) -> Iterator[T]:
         """Yield what is recorded here and then, if more is wanted, what the remote tier has for the same key.
 
         For records that machines extend, each by its own results.
+
+        Args:
+            model: the type to read a record as.
+            kind: the kind.
+            key: the digest of all inputs.
+            fresh: true to ask the remote tier again, though this command has asked it before.
         """
         here = self._read_record(kind, key)
         if here is not None and (found := _decoded(here, model)) is not None:
             yield found
-        there = self.remote.fetch_record(kind, key) if self.remote is not None else None
+        there = None if self.remote is None else self.remote.fetch_record(kind, key, fresh=fresh)
         if there is not None and there != here and (found := _decoded(there, model)) is not None:
             yield found
 

@@ -164,11 +164,20 @@ class RemoteTier:
         self.counts.add(hits=1, bytes_read=count)
         return found
 
-    def fetch_record(self, kind: str, key: str) -> bytes | None:
-        """Return the record of *kind* and *key* as JSON text; `None` where there is none that counts."""
+    def fetch_record(self, kind: str, key: str, *, fresh: bool = False) -> bytes | None:
+        """Return the record of *kind* and *key* as JSON text; `None` where there is none that counts.
+
+        Args:
+            kind: the kind.
+            key: the digest of all inputs.
+            fresh: true to ask again, though this command has asked before.
+        """
         if kind not in TRAVELLING:
             return None
         place = place_of(kind, key)
+        if fresh:
+            self._records.pop(place, None)
+            self._absent.discard(place)
         if place in self._records:
             return self._records[place]
         body = self._ask(place, lambda transfer: self._entry(place, transfer))
