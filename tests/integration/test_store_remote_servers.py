@@ -13,7 +13,7 @@ from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ToolError
 from sparkwright.store import Store, open_store
 from sparkwright.store.remote import RemoteSettings, open_remote
-from sparkwright.store.remote.backend import RemoteFailure, Transfer
+from sparkwright.store.remote.backend import RemoteFailure, TransferProgress
 from sparkwright.store.remote.health import examine
 from sparkwright.store.remote.settings import RemoteLimits
 
@@ -115,7 +115,7 @@ def test_an_address_without_such_a_bucket(bucket: str, tmp_path: Path, heard: Re
     settings = RemoteSettings(url="s3://absent/team", key_file=tmp_path / "key.pem", limits=LIMITS)
     store = open_store(tmp_path / "store", open_remote(settings))
     with pytest.raises(RemoteFailure) as caught:
-        store.remote.backend.put("cas/x", b"x", Transfer())
+        store.remote.backend.put("cas/x", b"x", TransferProgress())
     assert SECRET not in str(caught.value)
     assert "key-id" not in str(caught.value)
     assert examine(store.remote, store).fault

@@ -10,7 +10,7 @@ import pytest
 
 from sparkwright.base.errors import ConfigError, NewerFormatError
 from sparkwright.store.remote import RemoteSettings, open_remote, read_remote_settings
-from sparkwright.store.remote.backend import RemoteFailure, Transfer
+from sparkwright.store.remote.backend import RemoteFailure, TransferProgress
 from sparkwright.store.remote.keys import WriterKey, find_key, require_key
 from sparkwright.store.remote.settings import RemoteLimits
 from sparkwright.store.remote.watch import Breaker, watched
@@ -191,7 +191,7 @@ def test_a_result_comes_back_and_so_does_an_error() -> None:
 def test_silence_is_given_up_and_the_thread_is_told() -> None:
     told = threading.Event()
 
-    def silent(transfer: Transfer) -> None:
+    def silent(transfer: TransferProgress) -> None:
         transfer.cancelled.wait(30)
         told.set()
 
@@ -201,8 +201,8 @@ def test_silence_is_given_up_and_the_thread_is_told() -> None:
 
 
 def test_too_little_is_given_up_and_enough_is_not() -> None:
-    def sending(amount: int, seconds: float) -> Callable[[Transfer], str]:
-        def send(transfer: Transfer) -> str:
+    def sending(amount: int, seconds: float) -> Callable[[TransferProgress], str]:
+        def send(transfer: TransferProgress) -> str:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 transfer.advance(amount)

@@ -26,7 +26,7 @@ class RemoteFailure(Exception):  # noqa: N818 - never reaches a user as an error
 
 
 @dataclass
-class Transfer:
+class TransferProgress:
     """The progress of one request, seen by another thread.
 
     Attributes:
@@ -51,7 +51,7 @@ class Transfer:
 class RemoteBackend(Protocol):
     """A server of objects by place, such as ``cas/<sha256>``. Every method may be called from any thread."""
 
-    def get(self, place: str, sink: Callable[[bytes], object], transfer: Transfer) -> bool:
+    def get(self, place: str, sink: Callable[[bytes], object], transfer: TransferProgress) -> bool:
         """Hand the object at *place* to *sink* piece by piece; return false where there is none.
 
         Raises:
@@ -61,5 +61,5 @@ class RemoteBackend(Protocol):
     def has(self, place: str) -> bool:
         """Tell if there is an object at *place*; raise as `get`."""
 
-    def put(self, place: str, content: bytes | Path, transfer: Transfer) -> None:
+    def put(self, place: str, content: bytes | Path, transfer: TransferProgress) -> None:
         """Write *content*, or the file of that path, to *place*; raise as `get`."""

@@ -41,7 +41,8 @@ class RefusedEntryError(Exception):
     """An entry does not count.
 
     Attributes:
-        writer: the id of a writer that is not known here; empty where the entry itself is at fault.
+        writer: the id of a writer that is not known here, or ``unsigned``; empty where the entry itself is at
+            fault.
     """
 
     def __init__(self, message: str, writer: str = "") -> None:
@@ -94,7 +95,7 @@ def decode_entry(body: bytes, kind: str, key: str, believed: Believed) -> bytes:
     """Return the record in the entry *body*.
 
     Raises:
-        RefusedEntryError: it is no entry of that *kind* and *key*, or nobody who is believed signed it.
+        RefusedEntryError: it is no entry of that *kind* and *key*, or no believed writer signed it.
     """
     try:
         entry = msgspec.json.decode(body, type=_Entry)
@@ -108,7 +109,7 @@ def decode_entry(body: bytes, kind: str, key: str, believed: Believed) -> bytes:
     if believed.writers is None:
         return entry.record.encode()
     if not entry.signature:
-        raise RefusedEntryError("it is not signed", writer="nobody")
+        raise RefusedEntryError("it is not signed", writer="unsigned")
     writer = believed.writers.get(entry.writer)
     if writer is None:
         raise RefusedEntryError("its writer is not known here", writer=entry.writer)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.store.remote.backend import RemoteFailure, Transfer
+from sparkwright.store.remote.backend import RemoteFailure, TransferProgress
 from sparkwright.store.remote.outbox import Outbox
 from sparkwright.store.remote.watch import watched
 
@@ -83,14 +83,14 @@ def examine(remote: RemoteTier, store: Store) -> RemoteHealth:
     )
 
 
-def _held(remote: RemoteTier, place: str, transfer: Transfer) -> bytes | None:
+def _held(remote: RemoteTier, place: str, transfer: TransferProgress) -> bytes | None:
     """Return the first bytes of what is at *place*, or `None`."""
     pieces: list[bytes] = []
     found = remote.backend.get(place, lambda data: pieces.append(data[: len(_OBJECT) + 1]), transfer)
     return b"".join(pieces)[: len(_OBJECT) + 1] if found else None
 
 
-def _tried(remote: RemoteTier, call: Callable[[Transfer], bytes | None]) -> tuple[bytes | None, str]:
+def _tried(remote: RemoteTier, call: Callable[[TransferProgress], bytes | None]) -> tuple[bytes | None, str]:
     """Return the result of *call* and ``yes``, or the cause of its failure."""
     try:
         return watched(call, remote.settings.limits), "yes"

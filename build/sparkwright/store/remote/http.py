@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from sparkwright.store.remote.backend import Transfer
+    from sparkwright.store.remote.backend import TransferProgress
     from sparkwright.store.remote.settings import RemoteSettings
 
 _CHUNK = 1 << 16
@@ -35,7 +35,7 @@ class HttpBackend:
         self._settings = settings
         self._session = _open_session(settings)
 
-    def get(self, place: str, sink: Callable[[bytes], object], transfer: Transfer) -> bool:
+    def get(self, place: str, sink: Callable[[bytes], object], transfer: TransferProgress) -> bool:
         """Hand the object at *place* to *sink*; see `RemoteBackend`."""
         with self._request("GET", place, stream=True) as response:
             if response.status_code in _NOT_FOUND:
@@ -57,7 +57,7 @@ class HttpBackend:
             self._require(response, _DENIED)
             return True
 
-    def put(self, place: str, content: bytes | Path, transfer: Transfer) -> None:
+    def put(self, place: str, content: bytes | Path, transfer: TransferProgress) -> None:
         """Write *content* to *place*; see `RemoteBackend`."""
         if isinstance(content, bytes):
             self._put(place, content)
@@ -116,7 +116,7 @@ def _piece(response: requests.Response) -> bytes:
 class _Body:
     """A file as a request's body of known length, whose sending can be given up."""
 
-    def __init__(self, stream: BinaryIO, size: int, transfer: Transfer) -> None:
+    def __init__(self, stream: BinaryIO, size: int, transfer: TransferProgress) -> None:
         self._stream, self._size, self._transfer = stream, size, transfer
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sparkwright.store.remote.backend import Transfer
+    from sparkwright.store.remote.backend import TransferProgress
     from sparkwright.store.remote.settings import RemoteSettings
 
 _CHUNK = 1 << 20
@@ -59,7 +59,7 @@ class S3Backend:
             **options,
         )
 
-    def get(self, place: str, sink: Callable[[bytes], object], transfer: Transfer) -> bool:
+    def get(self, place: str, sink: Callable[[bytes], object], transfer: TransferProgress) -> bool:
         """Hand the object at *place* to *sink*; see `RemoteBackend`."""
         import obstore
 
@@ -87,7 +87,7 @@ class S3Backend:
             raise _failure(error) from error
         return True
 
-    def put(self, place: str, content: bytes | Path, transfer: Transfer) -> None:
+    def put(self, place: str, content: bytes | Path, transfer: TransferProgress) -> None:
         """Write *content* to *place*; see `RemoteBackend`."""
         import obstore
 

@@ -176,7 +176,7 @@ def read_remote_settings(
     if found.password and not found.encrypted:
         raise ConfigError(
             f"the remote store {found.url} gets no credentials",
-            because="the connection is not encrypted, so everybody on the way could read them",
+            because="the connection is not encrypted, so they could be read on the way",
             next_step="use https, or leave them out",
         )
     return found

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from sparkwright.base.errors import StorageError
 from sparkwright.base.events import emit, warn
-from sparkwright.store.remote.backend import RemoteFailure, Transfer
+from sparkwright.store.remote.backend import RemoteFailure, TransferProgress
 from sparkwright.store.remote.entries import (
     MOST_ENTRY_BYTES,
     TRAVELLING,
@@ -192,7 +192,7 @@ class RemoteTier:
         self._records[place] = record
         return record
 
-    def _into(self, path: Path, sha256: str, most: int, transfer: Transfer) -> int | None:
+    def _into(self, path: Path, sha256: str, most: int, transfer: TransferProgress) -> int | None:
         """Write the file of that digest to *path*; return its size, or `None` where the server has none."""
         digest = new_sha256()
         with path.open("wb") as stream:
@@ -211,7 +211,7 @@ class RemoteTier:
             raise _OtherContentError(f"its SHA-256 is {digest.hexdigest()}")
         return transfer.count
 
-    def _entry(self, place: str, transfer: Transfer) -> bytes | None:
+    def _entry(self, place: str, transfer: TransferProgress) -> bytes | None:
         pieces: list[bytes] = []
 
         def take(data: bytes) -> None:
@@ -221,7 +221,7 @@ class RemoteTier:
 
         return b"".join(pieces) if self.backend.get(place, take, transfer) else None
 
-    def _ask(self, place: str, call: Callable[[Transfer], T | None]) -> T | None:
+    def _ask(self, place: str, call: Callable[[TransferProgress], T | None]) -> T | None:
         """Return what *call* gets from *place*; `None` for what is not there or is not as it should be."""
         if not self.reading.closed or place in self._absent:
             return None
@@ -248,7 +248,7 @@ class RemoteTier:
             self.reading.spend((time.monotonic() - began) / among)
         return found
 
-    def _twice(self, call: Callable[[Transfer], T | None]) -> T | None:
+    def _twice(self, call: Callable[[TransferProgress], T | None]) -> T | None:
         """Return what *call* gets, at the second attempt where the first one failed at once."""
         began = time.monotonic()
         try:
@@ -272,8 +272,9 @@ class RemoteTier:
             return
         shown = writer[:16] if writer.isalnum() else "?"
         if writer:
+            of = "without a signature" if writer == "unsigned" else f"of the writer {shown}"
             warn(
-                f"records of the writer {shown} in the remote store do not count: {why} "
+                f"records {of} in the remote store do not count: {why} "
                 "(docs/many-machines.md, 'Who is believed')",
                 writer=shown,
             )

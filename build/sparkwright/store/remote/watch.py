@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from sparkwright.base.events import emit, warn
-from sparkwright.store.remote.backend import RemoteFailure, Transfer
+from sparkwright.store.remote.backend import RemoteFailure, TransferProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def watched(call: Callable[[Transfer], T], limits: RemoteLimits) -> T:
+def watched(call: Callable[[TransferProgress], T], limits: RemoteLimits) -> T:
     """Return the result of *call*, made in a thread of its own, unless it stalls.
 
     Sockets have time-outs, but a server may send a byte a second, or headers without end, and looking up a
@@ -28,7 +28,7 @@ def watched(call: Callable[[Transfer], T], limits: RemoteLimits) -> T:
     Raises:
         RemoteFailure: nothing came for so long, or too little on the average.
     """
-    transfer, result = Transfer(), Future[T]()
+    transfer, result = TransferProgress(), Future[T]()
 
     def work() -> None:
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.events import emit, task
-from sparkwright.store.remote.backend import RemoteFailure, Transfer
+from sparkwright.store.remote.backend import RemoteFailure, TransferProgress
 from sparkwright.store.remote.entries import MOST_ENTRY_BYTES, NAMING_FILES, encode_entry, place_of
 from sparkwright.store.remote.outbox import FILE, Item, Outbox
 from sparkwright.store.remote.watch import Breaker
@@ -175,5 +175,5 @@ class Writer:
 
     def _put(self, place: str, content: bytes | Path) -> None:
         size = len(content) if isinstance(content, bytes) else content.stat().st_size
-        self._backend.put(place, content, Transfer(cancelled=self._stop))
+        self._backend.put(place, content, TransferProgress(cancelled=self._stop))
         self._counts.add(written=1, bytes_written=size)
