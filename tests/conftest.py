@@ -28,6 +28,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# No test writes to a store that the user shares with other machines.
+os.environ.pop("SPARKWRIGHT_STORE_URL", None)
+os.environ["SPARKWRIGHT_STORE_CONFIG"] = os.devnull
+
 settings.register_profile(
     "sparkwright",
     deadline=None,  # examples start real processes

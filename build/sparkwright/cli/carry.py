@@ -18,6 +18,7 @@ from sparkwright.base.errors import (
 )
 from sparkwright.cli.options import job_options, tree_options
 from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.remote import finish_remote, remote_summary, show_remote
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 
@@ -322,15 +323,19 @@ def prove(session: Session, *, names: tuple[str, ...], onto: str | None, target:
     """
     job = session.job(target)
     proofs, needless, unproved = _prove(job, names, onto)
+    remote = finish_remote(session)
     if session.as_json:
         described = [to_builtins(proof) for proof in proofs]
-        print_json({"proofs": described, "needless": needless, "unproved": unproved})
+        print_json(
+            {"proofs": described, "needless": needless, "unproved": unproved, **remote_summary(remote)}
+        )
     else:
         rows = [(proof.carry, str(proof.verdict), _first_line(proof.finding)) for proof in proofs]
         rows += [(name, "no proof needed", why) for name, why in needless.items()]
         judged = {proof.carry for proof in proofs}
         rows += [(name, "not proved", why) for name, why in unproved.items() if name not in judged]
         show_table(("carry", "verdict", "what was found"), rows)
+        show_remote(remote)
     refuted = {proof.carry: _first_line(proof.finding) for proof in proofs if proof.verdict == "refuted"}
     if refuted:
         told = "; ".join(f"{name}: {why}" for name, why in refuted.items())

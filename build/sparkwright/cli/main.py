@@ -33,7 +33,7 @@ COMMANDS = {
     "carry": "Make, show, edit, refresh and prove carries.",
     "patchset": "Give a patchset its next revision, which orders the wheels of one release.",
     "lock": "Check upstream.lock against the release itself, or move it to another release or commit.",
-    "store": "List, verify and prune the store.",
+    "store": "List, verify and prune the store, and share it with other machines.",
     "doctor": "Check that this machine has what is needed.",
 }
 

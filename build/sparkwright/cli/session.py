@@ -38,6 +38,8 @@ from sparkwright.upstream import Access, UpstreamSource, open_source, read_setti
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sparkwright.store.remote import RemoteSettings, RemoteTier
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -61,6 +63,7 @@ class Session:
         offline: use no network.
         as_json: print results as JSON.
         run: this run's entry in the store, which protects what it uses.
+        store_url: the address given with ``--store``; empty without one.
     """
 
     checkout: Checkout
@@ -69,6 +72,7 @@ class Session:
     offline: bool
     as_json: bool
     run: ActiveRun
+    store_url: str = ""
 
     @property
     def logs(self) -> tuple[Path, ...]:
@@ -79,6 +83,16 @@ class Session:
     def access(self) -> Access:
         """The store and the network settings."""
         return Access(self.store, self.repository, read_settings(offline=self.offline))
+
+    def remote_settings(self) -> RemoteSettings | None:
+        """Return the settings of the store's remote tier, or `None` where there is none.
+
+        Raises:
+            ConfigError: they cannot be used.
+        """
+        from sparkwright.store.remote import read_remote_settings
+
+        return read_remote_settings(self.store_url)
 
     def source(self, spec: str) -> UpstreamSource:
         """Return the origin of pristine trees: ``index``, ``git``, an address or a folder."""
@@ -131,7 +145,15 @@ class Session:
 
 @contextlib.contextmanager
 def _open_session(
-    root: Path, series: str, patchset: str, *, offline: bool, as_json: bool, quiet: bool, read_only: bool
+    root: Path,
+    series: str,
+    patchset: str,
+    *,
+    offline: bool,
+    as_json: bool,
+    quiet: bool,
+    read_only: bool,
+    store_url: str,
 ) -> Iterator[Session]:
     checkout = open_checkout(root, series, patchset)
     work = checkout.root / WORK
@@ -142,12 +164,36 @@ def _open_session(
             log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
         with contextlib.closing(log), subscribe(log), showing_events(quiet=quiet or as_json):
             prune_logs(_logs(work), _LOGS_KEPT_DAYS)
-            store = open_store()
-            emit("session.started", root=str(checkout.root), store=str(store.home), offline=offline)
-            with store.running() as run:
+            store = open_store(remote=None if offline or read_only else _remote(store_url))
+            remote = store.remote.settings.url if store.remote is not None else ""
+            places = {"root": str(checkout.root), "store": str(store.home), "remote": remote}
+            emit("session.started", **places, offline=offline)
+            with store.running() as run, _written_behind(store):
                 repository = Repository(store.git) if read_only else open_repository(store.git)
                 with contextlib.closing(repository):
-                    yield Session(checkout, store, repository, offline, as_json, run)
+                    yield Session(checkout, store, repository, offline, as_json, run, store_url)
+
+
+def _remote(store_url: str) -> RemoteTier | None:
+    """Return the remote tier that the user configured, if any."""
+    from sparkwright.store.remote import open_remote, read_remote_settings
+
+    settings = read_remote_settings(store_url)
+    return None if settings is None else open_remote(settings)
+
+
+@contextlib.contextmanager
+def _written_behind(store: Store) -> Iterator[None]:
+    """Have what the block makes written to the remote tier at its end, unless it is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if store.remote is not None:
+            store.remote.close(store, wait=False)
+        raise
+    finally:
+        if store.remote is not None:
+            store.remote.close(store)
 
 
 def _logs(work: Path) -> tuple[Path, ...]:
@@ -166,13 +212,21 @@ def _crashes_kept(folder: Path) -> Iterator[None]:
 
 
 def common_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Add ``--root``, ``--offline``, ``--quiet`` and ``--json``."""
+    """Add ``--root``, ``--store``, ``--offline``, ``--quiet`` and ``--json``."""
     options = (
         click.option(
             "--root",
             type=click.Path(path_type=Path, exists=True, file_okay=False),
             default=Path(),
             help="A clone of the project; by default the one that the current folder is in.",
+        ),
+        click.option(
+            "--store",
+            "store_url",
+            default="",
+            metavar="URL",
+            envvar="SPARKWRIGHT_STORE_URL",
+            help="A store that machines share: https://, http:// or s3://; none: not the one of store.toml.",
         ),
         click.option("--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Use no network."),
         click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only."),
@@ -195,10 +249,13 @@ def run_read_only(function: Callable[..., R]) -> Callable[..., R]:
 
 def _in_session(function: Callable[..., R], *, read_only: bool) -> Callable[..., R]:
     @functools.wraps(function)
-    def wrapper(*, root: Path, offline: bool, quiet: bool, as_json: bool, **arguments: Any) -> R:
+    def wrapper(
+        *, root: Path, store_url: str, offline: bool, quiet: bool, as_json: bool, **arguments: Any
+    ) -> R:
         with _open_session(
-            root, *_chosen(arguments), offline=offline, as_json=as_json, quiet=quiet, read_only=read_only
-        ) as session:
+            root, *_chosen(arguments), offline=offline, as_json=as_json, quiet=quiet, read_only=read_only,
+            store_url=store_url,
+        ) as session:  # fmt: skip
             if read_only:
                 return function(session, **arguments)
             opened = _inode(session.repository)

@@ -14,6 +14,7 @@ from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import BUMP, told_revision
 from sparkwright.cli.pin import pin_summary, show_pin
+from sparkwright.cli.remote import finish_remote, remote_summary, show_remote
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.lock import require_native
@@ -77,10 +78,12 @@ def command(
             next_step=f"{BUMP} {job.spec.file}, and commit that",
         )
     state = apply(job)
+    remote = finish_remote(session)
     if session.as_json:
-        print_json(_summary(job, state))
+        print_json(_summary(job, state) | remote_summary(remote))
     else:
         _show(job, state)
+        show_remote(remote)
 
 
 def _require_out(out: Path) -> None:

@@ -8,7 +8,10 @@ changed file costs the units that include it.
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_file
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from sparkwright.store import Store
 
 _LINK = "120000"
+_LOOK_UPS = 8
 
 
 @dataclass(frozen=True)
@@ -188,15 +192,29 @@ def compile_units(
     Raises:
         CompileError, NotEnoughMemoryError, StorageError, ToolError: see `run_jobs`.
     """
-    chain = inputs.toolchain.key
-    found = {unit.output: find_object(builder.store, unit, known.files, chain) for unit in units}
-    objects = {output: sha256 for output, sha256 in found.items() if sha256 is not None}
+    objects = _find_objects(builder.store, units, known.files, inputs.toolchain.key)
     missing = [unit for unit in units if unit.output not in objects]
     emit("native.units", total=len(units), missing=len(missing))
     if missing:
         with open_workspace(builder.store, builder.repository, known.tree, inputs.toolchain) as work:
             objects |= _compile(builder, inputs, known, work, missing)
     return objects
+
+
+def _find_objects(
+    store: Store, units: Sequence[Unit], files: UnitFiles, toolchain_key: str
+) -> dict[str, str]:
+    """Return the objects of *units* that the store has; its remote tier is asked for several at a time."""
+    find = partial(find_object, store, files=files, toolchain_key=toolchain_key)
+    if store.remote is None:
+        found = [find(unit) for unit in units]
+    else:
+        with ThreadPoolExecutor(_LOOK_UPS) as pool:
+            # A thread starts without our context, and so without those who listen to events.
+            looking = [pool.submit(copy_context().run, find, unit) for unit in units]
+            found = [one.result() for one in looking]
+    pairs = zip(units, found, strict=True)
+    return {unit.output: sha256 for unit, sha256 in pairs if sha256 is not None}
 
 
 def _compile(

@@ -163,12 +163,17 @@ def unit_key(unit: Unit, files: UnitFiles, toolchain_key: str) -> str:
 
 def find_object(store: Store, unit: Unit, files: UnitFiles, toolchain_key: str) -> str | None:
     """Return the SHA-256 of an object in the store that compiling *unit* would give, or `None`."""
-    record = store.find_record_as(_Record, _KIND, unit_key(unit, files, toolchain_key))
-    for manifest in record.manifests if record is not None else ():
-        now = files.state(unit, manifest.paths, manifest.names)
-        for known in manifest.states:
-            if known.state == now and store.find_file(known.sha256, size=known.size):
-                return known.sha256
+    key = unit_key(unit, files, toolchain_key)
+    here = None
+    for record in store.find_records_as(_Record, _KIND, key):
+        for manifest in record.manifests:
+            now = files.state(unit, manifest.paths, manifest.names)
+            for known in manifest.states:
+                if known.state == now and store.find_file(known.sha256, size=known.size):
+                    if here is not None:  # another machine compiled it
+                        _extend(store, key, (record,), share=False)
+                    return known.sha256
+        here = record
     return None
 
 
@@ -215,10 +220,20 @@ def record_object(
     sha256, size = _keep(store, object_path)
     key = unit_key(unit, files, toolchain_key)
     made = _State(state=state, sha256=sha256, size=size, cost=cost)
-    with store.lock(f"units-{key[:2]}", "the cache of objects"):
-        record = store.find_record_as(_Record, _KIND, key) or _Record()
-        store.put_record(_KIND, key, to_builtins(_with(record, paths, names, made)))
+    new = _Record(manifests=(_Manifest(paths=paths, names=names, states=(made,)),))
+    # What other machines recorded meanwhile is kept, so that writing this one there loses none of it.
+    known = store.find_records_as(_Record, _KIND, key, fresh=True)
+    _extend(store, key, (*known, new), share=True)
     return sha256
+
+
+def _extend(store: Store, key: str, records: Iterable[_Record], *, share: bool) -> None:
+    """Add the states in *records* to the record of *key*, those of the last one in front."""
+    with store.lock(f"units-{key[:2]}", "the cache of objects"):
+        merged = store.find_record_as(_Record, _KIND, key) or _Record()
+        for record in records:
+            merged = _joined(merged, record)
+        store.put_record(_KIND, key, to_builtins(merged), share=share)
 
 
 class _NotCoveredError(Exception):
@@ -285,6 +300,14 @@ def _with(record: _Record, paths: tuple[str, ...], names: tuple[str, ...], made:
     older = [known for entry in same for known in entry.states if known.state != made.state]
     manifest = _Manifest(paths=paths, names=names, states=(made, *older)[:_MOST_STATES])
     return _Record(manifests=(manifest, *others)[:_MOST_MANIFESTS])
+
+
+def _joined(older: _Record, newer: _Record) -> _Record:
+    """Return *older* with the states of *newer* in front."""
+    for manifest in reversed(newer.manifests):
+        for state in reversed(manifest.states):
+            older = _with(older, manifest.paths, manifest.names, state)
+    return older
 
 
 def _warn_once(unit: Unit, why: str, reader: Reader) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,7 @@ from sparkwright.store.usage import claim, note_use, running
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkwright.store.remote import RemoteTier
     from sparkwright.store.usage import ActiveRun
 
 T = TypeVar("T")
@@ -40,9 +41,14 @@ def default_home() -> Path:
     return user_cache_path("sparkwright")
 
 
-def open_store(home: Path | None = None) -> Store:
-    """Return the store at *home*, made when missing, with what dead runs left swept away."""
-    store = Store(home or default_home())
+def open_store(home: Path | None = None, remote: RemoteTier | None = None) -> Store:
+    """Return the store at *home*, made when missing, with what dead runs left swept away.
+
+    Args:
+        home: its folder; by default that of `default_home`.
+        remote: a tier on another machine, asked for what is not here and told of what is new.
+    """
+    store = Store(home or default_home(), remote)
     with storing(f"opening the store {store.home}"):
         for folder in (store.files, store.records, store.trees, store.partial, store.scratch_root):
             folder.mkdir(parents=True, exist_ok=True)
@@ -88,9 +94,11 @@ class Store:
 
     Attributes:
         home: the store's root folder.
+        remote: the tier on another machine, if there is one.
     """
 
     home: Path
+    remote: RemoteTier | None = field(default=None, compare=False, repr=False)
 
     @property
     def files(self) -> Path:
@@ -174,29 +182,32 @@ class Store:
         """Return where the file with that digest is, or would be."""
         return self.files / sha256[:2] / sha256
 
-    def find_file(self, sha256: str, *, size: int | None = None) -> Path | None:
+    def find_file(self, sha256: str, *, size: int | None = None, remote: bool = True) -> Path | None:
         """Return the file with that digest, or `None`; its bytes were verified when it came in.
+
+        What is not here is brought from the remote tier, where there is one.
 
         Args:
             sha256: the digest.
             size: where given, a file of another size counts as none: a machine that lost power may
                 have kept a file's name and not its bytes.
+            remote: false to look here only.
         """
         if not _DIGEST.fullmatch(sha256):  # what a damaged record names
             return None
         path = self.file_path(sha256)
-        try:
+        with contextlib.suppress(FileNotFoundError):
             state = path.stat()
-        except FileNotFoundError:
-            return None
-        if not stat.S_ISREG(state.st_mode) or size not in {None, state.st_size}:
-            return None
-        note_use(path, state)
-        return path
+            if stat.S_ISREG(state.st_mode) and size in {None, state.st_size}:
+                note_use(path, state)
+                return path
+        if remote and self.remote is not None:
+            return self.remote.fetch_file(self, sha256, size)
+        return None
 
-    def find_intact(self, sha256: str) -> Path | None:
+    def find_intact(self, sha256: str, *, remote: bool = True) -> Path | None:
         """Like `find_file`, but read: a file that holds other bytes is dropped, and counts as none."""
-        path = self.find_file(sha256)
+        path = self.find_file(sha256, remote=remote)
         if path is None:
             return None
         try:
@@ -256,6 +267,16 @@ class Store:
             source.replace(target)
             target.chmod(0o444)
         return target
+
+    def share(self, sha256: str, *, download: bool = False) -> None:
+        """Have the file with that digest written to the remote tier, where there is one.
+
+        Args:
+            sha256: the digest.
+            download: true for a file that others can download too; the user may have turned these off.
+        """
+        if self.remote is not None and (self.remote.settings.downloads or not download):
+            self.remote.offer_file(self, sha256)
 
     def link(self, sha256: str, target: Path) -> Path:
         """Put the file with that digest at *target* too, inside the store.
@@ -338,31 +359,61 @@ class Store:
 
     def find_record_as(self, model: type[T], kind: str, key: str) -> T | None:
         """Return the same, read as a *model*; one that does not fit it counts as none."""
-        import msgspec
-
         data = self._read_record(kind, key)
-        try:
-            return None if data is None else msgspec.json.decode(data, type=model)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
+        return None if data is None else _decoded(data, model)
+
+    def find_records_as(self, model: type[T], kind: str, key: str, *, fresh: bool = False) -> Iterator[T]:
+        """Yield what is recorded here and then, if more is wanted, what the remote tier has for the same key.
+
+        For records that machines extend, each by its own results.
+
+        Args:
+            model: the type to read a record as.
+            kind: the kind.
+            key: the digest of all inputs.
+            fresh: true to ask the remote tier again, though this command has asked it before.
+        """
+        here = self._read_record(kind, key)
+        if here is not None and (found := _decoded(here, model)) is not None:
+            yield found
+        there = None if self.remote is None else self.remote.fetch_record(kind, key, fresh=fresh)
+        if there is not None and there != here and (found := _decoded(there, model)) is not None:
+            yield found
 
     def _read_record(self, kind: str, key: str) -> bytes | None:
         path = self.record_path(kind, key)
+        data: bytes | None
         try:
             data = path.read_bytes()
         except (FileNotFoundError, IsADirectoryError):
-            return None
+            data = self.remote.fetch_record(kind, key) if self.remote is not None else None
+            if data is not None:
+                with contextlib.suppress(StorageError):  # of what is made here, it is an error
+                    self._write_record(kind, key, data)
+            return data
         note_use(path)
         return data
 
-    def put_record(self, kind: str, key: str, value: dict[str, Any]) -> None:
-        """Record *value* under *kind* and *key*, atomically."""
+    def put_record(self, kind: str, key: str, value: dict[str, Any], *, share: bool = True) -> None:
+        """Record *value* under *kind* and *key*, atomically.
+
+        Args:
+            kind: the kind.
+            key: the digest of all inputs.
+            value: JSON-ready.
+            share: false to keep it from the remote tier, which has as much already.
+        """
+        self._write_record(kind, key, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
+        if share and self.remote is not None:
+            self.remote.offer_record(self, kind, key)
+
+    def _write_record(self, kind: str, key: str, data: bytes) -> None:
         path = self.record_path(kind, key)
         with storing(f"recording {kind} {key[:12]}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():  # not made by the store
                 remove_tree(path)
-            write_atomically(path, json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
+            write_atomically(path, data)
 
     def record_path(self, kind: str, key: str) -> Path:
         """Return where what is recorded under *kind* and *key* is, or would be."""
@@ -420,6 +471,15 @@ def _sweep_beside(path: Path) -> None:
     for name in os.listdir(path.parent):  # noqa: PTH208 - names are all that is wanted
         if name.startswith(prefix):
             sweep_file(path.with_name(name))
+
+
+def _decoded(data: bytes, model: type[T]) -> T | None:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(data, type=model)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _lost(target: Path, because: str) -> LostFileError:

@@ -34,7 +34,7 @@ _CHUNK = 1 << 16  # small enough that a dropped connection costs little of what 
 
 
 def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings, *, otherwise: str = "") -> Path:
-    """Return the file *artifact* in the store, fetched from its index when it is not there.
+    """Return the file *artifact* in the store, fetched from the remote tier or an index if it is not there.
 
     A run that is interrupted leaves what it got in the store's ``partial`` folder, and the next
     one asks for the rest (RFC 9110, "Range Requests"). Two runs at once download once.
@@ -60,7 +60,11 @@ def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings, *,
             next_step=f"run once without --offline{otherwise}",
         )
     with store.lock(f"download-{artifact.sha256}", f"the download of {artifact.filename}"):
-        return store.find_intact(artifact.sha256) or _download(store, artifact, settings)
+        if found := store.find_intact(artifact.sha256, remote=False):
+            return found
+        path = _download(store, artifact, settings)
+    store.share(artifact.sha256, download=True)
+    return path
 
 
 def adopt_copy(store: Store, path: Path, artifact: Artifact) -> Path:

@@ -63,7 +63,7 @@ def fetch_members(
         DigestError: the index has another file of that name, or the whole wheel is another.
         ArchiveError: it is no zip archive.
     """
-    if found := store.find_intact(artifact.sha256):
+    if found := store.find_intact(artifact.sha256, remote=False):
         yield found
         return
     if settings.offline:

@@ -1,4 +1,4 @@
-"""The builder works without the libraries of the extra ``verify``, which says what it lacks."""
+"""The builder works without the libraries of ``verify`` and ``remote``, which say what they lack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ for name in names:
     importlib.import_module(name)
 """
 RUN = "from sparkwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
-HEAVY = ("aiohttp", "numpy", "scipy", "vl_convert")
+HEAVY = ("aiohttp", "numpy", "scipy", "vl_convert", "cryptography", "obstore")
 
 
 def python(script, *arguments, missing=HEAVY):
@@ -44,3 +44,11 @@ def test_verify_names_what_is_missing(tmp_path):
     assert "numpy" not in done.stderr
     assert "sparkwright[verify]" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_shared_store_names_what_is_missing(world):
+    words = ("wheel", "--root", str(world.root), "--store", "http://127.0.0.1:9")
+    done = python(RUN, *words, missing=("cryptography",))
+    assert done.returncode == ToolError.exit_code, done.stderr
+    assert "cryptography" in done.stderr
+    assert "sparkwright[remote]" in done.stderr

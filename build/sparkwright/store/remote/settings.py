@@ -1,0 +1,202 @@
+"""The settings of the remote tier: the ``--store`` option, the environment, and the user's ``store.toml``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+import msgspec
+
+from sparkwright.base.config import Model, load_toml
+from sparkwright.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NONE = "none"
+"""The address that turns the tier off where the file names one."""
+
+_FORMAT = 1
+_SCHEMES = ("https", "http", "s3")
+_KEY_PREFIX = "ed25519:"
+
+
+@dataclass(frozen=True)
+class RemoteLimits:
+    """Limits that keep a slow, dead or hostile server from holding up a build.
+
+    Attributes:
+        connect_s: longest wait for a connection, in seconds.
+        stall_s: longest wait for the first bytes of an answer, and between two pieces of it, in seconds.
+        least_rate: bytes a second that an answer has to bring on the average after `stall_s`.
+        failures: failures in a row after which the tier is left alone for the rest of the command.
+        patience_s: seconds of a command that misses and failures may take together; then likewise.
+        flush_s: longest wait at the end of a command for what is still being written, in seconds.
+        most_bytes: largest file that is read or written.
+    """
+
+    connect_s: float = 3.0
+    stall_s: float = 10.0
+    least_rate: float = float(1 << 20)
+    failures: int = 3
+    patience_s: float = 30.0
+    flush_s: float = 30.0
+    most_bytes: int = 8 << 30
+
+
+@dataclass(frozen=True)
+class RemoteSettings:
+    """Where the remote tier is, who is believed there, and what is written.
+
+    Attributes:
+        url: the address, without credentials.
+        user: name for HTTP's basic authentication; empty for none.
+        password: its password, or the bearer token where `user` is empty.
+        write: true to write results there.
+        downloads: true to write downloads too.
+        signed: true to believe signed records of known writers only; false to believe all of them.
+        writers: public keys of the writers that are believed beside this machine, by name.
+        key_file: this machine's private key.
+        limits: time and size.
+    """
+
+    url: str
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    write: bool = True
+    downloads: bool = True
+    signed: bool = True
+    writers: Mapping[str, str] = field(default_factory=dict)
+    key_file: Path = Path()
+    limits: RemoteLimits = field(default_factory=RemoteLimits)
+
+    @property
+    def encrypted(self) -> bool:
+        """Tell if credentials may be sent: the connection is encrypted, or stays on this machine."""
+        parts = urlsplit(self.url)
+        return parts.scheme != "http" or is_this_machine(parts.hostname or "")
+
+
+class _StoreFile(Model, frozen=True):
+    """The user's ``store.toml``."""
+
+    format: int = _FORMAT
+    url: str = ""
+    write: bool = True
+    downloads: bool = True
+    trust: Literal["signed", "unsigned"] = "signed"
+    writers: dict[str, str] = msgspec.field(default_factory=dict)
+    connect_s: float = RemoteLimits.connect_s
+    stall_s: float = RemoteLimits.stall_s
+    least_rate: float = RemoteLimits.least_rate
+    failures: int = RemoteLimits.failures
+    patience_s: float = RemoteLimits.patience_s
+    flush_s: float = RemoteLimits.flush_s
+    most_bytes: int = RemoteLimits.most_bytes
+
+
+def is_this_machine(host: str) -> bool:
+    """Tell if *host* is this machine's own loopback interface."""
+    import ipaddress
+
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def settings_file(environment: Mapping[str, str]) -> Path:
+    """Return the path of the settings: ``SPARKWRIGHT_STORE_CONFIG``, or the user's ``store.toml``."""
+    from platformdirs import user_config_path
+
+    chosen = environment.get("SPARKWRIGHT_STORE_CONFIG")
+    return Path(chosen).expanduser() if chosen else user_config_path("sparkwright") / "store.toml"
+
+
+def key_file(environment: Mapping[str, str]) -> Path:
+    """Return the path of this machine's key: ``SPARKWRIGHT_STORE_KEY``, or one in the user's data folder."""
+    from platformdirs import user_data_path
+
+    chosen = environment.get("SPARKWRIGHT_STORE_KEY")
+    return Path(chosen).expanduser() if chosen else user_data_path("sparkwright") / "store-key.pem"
+
+
+def read_remote_settings(
+    url: str = "", environment: Mapping[str, str] | None = None
+) -> RemoteSettings | None:
+    """Return the settings of the remote tier, or `None` where there is none.
+
+    An address given with ``--store`` or ``SPARKWRIGHT_STORE_URL`` is stronger than the file's. Name and
+    password come from ``SPARKWRIGHT_STORE_USER`` and ``SPARKWRIGHT_STORE_PASSWORD``, a bearer token from
+    ``SPARKWRIGHT_STORE_TOKEN``, else from the address; else ``~/.netrc`` is asked for each request.
+
+    Args:
+        url: the address of the option; empty where it was not given.
+        environment: the variables; the process's own by default.
+
+    Raises:
+        ConfigError: the file does not match its format, or the address is none of the supported ones.
+    """
+    environment = os.environ if environment is None else environment
+    path = settings_file(environment)
+    explicit = "SPARKWRIGHT_STORE_CONFIG" in environment
+    file = load_toml(path, _StoreFile, newest_format=_FORMAT) if explicit or path.is_file() else _StoreFile()
+    address = url or environment.get("SPARKWRIGHT_STORE_URL", "") or file.url
+    if not address or address == NONE:
+        return None
+    parts = _checked(address)
+    for name, key in file.writers.items():
+        if not key.startswith(_KEY_PREFIX):
+            raise ConfigError(
+                f"the writer {name!r} in {path} has no usable key",
+                because=f"it does not begin with {_KEY_PREFIX!r}",
+                next_step="'sparkwright store key' prints the key of a machine",
+            )
+    token = environment.get("SPARKWRIGHT_STORE_TOKEN", "")
+    user = "" if token else environment.get("SPARKWRIGHT_STORE_USER", "") or unquote(parts.username or "")
+    password = environment.get("SPARKWRIGHT_STORE_PASSWORD", "") or unquote(parts.password or "")
+    host = parts.netloc.rpartition("@")[2]
+    found = RemoteSettings(
+        url=urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", "")),
+        user=user,
+        password=token or (password if user else ""),
+        write=file.write,
+        downloads=file.downloads,
+        signed=file.trust == "signed",
+        writers=file.writers,
+        key_file=key_file(environment),
+        limits=RemoteLimits(
+            file.connect_s, file.stall_s, file.least_rate, file.failures, file.patience_s, file.flush_s,
+            file.most_bytes,
+        ),
+    )  # fmt: skip
+    if found.password and not found.encrypted:
+        raise ConfigError(
+            f"the remote store {found.url} gets no credentials",
+            because="the connection is not encrypted, so they could be read on the way",
+            next_step="use https, or leave them out",
+        )
+    return found
+
+
+def _checked(address: str) -> SplitResult:
+    """Return the parts of *address*; no error repeats it, since it may hold a password.
+
+    Raises:
+        ConfigError: it is no address of a supported kind.
+    """
+    try:
+        parts = urlsplit(address)
+        port, host = parts.port, parts.hostname
+    except ValueError:
+        parts, port, host = urlsplit(""), None, None
+    if parts.scheme not in _SCHEMES or not host or port == 0 or parts.query or parts.fragment:
+        raise ConfigError(
+            "the remote store's address cannot be used",
+            because="it has to be https://HOST/PATH, http://HOST/PATH or s3://BUCKET/PREFIX, with no query",
+            next_step="correct --store, SPARKWRIGHT_STORE_URL or store.toml; 'none' turns the tier off",
+        )
+    return parts

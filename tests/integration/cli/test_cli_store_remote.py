@@ -1,0 +1,229 @@
+"""Two machines that share a store over nginx, through the command line, and what can go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from kit import small_disk
+from store_servers import HostileStore, Misbehaviour, free_port, hostile_store, nginx_store
+from world import finish, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from world import World
+
+PASSWORD = "planted-pass-word"  # noqa: S105
+
+
+@pytest.fixture
+def nginx(tmp_path: Path) -> Iterator[str]:
+    with nginx_store(tmp_path / "nginx") as url:
+        yield url
+
+
+@pytest.fixture
+def server() -> Iterator[HostileStore]:
+    with hostile_store() as running:
+        yield running
+
+
+@pytest.fixture
+def shared(world: World, nginx: str) -> World:
+    """A world whose wheel another machine has built and shared; the present store is empty."""
+    world.environment["SPARKWRIGHT_STORE_URL"] = nginx
+    world.good("wheel")
+    world.new_store("second", probes=False)
+    return world
+
+
+def downloads(world: World) -> int:
+    return len(world.index.downloads)
+
+
+class TestTwoMachines:
+    def test_the_second_fetches_proves_and_audits_nothing(self, shared: World) -> None:
+        (first,) = shared.wheels
+        before = first.read_bytes()
+        first.unlink()
+        asked = downloads(shared)
+        built = shared.good("wheel", "--json").json
+        assert shared.wheels[0].read_bytes() == before
+        assert downloads(shared) == asked, "the package index is not asked"
+        steps = shared.steps()
+        assert {name: steps[name] for name in ("prove clamp", "prove align", "audit")} == {
+            "prove clamp": "found", "prove align": "found", "audit": "found",
+        }  # fmt: skip
+        assert not [event for event in shared.events() if event["kind"] == "probe.judged"]
+        remote = built["remote"]
+        assert remote["hits"] >= 5
+        assert remote["bytes-read"] > len(before) / 2
+        assert (remote["refused"], remote["waiting"], remote["stopped"]) == (0, 0, "")
+
+    def test_the_summary(self, shared: World) -> None:
+        ran = shared.good("wheel")
+        assert "shared   " in ran.out
+        assert " read" in ran.out
+        assert "shared" not in shared.good("wheel", "--store", "none").out
+
+    def test_no_record_of_it_names_a_folder_of_a_machine(self, shared: World) -> None:
+        objects = shared.folder / "nginx" / "objects" / "ac"
+        entries = [path.read_bytes() for path in objects.iterdir()]
+        assert entries
+        assert [entry for entry in entries if str(shared.folder).encode() in entry] == []
+
+    def test_proofs_of_carry_prove_are_shared_too(self, world: World, nginx: str) -> None:
+        report = world.good("carry", "prove", "--json", "--store", nginx).json["remote"]
+        assert report["written"] == 3, "the sdist and two proofs"
+        world.new_store("second", probes=False)
+        world.good("wheel", "--store", nginx)
+        assert world.steps()["prove clamp"] == "found"
+
+    def test_plan_and_offline_ask_nobody(self, world: World, server: HostileStore) -> None:
+        world.good("plan", "--store", server.url)
+        world.good("carry", "prove")
+        world.call("wheel", "--offline", "--store", server.url)
+        assert server.requests == []
+
+
+class TestWithoutAServer:
+    def test_a_build_goes_on(self, world: World) -> None:
+        ran = world.good("wheel", "--json", "--store", f"http://127.0.0.1:{free_port()}")
+        assert "cannot be reached" in ran.json["remote"]["stopped"]
+        assert ran.json["remote"]["waiting"] > 0
+        assert 1 <= ran.err.count("warning:") <= 2
+
+    def test_a_server_that_only_errs(self, world: World, server: HostileStore) -> None:
+        server.faults = {name: Misbehaviour(status=500) for name in ("GET", "HEAD", "PUT")}
+        assert world.good("wheel", "--json", "--store", server.url).json["remote"]["stopped"]
+
+    def test_killed_while_it_writes_behind(self, world: World, server: HostileStore) -> None:
+        server.hold.clear()
+        child = world.start("wheel", "--store", server.url)
+        wait_until(lambda: server.asked("PUT"), patience_s=60)
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+        server.hold.set()
+        world.good("wheel", "--store", server.url)
+        world.new_store("second", probes=False)
+        world.good("wheel", "--store", server.url)
+        assert world.steps()["prove clamp"] == "found"
+
+    def test_a_server_that_never_answers_a_write(self, world: World, server: HostileStore) -> None:
+        settings = world.folder / "store.toml"
+        settings.write_text(f'url = "{server.url}"\nflush-s = 0.5\n')
+        server.hold.clear()
+        ran = world.run("wheel", "--json", SPARKWRIGHT_STORE_CONFIG=str(settings))
+        assert ran.status == 0, ran.said
+        assert ran.json["remote"]["waiting"] > 0
+        assert "Traceback" not in ran.err
+
+    @pytest.mark.slow
+    def test_a_full_disk_while_it_is_read(self, shared: World) -> None:
+        disk = shared.folder / "disk"
+        prefix = small_disk(disk, "400k")
+        child = shared.start("wheel", prefix=prefix, SPARKWRIGHT_HOME=str(disk))
+        ran = finish(child)
+        assert ran.status == 70, ran.said
+        assert "no space left" in ran.err
+        assert "Traceback" not in ran.err
+
+
+class TestCommands:
+    def test_status(self, world: World, nginx: str) -> None:
+        found = world.good("store", "status", "--json", "--store", nginx).json["remote"]
+        assert (found["remote"], found["read"], found["write"], found["waiting"]) == (nginx, "yes", "yes", 0)
+        assert found["trust"] == "signed"
+        assert found["writers"][0].startswith("this machine ")
+        assert "yes" in world.good("store", "status", "--store", nginx).out
+        assert world.good("store", "status", "--json").json["remote"] is None
+
+    def test_status_of_a_server_that_cannot_be_used(self, world: World, server: HostileStore) -> None:
+        server.faults["PUT"] = Misbehaviour(status=403)
+        ran = world.call("store", "status", "--store", server.url)
+        assert ran.status == 20
+        assert "403" in ran.said
+        server.faults = {"GET": Misbehaviour(body=b"something else")}
+        assert world.call("store", "status", "--store", server.url).status == 20
+
+    def test_push(self, world: World, nginx: str) -> None:
+        world.good("wheel")
+        assert world.good("store", "push", "--json", "--store", nginx).json["remote"]["written"] > 0
+        world.new_store("second", probes=False)
+        world.good("wheel", "--store", nginx)
+        assert world.steps()["prove clamp"] == "found"
+        assert world.call("store", "push").status == 10
+        assert world.call("store", "push", "--store", f"http://127.0.0.1:{free_port()}").status == 20
+
+    def test_the_key_of_a_machine(self, world: World) -> None:
+        key = world.good("store", "key").out.strip()
+        assert key.startswith("ed25519:")
+        told = world.good("store", "key", "--json").json
+        assert told["key"] == key
+        assert Path(told["file"]).stat().st_mode & 0o777 == 0o600
+
+    @pytest.mark.parametrize(
+        "url", ["ftp://host/x", "http://", "https://host/?x=1", "nonsense", "file:///tmp", "https://h:99999/"]
+    )
+    def test_an_address_that_cannot_be_used(self, world: World, url: str) -> None:
+        assert world.call("wheel", "--store", url).status == 10
+
+
+class TestCredentials:
+    @pytest.fixture
+    def guarded(self, tmp_path: Path) -> Iterator[str]:
+        with nginx_store(tmp_path / "guarded", user="builder", password=PASSWORD) as url:
+            yield url
+
+    def everything(self, world: World) -> bytes:
+        """What all runs wrote into the checkout, the store and the home."""
+        files = [path for path in world.folder.rglob("*") if path.is_file() and "guarded" not in path.parts]
+        return b"".join(path.read_bytes() for path in files if path.name != ".netrc")
+
+    @pytest.mark.parametrize("way", ["variables", "address", "netrc"])
+    def test_they_are_used_and_never_shown(self, world: World, guarded: str, way: str) -> None:
+        url = guarded
+        if way == "variables":
+            world.environment |= {
+                "SPARKWRIGHT_STORE_USER": "builder",
+                "SPARKWRIGHT_STORE_PASSWORD": PASSWORD,
+            }
+        elif way == "address":
+            url = guarded.replace("://", f"://builder:{PASSWORD}@")
+        else:
+            netrc = world.folder / "home" / ".netrc"
+            netrc.write_text(f"machine 127.0.0.1 login builder password {PASSWORD}\n")
+            netrc.chmod(0o600)
+        world.environment["SPARKWRIGHT_STORE_URL"] = url
+        runs = [world.call("wheel", "--json"), world.call("store", "status"), world.call("store", "push")]
+        assert [ran.status for ran in runs] == [0, 0, 0]
+        assert runs[0].json["remote"]["written"] > 0
+        world.environment["SPARKWRIGHT_STORE_URL"] = url.replace("127.0.0.1", f"127.0.0.1:{free_port()}/no")
+        shown = [ran.said for ran in (*runs, world.call("store", "status"))]
+        assert PASSWORD not in "".join(shown)
+        assert PASSWORD.encode() not in self.everything(world)
+
+    def test_wrong_ones_are_refused_without_being_shown(self, world: World, guarded: str) -> None:
+        url = guarded.replace("://", f"://builder:not-{PASSWORD}@")
+        ran = world.good("wheel", "--json", "--store", url)
+        assert "401" in ran.json["remote"]["stopped"]
+        assert world.call("store", "status", "--store", url).status == 20
+        assert PASSWORD not in ran.said
+        assert PASSWORD.encode() not in self.everything(world)
+
+    def test_they_are_not_sent_unencrypted(self, world: World) -> None:
+        ran = world.call("wheel", "--store", f"http://builder:{PASSWORD}@192.0.2.1/")
+        assert ran.status == 10
+        assert "encrypted" in ran.said
+        assert PASSWORD not in ran.said
+
+
+def test_help_needs_none_of_it(world: World) -> None:
+    script = "import sys; import sparkwright.cli.session; sys.exit('sparkwright.store.remote' in sys.modules)"
+    child = world.start(script=script)
+    assert finish(child).status == 0, sys.version

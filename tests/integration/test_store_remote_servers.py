@@ -1,0 +1,141 @@
+"""The remote tier on real servers: nginx with WebDAV's PUT, and a server with the S3 interface."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from store_servers import nginx_store, s3_server
+
+from sparkwright.base.digests import digest_of, sha256_bytes
+from sparkwright.base.errors import ToolError
+from sparkwright.store import Store, open_store
+from sparkwright.store.remote import RemoteSettings, open_remote
+from sparkwright.store.remote.backend import RemoteFailure, TransferProgress
+from sparkwright.store.remote.health import examine
+from sparkwright.store.remote.settings import RemoteLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from kit import Recorder
+
+KEY = digest_of("a key")
+SECRET = "planted-secret-key"  # noqa: S105
+LIMITS = RemoteLimits(stall_s=20, flush_s=60)
+
+
+@pytest.fixture(scope="module")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with nginx_store(tmp_path_factory.mktemp("nginx"), most="30m") as url:
+        yield f"{url}/team"
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with s3_server("shared") as endpoint, pytest.MonkeyPatch.context() as patched:
+        for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+            patched.delenv(name, raising=False)
+        patched.setenv("AWS_ENDPOINT_URL", endpoint)
+        patched.setenv("AWS_ACCESS_KEY_ID", "key-id")
+        patched.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        patched.setenv("AWS_REGION", "us-east-1")
+        yield "s3://shared/team"
+
+
+@pytest.fixture(params=["nginx", "bucket"])
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path, url: str) -> Callable[[str], Store]:
+    settings = RemoteSettings(url=url, key_file=tmp_path / "key.pem", limits=LIMITS)
+    return lambda name: open_store(tmp_path / name, open_remote(settings))
+
+
+def add(store: Store, data: bytes) -> str:
+    with store.scratch() as scratch:
+        (scratch / "made").write_bytes(data)
+        store.adopt_file(scratch / "made", sha256_bytes(data))
+    return sha256_bytes(data)
+
+
+@pytest.mark.parametrize("size", [0, 1, 12_000_000])
+def test_a_file_and_its_record_travel(machine, size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    first = machine("first")
+    record = {"sha256": add(first, data), "size": size}
+    key = digest_of(size)
+    first.put_record("extension", key, record)
+    report = first.remote.finish(first)
+    assert (report.waiting, report.stopped, report.written) == (0, "", 2)
+    second = machine("second")
+    assert second.find_record("extension", key) == record
+    assert second.find_file(record["sha256"], size=size).read_bytes() == data
+
+
+def test_what_is_not_there(machine, heard: Recorder) -> None:
+    store = machine("first")
+    assert store.find_file("0" * 64) is None
+    assert store.find_record("unit", "0" * 64) is None
+    assert store.remote.report(store).misses == 2
+    assert store.remote.backend.has(f"cas/{'0' * 64}") is False
+    assert heard.of("warning") == []
+
+
+def test_a_record_is_replaced_as_a_whole(machine) -> None:
+    for number in range(3):
+        store = machine(str(number))
+        store.put_record("proof", KEY, {"number": number})
+        store.remote.finish(store)
+        assert machine(f"reader {number}").find_record("proof", KEY) == {"number": number}
+
+
+def test_status_of_a_healthy_server(machine) -> None:
+    store = machine("first")
+    found = examine(store.remote, store)
+    assert (found.read, found.write, found.fault) == ("yes", "yes", "")
+
+
+def test_nginx_refuses_what_is_too_large(nginx: str, tmp_path: Path) -> None:
+    settings = RemoteSettings(url=nginx, key_file=tmp_path / "key.pem", limits=LIMITS)
+    store = open_store(tmp_path / "store", open_remote(settings))
+    store.share(add(store, bytes(40 << 20)))
+    store.put_record("proof", digest_of("after it"), {})
+    report = store.remote.finish(store)
+    assert (report.written, report.waiting) == (1, 0)
+
+
+def test_an_address_without_such_a_bucket(bucket: str, tmp_path: Path, heard: Recorder) -> None:
+    settings = RemoteSettings(url="s3://absent/team", key_file=tmp_path / "key.pem", limits=LIMITS)
+    store = open_store(tmp_path / "store", open_remote(settings))
+    with pytest.raises(RemoteFailure) as caught:
+        store.remote.backend.put("cas/x", b"x", TransferProgress())
+    assert SECRET not in str(caught.value)
+    assert "key-id" not in str(caught.value)
+    assert examine(store.remote, store).fault
+
+
+def test_a_bucket_that_cannot_be_reached(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: Recorder
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    limits = replace(LIMITS, stall_s=2, connect_s=1)
+    settings = RemoteSettings(url=bucket, key_file=tmp_path / "key.pem", limits=limits)
+    store = open_store(tmp_path / "store", open_remote(settings))
+    for number in range(5):
+        assert store.find_file(digest_of(number)) is None
+    assert store.remote.reading.reason
+    assert SECRET not in str(heard.events)
+
+
+def test_obstore_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
+    with pytest.raises(ToolError, match="s3://") as caught:
+        open_remote(RemoteSettings(url="s3://shared/team", key_file=tmp_path / "key.pem"))
+    assert "sparkwright[remote]" in caught.value.next_step

@@ -1,0 +1,454 @@
+"""The remote tier against a server that does right, and one that does anything else."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from store_servers import HostileStore, Misbehaviour, hostile_store
+
+from sparkwright.base.digests import digest_of, sha256_bytes
+from sparkwright.store import Store, open_store
+from sparkwright.store.remote import RemoteSettings, open_remote
+from sparkwright.store.remote.entries import TRAVELLING, encode_entry, place_of
+from sparkwright.store.remote.keys import require_key
+from sparkwright.store.remote.outbox import Item, Outbox
+from sparkwright.store.remote.settings import RemoteLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from kit import Recorder
+
+LIMITS = RemoteLimits(connect_s=2, stall_s=0.5, least_rate=100_000, failures=3, patience_s=20, flush_s=10)
+OBJECT = b"an object" * 1000
+DIGEST = sha256_bytes(OBJECT)
+KEY = digest_of("a key")
+RECORD = {"sha256": DIGEST, "size": len(OBJECT)}
+
+
+@pytest.fixture
+def server() -> Iterator[HostileStore]:
+    with hostile_store() as running:
+        yield running
+
+
+class Machines:
+    """Machines that share one server; each has its own store, and by default all have one key."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+
+    def __call__(self, name: str, **changes: object) -> Store:
+        settings = RemoteSettings(url=self.url, key_file=self.folder / "key.pem", limits=LIMITS)
+        return open_store(self.folder / name, open_remote(replace(settings, **changes)))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, server: HostileStore) -> Callable[..., Store]:
+    return Machines(tmp_path, server.url)
+
+
+def add(store: Store, data: bytes = OBJECT) -> str:
+    """Put a file into *store*, as a compiler's result comes there."""
+    with store.scratch() as scratch:
+        (scratch / "made").write_bytes(data)
+        store.adopt_file(scratch / "made", sha256_bytes(data))
+    return sha256_bytes(data)
+
+
+def filled(store: Store, kind: str = "extension") -> Store:
+    """Have *store* hold, and write to the remote tier, one object and the record that names it."""
+    add(store)
+    store.put_record(kind, KEY, RECORD)
+    assert finish(store).waiting == 0
+    return store
+
+
+def finish(store: Store, **options: float):
+    assert store.remote is not None
+    return store.remote.finish(store, **options)
+
+
+def warnings(heard: Recorder) -> list[str]:
+    return [event["message"] for event in heard.of("warning")]
+
+
+# Reading and writing -------------------------------------------------------------------------
+
+
+def test_a_result_of_one_machine_is_found_on_another(machine, server: HostileStore) -> None:
+    filled(machine("a"))
+    other = machine("b")
+    assert other.find_record("extension", KEY) == RECORD
+    path = other.find_file(DIGEST, size=len(OBJECT))
+    assert path == other.file_path(DIGEST)
+    assert path.read_bytes() == OBJECT
+    assert path.stat().st_mode & 0o777 == 0o444
+    report = finish(other)
+    assert (report.hits, report.misses, report.refused, report.written) == (2, 0, 0, 0)
+    assert report.bytes_read > len(OBJECT)
+    assert open_store(other.home).find_record("extension", KEY) == RECORD, "it is local from now on"
+
+
+def test_the_layout_is_bazels(machine, server: HostileStore) -> None:
+    filled(machine("a"))
+    assert set(server.objects) == {f"cas/{DIGEST}", place_of("extension", KEY)}
+    assert server.objects[f"cas/{DIGEST}"] == OBJECT
+    folder, _, name = place_of("extension", KEY).partition("/")
+    assert (folder, len(name)) == ("ac", 64)
+    assert server.asked("PUT")[-1].startswith("ac/"), "a record comes after the file that it names"
+
+
+def test_what_is_there_is_not_written_again(machine, server: HostileStore) -> None:
+    filled(machine("a"))
+    server.requests.clear()
+    filled(machine("b"))
+    assert server.asked("PUT") == [place_of("extension", KEY)]
+
+
+def test_what_nobody_has_is_asked_for_once(machine, server: HostileStore) -> None:
+    store = machine("a")
+    for _ in range(3):
+        assert store.find_file(DIGEST) is None
+        assert store.find_record("unit", KEY) is None
+    assert len(server.requests) == 2
+    assert finish(store).misses == 2
+
+
+@pytest.mark.parametrize("kind", ["merge", "unit-cost", "configuration", "tree-fingerprint", "release-sdist"])
+def test_what_belongs_to_one_machine_stays_there(machine, server: HostileStore, kind: str) -> None:
+    store = machine("a")
+    store.put_record(kind, KEY, {"folder": "/home/me"})
+    assert machine("b").find_record(kind, KEY) is None
+    assert finish(store).written == 0
+    assert server.requests == []
+    assert kind not in TRAVELLING
+
+
+def test_a_download_is_shared_unless_that_is_off(machine, server: HostileStore) -> None:
+    store = machine("a", downloads=False)
+    store.share(add(store), download=True)
+    assert finish(store).written == 0
+    store.share(add(store, b"no download"))
+    assert finish(store).written == 1
+    store = machine("b")
+    store.share(add(store), download=True)
+    assert finish(store).written == 1
+    assert machine("c").find_intact(DIGEST) is not None
+
+
+def test_nothing_is_written_where_that_is_off(machine, server: HostileStore) -> None:
+    store = machine("a", write=False)
+    add(store)
+    store.put_record("extension", KEY, RECORD)
+    assert finish(store).written == 0
+    assert server.requests == []
+    assert not (store.home / "outbox").exists()
+
+
+def test_a_look_at_this_store_alone(machine, server: HostileStore) -> None:
+    filled(machine("a"))
+    server.requests.clear()
+    assert machine("b").find_intact(DIGEST, remote=False) is None
+    assert server.requests == []
+
+
+def test_push_writes_what_was_made_without_the_tier(machine, tmp_path: Path, server: HostileStore) -> None:
+    alone = open_store(tmp_path / "a")
+    add(alone)
+    alone.put_record("extension", KEY, RECORD)
+    alone.put_record("unit-cost", KEY, {})
+    store = machine("a")
+    report = store.remote.push(store)
+    assert (report.written, report.waiting) == (2, 0)
+    assert machine("b").find_record("extension", KEY) == RECORD
+
+
+def test_two_machines_write_one_key_at_once(machine, server: HostileStore) -> None:
+    """Whichever entry stays is whole, and so is what it names."""
+    records = [{"sha256": add(machine(str(number)), bytes([number]) * 99), "size": 99} for number in range(4)]
+
+    def write(number: int) -> None:
+        store = machine(str(number))
+        store.put_record("extension", KEY, records[number])
+        finish(store)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    reader = machine("reader")
+    found = reader.find_record("extension", KEY)
+    assert found in records
+    assert reader.find_file(found["sha256"], size=99) is not None
+
+
+# Who is believed -----------------------------------------------------------------------------
+
+
+def test_a_record_of_an_unknown_writer_does_not_count_and_is_told_once(
+    machine, heard: Recorder, tmp_path: Path
+) -> None:
+    filled(machine("a"))
+    store = machine("b", key_file=tmp_path / "another.pem")
+    for kind in ("extension", "unit"):
+        assert store.find_record(kind, KEY) is None
+    assert store.find_record("extension", KEY) is None
+    (told,) = warnings(heard)
+    assert require_key(tmp_path / "key.pem").public.id in told
+    assert finish(store).refused >= 1
+
+
+def test_a_named_writer_counts(machine, tmp_path: Path) -> None:
+    filled(machine("a"))
+    writers = {"builder": require_key(tmp_path / "key.pem").public.text}
+    store = machine("b", key_file=tmp_path / "another.pem", writers=writers)
+    assert store.find_record("extension", KEY) == RECORD
+
+
+def test_an_unsigned_record_counts_only_where_that_is_set(machine, heard: Recorder) -> None:
+    filled(machine("a", signed=False))
+    assert machine("b").find_record("extension", KEY) is None
+    (told,) = warnings(heard)
+    assert "not signed" in told
+    assert machine("c", signed=False).find_record("extension", KEY) == RECORD
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_an_entry_does_not_count_under_another_key(
+    machine, server: HostileStore, heard: Recorder, *, signed: bool
+) -> None:
+    filled(machine("a", signed=signed))
+    other = digest_of("another key")
+    server.objects[place_of("extension", other)] = server.objects[place_of("extension", KEY)]
+    server.objects[place_of("unit", KEY)] = server.objects[place_of("extension", KEY)]
+    store = machine("b", signed=signed)
+    assert store.find_record("extension", other) is None
+    assert store.find_record("unit", KEY) is None
+    assert store.find_record("extension", KEY) == RECORD
+    (told,) = warnings(heard)
+    assert "another key" in told
+
+
+def test_a_changed_entry_does_not_count(machine, server: HostileStore, heard: Recorder) -> None:
+    filled(machine("a"))
+    place = place_of("extension", KEY)
+    good = json.loads(server.objects[place])
+    changed = [
+        {**good, "record": json.dumps({**RECORD, "sha256": "0" * 64})},
+        {**good, "signature": good["signature"][::-1]},
+        {**good, "signature": "?"},
+        {**good, "format": 2},
+        {**good, "record": "[]"},
+        {"kind": "extension"},
+    ]
+    bodies = [json.dumps(entry).encode() for entry in changed]
+    for body in [*bodies, b"", b"\xff", b"{" * 100_000, b'{"format":' + b"[" * 100_000]:
+        server.objects[place] = body
+        assert machine(f"b{len(server.requests)}").find_record("extension", KEY) is None, body[:80]
+    server.objects[place] = json.dumps(good).encode()
+    assert machine("good").find_record("extension", KEY) == RECORD
+
+
+def test_a_key_signs_for_its_own_records_only(tmp_path: Path) -> None:
+    key = require_key(tmp_path / "key.pem")
+    entry = json.loads(encode_entry("extension", KEY, b"{}", key))
+    assert entry["writer"] == key.public.id
+    assert not key.public.signed(b"something else", bytes(64))
+
+
+# A server that misbehaves --------------------------------------------------------------------
+
+WRONG = {
+    "other bytes": Misbehaviour(body=b"x" * len(OBJECT)),
+    "too few bytes": Misbehaviour(cut=100),
+    "too many bytes": Misbehaviour(body=OBJECT + b"more"),
+    "no end": Misbehaviour(endless=True),
+    "an error": Misbehaviour(status=500),
+    "no permission": Misbehaviour(status=403),
+    "no answer": Misbehaviour(hang=True),
+    "a byte at a time": Misbehaviour(drip_s=0.1),
+    "elsewhere": Misbehaviour(redirect="http://127.0.0.2:9/cas"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG.values(), ids=WRONG.keys())
+def test_a_bad_answer_is_no_result_and_no_error(
+    machine, server: HostileStore, heard: Recorder, fault: Misbehaviour
+) -> None:
+    filled(machine("a"))
+    store = machine("b")
+    assert store.find_record("extension", KEY) == RECORD
+    server.faults["GET"] = fault
+    assert store.find_file(DIGEST, size=len(OBJECT)) is None
+    assert not store.file_path(DIGEST).exists()
+    assert list(store.scratch_root.iterdir()) == []
+    server.faults.clear()
+    assert machine("c").find_file(DIGEST) is not None
+
+
+def test_bad_answers_are_told_once_and_end_the_reading(
+    machine, server: HostileStore, heard: Recorder
+) -> None:
+    store = machine("a")
+    server.faults["GET"] = Misbehaviour(status=503)
+    for number in range(9):
+        assert store.find_file(sha256_bytes(bytes([number]))) is None
+    assert len(server.requests) == 2 * LIMITS.failures, "each is asked for twice, and then no more"
+    (told,) = warnings(heard)
+    assert "503" in told
+    assert finish(store).stopped == "it answered 503"
+
+
+def test_one_failure_is_tried_again(machine, server: HostileStore) -> None:
+    filled(machine("a"))
+    server.faults["GET"] = Misbehaviour(status=500, times=1)
+    assert machine("b").find_file(DIGEST) is not None
+
+
+def test_a_dead_server_costs_little(machine, server: HostileStore, heard: Recorder) -> None:
+    store = machine("a", url="http://127.0.0.1:9")
+    for number in range(9):
+        store.put_record("proof", digest_of(number), {})
+        assert store.find_file(sha256_bytes(bytes([number]))) is None
+    report = finish(store)
+    assert report.waiting == 9, "the next command tries again"
+    assert len(warnings(heard)) == 2, "one for reading, one for writing"
+
+
+def test_misses_that_take_long_end_the_reading(machine, server: HostileStore, heard: Recorder) -> None:
+    store = machine("a", limits=replace(LIMITS, patience_s=0.5, stall_s=5))
+    server.faults["GET"] = Misbehaviour(drip_s=0.0, status=404)
+    real = store.remote.backend.get
+
+    def slow(*arguments):
+        time.sleep(0.3)
+        return real(*arguments)
+
+    store.remote.backend.get = slow
+    for number in range(9):
+        assert store.find_file(sha256_bytes(bytes([number]))) is None
+    assert len(server.requests) == 2
+    (told,) = warnings(heard)
+    assert "in vain" in told
+
+
+def test_a_wrong_object_is_written_anew_by_who_made_the_right_one(machine, server: HostileStore) -> None:
+    filled(machine("a"))
+    server.objects[f"cas/{DIGEST}"] = b"damaged"
+    store = machine("b")
+    assert store.find_file(DIGEST) is None
+    add(store)
+    store.put_record("extension", KEY, RECORD)
+    finish(store)
+    assert server.objects[f"cas/{DIGEST}"] == OBJECT
+
+
+def test_a_damaged_file_is_not_written(machine, server: HostileStore) -> None:
+    store = machine("a")
+    add(store)
+    path = store.file_path(DIGEST)
+    path.chmod(0o644)
+    path.write_bytes(OBJECT[::-1])
+    store.put_record("extension", KEY, RECORD)
+    finish(store)
+    assert f"cas/{DIGEST}" not in server.objects
+
+
+@pytest.mark.parametrize("status", [401, 403, 405, 500, 507])
+def test_a_server_that_takes_nothing_is_still_read(
+    machine, server: HostileStore, heard: Recorder, status: int
+) -> None:
+    filled(machine("a"))
+    store = machine("b")
+    server.faults["PUT"] = Misbehaviour(status=status)
+    for number in range(5):
+        store.put_record("extension", digest_of(number), RECORD)
+    report = finish(store)
+    assert report.waiting == 5
+    assert len(warnings(heard)) == 1
+    assert store.find_record("extension", KEY) == RECORD
+
+
+def test_an_object_that_is_too_large_there_is_left_out(machine, server: HostileStore) -> None:
+    store = machine("a")
+    server.faults["PUT"] = Misbehaviour(status=413, times=1)
+    add(store)
+    store.put_record("extension", KEY, RECORD)
+    store.put_record("proof", KEY, {"carry": "one"})
+    report = finish(store)
+    assert (report.waiting, report.stopped) == (0, "")
+
+
+def test_a_redirect_gets_no_credentials(machine, server: HostileStore) -> None:
+    with hostile_store() as other:
+        server.faults["GET"] = Misbehaviour(redirect=f"{other.url}/cas/{DIGEST}")
+        other.objects[f"cas/{DIGEST}"] = OBJECT
+        store = machine("a", user="me", password="planted")  # noqa: S106
+        assert store.find_file(DIGEST) is None
+        assert other.requests == []
+        assert "127.0.0.1" in finish(store).stopped
+
+
+# Writing is never in the way -----------------------------------------------------------------
+
+
+def test_a_server_that_hangs_holds_nothing_up(machine, server: HostileStore) -> None:
+    store = machine("a", limits=replace(LIMITS, stall_s=30))
+    add(store)
+    server.hold.clear()
+    began = time.monotonic()
+    store.put_record("extension", KEY, RECORD)
+    assert time.monotonic() - began < 10
+    report = finish(store, limit_s=0.2)
+    assert report.waiting == 1
+    store.remote.close(store)
+    assert time.monotonic() - began < 10
+    server.hold.set()
+    assert finish(machine("a")).waiting == 0, "the next command writes what is left"
+    assert machine("b").find_record("extension", KEY) == RECORD
+
+
+def test_what_a_killed_run_left_is_written_by_the_next(machine, server: HostileStore) -> None:
+    """The files of the outbox are all that a killed process leaves."""
+    filled(machine("a"))
+    store = machine("a")
+    Outbox.of(store.home, server.url).add(Item("proof", KEY))
+    open_store(store.home).put_record("proof", KEY, {"carry": "one"})
+    Outbox.of(store.home, server.url).add(Item("unit", digest_of("pruned meanwhile")))
+    assert finish(store).waiting == 0
+    assert machine("b").find_record("proof", KEY) == {"carry": "one"}
+
+
+def test_the_outbox_ignores_what_is_none_of_its_names(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    assert not outbox.add(Item("unit", "../../etc/passwd"))
+    for name in ("x", "unit.short", "unit." + "g" * 64):
+        (tmp_path / name).touch()
+    assert list(outbox.items()) == []
+
+
+def test_a_full_disk_ends_the_reading_and_not_the_command(
+    machine, server: HostileStore, heard: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(machine("a"))
+    store = machine("b")
+
+    def full(_: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert store.find_file(DIGEST) is None
+    assert not store.file_path(DIGEST).exists()
+    (told,) = warnings(heard)
+    assert "no space left" in told
+    assert machine("c").find_file(DIGEST) is not None
