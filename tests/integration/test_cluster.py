@@ -154,7 +154,7 @@ def test_what_a_compiler_says_elsewhere_is_in_the_log_here(tmp_path, url, hosts)
     home = make_home(tmp_path / "home", url, hosts)
     wrong = {"csrc/ops.c": FileEntry("100644", b"int ops(void) { return lib() }\n")}
     inputs = replace(home.inputs, tree=patch_tree(home.repository, home.inputs.tree, wrong))
-    with pytest.raises(CompileError, match="ops.c was not compiled") as error:
+    with pytest.raises(CompileError, match=r"ops\.c was not compiled") as error:
         build(home.builder, inputs)
     assert f"on {platform.node()}" in error.value.because
     (log,) = (tmp_path / "home" / "logs").glob("*ops.c.log")
@@ -175,7 +175,8 @@ def test_a_machine_that_cannot_be_reached_is_left_out(tmp_path, url, hosts):
         build(gone.builder, replace(gone.inputs, target=Target(HERE, "12.0")))
 
 
-def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts):
+@pytest.mark.parametrize("after_s", [0, 3], ids=["while they start", "while they compile"])
+def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s):
     for host in hosts:
         host.install(extra="import time; compiling.Compiling.compile = lambda *_: time.sleep(600)")
     home = make_home(tmp_path / "home", url, hosts)
@@ -185,7 +186,7 @@ def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts):
             build(home.builder, home.inputs)
         os._exit(0)
     wait_until(lambda: all(host.workers() for host in hosts))
-    time.sleep(2)
+    time.sleep(after_s)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     wait_until(lambda: not any(host.workers() for host in hosts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -82,12 +83,11 @@ class Host:
         """The processes of its workers and what they started."""
         found = []
         for process in psutil.process_iter():
-            try:
-                if process.environ().get("SPARKWRIGHT_TEST_HOST") == str(self.folder):
+            with contextlib.suppress(psutil.Error):
+                ours = process.environ().get("SPARKWRIGHT_TEST_HOST") == str(self.folder)
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-            except psutil.Error:
-                continue
-        return [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
+        return found
 
 
 @dataclass

@@ -60,13 +60,14 @@ class Pool:
     client: Any
     patience_s: float = 60.0
     _futures: dict[Any, UnitTask] = field(default_factory=dict)
+    _unfit: set[str] = field(default_factory=set)
     _submitted: int = 0
 
     @property
     def workers(self) -> dict[str, dict[str, float]]:
-        """Return the resources of each worker that is connected now, by address."""
+        """Return the resources of each worker that is connected and not unfit, by address."""
         info = self.client.scheduler_info(n_workers=-1)["workers"]
-        return {address: worker["resources"] for address, worker in info.items()}
+        return {home: worker["resources"] for home, worker in info.items() if home not in self._unfit}
 
     @property
     def slots(self) -> int:
@@ -79,13 +80,16 @@ class Pool:
         Raises:
             ClusterError: no worker is left.
         """
-        largest = max((found.get(MIB, 0) for found in self._require_workers().values()), default=0)
+        workers = self._require_workers()
+        largest = max(found.get(MIB, 0) for found in workers.values())
         self._submitted += 1
         future = self.client.submit(
             compile_unit,
             msgspec.json.encode(asked),
             key=f"{asked.unit.name}-{self._submitted}",
             resources={SLOT: 1, MIB: min(asked.expected.mib, largest)},
+            # One that connects later is found by the units that are submitted later.
+            workers=list(workers) if self._unfit else None,
             priority=asked.expected.seconds,
             pure=False,
         )
@@ -94,8 +98,7 @@ class Pool:
     def replies(self) -> Iterator[tuple[UnitTask, UnitReply] | None]:
         """Yield each reply as it comes, and `None` now and then while none does, until all are there.
 
-        A unit whose worker is lost is compiled by another one. A worker that is unfit is let go, and what it
-        should have compiled goes to others.
+        A unit whose worker is lost is compiled by another one. A worker that is unfit gets no further unit.
 
         Raises:
             ClusterError: no worker is left, or one unit lost several.
@@ -127,15 +130,15 @@ class Pool:
             raise ClusterError(
                 f"{asked.unit.name} was not compiled",
                 because="every machine that tried it was lost" if lost else f"a worker failed: {error!r}",
-                next_step="check the machines and their memory, or do without --cluster; what is done is kept",
+                next_step="check the machines and their memory, or do without --cluster; finished units stay",
             )
         homes = [home for found in self.client.who_has([future]).values() for home in found]
         reply: UnitReply | WorkerUnfit = msgspec.json.decode(future.result(), type=UnitReply | WorkerUnfit)
         if not isinstance(reply, WorkerUnfit):
             return reply
-        if homes:
+        if not self._unfit.issuperset(homes):
             warn(f"{reply.machine} compiles nothing for this build: {reply.because}; {reply.next_step}")
-            self.client.retire_workers(homes, close_workers=True)
+            self._unfit.update(homes)
         if not self.workers:
             raise _deserted(self.name, f"{reply.machine}: {reply.because}", reply.next_step)
         self.submit(asked)
@@ -173,6 +176,8 @@ def open_pool(address: ClusterAddress, *, store_url: str = "", patience_s: float
     with contextlib.ExitStack() as stack:
         if address.scheduler:
             client = stack.enter_context(_connected(distributed, address))
+            with contextlib.suppress(TimeoutError):  # the first unit says that there is none
+                client.wait_for_workers(1, timeout=patience_s)
             yield Pool(address.name, client, patience_s)
             return
         security = distributed.Security.temporary()

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import os
 import platform
+import shutil
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 SLOT, MIB = "SLOT", "MIB"
 """Dask's resources: a compiler, and a MiB of memory."""
 _GIVES_UP_S = 30
+_ENDS_S = 3.0
 
 
 def describe(jobs: int | None = None) -> WorkerHello:
@@ -100,18 +104,22 @@ async def _serve(
         death_timeout=_GIVES_UP_S,
         local_directory=str(folder / "dask"),
     )
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    if told is not None:  # from the start: the scheduler may be gone before it is reached
+        threading.Thread(target=_until_end, args=(told, loop, ended, folder), daemon=True).start()
     async with worker:
         say(hello)
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        if told is not None:
-            threading.Thread(target=_until_end, args=(told, loop, ended), daemon=True).start()
         finished = asyncio.ensure_future(worker.finished())
         await asyncio.wait({finished, asyncio.ensure_future(ended.wait())}, return_when="FIRST_COMPLETED")
 
 
-def _until_end(told: BinaryIO, loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
+def _until_end(told: BinaryIO, loop: asyncio.AbstractEventLoop, ended: asyncio.Event, folder: Path) -> None:
+    """Wait for the end of *told*, and end this process then, a unit that is being compiled with it."""
     while told.read(1 << 10):
         pass
     with contextlib.suppress(RuntimeError):  # the loop has ended already
         loop.call_soon_threadsafe(ended.set)
+    time.sleep(_ENDS_S)
+    # A thread that compiles cannot be ended, and its compiler ends with the process.
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
