@@ -38,6 +38,7 @@ StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
+SetEnv PATH={folder}/programs:/usr/local/bin:/usr/bin:/bin
 """
 _CLIENT = """\
 Host *
@@ -103,9 +104,16 @@ class Sshd:
 
     def replace(self, script: str) -> None:
         """Let the target's ``sparkwright`` be the shell *script*."""
-        self.program.parent.mkdir(parents=True, exist_ok=True)
-        self.program.write_text(f"#!/bin/sh\n{script}")
-        self.program.chmod(0o755)
+        _write_script(self.program, script)
+
+    @property
+    def host(self) -> str:
+        """The machine, as ssh names it."""
+        return f"{getpass.getuser()}@127.0.0.1:{self.port}"
+
+    def install_on_path(self, script: str) -> None:
+        """Let ``sparkwright`` on that machine's PATH be the shell *script*."""
+        _write_script(self.folder / "programs" / "sparkwright", script)
 
     def connections(self) -> list[psutil.Process]:
         """The processes of sshd that serve one connection each."""
@@ -175,6 +183,12 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
         finally:
             sshd.cut()
             process.kill()
+
+
+def _write_script(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}")
+    path.chmod(0o755)
 
 
 def _listens(port: int) -> bool:

@@ -228,6 +228,12 @@ class NotEnoughMemoryError(SparkwrightError):
     exit_code = 74
 
 
+class ClusterError(SparkwrightError):
+    """Other machines cannot be reached, cannot compile for this one, or were lost."""
+
+    exit_code = 75
+
+
 class ServerError(SparkwrightError):
     """The server under test could not be started, or exited."""
 

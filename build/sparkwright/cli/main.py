@@ -29,6 +29,7 @@ COMMANDS = {
     "rehearse": "Serve the merged Python on the CPU with a real model, and verify it.",
     "bisect": "Name the change between a good and a bad build spec that makes the difference.",
     "agent": "Judge wheels on this machine's card for a bisection elsewhere; started by it over ssh.",
+    "worker": "Compile on this machine for a build elsewhere, which starts it over ssh or by a scheduler.",
     "status": "Show the pin, the carries with their outcomes and proofs, and the wheels in dist/.",
     "carry": "Make, show, edit, refresh and prove carries.",
     "patchset": "Give a patchset its next revision, which orders the wheels of one release.",

@@ -80,6 +80,13 @@ _COMPILING = (
         envvar="SPARKWRIGHT_CUDA",
         help="An installed CUDA toolkit, instead of the lock's packages.",
     ),
+    click.option(
+        "--cluster",
+        default="",
+        metavar="ADDRESS",
+        envvar="SPARKWRIGHT_CLUSTER",
+        help="Other machines that compile: ssh://HOST,HOST, or tcp://HOST:PORT of a Dask scheduler.",
+    ),
 )
 
 

@@ -15,6 +15,7 @@ from sparkwright.git.fetching import RemoteRef, fetch, list_remote
 from sparkwright.git.importing import FileEntry, blob_id, import_files, patch_tree, tree_id
 from sparkwright.git.links import outward_link
 from sparkwright.git.merging import MergeResult, merge_trees
+from sparkwright.git.packing import pack_tree, unpack_tree
 from sparkwright.git.refs import check_address, check_object_id, check_ref, refuse_secret
 from sparkwright.git.repository import Repository, as_argument, open_repository, require_git
 from sparkwright.git.soundness import discard, unsoundness
@@ -42,9 +43,11 @@ __all__ = [
     "open_clone",
     "open_repository",
     "outward_link",
+    "pack_tree",
     "patch_tree",
     "refuse_secret",
     "require_git",
     "tree_id",
+    "unpack_tree",
     "unsoundness",
 ]

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import NativeBuildError, ProcessError
@@ -41,7 +41,7 @@ from sparkwright.native.units import UnitFiles, find_object, missing_units, reco
 from sparkwright.native.workspace import native_tree, open_workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from sparkwright.git import Repository
@@ -54,6 +54,20 @@ if TYPE_CHECKING:
 
 _LINK = "120000"
 _LOOK_UPS = 8
+
+
+class UnitCompiler(Protocol):
+    """Compiles units elsewhere than on this machine."""
+
+    def compile(
+        self,
+        inputs: Inputs,
+        known: Configured,
+        units: Sequence[Unit],
+        expected: Mapping[str, Cost],
+        learn: Callable[[str, Cost], None],
+    ) -> dict[str, str]:
+        """Return the objects of *units*: output path to SHA-256 in the store."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,7 @@ class Builder:
         jobs: most compilers at once; by default as many as cores and memory allow.
         keep_going: whether to compile the other units when one fails.
         isolation: command prefix of every tool, such as one that removes the network.
+        elsewhere: compiles units on other machines; by default they are compiled here.
     """
 
     store: Store
@@ -79,6 +94,7 @@ class Builder:
     jobs: int | None = None
     keep_going: bool = False
     isolation: tuple[str, ...] = ()
+    elsewhere: UnitCompiler | None = None
 
     def tree(self, inputs: Inputs) -> str:
         """Return the git id of the tree that is compiled; see `native_tree`."""
@@ -195,7 +211,11 @@ def compile_units(
     objects = _find_objects(builder.store, units, known.files, inputs.toolchain.key)
     missing = [unit for unit in units if unit.output not in objects]
     emit("native.units", total=len(units), missing=len(missing))
-    if missing:
+    if missing and builder.elsewhere is not None:
+        costs = _costs(builder, inputs)
+        expected = costs.expected(known.configuration.units)
+        objects |= builder.elsewhere.compile(inputs, known, missing, expected, costs.learn)
+    elif missing:
         with open_workspace(builder.store, builder.repository, known.tree, inputs.toolchain) as work:
             objects |= _compile(builder, inputs, known, work, missing)
     return objects

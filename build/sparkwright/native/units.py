@@ -150,8 +150,8 @@ class _Manifest(Model, frozen=True):
     states: tuple[_State, ...]
 
 
-class _Record(Model, frozen=True):
-    """All manifests of one key, newest first."""
+class UnitRecord(Model, frozen=True):
+    """All manifests of one key, newest first: what was read, and which object came of it."""
 
     manifests: tuple[_Manifest, ...] = ()
 
@@ -165,7 +165,7 @@ def find_object(store: Store, unit: Unit, files: UnitFiles, toolchain_key: str) 
     """Return the SHA-256 of an object in the store that compiling *unit* would give, or `None`."""
     key = unit_key(unit, files, toolchain_key)
     here = None
-    for record in store.find_records_as(_Record, _KIND, key):
+    for record in store.find_records_as(UnitRecord, _KIND, key):
         for manifest in record.manifests:
             now = files.state(unit, manifest.paths, manifest.names)
             for known in manifest.states:
@@ -220,17 +220,46 @@ def record_object(
     sha256, size = _keep(store, object_path)
     key = unit_key(unit, files, toolchain_key)
     made = _State(state=state, sha256=sha256, size=size, cost=cost)
-    new = _Record(manifests=(_Manifest(paths=paths, names=names, states=(made,)),))
+    new = UnitRecord(manifests=(_Manifest(paths=paths, names=names, states=(made,)),))
     # What other machines recorded meanwhile is kept, so that writing this one there loses none of it.
-    known = store.find_records_as(_Record, _KIND, key, fresh=True)
+    known = store.find_records_as(UnitRecord, _KIND, key, fresh=True)
     _extend(store, key, (*known, new), share=True)
     return sha256
 
 
-def _extend(store: Store, key: str, records: Iterable[_Record], *, share: bool) -> None:
+def unit_record(store: Store, key: str) -> UnitRecord | None:
+    """Return all that this machine recorded under *key*, for `adopt_record` on another one."""
+    return store.find_record_as(UnitRecord, _KIND, key)
+
+
+def adopt_record(
+    store: Store, unit: Unit, files: UnitFiles, toolchain_key: str, *, record: UnitRecord, sha256: str
+) -> bool:
+    """Record what another machine made of *unit*; return if it is the object for the files as they are here.
+
+    Args:
+        store: has the object, or a remote tier that has it.
+        unit: the compiled unit.
+        files: the files here.
+        toolchain_key: key of the toolchain.
+        record: the other machine's record.
+        sha256: the object that it states.
+    """
+    for manifest in record.manifests:
+        now = files.state(unit, manifest.paths, manifest.names)
+        for state in manifest.states:
+            if (state.state, state.sha256) == (now, sha256) and store.find_file(sha256, size=state.size):
+                mine = _Manifest(paths=manifest.paths, names=manifest.names, states=(state,))
+                key = unit_key(unit, files, toolchain_key)
+                _extend(store, key, (UnitRecord(manifests=(mine,)),), share=True)
+                return True
+    return False
+
+
+def _extend(store: Store, key: str, records: Iterable[UnitRecord], *, share: bool) -> None:
     """Add the states in *records* to the record of *key*, those of the last one in front."""
     with store.lock(f"units-{key[:2]}", "the cache of objects"):
-        merged = store.find_record_as(_Record, _KIND, key) or _Record()
+        merged = store.find_record_as(UnitRecord, _KIND, key) or UnitRecord()
         for record in records:
             merged = _joined(merged, record)
         store.put_record(_KIND, key, to_builtins(merged), share=share)
@@ -293,16 +322,16 @@ def _keep(store: Store, object_path: Path) -> tuple[str, int]:
     return sha256, size
 
 
-def _with(record: _Record, paths: tuple[str, ...], names: tuple[str, ...], made: _State) -> _Record:
+def _with(record: UnitRecord, paths: tuple[str, ...], names: tuple[str, ...], made: _State) -> UnitRecord:
     """Return *record* with one more state, in front, and without the oldest beyond the limits."""
     same = [entry for entry in record.manifests if (entry.paths, entry.names) == (paths, names)]
     others = [entry for entry in record.manifests if entry not in same]
     older = [known for entry in same for known in entry.states if known.state != made.state]
     manifest = _Manifest(paths=paths, names=names, states=(made, *older)[:_MOST_STATES])
-    return _Record(manifests=(manifest, *others)[:_MOST_MANIFESTS])
+    return UnitRecord(manifests=(manifest, *others)[:_MOST_MANIFESTS])
 
 
-def _joined(older: _Record, newer: _Record) -> _Record:
+def _joined(older: UnitRecord, newer: UnitRecord) -> UnitRecord:
     """Return *older* with the states of *newer* in front."""
     for manifest in reversed(newer.manifests):
         for state in reversed(manifest.states):

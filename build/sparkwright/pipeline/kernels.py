@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkwright.lock.native import ExtensionSpec, NativePin
-    from sparkwright.native.build import Builder
+    from sparkwright.native.build import Builder, UnitCompiler
     from sparkwright.native.model import Inputs, SourceTree
     from sparkwright.pipeline.job import Job
     from sparkwright.pipeline.step import Step
@@ -246,6 +246,27 @@ def builder_of(job: Job) -> Builder:
         jobs=job.options.compiling.jobs,
         keep_going=job.options.compiling.keep_going,
         isolation=_isolation(job),
+        elsewhere=_elsewhere(job),
+    )
+
+
+def _elsewhere(job: Job) -> UnitCompiler | None:
+    """Return what compiles on other machines, if the user named any."""
+    compiling = job.options.compiling
+    if not compiling.cluster:
+        return None
+    from sparkwright.cluster import parse_cluster
+    from sparkwright.cluster.compiler import ClusterCompiler
+
+    return ClusterCompiler(
+        address=parse_cluster(compiling.cluster),
+        store=job.store,
+        repository=job.repository,
+        lock=job.spec.lock,
+        logs=job.checkout.root / ".sparkwright" / "compile",
+        cuda=compiling.cuda is not None,
+        isolate=compiling.isolate,
+        keep_going=compiling.keep_going,
     )
 
 

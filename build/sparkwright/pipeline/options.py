@@ -43,12 +43,14 @@ class CompileOptions:
         keep_going: compile the other units when one fails.
         isolate: take the network away from every tool of the build.
         cuda: folder of an installed CUDA toolkit, taken instead of the lock's packages.
+        cluster: address of other machines that compile; empty to compile here.
     """
 
     jobs: int | None = None
     keep_going: bool = False
     isolate: bool = False
     cuda: Path | None = None
+    cluster: str = ""
 
 
 @dataclass(frozen=True)

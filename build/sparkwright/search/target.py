@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import getpass
-import re
 import shlex
 import socket
 import sys
@@ -24,6 +23,7 @@ from sparkwright.base import errors
 from sparkwright.base.errors import ConfigError, SparkwrightError, TargetError, ToolError
 from sparkwright.base.events import emit, task
 from sparkwright.base.process import Dialogue
+from sparkwright.base.ssh import parse_host
 from sparkwright.search.messages import (
     ALIVE_S,
     Failed,
@@ -48,13 +48,6 @@ FOLDER = "~/.cache/sparkwright/target"
 """Folder on another machine, if its address names none."""
 
 _FORM = "local, or ssh://[USER@]HOST[:PORT][/FOLDER]"
-_HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]*")
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_SSH = (
-    "ssh", "-T", "-oBatchMode=yes", "-oConnectTimeout=15",
-    "-oServerAliveInterval=15", "-oServerAliveCountMax=4", "-oClearAllForwardings=yes",
-    "-oForwardAgent=no", "-oForwardX11=no",
-)  # fmt: skip
 # The folder is an argument of this program, and no part of it. PATH is short where no login shell set it.
 _START = (
     'case $1 in "~/"*) set -- "$HOME/${1#??}";; esac; PATH="$1/bin:$PATH:$HOME/.local/bin"; '
@@ -291,29 +284,23 @@ def parse_target(text: str, *, home: Path, stop: threading.Event | None = None) 
     stop = stop or threading.Event()
     if text == LOCAL:
         return Target(LOCAL, (sys.executable, "-m", "sparkwright", "agent", str(home)), stop)
+    parts = urlsplit(text)
+    if "@" in parts.netloc and ":" in parts.netloc.rpartition("@")[0]:
+        raise _no_target("ssh://…", "it holds a password; ssh takes keys")
+    if parts.scheme != "ssh" or parts.query or parts.fragment:
+        raise _no_target(text, "it is neither 'local' nor an address of ssh")
     try:
-        parts = urlsplit(text)
-        port, host, user = parts.port, parts.hostname or "", unquote(parts.username or "")
+        host = parse_host(parts.netloc)
     except ValueError as error:
         raise _no_target(text, str(error)) from error
     folder = unquote(parts.path)
-    if parts.scheme != "ssh" or parts.query or parts.fragment:
-        raise _no_target(text, "it is neither 'local' nor an address of ssh")
-    if parts.password is not None:
-        raise _no_target("ssh://…", "it holds a password; ssh takes keys")
-    if not _HOST.fullmatch(host):
-        raise _no_target(text, f"{host!r} is no name of a machine")
-    if user and not _USER.fullmatch(user):
-        raise _no_target(text, f"{user!r} is no name of a user")
     if not folder.isprintable():
         raise _no_target(text, "its folder has characters that cannot be shown")
     if folder in {"", "/"}:
         folder = FOLDER
     elif folder.startswith("/~/"):
         folder = folder[1:]
-    command = shlex.join(("exec", "sh", "-c", _START, "sparkwright", folder))
-    options = [*(("-p", str(port)) if port else ()), *(("-l", user) if user else ())]
-    return Target(text, (*_SSH, *options, "--", host, command), stop)
+    return Target(text, host.argv(_START, folder), stop)
 
 
 def _no_target(text: str, because: str) -> ConfigError:

@@ -1,0 +1,100 @@
+"""``sparkwright worker``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from sparkwright.base.errors import ConfigError, ToolError
+from sparkwright.git import open_repository
+from sparkwright.store import open_store
+from sparkwright.upstream import Access, read_settings
+
+if TYPE_CHECKING:
+    from sparkwright.cluster.messages import WorkerHello, WorkerSettings
+
+
+@click.command("worker")
+@click.argument("scheduler", required=False)
+@click.option(
+    "--settings", is_flag=True, help="Read the settings as a line from standard input, as over ssh."
+)
+@click.option(
+    "--jobs", "-j", type=click.IntRange(min=1), help="Most compilers at once; by default one a core."
+)
+@click.option(
+    "--store",
+    "store_url",
+    default="",
+    metavar="URL",
+    envvar="SPARKWRIGHT_STORE_URL",
+    help="The store that machines share; by default the one of store.toml.",
+)
+@click.option(
+    "--cuda",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    envvar="SPARKWRIGHT_CUDA",
+    help="An installed CUDA toolkit, for builds that take one.",
+)
+def command(
+    *, scheduler: str | None, settings: bool, jobs: int | None, store_url: str, cuda: Path | None
+) -> None:
+    """Compile for builds elsewhere that use the Dask scheduler at the address SCHEDULER.
+
+    'sparkwright wheel --cluster ssh://HOST' starts this by itself, and ends it with the build.
+    """
+    serving = _library()
+    given = _settings(scheduler, from_input=settings, store_url=store_url)
+    store = open_store(remote=_remote(given.store_url))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(store.running())
+        repository = stack.enter_context(contextlib.closing(open_repository(store.git)))
+        access = Access(store, repository, read_settings(offline=False))
+        if store.remote is not None:
+            stack.callback(store.remote.close, store)
+        told = sys.stdin.buffer if settings else None
+        serving.serve(access, given, serving.describe(jobs), told=told, say=_say, cuda=cuda)
+
+
+def _library() -> Any:
+    try:
+        import distributed  # noqa: F401
+
+        from sparkwright.cluster import worker
+    except ImportError as error:
+        raise ToolError(
+            "this machine cannot compile for others",
+            because=f"the package {error.name} is not installed",
+            next_step="pip install 'sparkwright[cluster]'",
+        ) from error
+    return worker
+
+
+def _settings(scheduler: str | None, *, from_input: bool, store_url: str) -> WorkerSettings:
+    from sparkwright.cluster.messages import WorkerSettings
+
+    if from_input == bool(scheduler):
+        raise click.UsageError("Give either the address of a scheduler or --settings.")
+    if scheduler:
+        return WorkerSettings(scheduler=scheduler, store_url=store_url)
+    try:
+        given = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSettings)
+    except msgspec.MsgspecError as error:
+        raise ConfigError("the settings on standard input cannot be read", because=str(error)) from error
+    return msgspec.structs.replace(given, store_url=store_url or given.store_url)
+
+
+def _remote(store_url: str) -> Any:
+    from sparkwright.store.remote import open_remote, read_remote_settings
+
+    found = read_remote_settings(store_url)
+    return None if found is None else open_remote(found)
+
+
+def _say(hello: WorkerHello) -> None:
+    click.echo(msgspec.json.encode(hello))  # which flushes

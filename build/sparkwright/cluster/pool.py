@@ -1,0 +1,308 @@
+"""Workers on other machines, behind a scheduler of Dask: tasks go in, replies come out as they are ready.
+
+For machines named by ssh, the scheduler runs in this process and listens on the loopback interface alone.
+Each connection of ssh starts a worker and carries both directions; certificates are made for one build and
+go through ssh, so that no other user of these machines can speak with either side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkwright import __version__
+from sparkwright.base.errors import ClusterError, ToolError
+from sparkwright.base.events import emit, task, warn
+from sparkwright.base.process import Dialogue
+from sparkwright.cluster.compiling import compile_unit
+from sparkwright.cluster.messages import (
+    UnitReply,
+    UnitTask,
+    WorkerHello,
+    WorkerSettings,
+    WorkerUnfit,
+    own_code,
+)
+from sparkwright.cluster.worker import MIB, SLOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from sparkwright.base.ssh import SshHost
+    from sparkwright.cluster.address import ClusterAddress
+
+_START = (
+    'PATH="$PATH:$HOME/.local/bin"; command -v sparkwright >/dev/null || exit 127; '
+    "exec sparkwright worker --settings"
+)
+_NOT_FOUND, _OF_SSH = 127, 255
+_HELLO_S = 90.0
+_POLL_S = 0.1
+_PORTS = (20_000, 32_000)
+
+
+@dataclass
+class Pool:
+    """Connected workers.
+
+    Attributes:
+        name: the address, as it is shown.
+        client: Dask's client.
+        patience_s: how long to wait for a worker when none is left.
+    """
+
+    name: str
+    client: Any
+    patience_s: float = 60.0
+    _futures: dict[Any, UnitTask] = field(default_factory=dict)
+    _unfit: set[str] = field(default_factory=set)
+    _submitted: int = 0
+
+    @property
+    def workers(self) -> dict[str, dict[str, float]]:
+        """Return the resources of each worker that is connected and not unfit, by address."""
+        info = self.client.scheduler_info(n_workers=-1)["workers"]
+        return {home: worker["resources"] for home, worker in info.items() if home not in self._unfit}
+
+    @property
+    def slots(self) -> int:
+        """Return the number of compilers that all workers together run at once."""
+        return int(sum(found.get(SLOT, 0) for found in self.workers.values()))
+
+    def submit(self, asked: UnitTask) -> None:
+        """Have a unit compiled; the longest ones are started first.
+
+        Raises:
+            ClusterError: no worker is left.
+        """
+        workers = self._require_workers()
+        largest = max(found.get(MIB, 0) for found in workers.values())
+        self._submitted += 1
+        future = self.client.submit(
+            compile_unit,
+            msgspec.json.encode(asked),
+            key=f"{asked.unit.name}-{self._submitted}",
+            resources={SLOT: 1, MIB: min(asked.expected.mib, largest)},
+            # One that connects later is found by the units that are submitted later.
+            workers=list(workers) if self._unfit else None,
+            priority=asked.expected.seconds,
+            pure=False,
+        )
+        self._futures[future] = asked
+
+    def replies(self) -> Iterator[tuple[UnitTask, UnitReply] | None]:
+        """Yield each reply as it comes, and `None` now and then while none does, until all are there.
+
+        A unit whose worker is lost is compiled by another one. A worker that is unfit gets no further unit.
+
+        Raises:
+            ClusterError: no worker is left, or one unit lost several.
+        """
+        alone_since: float | None = None
+        while self._futures:
+            ready = [future for future in self._futures if future.done()]
+            for future in ready:
+                asked = self._futures.pop(future)
+                if (reply := self._reply(future, asked)) is not None:
+                    yield asked, reply
+            if ready:
+                alone_since = None
+                continue
+            yield None
+            time.sleep(_POLL_S)
+            if self.workers:
+                alone_since = None
+                continue
+            alone_since = alone_since or time.monotonic()
+            if time.monotonic() - alone_since > self.patience_s:
+                raise _deserted(self.name, f"all were lost, and none came back in {self.patience_s:g} s")
+
+    def _reply(self, future: Any, asked: UnitTask) -> UnitReply | None:
+        """Return the reply of a finished task, or `None` if it was given to another worker."""
+        if future.status != "finished":
+            error = future.exception()
+            lost = type(error).__name__ == "KilledWorker"
+            raise ClusterError(
+                f"{asked.unit.name} was not compiled",
+                because="every machine that tried it was lost" if lost else f"a worker failed: {error!r}",
+                next_step="check the machines and their memory, or do without --cluster; finished units stay",
+            )
+        homes = [home for found in self.client.who_has([future]).values() for home in found]
+        reply: UnitReply | WorkerUnfit = msgspec.json.decode(future.result(), type=UnitReply | WorkerUnfit)
+        if not isinstance(reply, WorkerUnfit):
+            return reply
+        if not self._unfit.issuperset(homes):
+            warn(f"{reply.machine} compiles nothing for this build: {reply.because}; {reply.next_step}")
+            self._unfit.update(homes)
+        if not self.workers:
+            raise _deserted(self.name, f"{reply.machine}: {reply.because}", reply.next_step)
+        self.submit(asked)
+        return None
+
+    def _require_workers(self) -> dict[str, dict[str, float]]:
+        found = self.workers
+        if not found:
+            raise _deserted(self.name, "none is connected")
+        return found
+
+
+def _deserted(name: str, because: str, next_step: str = "") -> ClusterError:
+    return ClusterError(
+        f"no machine of {name} compiles for this build",
+        because=because,
+        next_step=next_step or "check the machines, or build without --cluster; finished units are kept",
+    )
+
+
+@contextlib.contextmanager
+def open_pool(address: ClusterAddress, *, store_url: str = "", patience_s: float = 60.0) -> Iterator[Pool]:
+    """Yield the workers at *address*, started where they are named by ssh, and ended with the block.
+
+    Args:
+        address: the machines, or a scheduler.
+        store_url: the store that machines share, for workers that are started; without credentials.
+        patience_s: how long to wait for a worker when none is left.
+
+    Raises:
+        ClusterError: no worker can be had.
+        ToolError: the libraries are not installed.
+    """
+    distributed = _require_library()
+    with contextlib.ExitStack() as stack:
+        if address.scheduler:
+            client = stack.enter_context(_connected(distributed, address))
+            with contextlib.suppress(TimeoutError):  # the first unit says that there is none
+                client.wait_for_workers(1, timeout=patience_s)
+            yield Pool(address.name, client, patience_s)
+            return
+        security = distributed.Security.temporary()
+        cluster = stack.enter_context(
+            distributed.LocalCluster(
+                n_workers=0, host="127.0.0.1", protocol="tls://", security=security, dashboard_address=None,
+                silence_logs=50,
+            )
+        )  # fmt: skip
+        client = stack.enter_context(distributed.Client(cluster, security=security))
+        pool = Pool(address.name, client, patience_s)
+        with task(f"start workers on {len(address.hosts)} machines"):
+            refused = [
+                why
+                for host in address.hosts
+                if (why := _start(stack, host, cluster.scheduler_address, security, store_url))
+            ]
+        for why in refused:
+            warn(f"{why.what}: {why.because}; {why.next_step}")
+        if len(refused) == len(address.hosts):
+            raise refused[0]
+        client.wait_for_workers(len(address.hosts) - len(refused), timeout=_HELLO_S)
+        yield pool
+
+
+def _require_library() -> Any:
+    try:
+        import dask
+
+        dask.config.set({"distributed.logging.distributed": "critical"})
+        import distributed
+    except ImportError as error:
+        raise ToolError(
+            "other machines cannot be used",
+            because=f"the package {error.name} is not installed",
+            next_step="pip install 'sparkwright[cluster]'",
+        ) from error
+    return distributed
+
+
+@contextlib.contextmanager
+def _connected(distributed: Any, address: ClusterAddress) -> Iterator[Any]:
+    try:
+        client = distributed.Client(address.scheduler, timeout=15)
+    except (OSError, TimeoutError, RuntimeError) as error:
+        raise ClusterError(
+            f"{address.name} cannot be reached",
+            because=str(error) or type(error).__name__,
+            next_step="start 'dask scheduler' there, or correct the address",
+        ) from error
+    with client:
+        yield client
+
+
+def _start(
+    stack: contextlib.ExitStack, host: SshHost, scheduler: str, security: Any, store_url: str
+) -> ClusterError | ToolError | None:
+    """Start a worker on *host* for the length of *stack*; return the error of one that cannot be used."""
+    there, listen, contact = random.sample(range(*_PORTS), 3)
+    port = scheduler.rpartition(":")[2]
+    forwards = (
+        "-oExitOnForwardFailure=yes",
+        "-R", f"127.0.0.1:{there}:127.0.0.1:{port}",
+        "-L", f"127.0.0.1:{contact}:127.0.0.1:{listen}",
+    )  # fmt: skip
+    tls = security.get_tls_config_for_role("worker")
+    settings = WorkerSettings(
+        scheduler=f"tls://127.0.0.1:{there}",
+        listen=f"tls://127.0.0.1:{listen}",
+        contact=f"tls://127.0.0.1:{contact}",
+        ca=tls["ca_file"],
+        cert=tls["cert"],
+        key=tls["key"],
+        store_url=store_url,
+    )
+    dialogue = stack.enter_context(Dialogue(host.argv(_START, forwards=forwards), patience_s=15))
+    dialogue.send(msgspec.json.encode(settings) + b"\n")
+    end = time.monotonic() + _HELLO_S
+    while (left := end - time.monotonic()) > 0:
+        try:
+            line = dialogue.line(left)
+        except EOFError:
+            return _of_ssh(host, dialogue)
+        with contextlib.suppress(msgspec.MsgspecError):
+            hello = msgspec.json.decode(line or b"", type=WorkerHello)
+            if hello.code != own_code():
+                dialogue.end()
+                return _other_version(host, hello)
+            emit("cluster.worker", machine=hello.machine, slots=hello.slots, mib=hello.mib)
+            return None
+    dialogue.end()
+    return ClusterError(
+        f"{host.host} does not answer",
+        because=f"its worker was not ready within {_HELLO_S:g} s",
+        next_step="check the machine, and what its shell does at a login",
+    )
+
+
+def _other_version(host: SshHost, hello: WorkerHello) -> ToolError:
+    different = hello.version if hello.version != __version__ else "another state of the same version"
+    return ToolError(
+        f"{host.host} cannot compile for this program",
+        because=f"sparkwright is {different} there, and {__version__} here",
+        next_step="install the same commit there",
+    )
+
+
+def _of_ssh(host: SshHost, dialogue: Dialogue) -> ClusterError | ToolError:
+    done = dialogue.end()
+    last = done.stderr.strip().rpartition("\n")[2] or f"it ended with status {done.status}"
+    if done.status == _NOT_FOUND:
+        return ToolError(
+            f"{host.host} has no sparkwright",
+            because="it is neither on PATH there nor in ~/.local/bin",
+            next_step="install the same commit there, with the extra [cluster]",
+        )
+    if done.status == _OF_SSH:
+        return ClusterError(
+            f"{host.host} cannot be reached", because=last, next_step=f"try it by hand: ssh {host.host} true"
+        )
+    return ClusterError(
+        f"the worker of {host.host} did not start", because=last, next_step="install the same commit there"
+    )
+
+
+def unit_order(tasks: Iterable[UnitTask]) -> list[UnitTask]:
+    """Return *tasks*, the longest first."""
+    return sorted(tasks, key=lambda one: (-one.expected.seconds, one.unit.name))

@@ -1,0 +1,125 @@
+"""A worker: the process on another machine that compiles for a build, until that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import platform
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkwright import __version__
+from sparkwright.cluster.compiling import Compiling, serve_with
+from sparkwright.cluster.messages import WorkerHello, own_code
+from sparkwright.native.machine import look
+from sparkwright.native.schedule import default_reserve_mib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import BinaryIO
+
+    from sparkwright.cluster.messages import WorkerSettings
+    from sparkwright.upstream import Access
+
+SLOT, MIB = "SLOT", "MIB"
+"""Dask's resources: a compiler, and a MiB of memory."""
+_GIVES_UP_S = 30
+_ENDS_S = 3.0
+
+
+def describe(jobs: int | None = None) -> WorkerHello:
+    """Return what this machine offers: a compiler a core, or *jobs*, and the memory that is free now."""
+    now = look()
+    return WorkerHello(
+        code=own_code(),
+        version=__version__,
+        machine=platform.node(),
+        slots=jobs or now.cores,
+        mib=max(1, now.available_mib - default_reserve_mib(now)),
+    )
+
+
+def serve(
+    access: Access,
+    settings: WorkerSettings,
+    hello: WorkerHello,
+    *,
+    told: BinaryIO | None,
+    say: Callable[[WorkerHello], None],
+    cuda: Path | None = None,
+) -> None:
+    """Compile what the scheduler of *settings* asks for, until *told* ends or the scheduler is gone.
+
+    Args:
+        access: this machine's store and network settings.
+        settings: addresses and certificates.
+        hello: what this machine offers.
+        told: input that ends with the build; by default the worker ends with the scheduler alone.
+        say: called once the worker is registered.
+        cuda: an installed CUDA toolkit, for builds that take one.
+    """
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    with (
+        tempfile.TemporaryDirectory(prefix="sparkwright-worker-") as folder,
+        contextlib.closing(Compiling(access, Path(folder) / "logs", cuda)) as compiling,
+    ):
+        serve_with(compiling)
+        asyncio.run(_serve(settings, hello, Path(folder), told, say))
+
+
+async def _serve(
+    settings: WorkerSettings,
+    hello: WorkerHello,
+    folder: Path,
+    told: BinaryIO | None,
+    say: Callable[[WorkerHello], None],
+) -> None:
+    distributed: Any = importlib.import_module("distributed")
+    security = (
+        distributed.Security(
+            tls_ca_file=settings.ca,
+            tls_worker_cert=settings.cert,
+            tls_worker_key=settings.key,
+            require_encryption=True,
+        )
+        if settings.ca
+        else None
+    )
+    worker = distributed.Worker(
+        settings.scheduler,
+        nthreads=hello.slots,
+        resources={SLOT: hello.slots, MIB: hello.mib},
+        host=settings.listen or None,
+        contact_address=settings.contact or None,
+        security=security,
+        dashboard=False,
+        memory_limit=0,
+        death_timeout=_GIVES_UP_S,
+        local_directory=str(folder / "dask"),
+    )
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    if told is not None:  # from the start: the scheduler may be gone before it is reached
+        threading.Thread(target=_until_end, args=(told, loop, ended, folder), daemon=True).start()
+    async with worker:
+        say(hello)
+        finished = asyncio.ensure_future(worker.finished())
+        await asyncio.wait({finished, asyncio.ensure_future(ended.wait())}, return_when="FIRST_COMPLETED")
+
+
+def _until_end(told: BinaryIO, loop: asyncio.AbstractEventLoop, ended: asyncio.Event, folder: Path) -> None:
+    """Wait for the end of *told*, and end this process then, a unit that is being compiled with it."""
+    while told.read(1 << 10):
+        pass
+    with contextlib.suppress(RuntimeError):  # the loop has ended already
+        loop.call_soon_threadsafe(ended.set)
+    time.sleep(_ENDS_S)
+    # A thread that compiles cannot be ended, and its compiler ends with the process.
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)

@@ -1,0 +1,219 @@
+"""Units compiled on other machines over a real sshd: the same bytes, whatever happens to the machines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from cluster_kit import Home, Host, make_home, use_ssh
+from kit import Recorder
+from native_kit import HERE
+from small_extension import build, compiled
+from ssh_kit import running_sshd
+from store_servers import free_port, nginx_store
+from world import wait_until
+
+from sparkwright.base.errors import ClusterError, CompileError, ToolError
+from sparkwright.base.events import subscribe
+from sparkwright.cluster import parse_cluster
+from sparkwright.git import FileEntry, patch_tree
+from sparkwright.native.build import build_extension
+from sparkwright.native.model import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def sshds(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ssh")
+    with running_sshd(folder / "one") as one, running_sshd(folder / "two") as two:
+        yield one, two
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with nginx_store(tmp_path / "nginx") as address:
+        yield address
+
+
+@pytest.fixture
+def hosts(sshds, tmp_path, url, monkeypatch):
+    made = [Host(sshd, tmp_path / f"host {number}", url) for number, sshd in enumerate(sshds)]
+    for host in made:
+        host.install()
+    use_ssh(monkeypatch, made)
+    yield made
+    for host in made:
+        for process in host.workers():
+            with contextlib.suppress(Exception):
+                process.kill()
+
+
+def here(tmp_path) -> str:
+    """The SHA-256 of the extension that this machine compiles by itself."""
+    alone = make_home(tmp_path / "alone", "", [])
+    return build(alone.builder, alone.inputs)[0].sha256
+
+
+def test_two_machines_give_the_same_file_as_one(tmp_path, url, hosts):
+    home: Home = make_home(tmp_path / "home", url, hosts)
+    built, started = build(home.builder, home.inputs)
+    assert built.sha256 == here(tmp_path)
+    assert started == [], "no compiler ran here"
+    assert compiled(home.builder, home.inputs) == (12, [])
+    assert not [process for host in hosts for process in host.workers()]
+
+
+def test_a_machine_that_is_killed_costs_what_it_was_compiling(tmp_path, url, hosts):
+    """The first one is killed by its own unit, as the kernel does when memory runs out."""
+    suicide = "compiling.Compiling.compile = lambda *_: os.kill(os.getpid(), 9)"
+    hosts[0].install(extra=suicide)
+    home = make_home(tmp_path / "home", url, hosts)
+    assert build(home.builder, home.inputs)[0].sha256 == here(tmp_path)
+
+
+def test_no_machine_is_left(tmp_path, url, hosts):
+    for host in hosts:
+        host.install(extra="compiling.Compiling.compile = lambda *_: os.kill(os.getpid(), 9)")
+    home = make_home(tmp_path / "home", url, hosts)
+    with pytest.raises(ClusterError, match="lost"):
+        build(home.builder, home.inputs)
+    healthy = make_home(tmp_path / "again", "", [])
+    assert build(healthy.builder, healthy.inputs)[0].sha256 == here(tmp_path)
+
+
+def test_a_machine_with_another_toolchain_compiles_nothing(tmp_path, url, hosts, recwarn):
+    hosts[0].install(key="another")
+    home = make_home(tmp_path / "home", url, hosts)
+    heard = Recorder()
+    with subscribe(heard):
+        built, _ = build(home.builder, home.inputs)
+    assert built.sha256 == here(tmp_path)
+    hosts[1].install(key="another")
+    alone = make_home(tmp_path / "other", url + "/elsewhere", hosts)
+    with pytest.raises(ClusterError, match="toolchain is another one") as error:
+        build(alone.builder, alone.inputs)
+    assert "install the compiler" in error.value.next_step
+
+
+def test_a_machine_with_another_program_is_refused_before_it_compiles(tmp_path, url, hosts):
+    """Its version is the same, and a file of it is not."""
+    for host in hosts:
+        host.install(extra="import sparkwright.cluster.worker as w; w.own_code = lambda: 'f' * 64")
+    home = make_home(tmp_path / "home", url, hosts)
+    with pytest.raises(ToolError, match="another state of the same version"):
+        build(home.builder, home.inputs)
+
+
+def test_an_object_that_is_not_there_is_compiled_again_elsewhere_and_then_is_an_error(tmp_path, url, hosts):
+    lying = """
+from msgspec.structs import replace as other
+honest = compiling.Compiling._kept
+compiling.Compiling._kept = lambda *given: other(honest(*given), sha256="0" * 64)
+"""
+    for host in hosts:
+        host.install(extra=lying)
+    home = make_home(tmp_path / "home", url, hosts)
+    with pytest.raises(ClusterError, match="did not arrive"):
+        build(home.builder, home.inputs)
+
+
+def test_a_record_of_other_files_is_not_taken(tmp_path, url, hosts):
+    """The object is there, and the worker says that it read other files than those here."""
+    lying = """
+from msgspec.structs import replace as other
+honest = compiling.Compiling._kept
+def lie(*given):
+    reply = honest(*given)
+    for manifest in reply.record["manifests"]:
+        for state in manifest["states"]:
+            state["state"] = "0" * 64
+    return reply
+compiling.Compiling._kept = lie
+"""
+    for host in hosts:
+        host.install(extra=lying)
+    home = make_home(tmp_path / "home", url, hosts)
+    with pytest.raises(ClusterError, match="did not arrive"):
+        build(home.builder, home.inputs)
+
+
+def test_what_a_compiler_says_elsewhere_is_in_the_log_here(tmp_path, url, hosts):
+    home = make_home(tmp_path / "home", url, hosts)
+    wrong = {"csrc/ops.c": FileEntry("100644", b"int ops(void) { return lib() }\n")}
+    inputs = replace(home.inputs, tree=patch_tree(home.repository, home.inputs.tree, wrong))
+    with pytest.raises(CompileError, match=r"ops\.c was not compiled") as error:
+        build(home.builder, inputs)
+    assert f"on {platform.node()}" in error.value.because
+    (log,) = (tmp_path / "home" / "logs").glob("*ops.c.log")
+    assert "expected" in log.read_text()
+
+
+def test_a_machine_that_cannot_be_reached_is_left_out(tmp_path, url, hosts):
+    hosts[0].sshd.install_on_path("exit 127\n")
+    home = make_home(tmp_path / "home", url, hosts)
+    heard = Recorder()
+    with subscribe(heard):
+        built = build_extension(home.builder, home.inputs, "_C")
+    assert built.sha256 == here(tmp_path)
+    assert any("has no sparkwright" in event["message"] for event in heard.of("warning"))
+    hosts[1].sshd.install_on_path("exit 1\n")
+    gone = make_home(tmp_path / "gone", url, hosts)
+    with pytest.raises(ToolError, match="has no sparkwright"):
+        build(gone.builder, replace(gone.inputs, target=Target(HERE, "12.0")))
+
+
+@pytest.mark.parametrize("after_s", [0, 3], ids=["while they start", "while they compile"])
+def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s):
+    for host in hosts:
+        host.install(extra="import time; compiling.Compiling.compile = lambda *_: time.sleep(600)")
+    home = make_home(tmp_path / "home", url, hosts)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            build(home.builder, home.inputs)
+        os._exit(0)
+    wait_until(lambda: all(host.workers() for host in hosts))
+    time.sleep(after_s)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    wait_until(lambda: not any(host.workers() for host in hosts))
+
+
+def test_a_scheduler_with_workers_of_its_owner(tmp_path, url, hosts):
+    """As one runs them under SLURM or Kubernetes: 'dask scheduler', and workers that are told its address."""
+    port = free_port()
+    words = [
+        sys.executable,
+        "-m",
+        "distributed.cli.dask_scheduler",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    with contextlib.ExitStack() as stack:
+        scheduler = stack.enter_context(
+            subprocess.Popen([*words, "--no-dashboard"], stderr=subprocess.DEVNULL, cwd=tmp_path)
+        )
+        stack.callback(scheduler.kill)
+        program = hosts[0].sshd.folder / "programs" / "sparkwright"
+        worker = stack.enter_context(subprocess.Popen([program, "worker", f"tcp://127.0.0.1:{port}"]))
+        stack.callback(worker.kill)
+        home = make_home(tmp_path / "home", url, hosts)
+        address = parse_cluster(f"tcp://127.0.0.1:{port}")
+        elsewhere = replace(home.builder.elsewhere, address=address, patience_s=30)
+        built, started = build(replace(home.builder, elsewhere=elsewhere), home.inputs)
+    assert (built.sha256, started) == (here(tmp_path), [])

@@ -1,0 +1,134 @@
+"""Machines of a cluster: an sshd each on this one, with a store, a program and a small toolchain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+from small_extension import make_builder, make_inputs
+from world import SOURCE_ROOT
+
+from sparkwright.base.ssh import parse_host
+from sparkwright.cluster import ClusterAddress
+from sparkwright.cluster.compiler import ClusterCompiler
+from sparkwright.git import open_repository
+from sparkwright.lock.native import Package
+from sparkwright.store import open_store
+from sparkwright.store.remote import RemoteSettings, open_remote
+
+if TYPE_CHECKING:
+    import pytest
+    from ssh_kit import Sshd
+
+    from sparkwright.git import Repository
+    from sparkwright.native.build import Builder
+    from sparkwright.native.model import Inputs
+
+SUPPORT = Path(__file__).parent
+# The lock's toolchain is a hundred packages: here a worker takes the small one, and all else as it is.
+_WORKER = """\
+import os, sys
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, {support!r})
+from unit_kit import make_toolchain
+from sparkwright.cluster import compiling
+chain = replace(make_toolchain(Path({folder!r}, str(os.getpid()))), key={key!r})
+compiling.prepare_toolchain = lambda *_, **__: chain
+{extra}
+from sparkwright.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@dataclass
+class Host:
+    """A machine that compiles for others.
+
+    Attributes:
+        sshd: how it is reached.
+        folder: its store, and what else it has.
+        url: the store that machines share.
+    """
+
+    sshd: Sshd
+    folder: Path
+    url: str
+
+    def install(self, *, key: str = "toolchain", extra: str = "", slots: int = 2) -> None:
+        """Put the program on its PATH; *extra* is Python run before it starts."""
+        self.folder.mkdir(exist_ok=True)
+        script = self.folder / "worker.py"
+        script.write_text(_WORKER.format(support=str(SUPPORT), folder=str(self.folder), key=key, extra=extra))
+        settings = {
+            "PYTHONPATH": str(SOURCE_ROOT),
+            "HOME": str(self.folder),
+            "SPARKWRIGHT_HOME": str(self.folder / "store"),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "SPARKWRIGHT_STORE_URL": self.url,
+            "SPARKWRIGHT_TEST_HOST": str(self.folder),
+        }
+        exports = "".join(f"export {name}='{value}'\n" for name, value in settings.items())
+        program = f"{sys.executable} '{script}'"
+        self.sshd.install_on_path(f'{exports}exec {program} "$@" --jobs {slots}\n')
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes of its workers and what they started."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                ours = process.environ().get("SPARKWRIGHT_TEST_HOST") == str(self.folder)
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+
+@dataclass
+class Home:
+    """The machine that builds."""
+
+    repository: Repository
+    builder: Builder
+    inputs: Inputs
+
+
+def make_home(folder: Path, url: str, hosts: list[Host], *, keep_going: bool = False) -> Home:
+    """The machine that builds on *hosts*, with an empty store of its own."""
+    folder.mkdir()
+    remote = open_remote(RemoteSettings(url=url, key_file=folder / "key.pem")) if url else None
+    store = open_store(folder / "store", remote)
+    repository = open_repository(folder / "git")
+    builder = make_builder(store, repository, folder / "logs")
+    native = builder.lock.native
+    release = Package(filename="toolkit.json", sha256="0" * 64, size=1)
+    toolkit = msgspec.structs.replace(native.toolkit, release=release)
+    lock = msgspec.structs.replace(builder.lock, native=msgspec.structs.replace(native, toolkit=toolkit))
+    name = "ssh://" + ",".join(host.sshd.host for host in hosts)
+    address = ClusterAddress(name, tuple(parse_host(host.sshd.host) for host in hosts))
+    elsewhere = ClusterCompiler(address, store, repository, lock, folder / "logs", keep_going=keep_going)
+    inputs = make_inputs(repository, folder)
+    return Home(repository, replace(builder, elsewhere=elsewhere if hosts else None), inputs)
+
+
+def use_ssh(monkeypatch: pytest.MonkeyPatch, hosts: list[Host]) -> None:
+    """Let ``ssh`` be the client that has the keys of every one of *hosts*."""
+    folder = hosts[0].folder.parent / "client"
+    folder.mkdir(exist_ok=True)
+    known = "".join((host.sshd.folder / "known").read_text() for host in hosts)
+    (folder / "known").write_text(known)
+    keys = "".join(f"  IdentityFile {host.sshd.folder}/client\n" for host in hosts)
+    known_hosts = f"  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking yes\n"
+    (folder / "config").write_text(f"Host *\n{keys}  IdentitiesOnly yes\n{known_hosts}")
+    real = shutil.which("ssh")
+    wrapper = folder / "bin" / "ssh"
+    wrapper.parent.mkdir(exist_ok=True)
+    wrapper.write_text(f'#!/bin/sh\nexec {real} -F {folder}/config "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
