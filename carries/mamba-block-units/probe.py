@@ -92,7 +92,7 @@ class Model(NamedTuple):
         if self.windows:
             window: Any = SlidingWindowSpec(
                 self.windows, num_kv_heads=8, head_size=128, dtype=torch.bfloat16, sliding_window=2048,
-                page_size_padded=page, is_draft=True,
+                page_size_padded=page,
             )  # fmt: skip
             layers |= {f"draft.{index}": window for index in range(4)}
         return layers
@@ -115,7 +115,7 @@ def serving(model: Model, batch: int) -> Any:
     """Return what planning and the scheduler read of the configuration, with *batch* tokens in a step."""
     layout, drafts = KVCacheLayout.LBNHC, model.drafts
     dflash = SimpleNamespace(
-        method="dflash", num_speculative_tokens_per_batch_size=None, disable_eagle_block_drop=False,
+        method="dflash", num_speculative_tokens_per_batch_size=None, disable_eagle_block_drop=True,
         max_num_new_slots_for_drafting=0, use_eagle=lambda: True, use_eagle_block_drop=lambda: False,
         needs_eagle_block_drop=lambda: False,
     )  # fmt: skip
@@ -140,6 +140,7 @@ def serving(model: Model, batch: int) -> Any:
             is_encoder_decoder=False, is_diffusion=False, uses_mrope=False, runner_type="generate",
             max_model_len=LENGTH, original_max_model_len=LENGTH, supports_multimodal_inputs=False,
             return_sampling_mask=False, supports_kv_cache_grouping=False,
+            hf_config=SimpleNamespace(model_type="qwen3_5_text"),
         ),
         observability_config=SimpleNamespace(
             kv_cache_metrics=False, per_request_spec_decode_metrics=False,
