@@ -326,7 +326,10 @@ def prove(session: Session, *, names: tuple[str, ...], onto: str | None, target:
         described = [to_builtins(proof) for proof in proofs]
         print_json({"proofs": described, "needless": needless, "unproved": unproved})
     else:
-        rows = [(proof.carry, str(proof.verdict), _first_line(proof.finding)) for proof in proofs]
+        rows = [
+            (proof.carry, str(proof.verdict), _first_line(proof.finding, last=proof.verdict == "broken"))
+            for proof in proofs
+        ]
         rows += [(name, "no proof needed", why) for name, why in needless.items()]
         judged = {proof.carry for proof in proofs}
         rows += [(name, "not proved", why) for name, why in unproved.items() if name not in judged]
