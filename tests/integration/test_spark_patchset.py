@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.upstream
 
 ROOT = Path(__file__).parents[2]
 CARRIES = open_checkout(ROOT, "0.24").build_spec().carries
+CURRENT = [one for one in open_checkout(ROOT, "0.33").build_spec().carries if one.spec.scope == "runtime"]
 PREFIXES = list(prefixes(CARRIES))
 SOURCES = sorted({carry.spec.source for carry in CARRIES if carry.spec.source is not None})
 PAGE = run_path(str(ROOT / "scripts" / "upstream_releases.py"))
@@ -57,6 +59,13 @@ def job():
     """Of native kernels, so that no carry is left out; with those sources that can be had."""
     with open_job(ROOT, BuildOptions(series="0.24", kernels="native")) as job:
         gather_sources(job.spec.lock, job.access, wanted=SOURCES)
+        yield job
+
+
+@pytest.fixture(scope="module")
+def current():
+    """Of series 0.33, with upstream's kernels."""
+    with open_job(ROOT, BuildOptions(series="0.33", kernels="upstream")) as job:
         yield job
 
 
@@ -187,3 +196,52 @@ def test_every_carry_is_proved_anew_and_as_recorded(job, merged, carry):
     recorded = read_proof(carry.folder, job.spec.lock.release.version)
     assert recorded is not None
     assert (recorded.key, recorded.verdict) == (proof.key, ProbeVerdict.PROVED)
+
+
+def held(job):
+    """The carries of *job* whose recorded proof is of what is merged on the pin, by name."""
+    release = job.spec.lock.release.version
+    report = merge_patchset(job.repository, job.merge_request(job.pristine, release))
+    found = set()
+    for carry in job.spec.carries:
+        outcome, recorded = report.outcome(carry.name), read_proof(carry.folder, release)
+        if str(outcome.kind) == "applied" and recorded is not None:
+            proof = job.prover(report).find(carry, outcome.paths, recorded=True)
+            if proof == recorded and proof.verdict is ProbeVerdict.PROVED:
+                found.add(carry.name)
+    return found
+
+
+def test_every_recorded_proof_of_0_33_is_of_what_is_merged_now(current):
+    assert held(current) == set(map(by_name, CURRENT))
+
+
+@pytest.mark.parametrize(
+    ("changed", "before", "after"),
+    [
+        ("mamba-block-units/0.33.0.patch", "self.mamba_block_size = next(", "self.mamba_block_size = min("),
+        ("mamba-block-units/probe.py", "20_000", "20_001"),
+        ("kv-zero-mixed/probe_0_33.py", "16, 12, 128", "16, 13, 128"),
+        ("uma-clamp/probe.py", "estimate", "Estimate"),  # a helper of its later probe
+        ("shm-busy-loop/proofs/0.33.0.json", '"key": "', '"key": "0'),
+    ],
+)
+def test_a_changed_byte_is_found_in_0_33(tmp_path, changed, before, after):
+    for part in ("carries", "patchsets", "upstream.lock"):
+        (shutil.copytree if (ROOT / part).is_dir() else shutil.copyfile)(ROOT / part, tmp_path / part)
+    path = tmp_path / "carries" / changed
+    text = path.read_text(encoding="utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after, 1), encoding="utf-8")
+    with open_job(tmp_path, BuildOptions(series="0.33", kernels="upstream")) as job:
+        assert set(map(by_name, CURRENT)) - held(job) == {changed.split("/")[0]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("carry", CURRENT, ids=by_name)
+def test_every_carry_of_0_33_is_proved_anew_and_as_recorded(current, carry):
+    release = current.spec.lock.release.version
+    report = merge_patchset(current.repository, current.merge_request(current.pristine, release))
+    proof = current.prover(report).prove(carry, report.outcome(carry.name).paths)
+    recorded = read_proof(carry.folder, release)
+    assert (recorded.key, recorded.verdict) == (proof.key, ProbeVerdict.PROVED), f"{proof.merged}"

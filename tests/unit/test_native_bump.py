@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from http_index import RunningIndex
 from kit import UpstreamRepository, make_tree
 from native_kit import CU, HERE, OTHER, make_wheel, native_tables, offer_toolkit, tree_of, with_native
 from small_release import make_release
-from upstream_kit import make_access
 
 from sparkwright.base.errors import ConfigError, FetchError, LockMismatchError
 from sparkwright.lock import Dependency, check_native
@@ -19,20 +17,9 @@ from sparkwright.native.bump.targets import next_extensions
 from sparkwright.native.bump.toolkit import next_toolkit
 from sparkwright.native.sources import gather_sources
 
+pytest_plugins = ["package_access"]
+
 HEADERS = {"include/a.h": "// newer\n"}
-
-
-@pytest.fixture
-def index():
-    with RunningIndex() as running:
-        yield running
-
-
-@pytest.fixture
-def access(tmp_path, index):
-    opened = make_access(tmp_path / "home", index.url)
-    yield opened
-    opened.repository.close()
 
 
 def offer_next(index, *, cuda="13.1.0", runtime="13.1.5", torch="2.12.0"):

@@ -10,13 +10,15 @@ import zipfile
 
 import msgspec
 import pytest
-from http_index import Fault, RunningIndex
+from http_index import Fault
 from kit import finish, python
 from native_kit import PROGRAM, Member, make_wheel, offer, tree_of
 from upstream_kit import make_access
 
 from sparkwright.base.errors import ArchiveError, DigestError, FetchError, NotInStoreError
 from sparkwright.native.packages import find_package, unpack_package
+
+pytest_plugins = ["package_access"]
 
 NAME = "thing-1.0-py3-none-any.whl"
 FILES = {
@@ -27,19 +29,6 @@ FILES = {
     "other/big": Member(os.urandom(1 << 18)),
 }
 WANTED = {path: content for path, content in FILES.items() if path.startswith(("inc/", "bin/"))}
-
-
-@pytest.fixture
-def index():
-    with RunningIndex() as running:
-        yield running
-
-
-@pytest.fixture
-def access(tmp_path, index):
-    opened = make_access(tmp_path / "home", index.url)
-    yield opened
-    opened.repository.close()
 
 
 def partial(index, **changes):

@@ -7,7 +7,6 @@ import os
 
 import msgspec
 import pytest
-from http_index import RunningIndex
 from kit import UpstreamRepository, make_tree, read_tree
 from native_kit import PROGRAM, Member, make_wheel, native_tables, offer, offer_toolkit, with_native
 from small_release import make_release
@@ -17,23 +16,12 @@ from sparkwright.base.errors import ConfigError, DigestError, LockMismatchError,
 from sparkwright.lock.native import SourcePin
 from sparkwright.native.sources import find_sources, gather_sources
 
+pytest_plugins = ["package_access"]
+
 FILES = {"include/a.h": "// a\n", "include/deep/b.h": "// b\n", "CMakeLists.txt": "project(x)\n"}
 UNRELATED = {"README.md": "read", "media/large.bin": os.urandom(1 << 20).hex(), "included.h": "no"}
 PATHS = ("CMakeLists.txt", "include")
 NOBODY = {}
-
-
-@pytest.fixture
-def index():
-    with RunningIndex() as running:
-        yield running
-
-
-@pytest.fixture
-def access(tmp_path, index):
-    opened = make_access(tmp_path / "home", index.url)
-    yield opened
-    opened.repository.close()
 
 
 @pytest.fixture

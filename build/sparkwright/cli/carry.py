@@ -330,7 +330,10 @@ def prove(session: Session, *, names: tuple[str, ...], onto: str | None, target:
             {"proofs": described, "needless": needless, "unproved": unproved, **remote_summary(remote)}
         )
     else:
-        rows = [(proof.carry, str(proof.verdict), _first_line(proof.finding)) for proof in proofs]
+        rows = [
+            (proof.carry, str(proof.verdict), _first_line(proof.finding, last=proof.verdict == "broken"))
+            for proof in proofs
+        ]
         rows += [(name, "no proof needed", why) for name, why in needless.items()]
         judged = {proof.carry for proof in proofs}
         rows += [(name, "not proved", why) for name, why in unproved.items() if name not in judged]

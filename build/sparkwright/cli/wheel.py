@@ -27,6 +27,7 @@ from sparkwright.publish import require_plain, wheels_in
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sparkwright.lock import Lock
     from sparkwright.pipeline import Job
     from sparkwright.pipeline.options import CompileOptions, TargetOptions
     from sparkwright.pipeline.state import BuildState
@@ -158,11 +159,17 @@ def _show(job: Job, state: BuildState) -> None:
     show_pin(job)
     if job.spec.arch is None:
         click.echo(f"kernels  upstream's, from {job.stock_wheel.filename} (no native input changed)")
-        click.echo("         'make wheel KERNELS=native' compiles them for the card instead")
+        if hint := native_hint(job.spec.lock):
+            click.echo(f"         {hint}")
     else:
         _show_kernels(job, state)
     click.echo(f"index    {job.out / 'simple'}")
     click.echo(f"next     {_install_command(state)}")
+
+
+def native_hint(lock: Lock) -> str:
+    """Return the way to native kernels; empty for a *lock* that does not say what they are compiled with."""
+    return "" if lock.native is None else "'make wheel KERNELS=native' compiles them for the card instead"
 
 
 def _kernels(job: Job, state: BuildState) -> dict[str, Any]:

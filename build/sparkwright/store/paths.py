@@ -102,62 +102,62 @@ class Store:
 
     @property
     def files(self) -> Path:
-        """Return files by SHA-256, read-only."""
+        """Return the folder of files by SHA-256, read-only."""
         return self.home / "files"
 
     @property
     def records(self) -> Path:
-        """Return small JSON results by kind and key."""
+        """Return the folder of small JSON results by kind and key."""
         return self.home / "records"
 
     @property
     def trees(self) -> Path:
-        """Return Checked-out trees by git tree id."""
+        """Return the folder of checked-out trees by git tree id."""
         return self.home / "trees"
 
     @property
     def partial(self) -> Path:
-        """Return downloads under way, by the SHA-256 that they should have."""
+        """Return the folder of downloads under way, by the SHA-256 that they should have."""
         return self.home / "partial"
 
     @property
     def scratch_root(self) -> Path:
-        """Return scratch folders, each with a lock that its owner holds."""
+        """Return the folder of scratch folders, each with a lock that its owner holds."""
         return self.home / "scratch"
 
     @property
     def git(self) -> Path:
-        """Return the bare git repository."""
+        """Return the folder of the bare git repository."""
         return self.home / "git"
 
     @property
     def environments(self) -> Path:
-        """Return Python environments for probes and rehearsals, by the digest of their contents."""
+        """Return the folder of Python environments for probes and rehearsals, by their contents' digest."""
         return self.home / "environments"
 
     @property
     def models(self) -> Path:
-        """Return weights of models that rehearsals serve, by the digest of what they were made from."""
+        """Return the folder of weights that rehearsals serve, by the digest of what they were made from."""
         return self.home / "models"
 
     @property
     def toolchains(self) -> Path:
-        """Return unpacked compilers, headers and libraries, and what was made of them."""
+        """Return the folder of unpacked compilers, headers and libraries, and what was made of them."""
         return self.home / "toolchains"
 
     @property
     def named(self) -> Path:
-        """Return files under names that tell what they are: links into `files`."""
+        """Return the folder of files under names that tell what they are: links into `files`."""
         return self.home / "named"
 
     @property
     def bytecode(self) -> Path:
-        """Return bytecode of checked-out trees, which Python keeps by their whole path."""
+        """Return the folder of bytecode of checked-out trees, which Python keeps by their whole path."""
         return self.home / "bytecode"
 
     @property
     def runs(self) -> Path:
-        """Return one locked file for each run under way."""
+        """Return the folder with one locked file for each run under way."""
         return self.home / "runs"
 
     def bytecode_of(self, folder: Path) -> Path:

@@ -9,6 +9,8 @@ import tomlkit
 from tiny_release import CLAMP, CLAMPED, make_tiny
 from world import CLAMP_PROBE, World, files_below
 
+from sparkwright.base.errors import UnprovedError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -317,3 +319,12 @@ def test_an_empty_folder_takes_the_tree(world: World) -> None:
     folder.mkdir()
     world.good("carry", "edit", folder)
     assert (folder / "vllm" / "clamp.py").read_text() == CLAMP
+
+
+def test_a_probe_that_cannot_run_is_listed_with_its_error(world: World) -> None:
+    world.list_carries([])
+    world.carry("clamp", {"vllm/clamp.py": CLAMPED}, probe="def probe():\n    raise KeyError('moved')\n")
+    ran = world.call("carry", "prove")
+    assert ran.status == UnprovedError.exit_code
+    assert "KeyError: 'moved'" in ran.out
+    assert "Traceback" not in ran.out

@@ -15,6 +15,7 @@ from wheelkit import elf, pack, sha256, unpack
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import MissingSourceError, WheelError
+from sparkwright.cli.wheel import native_hint
 from sparkwright.git import open_repository
 from sparkwright.lock.native import SourcePin
 from sparkwright.native.extensions import record_extension
@@ -94,7 +95,7 @@ class TestUpstream:
         (wheel,) = taking.wheels
         made = wheel.read_bytes()
         assert "left-out" in ran.out
-        assert "KERNELS=native" in ran.out
+        assert "KERNELS=native" not in ran.out  # the lock does not say with what
         (point,) = (data for path, data in unpack(wheel).items() if path.endswith("/point.json"))
         assert json.loads(point)["kernels"] == "upstream"
         taking.list_carries(["clamp", "align"])
@@ -103,6 +104,9 @@ class TestUpstream:
         taking.good("wheel")
         assert taking.wheels == [wheel]
         assert wheel.read_bytes() == made
+
+    def test_native_ones_are_suggested_where_the_lock_says_what_compiles_them(self, compiling: World) -> None:
+        assert "KERNELS=native" in native_hint(compiling.release.lock)
 
     def test_nothing_of_them_can_stand_in_the_way(self, taking: World) -> None:
         (taking.root / "carries" / "card" / "1.2.0.patch").write_text("no patch at all")

@@ -86,18 +86,30 @@ class TestJudgements:
         mended = CLAMP.replace("    return value", "    return value if value < 10 else 10")
         assert judged(world, clamp=mended) is Judgement.NOT_NEEDED
 
-    def test_reach_lost(self, world: World) -> None:
+    @pytest.mark.parametrize(
+        ("carry", "revision", "judgement"),
+        [
+            ("v1", {}, Judgement.REACH_LOST),
+            ("both", {"runner": "v1"}, Judgement.REACH_LOST),
+            ("v1", {"runner": "both"}, Judgement.NEEDED),
+        ],
+    )
+    def test_reach_lost_with_the_runner_of_the_revision(
+        self, world: World, carry: str, revision: dict[str, str], judgement: Judgement
+    ) -> None:
         choice = "vllm/config/vllm.py"
         before = "def use_v2_model_runner():\n    return DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES\n"
         world.pin(make_tiny(changes=((choice, before),)))
         world.list_carries([])
-        world.carry("clamp", {CLAMP_PATH: CLAMPED}, probe=CLAMP_PROBE, runner="v1")
+        digest = world.release.lock.sdist.sha256
+        based = {"release": "1.2.0", "sdist-sha256": digest, "patch": "1.2.0.patch", **revision}
+        world.carry("clamp", {CLAMP_PATH: CLAMPED}, probe=CLAMP_PROBE, runner=carry, revision=[based])
         world.offer(make_tiny("1.3.0", changes=((choice, before),)))
         assert nightly(world, "--no-build").targets[0].carry("clamp").judgement is Judgement.NEEDED
         after = "def use_v2_model_runner():\n    return True\n"
         world.offer(make_tiny("1.4.0", changes=((choice, after),)))
-        night = nightly(world, "--no-build", status=NEEDS_PERSON)
-        assert night.targets[0].carry("clamp").judgement is Judgement.REACH_LOST
+        night = nightly(world, "--no-build", status=0 if judgement is Judgement.NEEDED else NEEDS_PERSON)
+        assert night.targets[0].carry("clamp").judgement is judgement
 
 
 class TestNight:

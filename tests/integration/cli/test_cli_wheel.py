@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from kit import seed_environment
@@ -19,7 +20,7 @@ from sparkwright.probe.environment import requirements
 from sparkwright.store import remove_tree
 
 
-def ours(world: World, name: str) -> object:
+def ours(world: World, name: str) -> Any:
     """One JSON file in the metadata folder of the only wheel."""
     (wheel,) = world.wheels
     (text,) = (data for path, data in unpack(wheel).items() if path.endswith(f".dist-info/{name}"))
@@ -42,6 +43,21 @@ def test_from_nothing_to_an_index_that_pip_takes(world: World) -> None:
     pip += ["--index-url", (world.dist / "simple").as_uri(), "vllm"]
     subprocess.run(pip, check=True, capture_output=True)
     assert sha256(taken / wheel.name) == sha256(wheel)
+
+
+def test_the_record_has_the_runner_of_the_revision(world: World) -> None:
+    world.list_carries(["align"])
+    lock = world.release.lock
+    based = {
+        "release": lock.release.version,
+        "sdist-sha256": lock.sdist.sha256,
+        "patch": f"{lock.release.version}.patch",
+        "runner": "v2",
+    }
+    world.carry("clamp", {"vllm/clamp.py": CLAMPED}, probe=CLAMP_PROBE, runner="v1", revision=[based])
+    world.good("wheel")
+    named = {carry["name"]: carry["runner"] for carry in ours(world, "sparkwright/carries.json")["carries"]}
+    assert named == {"align": "both", "clamp": "v2"}
 
 
 def test_again_is_all_from_the_store(world: World) -> None:
