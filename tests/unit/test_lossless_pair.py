@@ -1,4 +1,4 @@
-"""The judge of speculation's losslessness on a GPU fires on each planted fault, and is silent on healthy twins."""
+"""The judge of losslessness on a GPU fires on each planted fault, and is silent on healthy twins."""
 
 from __future__ import annotations
 
