@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Serve a tiny Qwen3 with a DFlash drafter on one GPU, at many concurrencies, on both model runners.
 
-Proves that an installed vLLM wheel of 0.24 boots and serves: it needs a GPU, torch and that wheel, downloads
-nothing and imports nothing of this project but its tiny models. Each run is a process and an engine::
+Proves that an installed vLLM wheel of 0.24 or 0.33 boots and serves: it needs a GPU, torch and that wheel,
+downloads nothing and imports nothing of this project but its tiny models. Each run is a process and an
+engine::
 
     python3 tests/gpu/serve_pair.py --version 0.24.0+spark.12.1a2b3c4d --out /tmp/proof \
         --carries tie-weights uma-clamp dflash-query-buffers cudagraph-align gdn-gate-align
