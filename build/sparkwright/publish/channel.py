@@ -61,6 +61,7 @@ class ListedWheel(Model, frozen=True):
         uploaded: when it came into the channel, in UTC.
         promotion: SHA-256 of the signed statement by which it did.
         yanked: reason of its yank; `None` if it is not yanked.
+        provenance: SHA-256 of its signed provenance; empty if it has none.
     """
 
     filename: str
@@ -73,6 +74,7 @@ class ListedWheel(Model, frozen=True):
     uploaded: str
     promotion: str
     yanked: str | None = None
+    provenance: str = ""
 
     @property
     def folder(self) -> str:
@@ -88,6 +90,11 @@ class ListedWheel(Model, frozen=True):
     def promotion_path(self) -> str:
         """The path of the statement by which it came into the channel."""
         return f"{self.folder}/promotions/{self.promotion}.json"
+
+    @property
+    def provenance_path(self) -> str:
+        """The path of its signed provenance."""
+        return f"{self.folder}/provenance/{self.provenance}.json"
 
     def on_page(self) -> PublishedFile:
         """Return the entry of a page of the channel."""

@@ -17,9 +17,10 @@ import msgspec
 
 from sparkwright import __version__
 from sparkwright.base.config import Model, to_builtins
-from sparkwright.base.digests import sha256_bytes, to_json
+from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import ArchiveError, MissingEvidenceError, WheelError
 from sparkwright.publish.channel import stamp
+from sparkwright.publish.index import wheels_in
 from sparkwright.publish.policy import EvidenceKind
 from sparkwright.store import storing, write_atomically
 from sparkwright.wheel.archive import open_archive
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkwright.publish.policy import ChannelPolicy
+    from sparkwright.wheel import AuditReport
 
 FOLDER = "evidence"
 _MOST_BYTES = 16 << 20
@@ -43,7 +45,7 @@ _COMMANDS: dict[EvidenceKind, str] = {
 }
 
 
-class Evidence(Model, frozen=True):
+class AttachedEvidence(Model, frozen=True):
     """One finding about one wheel.
 
     Attributes:
@@ -83,7 +85,7 @@ class FoundEvidence:
     """
 
     name: str
-    evidence: Evidence
+    evidence: AttachedEvidence
     data: bytes
 
     @property
@@ -114,7 +116,7 @@ def attach(
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    found = Evidence(
+    found = AttachedEvidence(
         kind=kind,
         wheel=wheel_sha256,
         made=stamp(datetime.now(UTC)),
@@ -126,6 +128,43 @@ def attach(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, found.data)
     return path
+
+
+def attach_audit(dist: Path, report: AuditReport) -> None:
+    """Attach an audit to its wheel's digest if it passed; what it skipped is stated.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    if report.passed and report.kind == "sparkwright":
+        attach(dist, "audit", report.sha256, audit_detail(report.to_json()))
+
+
+def audit_detail(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what evidence states of an audit's *report* as JSON: each verdict, and what was not checked."""
+    checks = {check["name"]: check["verdict"] for check in report["checks"]}
+    return {"checks": checks, "unchecked": list(report["unchecked"])}
+
+
+def attach_rehearsal(dist: Path, tree: str, detail: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:
+    """Attach a passed rehearsal of the merged *tree* to the wheels in *dist* that are of it.
+
+    Args:
+        dist: folder of the wheels.
+        tree: git id of the merged tree.
+        detail: what was found; ``complete`` is true if no check was left out.
+        files: SHA-256 of the result files by name.
+
+    Returns:
+        the names of these wheels.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    fitting = [wheel for wheel in wheels_in(dist) if merged_tree(wheel) == tree]
+    for wheel in fitting:
+        attach(dist, "rehearsal", sha256_file(wheel), {"tree": tree, **detail}, files=files)
+    return [wheel.name for wheel in fitting]
 
 
 def require_evidence(
@@ -197,11 +236,11 @@ def _attached(folder: Path) -> list[FoundEvidence]:
             if path.stat().st_size > _MOST_BYTES:
                 continue
             data = path.read_bytes()
-            found.append(FoundEvidence(path.name, msgspec.json.decode(data, type=Evidence), data))
+            found.append(FoundEvidence(path.name, msgspec.json.decode(data, type=AttachedEvidence), data))
     return found
 
 
-def _refusal(evidence: Evidence, policy: ChannelPolicy) -> str:
+def _refusal(evidence: AttachedEvidence, policy: ChannelPolicy) -> str:
     """Return the reason for which *evidence* is not enough for *policy*; empty if it is."""
     if evidence.kind == "audit":
         return "" if not evidence.detail.get("unchecked") else "the audit skipped checks"
@@ -222,5 +261,5 @@ def _proofs(wheel: Path, sha256: str) -> tuple[FoundEvidence | None, str]:
         return None, f"the wheel was built without a proof of {', '.join(unproved)}"
     proofs = {str(carry.get("name")): carry.get("proof") for carry in carries}
     detail = {name: proof.get("key") for name, proof in proofs.items() if isinstance(proof, dict)}
-    evidence = Evidence(kind="proofs", wheel=sha256, made="", detail={"proofs": detail})
+    evidence = AttachedEvidence(kind="proofs", wheel=sha256, made="", detail={"proofs": detail})
     return FoundEvidence("proofs.json", evidence, evidence.data), ""

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from sparkwright.base.errors import PublishError, SignatureError, UnknownNameError
+from sparkwright.base.errors import PublishError, SignatureError, UnknownNameError, UntrustedKeyError
 from sparkwright.base.events import emit
 from sparkwright.publish.channel import stamp
 from sparkwright.publish.signing import TRUST_TYPE, LocalSigner, sign_by
-from sparkwright.publish.trust import TrustedKey, TrustRoot, next_root, read_root, replaced
+from sparkwright.publish.trust import TrustedIdentity, TrustedKey, TrustRoot, next_root, read_root, replaced
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 
 if TYPE_CHECKING:
@@ -61,9 +61,11 @@ def publisher_home() -> Path:
     return user_data_path("sparkwright") / "publisher"
 
 
-def has_publisher(home: Path | None = None) -> bool:
-    """Tell if this machine has a publisher's root."""
-    return _root_file(home or publisher_home(), 1).is_file()
+def own_root_file(home: Path | None = None) -> Path | None:
+    """Return the file of this machine's newest root, `None` if it has no key."""
+    home = home or publisher_home()
+    versions = [int(path.stem) for path in home.glob("*.json") if path.stem.isdecimal()]
+    return _root_file(home, max(versions)) if versions else None
 
 
 def load_publisher(home: Path | None = None) -> PublisherKeys:
@@ -75,7 +77,7 @@ def load_publisher(home: Path | None = None) -> PublisherKeys:
     """
     home = home or publisher_home()
     with _locked(home):
-        if not (home / _KEY).exists() and not has_publisher(home):
+        if not (home / _KEY).exists() and own_root_file(home) is None:
             _first_key(home)
         _finish_rotation(home)
         root, key = _newest(home), _read_key(home / _KEY)
@@ -170,6 +172,50 @@ def _locked(home: Path) -> Iterator[None]:
             yield
 
 
+def allow_identity(home: Path, identity: str, issuer: str) -> PublisherKeys:
+    """Trust channels that sigstore signed for *identity*, such as one workflow of one repository.
+
+    Raises:
+        SignatureError: the present key may not sign roots.
+    """
+    publisher = load_publisher(home)
+    added = TrustedIdentity(identity=identity, issuer=issuer)
+    if added not in publisher.root.identities:
+        root = msgspec.structs.replace(publisher.root, identities=(*publisher.root.identities, added))
+        with _locked(home):
+            _write_root(home, publisher.root, root, [publisher.signer.key], stamp(datetime.now(UTC)))
+    return load_publisher(home)
+
+
+def pinned_folder() -> Path:
+    """Return the folder of the roots that this user pinned."""
+    from platformdirs import user_data_path
+
+    return user_data_path("sparkwright") / "trusted"
+
+
+def pin_root(data: bytes, what: str, publisher: str, folder: Path) -> TrustRoot:
+    """Pin the root in the envelope *data*, whose publisher's id the user got over a trusted way.
+
+    Raises:
+        SignatureError: it is damaged.
+        UntrustedKeyError: it is another publisher's.
+        StorageError: the disk is full or cannot be written.
+    """
+    root = read_root(data, what)
+    if root.publisher != publisher:
+        raise UntrustedKeyError(
+            f"{what} was not pinned",
+            because=f"its publisher is {root.publisher}, not {publisher}",
+            next_step="compare both with what the publisher states elsewhere",
+        )
+    path = folder / f"{root.publisher}.json"
+    with storing(f"writing {path}", instead=_INSTEAD):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
+    return root
+
+
 def _first_key(home: Path) -> None:
     key, now = _new_key(), stamp(datetime.now(UTC))
     described = _described(key, ("roots", "channels"), now)
@@ -184,7 +230,7 @@ def _finish_rotation(home: Path) -> None:
     if not (home / _NEXT).exists():
         return
     key = _read_key(home / _NEXT)
-    if not has_publisher(home) or _newest(home).find(key.public_key.keyid) is None:
+    if own_root_file(home) is None or _newest(home).find(key.public_key.keyid) is None:
         (home / _NEXT).unlink()
         return
     if (home / _KEY).exists():

@@ -144,25 +144,12 @@ class ChannelPublisher:
         return found
 
     def history(self, state: ChannelState) -> Iterator[ChannelState]:
-        """Yield *state* and the generations before it, each verified by the digest that its successor names.
+        """Return *state* and the generations before it, each verified by the digest that its successor names.
 
         Raises:
             TamperedError: a generation is missing, or was changed.
         """
-        yield state
-        while state.previous:
-            folder = generation_folder(state.channel, state.generation - 1, state.previous)
-            what = f"generation {state.generation - 1} of {state.channel}"
-            stored = self.target.read(f"{folder}/{POINTER}")
-            payload = open_envelope(stored.data, CHANNEL_TYPE, what).payload if stored else b""
-            if sha256_bytes(payload) != state.previous:
-                raise TamperedError(
-                    f"{what} is not what its successor names",
-                    because=f"{folder}/{POINTER} is missing" if stored is None else "its SHA-256 is another",
-                    next_step="take it from another copy of the target",
-                )
-            state = decode_state(payload, state.channel, what)
-            yield state
+        return _history(self.target, state)
 
     # Changes -------------------------------------------------------------------------------------
 
@@ -174,7 +161,7 @@ class ChannelPublisher:
         policy: ChannelPolicy,
         now: datetime,
         *,
-        statements: Sequence[Path] = (),
+        provenance: bytes = b"",
     ) -> ChannelState:
         """List *wheel* in *channel*; nothing is written if it is listed already.
 
@@ -184,7 +171,7 @@ class ChannelPublisher:
             evidence: accepted by *policy*.
             policy: the channel's.
             now: the present time.
-            statements: files that are published beside the wheel under their own names, such as provenance.
+            provenance: an in-toto statement about the wheel, which is signed and published beside it.
 
         Raises:
             LostRaceError: another publisher changed the channel meanwhile.
@@ -208,18 +195,20 @@ class ChannelPublisher:
         )
         statement = _promotion(file.filename, file.sha256, draft, evidence)
         envelope = self.signer.sign(statement, STATEMENT_TYPE)
+        origin = self.signer.sign(provenance, STATEMENT_TYPE) if provenance else b""
         entry = ListedWheel(
             filename=file.filename, project=file.project, version=file.version, sha256=file.sha256,
             size=file.size, requires_python=file.requires_python, metadata_sha256=file.metadata_sha256,
             uploaded=listed.uploaded if listed else stamp(now), promotion=sha256_bytes(envelope),
+            provenance=sha256_bytes(origin) if origin else "",
         )  # fmt: skip
         with task(f"publish {file.filename}", total=file.size, unit="bytes"):
             self.target.put_file(entry.path, wheel, file.sha256)
         self._put(entry.path + _METADATA, metadata)
         for one in evidence:
             self._put(f"{entry.folder}/evidence/{one.sha256}.json", one.data)
-        for path in statements:
-            self._put(f"{entry.folder}/{path.name}", path.read_bytes())
+        if origin:
+            self._put(entry.provenance_path, origin)
         self._put(entry.promotion_path, envelope)
         kept = tuple(one for one in files if one.sha256 != file.sha256)
         return self._commit(current, msgspec.structs.replace(draft, files=(*kept, entry)))
@@ -381,18 +370,28 @@ class ChannelPublisher:
         return pages
 
     def _signed_again(self, file: ListedWheel) -> ListedWheel:
-        stored = self.target.read(file.promotion_path)
-        if stored is None or sha256_bytes(stored.data) != file.promotion:
+        promotion = self._resigned(file.promotion_path, file.promotion)
+        provenance = self._resigned(file.provenance_path, file.provenance) if file.provenance else b""
+        again = msgspec.structs.replace(
+            file,
+            promotion=sha256_bytes(promotion),
+            provenance=sha256_bytes(provenance) if provenance else "",
+        )
+        self._put(again.promotion_path, promotion)
+        if provenance:
+            self._put(again.provenance_path, provenance)
+        return again
+
+    def _resigned(self, path: str, sha256: str) -> bytes:
+        """Return the statement at *path*, which has that digest, in an envelope by the present key."""
+        stored = self.target.read(path)
+        if stored is None or sha256_bytes(stored.data) != sha256:
             raise TamperedError(
-                f"the promotion statement of {file.filename} is not the one that the channel names",
+                f"{path} is not the statement that the channel names",
                 because="it is missing" if stored is None else "its SHA-256 is another",
                 next_step="take it from another copy of the target",
             )
-        payload = open_envelope(stored.data, STATEMENT_TYPE, file.promotion_path).payload
-        envelope = self.signer.sign(payload, STATEMENT_TYPE)
-        again = msgspec.structs.replace(file, promotion=sha256_bytes(envelope))
-        self._put(again.promotion_path, envelope)
-        return again
+        return self.signer.sign(open_envelope(stored.data, STATEMENT_TYPE, path).payload, STATEMENT_TYPE)
 
     def _put(self, path: str, data: bytes) -> None:
         """Put *data* at *path*, where it never changes."""
@@ -400,6 +399,42 @@ class ChannelPublisher:
             file = Path(folder) / "file"
             file.write_bytes(data)
             self.target.put_file(path, file, sha256_bytes(data))
+
+
+def read_history(target: Target, channel: str) -> Iterator[ChannelState]:
+    """Yield the generations of *channel*, the newest first; no signature is verified.
+
+    Raises:
+        UnknownNameError: there is no such channel.
+        SignatureError: its pointer is damaged.
+        TamperedError: a generation is missing, or was changed.
+    """
+    path = pointer_path(require_channel_name(channel))
+    stored = target.read(path)
+    if stored is None:
+        raise UnknownNameError(
+            f"there is no channel {channel} at {target.url(path)}",
+            next_step=f"sparkwright channel promote WHEEL --to {channel} makes it",
+        )
+    payload = open_envelope(stored.data, CHANNEL_TYPE, f"the pointer of {channel}").payload
+    return _history(target, decode_state(payload, channel, f"the pointer of {channel}"))
+
+
+def _history(target: Target, state: ChannelState) -> Iterator[ChannelState]:
+    yield state
+    while state.previous:
+        folder = generation_folder(state.channel, state.generation - 1, state.previous)
+        what = f"generation {state.generation - 1} of {state.channel}"
+        stored = target.read(f"{folder}/{POINTER}")
+        payload = open_envelope(stored.data, CHANNEL_TYPE, what).payload if stored else b""
+        if sha256_bytes(payload) != state.previous:
+            raise TamperedError(
+                f"{what} is not what its successor names",
+                because=f"{folder}/{POINTER} is missing" if stored is None else "its SHA-256 is another",
+                next_step="take it from another copy of the target",
+            )
+        state = decode_state(payload, state.channel, what)
+        yield state
 
 
 class _Status(msgspec.Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from sparkwright.publish.seen import SeenChannels
     from sparkwright.publish.signing import OpenedEnvelope
     from sparkwright.publish.trust import TrustRoot
+
+T = TypeVar("T")
 
 WheelChoice = Literal["all", "newest", "none"]
 _ELSEWHERE = "do not install from there; take another mirror"
@@ -265,7 +267,7 @@ class _Reading:
         if fitting and root.version < state.root:
             raise ReplayedChannelError(
                 f"{self.mirror.address} withholds the publisher's newest root",
-                because=f"{opened.what} names its version {state.root}, and {root.version} is the last one there",
+                because=f"{opened.what} names version {state.root}, the last one there is {root.version}",
                 next_step="take another mirror: a key may have been revoked",
             )
         return verify_envelope(opened, root, written=state.written, role="channels"), root
@@ -334,20 +336,21 @@ class _Reading:
         return decode_state(payload, self.channel, what) if sha256_bytes(payload) == state.previous else None
 
     def beside(self, file: ListedWheel, root: TrustRoot | None) -> None:
-        """Verify METADATA and promotion statement of a wheel, and the evidence that the statement names."""
+        """Verify METADATA and promotion statement of a wheel, and the evidence that the statement names.
+
+        The channel names the statements by digest, so a key that signed them may be retired by now; a revoked
+        one is refused.
+        """
         self._require(f"{file.path}.metadata", file.metadata_sha256, f"the metadata of {file.filename}")
         what = f"the promotion statement of {file.filename}"
         data = self._require(file.promotion_path, file.promotion, what)
         opened = open_envelope(data, STATEMENT_TYPE, what)
-        statement = self._statement(opened.payload, what)
+        statement = _decoded(opened.payload, _PromotionStatement, what)
         if root is not None:
-            verify_envelope(opened, root, written=statement.predicate.promoted, role="channels")
-        if [subject.digest.get("sha256") for subject in statement.subject] != [file.sha256]:
-            raise TamperedError(
-                f"{what} is of another wheel",
-                because=f"its subject is not SHA-256 {file.sha256}",
-                next_step=_ELSEWHERE,
-            )
+            verify_envelope(opened, root, role="channels")
+        _require_subject(statement, file, what)
+        if file.provenance:
+            self._provenance(file, root)
         if statement.predicate.channel != self.channel:
             raise TamperedError(
                 f"{what} is of another channel",
@@ -358,12 +361,15 @@ class _Reading:
             path = f"{file.folder}/evidence/{run.digest.sha256}.json"
             self._require(path, run.digest.sha256, f"evidence about {file.filename}")
 
-    @staticmethod
-    def _statement(payload: bytes, what: str) -> _Statement:
-        try:
-            return msgspec.json.decode(payload, type=_Statement)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise SignatureError(f"{what} is no promotion statement", because=str(error)) from error
+    def _provenance(self, file: ListedWheel, root: TrustRoot | None) -> None:
+        """Verify the provenance of a wheel, a statement about its digest."""
+        what = f"the provenance of {file.filename}"
+        opened = open_envelope(
+            self._require(file.provenance_path, file.provenance, what), STATEMENT_TYPE, what
+        )
+        if root is not None:
+            verify_envelope(opened, root, role="channels")
+        _require_subject(_decoded(opened.payload, _Statement, what), file, what)
 
     def wheel(self, file: ListedWheel, state: ChannelState) -> None:
         """Verify the bytes of a wheel."""
@@ -410,20 +416,48 @@ class _Subject(msgspec.Struct):
     digest: dict[str, str]
 
 
-class _Run(msgspec.Struct):
+class _NamedEvidence(msgspec.Struct):
     digest: _Digest
 
 
 class _Predicate(msgspec.Struct):
     channel: str
-    promoted: str
-    evidence: list[_Run]
+    evidence: list[_NamedEvidence]
 
 
 class _Statement(msgspec.Struct):
-    """An in-toto statement of a promotion."""
+    """An in-toto statement."""
 
     statement_type: Literal["https://in-toto.io/Statement/v1"] = msgspec.field(name="_type")
     subject: list[_Subject]
+
+
+class _PromotionStatement(_Statement):
     predicate_type: Literal["urn:sparkwright:promotion:v1"] = msgspec.field(name="predicateType")
     predicate: _Predicate
+
+
+def _decoded(payload: bytes, model: type[T], what: str) -> T:
+    """Return a signed *payload* as a *model*.
+
+    Raises:
+        SignatureError: it is another kind of statement.
+    """
+    try:
+        return msgspec.json.decode(payload, type=model)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SignatureError(f"{what} is another kind of statement", because=str(error)) from error
+
+
+def _require_subject(statement: _Statement, file: ListedWheel, what: str) -> None:
+    """Refuse a statement about something else than *file*.
+
+    Raises:
+        TamperedError: it is.
+    """
+    if [subject.digest.get("sha256") for subject in statement.subject] != [file.sha256]:
+        raise TamperedError(
+            f"{what} is of another wheel",
+            because=f"its subject is not SHA-256 {file.sha256}",
+            next_step=_ELSEWHERE,
+        )
