@@ -13,6 +13,7 @@ from sparkwright.cli.tables import show_table
 if TYPE_CHECKING:
     from sparkwright.publish.keys import PublisherKeys
 
+_NEXT = "next      sparkwright channel renew NAME, for each channel: readers get the new root with it"
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
@@ -46,6 +47,8 @@ def rotate(*, revoke: str | None, split: Path | None, as_json: bool) -> None:
     if revoke is not None and split is not None:
         raise click.UsageError("--revoke and --split exclude each other.")
     _show(rotate_key(publisher_home(), revoke=revoke, split=split), as_json=as_json)
+    if not as_json:
+        click.echo(_NEXT)
 
 
 @key.command("revoke")
@@ -62,6 +65,8 @@ def revoke(*, key_id: str, reason: str, roots_key: Path | None, as_json: bool) -
     from sparkwright.publish.keys import publisher_home, revoke_key
 
     _show(revoke_key(publisher_home(), key_id, reason, roots_key=roots_key), as_json=as_json)
+    if not as_json:
+        click.echo(_NEXT)
 
 
 @key.command("allow")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.base.events import warn
 from sparkwright.cli.terminal import showing_events
 from sparkwright.publish import dist_folder
 
@@ -50,14 +51,14 @@ _SIGN = click.option(
     help="By this machine's key, by a CI job's identity (with --trust), or not at all.",
 )
 _ADOPT = click.option(
-    "--adopt-unsigned",
+    "--adopt",
     is_flag=True,
-    help="Build on a channel that is unsigned so far, once you looked at it.",
+    help="Build on a channel that no trusted key signed, once you looked at it.",
 )
 
 
 def signing_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add the options of changing a channel: ``--target``, ``--sign``, ``--trust``, ``--adopt-unsigned``."""
+    """Add the options of changing a channel: ``--target``, ``--sign``, ``--trust``, ``--adopt``."""
     for option in (_ADOPT, trust_option, _SIGN, target_option):
         function = option(function)
     return function
@@ -102,10 +103,10 @@ def open_place(root: Path, address: str) -> Target:
 
 
 def make_publisher(
-    root: Path, *, target: str, mode: str, trust: Path | None, adopt_unsigned: bool
+    root: Path, *, target: str, mode: str, trust: Path | None, adopt: bool
 ) -> ChannelPublisher:
     """Return the publisher that the options describe; the machine's key is made on first use."""
-    from sparkwright.publish.keys import load_publisher
+    from sparkwright.publish.keys import load_publisher, own_root_file
     from sparkwright.publish.promote import ChannelPublisher
     from sparkwright.publish.seen import default_memory
     from sparkwright.publish.signing import NoSigner, sigstore_signer
@@ -122,9 +123,12 @@ def make_publisher(
                 next_step="give the publisher's root, which names the identity of this job",
             )
         pinned = pinned_root(trust.read_bytes(), str(trust))
-        return ChannelPublisher(place, sigstore_signer(), pinned.root, (), memory, adopt_unsigned)
+        return ChannelPublisher(place, sigstore_signer(), pinned.root, (), memory, adopt)
+    made = own_root_file() is None
     keys = load_publisher()
-    return ChannelPublisher(place, keys.signer, keys.root, keys.root_files(), memory, adopt_unsigned)
+    if made:
+        warn(f"this machine's signing key was made: {keys.home}; keep a copy of that folder in a safe place")
+    return ChannelPublisher(place, keys.signer, keys.root, keys.root_files(), memory, adopt)
 
 
 def promote_wheel(

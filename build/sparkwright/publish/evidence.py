@@ -204,9 +204,8 @@ def require_evidence(
     if missing:
         raise MissingEvidenceError(
             f"{wheel.name} cannot go to {channel}",
-            because="its policy requires evidence that is missing. "
-            + "; ".join(reason for reason, _ in missing),
-            next_step="; ".join(command for _, command in missing),
+            because="\n".join(["its policy requires evidence that is missing", *(why for why, _ in missing)]),
+            next_step="\n".join(command for _, command in missing),
         )
     return tuple(found)
 

@@ -97,8 +97,8 @@ def rotate_key(home: Path, *, revoke: str | None = None, split: Path | None = No
     Args:
         home: the publisher's folder.
         revoke: revoke the present key for this reason instead of retiring it.
-        split: move the present key to this file, where it may sign roots and nothing else; the new one may
-            sign channels and nothing else.
+        split: move the present key to this file, from where it goes on signing roots and nothing else; the
+            new one may sign channels and nothing else.
 
     Raises:
         SignatureError: the present key may not sign roots.
@@ -113,11 +113,11 @@ def rotate_key(home: Path, *, revoke: str | None = None, split: Path | None = No
         _write_private(home / _NEXT, key)
         if split is not None:
             _write_private(split, publisher.signer.key)
-            former = msgspec.structs.replace(present, roles=("roots",))
+            former = msgspec.structs.replace(present, end=now)
         elif revoke is not None:
             former = msgspec.structs.replace(present, end=now, revoked=now, reason=revoke)
         else:
-            former = msgspec.structs.replace(present, end=now)
+            former = msgspec.structs.replace(present, end=now, roles=("channels",))
         root = replaced(replaced(publisher.root, former), _described(key, roles, now))
         _write_root(home, publisher.root, root, [publisher.signer.key, key], now)
         _finish_rotation(home)

@@ -30,7 +30,7 @@ from sparkwright.base.errors import (
     TamperedError,
     UnknownNameError,
 )
-from sparkwright.base.events import emit, task
+from sparkwright.base.events import emit, task, warn
 from sparkwright.publish.channel import (
     CHANNELS,
     POINTER,
@@ -94,7 +94,7 @@ class ChannelPublisher:
         root: the keys by which the present pointer has to be signed; `None` accepts only unsigned ones.
         root_files: the versions of the publisher's root, which are published beside the channels.
         memory: what was seen before: a pointer that went back is not built upon.
-        adopt_unsigned: build on an unsigned pointer although this publisher signs.
+        adopt: build on a pointer that no trusted key signed.
     """
 
     target: Target
@@ -102,7 +102,7 @@ class ChannelPublisher:
     root: TrustRoot | None
     root_files: tuple[Path, ...]
     memory: SeenChannels
-    adopt_unsigned: bool = False
+    adopt: bool = False
 
     def read(self, channel: str) -> PointedChannel | None:
         """Return the present generation of *channel*, `None` if there is no such channel yet.
@@ -118,8 +118,10 @@ class ChannelPublisher:
         what = f"the pointer of {channel}"
         opened = open_envelope(stored.data, CHANNEL_TYPE, what)
         state = decode_state(opened.payload, channel, what)
-        if self.root is not None and (opened.is_signed or not self.adopt_unsigned):
-            verify_envelope(opened, self.root, written=state.written, role="channels")
+        if self.root is not None:
+            # What this machine wrote last stays its own when the key of then is revoked.
+            if not (self.adopt or self.memory.is_newest(state)):
+                verify_envelope(opened, self.root, written=state.written, role="channels")
         elif self.root is None and opened.is_signed:
             raise SignatureError(
                 f"{what} is signed, and would be replaced by an unsigned one",
@@ -307,6 +309,8 @@ class ChannelPublisher:
         Raises:
             LostRaceError: the pointer is not *current* any more.
         """
+        if self.root is None:
+            warn(f"channel {draft.channel} is UNSIGNED: a reader cannot tell it from a forged one")
         state, pages = with_pages(draft)
         envelope = self.signer.sign(state.payload, CHANNEL_TYPE)
         for path in self.root_files:

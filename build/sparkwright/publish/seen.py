@@ -91,6 +91,11 @@ class SeenChannels:
                 next_step="ask its publisher which one is right before you install from it",
             )
 
+    def is_newest(self, state: ChannelState) -> bool:
+        """Tell if *state* is the newest generation that was seen of its channel."""
+        known = self._read().channels.get(state.origin)
+        return known is not None and (state.generation, state.digest) == (known.generation, known.digest)
+
     def remember(self, state: ChannelState) -> None:
         """Remember *state*, unless a newer generation was seen meanwhile.
 

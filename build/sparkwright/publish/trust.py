@@ -37,7 +37,7 @@ class TrustedKey(Model, frozen=True):
         public: the ed25519 key, 64 hex digits.
         roles: what it may sign: next versions of this root, channels with their statements, or both.
         start: since when it is in use, in UTC.
-        end: until when it was, in UTC; empty while it is.
+        end: until when it signed channels, in UTC; empty while it does.
         revoked: when it was revoked, in UTC; empty if it is not. Nothing that it signed is trusted, whatever
             time that states.
         reason: of the revocation.
