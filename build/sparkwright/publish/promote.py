@@ -118,16 +118,16 @@ class ChannelPublisher:
         what = f"the pointer of {channel}"
         opened = open_envelope(stored.data, CHANNEL_TYPE, what)
         state = decode_state(opened.payload, channel, what)
-        if self.root is not None:
-            # What this machine wrote last stays its own when the key of then is revoked.
-            if not (self.adopt or self.memory.is_newest(state)):
-                verify_envelope(opened, self.root, written=state.written, role="channels")
-        elif self.root is None and opened.is_signed:
-            raise SignatureError(
-                f"{what} is signed, and would be replaced by an unsigned one",
-                because="--sign none was given",
-                next_step="leave out --sign none, or name another channel",
-            )
+        if self.root is None:
+            if opened.is_signed:
+                raise SignatureError(
+                    f"{what} is signed, and would be replaced by an unsigned one",
+                    because="--sign none was given",
+                    next_step="leave out --sign none, or name another channel",
+                )
+        elif not (self.adopt or self.memory.is_newest(state)):
+            # What this machine wrote last stays its own, even when the key of then was revoked.
+            verify_envelope(opened, self.root, written=state.written, role="channels")
         self.memory.require_fresh(state)
         return PointedChannel(state, stored.tag)
 
