@@ -161,7 +161,7 @@ def attach_rehearsal(dist: Path, tree: str, detail: Mapping[str, Any], files: Ma
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    fitting = [wheel for wheel in wheels_in(dist) if merged_tree(wheel) == tree]
+    fitting = [wheel for wheel in wheels_in(dist) if tree and merged_tree(wheel) == tree]
     for wheel in fitting:
         attach(dist, "rehearsal", sha256_file(wheel), {"tree": tree, **detail}, files=files)
     return [wheel.name for wheel in fitting]
