@@ -100,8 +100,9 @@ class SigstoreSigner:
         from sigstore.sign import SigningContext
 
         try:
+            token = IdentityToken(self.token)
             context = SigningContext.from_trust_config(ClientTrustConfig.production())
-            with context.signer(IdentityToken(self.token)) as signer:
+            with context.signer(token) as signer:
                 bundle = signer.sign_artifact(_pae(payload, payload_type)).to_json()
         except (Error, OSError) as error:
             raise SignatureError(
