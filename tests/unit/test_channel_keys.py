@@ -248,9 +248,30 @@ def test_a_thief_of_the_channels_key_cannot_change_roots(world: ChannelWorld) ->
         world.verify()
     (world.published / "trust/3.json").unlink()
     revoke_key(world.home, stolen.signer.name[:12], "stolen", roots_key=offline)
-    (world.folder / "publisher-seen.json").unlink()
     with pytest.raises(UntrustedKeyError, match="was revoked"):
         world.promote("3")
+    rotate_key(world.home, roots_key=offline)
+    world.publisher().renew("nightly", POLICY, now())
+    world.verify()
+    assert load_publisher(world.home).root.version == 4
+
+
+def test_a_former_key_cannot_hide_behind_an_old_date(world: ChannelWorld) -> None:
+    former = load_publisher(world.home)
+    rotate_key(world.home)
+    world.publisher().renew("nightly", POLICY, now() + timedelta(minutes=5))
+    state = world.verify(at=now() + timedelta(minutes=6)).state
+    start = former.root.keys[0].start
+    forged = former.signer.sign(structs.replace(state, generation=9, written=start).payload, CHANNEL_TYPE)
+    (world.published / "channels/nightly/channel.json").write_bytes(forged)
+    with pytest.raises(ReplayedChannelError, match="was written before its predecessors"):
+        world.verify()
+
+
+def test_dates_never_go_back_with_the_publishers_clock(world: ChannelWorld) -> None:
+    later = now() + timedelta(minutes=5)
+    first = world.publisher().renew("nightly", POLICY, later)
+    assert world.publisher().renew("nightly", POLICY, now()).written == first.written
 
 
 def test_the_key_of_roots_cannot_sign_channels(world: ChannelWorld) -> None:

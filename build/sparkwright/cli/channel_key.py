@@ -13,6 +13,11 @@ from sparkwright.cli.tables import show_table
 if TYPE_CHECKING:
     from sparkwright.publish.keys import PublisherKeys
 
+_ROOTS_KEY = click.option(
+    "--roots-key",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The key that 'rotate --split' moved away, where this machine's may not sign roots.",
+)
 _NEXT = "next      sparkwright channel renew NAME, for each channel: readers get the new root with it"
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
@@ -26,9 +31,9 @@ def key() -> None:
 @_JSON
 def show(*, as_json: bool) -> None:
     """Show this machine's key and root; both are made on first use."""
-    from sparkwright.publish.keys import load_publisher
+    from sparkwright.publish.keys import open_publisher
 
-    _show(load_publisher(), as_json=as_json)
+    _show(open_publisher(), as_json=as_json)
 
 
 @key.command("rotate")
@@ -39,14 +44,16 @@ def show(*, as_json: bool) -> None:
     metavar="FILE",
     help="Move the present key to FILE, to be kept offline: it signs roots only, the new one channels.",
 )
+@_ROOTS_KEY
 @_JSON
-def rotate(*, revoke: str | None, split: Path | None, as_json: bool) -> None:
+def rotate(*, revoke: str | None, split: Path | None, roots_key: Path | None, as_json: bool) -> None:
     """Replace this machine's key by a new one, which the present one signs."""
     from sparkwright.publish.keys import publisher_home, rotate_key
 
-    if revoke is not None and split is not None:
-        raise click.UsageError("--revoke and --split exclude each other.")
-    _show(rotate_key(publisher_home(), revoke=revoke, split=split), as_json=as_json)
+    if split is not None and (revoke is not None or roots_key is not None):
+        raise click.UsageError("--split excludes --revoke and --roots-key.")
+    keys = rotate_key(publisher_home(), revoke=revoke, split=split, roots_key=roots_key)
+    _show(keys, as_json=as_json)
     if not as_json:
         click.echo(_NEXT)
 
@@ -54,11 +61,7 @@ def rotate(*, revoke: str | None, split: Path | None, as_json: bool) -> None:
 @key.command("revoke")
 @click.argument("key_id", metavar="ID")
 @click.option("--reason", required=True, help="Shown to readers.")
-@click.option(
-    "--roots-key",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="The key that 'rotate --split' moved away, where this machine's may not sign roots.",
-)
+@_ROOTS_KEY
 @_JSON
 def revoke(*, key_id: str, reason: str, roots_key: Path | None, as_json: bool) -> None:
     """Revoke the key whose id begins with ID: nothing that it ever signed is trusted any more."""

@@ -69,6 +69,22 @@ def own_root_file(home: Path | None = None) -> Path | None:
 
 
 def load_publisher(home: Path | None = None) -> PublisherKeys:
+    """Return the publisher of this machine with a key that may sign channels; see `open_publisher`.
+
+    Raises:
+        UntrustedKeyError: its key is revoked.
+    """
+    publisher = open_publisher(home)
+    if refusal := publisher.root.refusal(publisher.signer.name, stamp(datetime.now(UTC)), "channels"):
+        raise UntrustedKeyError(
+            "this machine's key cannot be used",
+            because=refusal,
+            next_step="replace it: sparkwright channel key rotate --roots-key FILE",
+        )
+    return publisher
+
+
+def open_publisher(home: Path | None = None) -> PublisherKeys:
     """Return the publisher of this machine; key and root are made on first use.
 
     Raises:
@@ -91,7 +107,9 @@ def load_publisher(home: Path | None = None) -> PublisherKeys:
     return PublisherKeys(home, LocalSigner(key), root)
 
 
-def rotate_key(home: Path, *, revoke: str | None = None, split: Path | None = None) -> PublisherKeys:
+def rotate_key(
+    home: Path, *, revoke: str | None = None, split: Path | None = None, roots_key: Path | None = None
+) -> PublisherKeys:
     """Replace the present key by a new one; the next version of the root is signed by both.
 
     Args:
@@ -99,12 +117,14 @@ def rotate_key(home: Path, *, revoke: str | None = None, split: Path | None = No
         revoke: revoke the present key for this reason instead of retiring it.
         split: move the present key to this file, from where it goes on signing roots and nothing else; the
             new one may sign channels and nothing else.
+        roots_key: private key that signs the root in place of the present one, after a split.
 
     Raises:
-        SignatureError: the present key may not sign roots.
+        UntrustedKeyError: the key that is to sign the root may not.
         StorageError: the disk is full or cannot be written.
     """
-    publisher = load_publisher(home)
+    publisher = open_publisher(home)
+    signing = publisher.signer.key if roots_key is None else _read_key(roots_key)
     present = cast("TrustedKey", publisher.root.find(publisher.signer.name))
     now = stamp(datetime.now(UTC))
     roles: tuple[Role, ...] = present.roles if split is None else ("channels",)
@@ -119,12 +139,12 @@ def rotate_key(home: Path, *, revoke: str | None = None, split: Path | None = No
         else:
             former = msgspec.structs.replace(present, end=now, roles=("channels",))
         root = replaced(replaced(publisher.root, former), _described(key, roles, now))
-        _write_root(home, publisher.root, root, [publisher.signer.key, key], now)
+        _write_root(home, publisher.root, root, [signing, key], now)
         _finish_rotation(home)
     if split is not None:
         (home / _RETIRED.format(present.id[:16])).unlink(missing_ok=True)
     emit("key.rotated", old=present.id, new=key.public_key.keyid, revoked=revoke is not None)
-    return load_publisher(home)
+    return open_publisher(home)
 
 
 def revoke_key(home: Path, key_id: str, reason: str, *, roots_key: Path | None = None) -> PublisherKeys:
@@ -139,9 +159,9 @@ def revoke_key(home: Path, key_id: str, reason: str, *, roots_key: Path | None =
     Raises:
         UnknownNameError: no key, or several, have such an id.
         PublishError: it is the present key, which has to be replaced first.
-        SignatureError: the key that is to sign may not sign roots.
+        UntrustedKeyError: the key that is to sign may not sign roots.
     """
-    publisher = load_publisher(home)
+    publisher = open_publisher(home)
     found = [key for key in publisher.root.keys if len(key_id) >= 8 and key.id.startswith(key_id)]  # noqa: PLR2004
     if len(found) != 1:
         raise UnknownNameError(
@@ -160,7 +180,7 @@ def revoke_key(home: Path, key_id: str, reason: str, *, roots_key: Path | None =
         root = replaced(publisher.root, msgspec.structs.replace(found[0], revoked=now, reason=reason))
         _write_root(home, publisher.root, root, [key], now)
     emit("key.revoked", key=found[0].id, reason=reason)
-    return load_publisher(home)
+    return open_publisher(home)
 
 
 @contextlib.contextmanager
@@ -176,15 +196,15 @@ def allow_identity(home: Path, identity: str, issuer: str) -> PublisherKeys:
     """Trust channels that sigstore signed for *identity*, such as one workflow of one repository.
 
     Raises:
-        SignatureError: the present key may not sign roots.
+        UntrustedKeyError: the present key may not sign roots.
     """
-    publisher = load_publisher(home)
+    publisher = open_publisher(home)
     added = TrustedIdentity(identity=identity, issuer=issuer)
     if added not in publisher.root.identities:
         root = msgspec.structs.replace(publisher.root, identities=(*publisher.root.identities, added))
         with _locked(home):
             _write_root(home, publisher.root, root, [publisher.signer.key], stamp(datetime.now(UTC)))
-    return load_publisher(home)
+    return open_publisher(home)
 
 
 def pinned_folder() -> Path:

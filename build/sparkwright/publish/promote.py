@@ -294,7 +294,8 @@ class ChannelPublisher:
             origin=state.origin if state else secrets.token_hex(16),
             generation=state.generation + 1 if state else 1,
             previous=state.digest if state else "",
-            written=stamp(now),
+            # Dates never go back, whatever this machine's clock does.
+            written=max(stamp(now), state.written) if state else stamp(now),
             expires=stamp(now + timedelta(days=policy.expires_days)),
             action=action,
             files=state.files if state else (),

@@ -14,6 +14,7 @@ import msgspec
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ConfigError, ReplayedChannelError
+from sparkwright.publish.channel import moment
 from sparkwright.store import hold, storing, write_atomically
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class SeenChannels:
     path: Path
 
     def require_fresh(self, state: ChannelState) -> None:
-        """Refuse a generation that is older than one that was seen, or a second one of its number.
+        """Refuse a generation that is older than one that was seen, by number or date, or a second one.
 
         Raises:
             ReplayedChannelError: it is.
@@ -82,6 +83,14 @@ class SeenChannels:
                 because=f"generation {known.generation} of {known.written} was seen before: this mirror is "
                 "stale, or somebody replays an old state",
                 next_step=f"take another mirror; what was seen is in {self.path}",
+            )
+        written, before = (moment(one.written, f"channel {state.channel}") for one in (state, known))
+        if state.generation > known.generation and written < before:
+            raise ReplayedChannelError(
+                f"generation {state.generation} of {state.channel} was written before its predecessors",
+                because=f"it is dated {state.written}, generation {known.generation} was {known.written}: "
+                "a former key may have been stolen, and hides that by an old date",
+                next_step="ask its publisher which one is right before you install from it",
             )
         if state.generation == known.generation:
             raise ReplayedChannelError(
