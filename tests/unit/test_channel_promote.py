@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+import wheelkit
 from channel_kit import POLICY, ChannelWorld, now, small_wheel
 
 from sparkwright.base.errors import (
@@ -19,6 +20,7 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.base.events import subscribe
+from sparkwright.publish.evidence import require_evidence
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.mirror import FolderMirror
 from sparkwright.publish.signing import STATEMENT_TYPE, open_envelope
@@ -114,6 +116,15 @@ def test_other_bytes_under_a_listed_name_are_refused(world: ChannelWorld) -> Non
     with pytest.raises(PublishError, match="other bytes"):
         world.publisher().promote("nightly", world.dist / "vllm-1-py3-none-any.whl", (), POLICY, now())
     world.verify()
+
+
+def test_evidence_about_other_bytes_promotes_nothing(world: ChannelWorld) -> None:
+    path, other = world.wheel("1"), world.wheel("2")
+    folder = world.dist / "evidence"
+    found = require_evidence(path, wheelkit.sha256(path), "nightly", POLICY, folder)
+    with pytest.raises(PublishError, match="the evidence is about other bytes"):
+        world.publisher().promote("nightly", other, found, POLICY, now())
+    assert not world.published.exists()
 
 
 @pytest.mark.parametrize("name", ["", "..", "Stable", "a/b", "-x", "simple", "a" * 64])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,9 @@ from sparkwright.cli.channel_place import (
 from sparkwright.cli.channel_show import described_state, show_change, show_wheels
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_read_only
+
+if TYPE_CHECKING:
+    from sparkwright.publish.channel import StatusMarker
 
 
 @click.group("channel")
@@ -94,7 +97,9 @@ def renew(session: Session, *, channel: str, **options: Any) -> None:
 @signing_options
 @common_options
 @run_read_only
-def status(session: Session, *, channel: str, status: str | None, reason: str, **options: Any) -> None:
+def status(
+    session: Session, *, channel: str, status: StatusMarker | None, reason: str, **options: Any
+) -> None:
     """Show the present generation of NAME, or set its status."""
     if status is not None:
         publisher = make_publisher(session.checkout.root, **options)

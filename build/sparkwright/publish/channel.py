@@ -47,6 +47,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MOST_WHEELS = 100_000
 
 
+StatusMarker = Literal["active", "archived", "quarantined", "deprecated"]
+"""A status of PEP 792."""
+
+
 class ListedWheel(Model, frozen=True):
     """One wheel of a channel.
 
@@ -146,7 +150,7 @@ class ChannelState(Model, frozen=True):
     expires: str
     action: ChannelAction
     files: tuple[ListedWheel, ...]
-    status: Literal["active", "archived", "quarantined", "deprecated"] = "active"
+    status: StatusMarker = "active"
     reason: str = ""
     root: int = 0
     pages: dict[str, str] = msgspec.field(default_factory=dict)

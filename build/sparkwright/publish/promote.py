@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
+    from sparkwright.publish.channel import StatusMarker
     from sparkwright.publish.evidence import FoundEvidence
     from sparkwright.publish.policy import ChannelPolicy
     from sparkwright.publish.seen import SeenChannels
@@ -181,6 +182,12 @@ class ChannelPublisher:
         """
         current = self.read(channel)
         file, metadata = describe(wheel)
+        if any(one.evidence.wheel != file.sha256 for one in evidence):
+            raise PublishError(
+                f"{wheel.name} cannot go to {channel}",
+                because="the evidence is about other bytes: the file was changed meanwhile",
+                next_step="find out which bytes are right, then run the same command again",
+            )
         listed = current.state.find(file.sha256) if current else None
         if current and listed and listed.yanked is None:
             self._write_stable_pages(channel)
@@ -264,7 +271,7 @@ class ChannelPublisher:
         return self._commit(current, msgspec.structs.replace(draft, files=files))
 
     def set_status(
-        self, channel: str, status: str, reason: str, policy: ChannelPolicy, now: datetime
+        self, channel: str, status: StatusMarker, reason: str, policy: ChannelPolicy, now: datetime
     ) -> ChannelState:
         """State the status of the channel's projects after PEP 792.
 
@@ -274,8 +281,7 @@ class ChannelPublisher:
         current = self.require(channel)
         action = ChannelAction(kind="status", detail=status)
         draft = self._draft(channel, current, action, policy, now)
-        changed = msgspec.convert({"status": status}, _Status)
-        return self._commit(current, msgspec.structs.replace(draft, status=changed.status, reason=reason))
+        return self._commit(current, msgspec.structs.replace(draft, status=status, reason=reason))
 
     # Writing -------------------------------------------------------------------------------------
 
@@ -440,10 +446,6 @@ def _history(target: Target, state: ChannelState) -> Iterator[ChannelState]:
             )
         state = decode_state(payload, state.channel, what)
         yield state
-
-
-class _Status(msgspec.Struct):
-    status: Literal["active", "archived", "quarantined", "deprecated"]
 
 
 def _content_of(state: ChannelState, generations: dict[int, ChannelState]) -> int:
