@@ -198,6 +198,54 @@ class PublishError(SparkwrightError):
     exit_code = 61
 
 
+class LostRaceError(PublishError):
+    """Another publisher changed the channel first."""
+
+    exit_code = 62
+
+
+class MissingEvidenceError(PublishError):
+    """A wheel lacks evidence that the channel's policy requires."""
+
+    exit_code = 63
+
+
+class UploadError(PublishError):
+    """A target of wheels cannot be reached, read or written."""
+
+    exit_code = 64
+
+
+class TamperedError(SparkwrightError):
+    """Published bytes are not those that were signed or promised by their digest."""
+
+    exit_code = 65
+
+
+class SignatureError(SparkwrightError):
+    """A signed statement is damaged, has no valid signature, or cannot be signed."""
+
+    exit_code = 66
+
+
+class UntrustedKeyError(SparkwrightError):
+    """A signature is by a key that is unknown, revoked or out of its time."""
+
+    exit_code = 67
+
+
+class ExpiredChannelError(SparkwrightError):
+    """A channel's signed statement is past its time."""
+
+    exit_code = 68
+
+
+class ReplayedChannelError(SparkwrightError):
+    """A channel is older than one that was seen before: a mirror is stale, or was rolled back."""
+
+    exit_code = 69
+
+
 class StorageError(SparkwrightError):
     """The disk is full, read-only or damaged."""
 

@@ -1,0 +1,132 @@
+"""A folder as a target, such as the root of a static web server; see `target`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.base.digests import copy_hashed, sha256_bytes, sha256_file
+from sparkwright.base.errors import LostRaceError, TamperedError, UploadError
+from sparkwright.publish.target import Stored, StoredStat, checked_path
+from sparkwright.store import atomic_file, hold, storing, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_LOCK = ".publish.lock"
+_INSTEAD = "publish into another folder"
+
+
+@dataclass(frozen=True)
+class FolderTarget:
+    """A folder; the tag of a file is its SHA-256.
+
+    Attributes:
+        folder: made when missing.
+    """
+
+    folder: Path
+
+    def read(self, path: str) -> Stored | None:
+        """See `Target.read`."""
+        with self._using(f"reading {path}"):
+            try:
+                data = self._at(path).read_bytes()
+            except FileNotFoundError:
+                return None
+        return Stored(data, sha256_bytes(data))
+
+    def stat(self, path: str) -> StoredStat | None:
+        """See `Target.stat`."""
+        at = self._at(path)
+        with self._using(f"reading {path}"):
+            try:
+                return StoredStat(at.stat().st_size, sha256_file(at))
+            except FileNotFoundError:
+                return None
+
+    def put_file(self, path: str, file: Path, sha256: str) -> None:
+        """See `Target.put_file`."""
+        at = self._at(path)
+        with self._using(f"writing {path}"):
+            if at.exists():
+                _require(at, sha256)
+                return
+            at.parent.mkdir(parents=True, exist_ok=True)
+            with (
+                atomic_file(at) as handle,
+                os.fdopen(os.dup(handle), "wb") as copy,
+                file.open("rb") as original,
+            ):
+                if (actual := copy_hashed(original, copy)) != sha256:
+                    raise _changed(file, actual, sha256)
+            _require(at, sha256)
+
+    def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
+        """See `Target.replace`."""
+        at = self._at(path)
+        with self._using(f"writing {path}"), hold(self.folder / _LOCK, f"the channels in {self.folder}"):
+            found = self.read(path)
+            if (found.tag if found else None) != expected:
+                raise LostRaceError(
+                    f"{path} was not replaced",
+                    because=f"another publisher wrote it first, into {self.folder}",
+                    next_step="run the same command again: it starts from what the other one published",
+                )
+            at.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(at, data)
+        return sha256_bytes(data)
+
+    def list(self, prefix: str) -> list[str]:
+        """See `Target.list`; hidden files are left out."""
+        start = self._at(prefix.rstrip("/")) if prefix else self.folder
+        with self._using(f"listing {prefix or self.folder}"):
+            return sorted(
+                at.relative_to(self.folder).as_posix()
+                for at in start.rglob("*")
+                if at.is_file() and not at.name.startswith(".")
+            )
+
+    def url(self, path: str) -> str:
+        """See `Target.url`."""
+        return self._at(path).absolute().as_uri()
+
+    def _at(self, path: str) -> Path:
+        return self.folder / checked_path(path)
+
+    @contextlib.contextmanager
+    def _using(self, what: str) -> Iterator[None]:
+        """Turn an unusable folder into one error about *what*.
+
+        Raises:
+            StorageError: the disk is full, read-only or broken.
+            UploadError: a file is in the place of a folder, or the like.
+        """
+        try:
+            with storing(f"{what} in {self.folder}", instead=_INSTEAD):
+                yield
+        except OSError as error:
+            raise UploadError(
+                f"{what} in {self.folder} failed", because=error.strerror or str(error), next_step=_INSTEAD
+            ) from error
+
+
+def _require(at: Path, sha256: str) -> None:
+    """Refuse a file at *at* with another digest.
+
+    Raises:
+        TamperedError: it has.
+    """
+    if (actual := sha256_file(at)) != sha256:
+        raise _changed(at, actual, sha256)
+
+
+def _changed(at: Path, actual: str, sha256: str) -> TamperedError:
+    return TamperedError(
+        f"{at} was not published",
+        because=f"its SHA-256 is {actual}, not {sha256}, and published files never change",
+        next_step="find out who changed it; move it away to publish the right bytes",
+    )
