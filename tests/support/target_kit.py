@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
@@ -124,25 +125,23 @@ def nginx(folder: Path, *, root: Path | None = None, users: str = "") -> Iterato
 
 
 @contextlib.contextmanager
-def apache(folder: Path) -> Iterator[str]:
+def apache(_: Path) -> Iterator[str]:
     """Run Apache with WebDAV; give its address without a scheme."""
     program = shutil.which("apache2") or shutil.which("/usr/sbin/apache2")
     if program is None:
         pytest.skip("Apache is not installed (apache2-bin)")
-    port, root = free_port(), folder / "www"
-    root.mkdir()
-    if os.geteuid() == 0:  # it then serves as another user
-        shutil.chown(folder, "www-data")
-        shutil.chown(root, "www-data")
-        for above in folder.parents:
-            if above.stat().st_uid == 0 and above.is_relative_to("/tmp") and above != Path("/tmp"):
-                above.chmod(above.stat().st_mode | 0o011)
-    text = _APACHE_CONFIG.format(folder=folder, port=port, root=root, modules=_APACHE_MODULES)
-    if os.geteuid() == 0:
-        text += "User www-data\nGroup www-data\n"
-    (folder / "apache.conf").write_text(text)
-    with process([program, "-f", folder / "apache.conf", "-DFOREGROUND"], port, folder / "log"):
-        yield f"127.0.0.1:{port}"
+    # Started by root it serves as another user, who has no access to pytest's folders.
+    with tempfile.TemporaryDirectory(prefix="sparkwright-apache-") as name:
+        folder, port = Path(name), free_port()
+        (folder / "www").mkdir()
+        text = _APACHE_CONFIG.format(folder=folder, port=port, root=folder / "www", modules=_APACHE_MODULES)
+        if os.geteuid() == 0:
+            text += "User www-data\nGroup www-data\n"
+            shutil.chown(folder, "www-data")
+            shutil.chown(folder / "www", "www-data")
+        (folder / "apache.conf").write_text(text)
+        with process([program, "-f", folder / "apache.conf", "-DFOREGROUND"], port, folder / "log"):
+            yield f"127.0.0.1:{port}"
 
 
 @contextlib.contextmanager

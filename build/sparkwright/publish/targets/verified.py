@@ -1,8 +1,8 @@
 """Files that never change, on targets where reading one back is a download.
 
-A file is read back once, after its upload. A note beside it keeps the digest with the size and the ETag that
-the server gave the file, so that the next run skips a file of 300 MB for two small requests. A file
-without a note, or with another size or ETag than the note's, is read back again.
+A file is read back once, after its upload. A note beside a large one keeps the digest with the size and the
+ETag that the server gave it, so that the next run skips a file of 300 MB for two small requests. A file without
+a note, or with another size or ETag than the note's, is read back again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from sparkwright.publish.target import Stored, StoredStat
 
+_NOTED_BYTES = 1 << 20  # a smaller file is read in the time that its note takes
 _CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".json": "application/json",
@@ -83,15 +84,17 @@ def put_verified(target: RemoteFiles, path: str, file: Path, sha256: str) -> Non
         return
     else:
         require_digest(path, target.digest(path), sha256)
-    if found is not None:
+    if found is not None and found.size >= _NOTED_BYTES:
         note = VerifiedNote(sha256=sha256, size=found.size, tag=found.tag)
         target.overwrite(_note_path(path), msgspec.json.encode(note))
 
 
 def noted_digest(target: RemoteFiles, path: str, found: StoredStat) -> str | None:
     """Return the noted SHA-256 of *path*, `None` if the note is missing or is of another size or ETag."""
+    if found.size < _NOTED_BYTES or not found.tag:
+        return None
     stored = target.read(_note_path(path))
-    if stored is None or not found.tag:
+    if stored is None:
         return None
     try:
         note = msgspec.json.decode(stored.data, type=VerifiedNote)
