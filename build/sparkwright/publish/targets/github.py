@@ -106,6 +106,13 @@ class GithubTarget:
         Raises:
             UploadError: it is larger than GitHub takes, or the release is full.
         """
+        size = file.stat().st_size
+        if size >= _MOST_ASSET_BYTES:
+            raise UploadError(
+                f"{path} was not published",
+                because=f"it has {size} bytes, and GitHub takes less than 2 GiB",
+                next_step="publish to another kind of target",
+            )
         require_digest(str(file), sha256_file(file), sha256)
         if _is_asset(checked_path(path)):
             self._put_asset(path, file, sha256)
@@ -189,11 +196,6 @@ class GithubTarget:
         return next((asset for asset in named if asset["state"] == "uploaded"), None)
 
     def _put_asset(self, path: str, file: Path, sha256: str) -> None:
-        if (size := file.stat().st_size) >= _MOST_ASSET_BYTES:
-            raise UploadError(
-                f"{path} was not published", because=f"it has {size} bytes, and GitHub takes less than 2 GiB",
-                next_step="publish to another kind of target",
-            )  # fmt: skip
         assets = self._assets()
         same = next((asset for asset in assets if asset["name"] == _name(path)), None)
         if same is not None and same["state"] == "uploaded":

@@ -1,8 +1,8 @@
 """Files that never change, on targets where reading one back is a download.
 
 A file is read back once, after its upload. A note beside a large one keeps the digest with the size and the
-ETag that the server gave it, so that the next run skips a file of 300 MB for two small requests. A file without
-a note, or with another size or ETag than the note's, is read back again.
+ETag that the server gave it, so that the next run skips a file of 300 MB for two small requests. Without a
+note, or with one of another size or ETag, the file is read back again.
 """
 
 from __future__ import annotations
