@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SUPPORT = Path(__file__).parent
 _DAV_EXT = Path("/usr/lib/nginx/modules/ngx_http_dav_ext_module.so")
 _APACHE_MODULES = Path("/usr/lib/apache2/modules")
-NGINX_CONFIG = """\
+_NGINX_CONFIG = """\
 load_module {dav_ext};
 daemon off;
 {user}
@@ -36,19 +36,22 @@ error_log {folder}/error.log;
 events {{}}
 http {{
   access_log off;
-  client_max_body_size 0;
-  client_body_temp_path {body};
   proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
   uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
   types {{ text/html html; application/json json; }}
-  server {{
-    listen 127.0.0.1:{port};
-    root {root};
-    location / {{
-      dav_methods PUT DELETE MKCOL COPY MOVE;
-      dav_ext_methods PROPFIND;
-      {auth}
-    }}
+@SERVER@
+}}
+"""
+_NGINX_SERVER = """\
+server {{
+  listen 127.0.0.1:{port};
+  root {root};
+  client_max_body_size 0;
+  client_body_temp_path {root}/.uploads;
+  location / {{
+    dav_methods PUT DELETE MKCOL COPY MOVE;
+    dav_ext_methods PROPFIND;
+    {auth}
   }}
 }}
 """
@@ -98,26 +101,36 @@ def process(argv: list[str | Path], port: int, log: Path) -> Iterator[subprocess
 
 
 @contextlib.contextmanager
-def nginx(folder: Path, *, root: Path | None = None, users: str = "") -> Iterator[str]:
+def nginx(
+    folder: Path,
+    *,
+    root: Path | None = None,
+    users: str = "",
+    replaced: dict[str, str] | None = None,
+    server: str = "",
+) -> Iterator[str]:
     """Run nginx with WebDAV; give its address without a scheme.
 
     Args:
         folder: for its files.
         root: folder that it serves, on the file system of which uploads are kept.
         users: content of a password file; anybody may write without one.
+        server: another configuration of the server than the tests' own.
+        replaced: texts in *server*, with formats of what replaces them: ``port``, ``root``, ``folder``.
     """
     program = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
     if program is None or not _DAV_EXT.exists():
         pytest.skip("nginx and its dav-ext module are not installed (nginx, libnginx-mod-http-dav-ext)")
     root, port = root or folder / "www", free_port()
-    body = root / ".uploads"
-    body.mkdir(parents=True, exist_ok=True)
+    (root / ".uploads").mkdir(parents=True, exist_ok=True)
     (folder / "users").write_text(users)
     auth = f'auth_basic "wheels"; auth_basic_user_file {folder}/users;' if users else ""
     user = "user root;" if os.geteuid() == 0 else ""
-    text = NGINX_CONFIG.format(
-        dav_ext=_DAV_EXT, folder=folder, port=port, root=root, auth=auth, body=body, user=user
-    )
+    for theirs, ours in (replaced or {}).items():
+        assert theirs in server
+        server = server.replace(theirs, ours.format(port=port, root=root, folder=folder))
+    server = server or _NGINX_SERVER.format(port=port, root=root, auth=auth)
+    text = _NGINX_CONFIG.format(dav_ext=_DAV_EXT, folder=folder, user=user).replace("@SERVER@", server)
     (folder / "nginx.conf").write_text(text)
     argv: list[str | Path] = [program, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"]
     with process(argv, port, folder / "log"):
@@ -203,12 +216,7 @@ class FaultProxy:
     address: str = ""
 
     def __enter__(self) -> Self:
-        proxy = self
-
-        class Handler(_Forwarding):
-            owner = proxy
-
-        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Forwarding,), {"owner": self}))
         self.address = f"127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self

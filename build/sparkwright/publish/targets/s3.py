@@ -42,6 +42,7 @@ _LOST = frozenset(
 )
 _DENIED = frozenset({401, 403})
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"})
+_PAGE = "/index.html"
 _CONDITIONS = ".conditions"
 """The object on which a store shows that it heeds conditions."""
 
@@ -117,7 +118,12 @@ class S3Target:
     def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
         """See `Target.replace`."""
         self._require_conditions()
-        condition = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected}
+        tag = self._replace(path, data, _condition(expected))
+        if path.endswith(_PAGE):
+            self._answer_for_folder(path)
+        return tag
+
+    def _replace(self, path: str, data: bytes, condition: dict[str, str]) -> str:
         try:
             return str(
                 self._do("writing", path, lambda: self._put(path, data, _ALWAYS_ASK, **condition))["ETag"]
@@ -128,6 +134,34 @@ class S3Target:
                 return found.tag
             raise
 
+    def _answer_for_folder(self, path: str) -> None:
+        """Make the object that has the name of the folder of *path*, with its slash, a copy of that page.
+
+        Clients ask an index for folders, and a store knows only objects. The copy is read before the page and
+        replaced only if it is still what was read, so that of two publishers the later page stays.
+        """
+        folder = {"Bucket": self.bucket, "Key": self._key(path).removesuffix(_PAGE.lstrip("/"))}
+
+        def once() -> bool:
+            copy = self._found("reading", path, lambda: self._client.head_object(**folder)["ETag"])
+            page = self._client.get_object(**self._object(path))
+            if page["ETag"] == copy:
+                return True
+            condition = _condition(copy)
+            try:
+                self._do("writing", path, lambda: self._client.put_object(
+                    **folder, Body=page["Body"].read(), ContentType=content_type(path),
+                    CacheControl=_ALWAYS_ASK, **condition,
+                ))  # fmt: skip
+            except LostRaceError:
+                return False
+            return True
+
+        if not any(once() for _ in range(self.settings.attempts)):
+            raise UploadError(
+                f"{path} is not at the address of its folder", because="others kept replacing it"
+            )
+
     def list(self, prefix: str) -> list[str]:
         """See `Target.list`; hidden files are left out."""
         start = self._key(prefix.rstrip("/")) + "/" if prefix else self._key("")
@@ -137,7 +171,7 @@ class S3Target:
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=start)
             return [item["Key"][base:] for page in pages for item in page.get("Contents", ())]
 
-        return sorted(name for name in self._do("listing", prefix or ".", names) if not is_hidden(name))
+        return sorted(name for name in self._do("listing", prefix or ".", names) if not _is_extra(name))
 
     def url(self, path: str) -> str:
         """See `Target.url`."""
@@ -332,6 +366,16 @@ class S3Target:
             )
         except (BotoCoreError, ValueError) as error:
             raise UploadError(f"{self._shown} cannot be used", because=str(error)) from error
+
+
+def _condition(expected: str | None) -> dict[str, str]:
+    """Return the condition under which an object with the ETag *expected* is replaced."""
+    return {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected}
+
+
+def _is_extra(path: str) -> bool:
+    """Return if *path* is hidden, or a folder's copy of its page."""
+    return is_hidden(path) or path.endswith("/")
 
 
 def _parts(file: Path) -> Iterator[bytes]:
