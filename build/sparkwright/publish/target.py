@@ -94,6 +94,6 @@ def checked_path(path: str) -> str:
     parts = path.split("/")
     if any(part in {"", ".", ".."} for part in parts) or "\\" in path or not path.isprintable():
         raise PublishError(
-            "a file cannot be published", because=f"{path!r} is not a relative path of a file at a target"
+            "a path at a target was refused", because=f"{path!r} is not a relative path of a file"
         )
     return path

@@ -42,6 +42,7 @@ _LOST = frozenset(
 )
 _DENIED = frozenset({401, 403})
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"})
+_NOT_IMPLEMENTED = "NotImplemented"
 _PAGE = "/index.html"
 _CONDITIONS = ".conditions"
 """The object on which a store shows that it heeds conditions."""
@@ -220,21 +221,28 @@ class S3Target:
         An upload with a part that is not the file's is another file's, or the store's ETags are not MD5.
         """
         where = self._object(path)
-        pages = self._client.get_paginator("list_multipart_uploads").paginate(
-            Bucket=self.bucket, Prefix=where["Key"]
-        )
-        uploads = [upload for page in pages for upload in page.get("Uploads", ())]
-        for upload in uploads:
-            if upload["Key"] != where["Key"]:
-                continue
-            listed = self._client.get_paginator("list_parts").paginate(**where, UploadId=upload["UploadId"])
+        for upload in self._unfinished(where["Key"]):
+            listed = self._client.get_paginator("list_parts").paginate(**where, UploadId=upload)
             tags = {part["PartNumber"]: part["ETag"] for page in listed for part in page.get("Parts", ())}
             if all(n <= len(sums) and tag.strip('"') == sums[n - 1].hex() for n, tag in tags.items()):
-                return upload["UploadId"], tags
+                return upload, tags
         begun = self._client.create_multipart_upload(
             **where, ContentType=content_type(path), CacheControl=_FOREVER
         )
         return begun["UploadId"], {}
+
+    def _unfinished(self, key: str) -> tuple[str, ...]:
+        """Return the ids of begun uploads of *key*; none where the store lists no uploads."""
+        from botocore.exceptions import ClientError
+
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=key)
+        try:
+            uploads = [upload for page in pages for upload in page.get("Uploads", ())]
+        except ClientError as error:
+            if error.response["Error"]["Code"] != _NOT_IMPLEMENTED:
+                raise
+            return ()
+        return tuple(upload["UploadId"] for upload in uploads if upload["Key"] == key)
 
     # Conditions, requests and errors ---------------------------------------------------------------------
 
@@ -248,7 +256,7 @@ class S3Target:
             raise UploadError(
                 f"nothing was published to {self._shown}",
                 because="the store ignores If-Match or If-None-Match, by which one of two publishers wins",
-                next_step="use a store with conditional writes; docs/publishing-targets.md lists some",
+                next_step="use a store with conditional writes, such as Amazon S3",
             )
 
     @functools.cached_property
