@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.publish.folder_target import FolderTarget
-from sparkwright.publish.targets import open_target, target_address
+from sparkwright.publish.targets import open_target
 from sparkwright.publish.targets.github import GithubTarget
 from sparkwright.publish.targets.s3 import S3Target
 from sparkwright.publish.targets.verified import content_type, is_hidden
@@ -97,14 +96,6 @@ def test_other_addresses_are_refused_in_one_line(address: str, because: str) -> 
     assert raised.match(r"\A[^\n]*\Z")
     assert re.search(because, raised.value.because)
     assert "hunter2" not in str(raised.value) + raised.value.next_step
-
-
-def test_the_address_is_the_given_one_or_the_environments_or_the_folder() -> None:
-    root = Path("/clone")
-    named = {"SPARKWRIGHT_TARGET": "s3://bucket"}
-    assert target_address(root, "davs://host", named) == "davs://host"
-    assert target_address(root, "", named) == "s3://bucket"
-    assert target_address(root, "", {}).endswith("dist")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.publish.folder import dist_folder
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.targets.github import GithubTarget
 from sparkwright.publish.targets.s3 import S3Target
@@ -32,24 +31,12 @@ if TYPE_CHECKING:
     from sparkwright.publish.target import Target
     from sparkwright.upstream.settings import IndexSettings
 
-VARIABLE = "SPARKWRIGHT_TARGET"
 _USER, _PASSWORD = "SPARKWRIGHT_DAV_USER", "SPARKWRIGHT_DAV_PASSWORD"
 _KINDS = "a folder, file://, s3://, davs://, dav://, github:// or https://"
 _KEYS = {"s3": ("endpoint", "region", "profile", "public"), "github": ("release", "branch")}
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
-
-
-def target_address(root: Path, chosen: str = "", environment: Mapping[str, str] = os.environ) -> str:
-    """Return *chosen*, or the address in ``SPARKWRIGHT_TARGET``, or the folder for wheels.
-
-    Args:
-        root: the checkout that has the folder.
-        chosen: an address from the command line.
-        environment: for ``SPARKWRIGHT_TARGET``.
-    """
-    return chosen or environment.get(VARIABLE, "") or str(dist_folder(root))
 
 
 def open_target(  # noqa: PLR0911 - one for each kind
