@@ -155,7 +155,7 @@ def test_pypi_simple_reads_both_forms(dist: Path, address: str, accept: str) -> 
         import json
 
         page = ProjectPage.from_json_data(json.loads(data), base_url=base)
-    assert page.repository_version == "1.1"
+    assert page.repository_version == "1.4"
     assert [package.version for package in page.packages] == [VERSIONS[0], VERSIONS[0], VERSIONS[1]]
     for package in page.packages:
         wheel = dist / package.filename

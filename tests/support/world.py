@@ -283,6 +283,8 @@ def make_world(folder: Path, index: Index) -> World:
         "SPARKWRIGHT_UPSTREAM_WHEELS": index.url.replace("/simple/", "/commits/"),
         "HOME": str(home),
         "XDG_CONFIG_HOME": str(home / ".config"),
+        "XDG_DATA_HOME": str(home / ".local/share"),
+        "XDG_STATE_HOME": str(home / ".local/state"),
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_INDEX_URL": index.url,
     }

@@ -50,7 +50,7 @@ def test_pages_list_each_wheel_once_in_the_order_of_versions(tmp_path: Path) -> 
     ]  # fmt: skip
     page = json.loads((tmp_path / "simple/vllm/index.json").read_bytes())
     assert page["versions"] == ["0.9.0", "0.9.0+spark.1", "0.10.0"]
-    assert page["meta"] == {"api-version": "1.1"}
+    assert page["meta"] == {"api-version": "1.4"}
     root = json.loads((tmp_path / "simple/index.json").read_bytes())
     assert root["projects"] == [{"name": "other-project"}, {"name": "vllm"}]
     assert '<a href="other-project/">' in (tmp_path / "simple/index.html").read_text()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from sparkwright.lock import Lock
     from sparkwright.lock.native import NativePin
 
+# The policy of channels lies beside the patchsets.
+_POLICY = "channels"
 PATCHSET_FORMAT = 1
 _NOT_COMPILED = "it changes how kernels are compiled; kernels come from upstream's wheel"
 
@@ -184,7 +186,7 @@ def load_patchset(folder: Path, name: str) -> Patchset:
         ConfigError: it is malformed, or names a carry twice.
     """
     path = folder / f"{name}.toml"
-    known = sorted(found.stem for found in folder.glob("*.toml"))
+    known = sorted(found.stem for found in folder.glob("*.toml") if found.stem != _POLICY)
     if name not in known:
         raise unknown_name("patchset", name, known)
     patchset = load_toml(path, Patchset, newest_format=PATCHSET_FORMAT)

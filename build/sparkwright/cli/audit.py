@@ -20,6 +20,8 @@ from sparkwright.pipeline.expected_record import expected_record, found_compiled
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.version import native_version
+from sparkwright.publish import dist_folder
+from sparkwright.publish.evidence import attach_audit
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.kernels import kernels_of
@@ -73,6 +75,8 @@ def command(
             _show(report)
     if session.as_json:
         print_json([report.to_json() for report in reports])
+    for report in reports:
+        attach_audit(dist_folder(session.checkout.root).absolute(), report)
     for report in reports:
         report.require()
         if report.unchecked and not allow_skipped:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from sparkwright.base.errors import PublishError
+from sparkwright.cli.channel_place import make_publisher, promote_wheel, signing_options
+from sparkwright.cli.channel_show import show_change
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.publish import dist_folder, publish, wheels_in
+from sparkwright.publish.evidence import FOLDER as EVIDENCE
 
 
 @click.command("publish")
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--channel", default="", metavar="NAME", help="Promote the wheels in FOLDER to this channel too."
+)
+@signing_options
 @common_options
 @run_in_session
-def command(session: Session, *, folder: Path | None) -> None:
+def command(session: Session, *, folder: Path | None, channel: str, **options: Any) -> None:
     """Write a static package index over the wheels in FOLDER.
 
     FOLDER is SPARKWRIGHT_DIST, or dist/ in the checkout, by default.
-    The index is plain files in FOLDER/simple: copy FOLDER to any web server, or use it in place.
+    The index is plain files in FOLDER/simple: copy FOLDER to any web server, or use it in place. The options
+    for keys and targets are those of 'sparkwright channel promote'.
     """
     where = dist_folder(session.checkout.root, folder).absolute()
     wheels = wheels_in(where) if where.is_dir() else ()
@@ -29,6 +38,14 @@ def command(session: Session, *, folder: Path | None) -> None:
             f"there is nothing to publish in {where}", because="it holds no wheel", next_step="make wheel"
         )
     index = publish(wheels, where)
+    if channel:
+        publisher = make_publisher(session.checkout.root, **options)
+        names = [file.filename for file in index.files]
+        states = [
+            promote_wheel(session, publisher, where / name, channel, where / EVIDENCE) for name in names
+        ]
+        show_change(publisher, states[-1], as_json=session.as_json)
+        return
     if session.as_json:
         print_json({"index": index.url, "files": [file.filename for file in index.files]})
         return

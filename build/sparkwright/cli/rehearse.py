@@ -65,11 +65,27 @@ def command(
         seed=seed,
     )
     result = rehearse(job, report, options)
+    attached = _attach(session, result, report.tree, complete=options.checks == DEFAULT and not no_pristine)
     if session.as_json:
         print_json(result.described)
     else:
         _show(result)
+        for wheel in attached:
+            click.echo(f"evidence attached to {wheel}")
     _raise_for(result)
+
+
+def _attach(session: Session, result: RehearsalResult, tree: str, *, complete: bool) -> list[str]:
+    """Attach a passed rehearsal to the wheels in dist/ that are of the merged *tree*; return their names."""
+    from sparkwright.publish import dist_folder
+    from sparkwright.publish.evidence import attach_rehearsal
+
+    if result.verdict != "passed":
+        return []
+    checks = {check.name: check.verdict for check in result.checks}
+    detail = {"version": result.version, "exact": result.exact, "checks": checks, "complete": complete}
+    files = {path.name: sha256 for path, _, sha256 in result.files}
+    return attach_rehearsal(dist_folder(session.checkout.root).absolute(), tree, detail, files)
 
 
 def _show(result: RehearsalResult) -> None:

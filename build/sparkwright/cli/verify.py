@@ -156,6 +156,7 @@ def command(
         folder = resume or out or _new_folder(wish)
         log(folder)
         results = _verify(wish, folder.absolute(), keys, offline=offline)
+    _attach(results, wish)
     if as_json:
         print_json(results.described)
     else:
@@ -166,6 +167,29 @@ def command(
 for _option in reversed(_OPTIONS):
     command = _option(command)
 """The command, with every option that says what is verified."""
+
+
+def _attach(results: Results, wish: VerifyOptions) -> None:
+    """Attach a passed run to the digest of its wheel."""
+    from sparkwright.publish import dist_folder
+    from sparkwright.publish.evidence import attach
+    from sparkwright.verify.model import Verdict
+
+    manifest = results.run.manifest
+    if results.verdict is not Verdict.PASS or "wheel" not in manifest or wish.against:
+        return
+    detail = {
+        "run": results.folder.name,
+        "server": manifest.get("title", ""),
+        "profile": wish.profile,
+        "capability": manifest.get("card", ""),
+        "complete": wish.profile == "full" and not (wish.checks or wish.levels or wish.categories),
+    }
+    files = {path.name: sha256 for path, _, sha256 in results.files}
+    sha256 = manifest["wheel"]["sha256"]
+    attach(
+        dist_folder(Path()).absolute(), "verify", sha256, detail, name=f"verify-{detail['run']}", files=files
+    )
 
 
 def built_wheel(folder: Path, machine: str) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparkwright.base.events import emit
+from sparkwright.pipeline.assembly import Audit
 from sparkwright.pipeline.kernels import detail_of
 from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.state import BuildState
@@ -80,4 +81,18 @@ def apply(job: Job, *, until: Callable[[Step], bool] = lambda _: False) -> Build
             )
             if until(step):
                 break
+        _attach_audit(job, state)
     return state
+
+
+def _attach_audit(job: Job, state: BuildState) -> None:
+    """Attach the audit of the wheel in the user's folder to its digest there, unless one is attached."""
+    from sparkwright.publish.evidence import FOLDER, attach, audit_detail
+
+    wheel = state.wheel
+    if wheel is None or not state.audited or state.placed is None:
+        return
+    record = job.store.find_record("audit", Audit().key(job, state) or "") or {}
+    # Records of earlier versions do not state what was not checked.
+    if "unchecked" in record and not (job.out / FOLDER / wheel.sha256 / "audit.json").exists():
+        attach(job.out, "audit", wheel.sha256, audit_detail(record))

@@ -2,6 +2,14 @@
 
 from sparkwright.publish.folder import dist_folder
 from sparkwright.publish.index import PublishedIndex, publish, require_plain, wheels_in
-from sparkwright.publish.pages import PublishedFile
+from sparkwright.publish.pages import ProjectStatus, PublishedFile
 
-__all__ = ["PublishedFile", "PublishedIndex", "dist_folder", "publish", "require_plain", "wheels_in"]
+__all__ = [
+    "ProjectStatus",
+    "PublishedFile",
+    "PublishedIndex",
+    "dist_folder",
+    "publish",
+    "require_plain",
+    "wheels_in",
+]

@@ -96,7 +96,7 @@ def publish(
         folder.mkdir(parents=True, exist_ok=True)
         with hold(folder / _LOCK, f"the index in {folder}"):
             earlier = _read_written(folder)
-            described = [_describe(_placed(wheel, folder), digests or {}) for wheel in wheels]
+            described = [describe(_placed(wheel, folder), digests) for wheel in wheels]
             files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
             pages = {file.filename + _METADATA: metadata for file, metadata in described}
             pages |= _pages(files)
@@ -160,8 +160,18 @@ def _placed(wheel: Path, folder: Path) -> Path:
     return target
 
 
-def _describe(wheel: Path, digests: Mapping[str, str]) -> tuple[PublishedFile, bytes]:
-    """Return the index's entry for *wheel*, and its METADATA."""
+def describe(wheel: Path, digests: Mapping[str, str] | None = None) -> tuple[PublishedFile, bytes]:
+    """Return the index's entry for *wheel*, and its METADATA.
+
+    Args:
+        wheel: the wheel.
+        digests: SHA-256 of wheels by file name, if the caller has it.
+
+    Raises:
+        PublishError: its name and METADATA disagree.
+        ArchiveError: it cannot be read.
+        WheelError: it is not named as a wheel is.
+    """
     name = parse_name(wheel.name)
     with open_archive(wheel) as archive:
         metadata = archive.read(f"{name.dist_info}/METADATA")
@@ -176,8 +186,9 @@ def _describe(wheel: Path, digests: Mapping[str, str]) -> tuple[PublishedFile, b
             because=f"its name states {project} {version}, its METADATA {' '.join(stated) or 'nothing'}",
             next_step="build it again",
         )
+    digest = (digests or {}).get(wheel.name) or sha256_file(wheel)
     file = PublishedFile(
-        project, version, wheel.name, digests.get(wheel.name) or sha256_file(wheel), wheel.stat().st_size,
+        project, version, wheel.name, digest, wheel.stat().st_size,
         ",".join(header(metadata, "Requires-Python")), sha256_bytes(metadata),
     )  # fmt: skip
     return file, metadata

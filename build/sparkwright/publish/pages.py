@@ -1,7 +1,8 @@
 """The pages of a simple repository, as pure functions of the files that they list.
 
-HTML after PEP 503, JSON after PEP 691 and PEP 700, metadata links after PEP 658 and PEP 714.
-Upload times are left out: they would make equal indexes differ.
+HTML after PEP 503, JSON after PEP 691 and PEP 700, metadata links after PEP 658 and PEP 714, yanks after
+PEP 592, links to attestations after PEP 740, a project's status after PEP 792. Nothing here reads a clock:
+an upload time is on a page only where the caller gives one, so equal files give equal pages.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import html
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from packaging.version import Version
@@ -19,15 +20,16 @@ from sparkwright.base.digests import to_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-API_VERSION = "1.1"
+API_VERSION = "1.4"
 _UP = "../../"
 _HEAD = (
     "<!DOCTYPE html>",
     '<html lang="en">',
     "<head>",
     '<meta charset="utf-8">',
-    f'<meta name="pypi:repository-version" content="{API_VERSION}">',
 )
+# Pages of sparkwright 0.1 state 1.1; they are recognised too.
+_VERSIONS = tuple(f'<meta name="pypi:repository-version" content="{one}">' for one in (API_VERSION, "1.1"))
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class PublishedFile:
         size: in bytes.
         requires_python: PEP 440 specifier, or the empty string.
         metadata_sha256: digest of its METADATA, 64 hex digits.
+        url: its address, absolute or relative to the project's page, with METADATA at the same address and
+            ``.metadata`` behind it; two folders above the page if empty.
+        upload_time: time of its upload, in UTC, as ``2026-11-23T00:52:10Z``; on no page if empty.
+        yanked: reason for its yank, which may be empty; `None` if it is not yanked.
+        provenance: absolute address of its attestations (PEP 740); none if empty.
     """
 
     project: str
@@ -51,11 +58,32 @@ class PublishedFile:
     size: int
     requires_python: str
     metadata_sha256: str
+    url: str = ""
+    upload_time: str = ""
+    yanked: str | None = None
+    provenance: str = ""
 
     @property
     def order(self) -> tuple[Version, str]:
         """The sort key of files."""
         return Version(self.version), self.filename
+
+
+@dataclass(frozen=True)
+class ProjectStatus:
+    """The status of a project after PEP 792.
+
+    Attributes:
+        status: its marker. The page of a quarantined project names its versions and lists no file.
+        reason: the reason for it, for people; may be empty.
+    """
+
+    status: Literal["active", "archived", "quarantined", "deprecated"] = "active"
+    reason: str = ""
+
+    def offered(self, files: Sequence[PublishedFile]) -> Sequence[PublishedFile]:
+        """Return those of *files* that a page with this status may list."""
+        return () if self.status == "quarantined" else files
 
 
 def root_html(projects: Sequence[str]) -> bytes:
@@ -68,29 +96,50 @@ def root_json(projects: Sequence[str]) -> bytes:
     return _json({"projects": [{"name": name} for name in projects]})
 
 
-def project_html(project: str, files: Sequence[PublishedFile]) -> bytes:
-    """Return the page of *project*, two folders below its *files*."""
-    return _page(f"Links for {project}", [_anchor(file) for file in files])
+def project_html(project: str, files: Sequence[PublishedFile], status: ProjectStatus | None = None) -> bytes:
+    """Return the page of *project*, two folders below those of its *files* that have no address of their own.
+
+    Args:
+        project: its normalized name.
+        files: the files, in the order in which they are listed.
+        status: the project's status, which the page states; active, and not stated, if `None`.
+    """
+    marker = status or ProjectStatus()
+    meta = [] if status is None else [_meta("pypi:project-status", marker.status)]
+    meta += [_meta("pypi:project-status-reason", marker.reason)] if marker.reason else []
+    return _page(f"Links for {project}", [_anchor(file) for file in marker.offered(files)], meta)
 
 
-def project_json(project: str, files: Sequence[PublishedFile]) -> bytes:
-    """Return the page of *project* as JSON."""
-    versions = list(dict.fromkeys(file.version for file in files))
-    return _json({"name": project, "versions": versions, "files": [_entry(file) for file in files]})
+def project_json(project: str, files: Sequence[PublishedFile], status: ProjectStatus | None = None) -> bytes:
+    """Return the page of *project* as JSON; see `project_html`."""
+    marker = status or ProjectStatus()
+    page: dict[str, Any] = {
+        "name": project,
+        "versions": list(dict.fromkeys(file.version for file in files)),
+        "files": [_entry(file) for file in marker.offered(files)],
+    }
+    if status is not None:
+        reason = {"reason": marker.reason} if marker.reason else {}
+        page["project-status"] = {"status": marker.status, **reason}
+    return _json(page)
 
 
-def _url(filename: str) -> str:
-    """Return *filename* relative to its project's page; ``+`` as ``%2B``, which is never read as a space."""
-    return _UP + quote(filename, safe="")
+def _url(file: PublishedFile) -> str:
+    """Return the address of *file*; ``+`` in its name as ``%2B``, which is never read as a space."""
+    return file.url or _UP + quote(file.filename, safe="")
 
 
 def _anchor(file: PublishedFile) -> str:
-    attributes = {"href": f"{_url(file.filename)}#sha256={file.sha256}"}
+    attributes = {"href": f"{_url(file)}#sha256={file.sha256}"}
     if file.requires_python:
         attributes["data-requires-python"] = file.requires_python
     # Clients older than PEP 714 read the attribute under its first name only.
     for name in ("data-dist-info-metadata", "data-core-metadata"):
         attributes[name] = f"sha256={file.metadata_sha256}"
+    if file.yanked is not None:
+        attributes["data-yanked"] = file.yanked
+    if file.provenance:
+        attributes["data-provenance"] = file.provenance
     listed = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes.items())
     return f"<a {listed}>{html.escape(file.filename)}</a>"
 
@@ -98,7 +147,7 @@ def _anchor(file: PublishedFile) -> str:
 def _entry(file: PublishedFile) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "filename": file.filename,
-        "url": _url(file.filename),
+        "url": _url(file),
         "hashes": {"sha256": file.sha256},
         "size": file.size,
         "core-metadata": {"sha256": file.metadata_sha256},
@@ -106,12 +155,18 @@ def _entry(file: PublishedFile) -> dict[str, Any]:
     }
     if file.requires_python:
         entry["requires-python"] = file.requires_python
+    if file.upload_time:
+        entry["upload-time"] = file.upload_time
+    if file.yanked is not None:
+        entry["yanked"] = file.yanked or True
+    if file.provenance:
+        entry["provenance"] = file.provenance
     return entry
 
 
 def is_index_page(page: bytes) -> bool:
     """Tell if *page* has the form that this module writes: HTML with its head, or JSON in canonical form."""
-    if page.startswith("\n".join(_HEAD).encode()):
+    if page.startswith(tuple("\n".join([*_HEAD, version]).encode() for version in _VERSIONS)):
         return True
     try:
         value = json.loads(page)
@@ -120,9 +175,15 @@ def is_index_page(page: bytes) -> bool:
         return False
 
 
-def _page(title: str, links: Sequence[str]) -> bytes:
+def _meta(name: str, content: str) -> str:
+    return f'<meta name="{name}" content="{html.escape(content)}">'
+
+
+def _page(title: str, links: Sequence[str], meta: Sequence[str] = ()) -> bytes:
     lines = [
         *_HEAD,
+        _VERSIONS[0],
+        *meta,
         f"<title>{html.escape(title)}</title>",
         "</head>",
         "<body>",

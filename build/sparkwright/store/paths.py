@@ -394,12 +394,17 @@ class Store:
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[int]:
-    """Give a descriptor to write to; *path* appears, complete and synced, when the block succeeds."""
+def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[int]:
+    """Give a descriptor to write to; *path* appears, complete and synced, when the block succeeds.
+
+    Args:
+        path: the file; only its owner can read it before it is complete.
+        mode: its permissions.
+    """
     _sweep_beside(path)
     with owned_file(path.parent, f".{path.name}.") as (handle, temporary):
         yield handle
-        temporary.chmod(0o644)
+        temporary.chmod(mode)
         os.fsync(handle)
         temporary.replace(path)
 

@@ -26,6 +26,7 @@ from sparkwright.verify.journal import Manifest
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.options import profile_of
 from sparkwright.verify.server import (
+    card_capability,
     find_installed,
     load_recipe,
     prepare_wheel,
@@ -281,5 +282,11 @@ def _manifest(options: VerifyOptions, folder: Path, server: str, identity: dict[
             "sparkwright": __version__,
             "python": platform.python_version(),
             "client": f"{platform.machine()}, {os.cpu_count()} cores, {platform.platform(terse=True)}",
+            # Of the card that the server is started on; one at an address may be on another machine.
+            **(
+                {"card": card}
+                if (card := "" if options.url or options.simulator else card_capability())
+                else {}
+            ),
         },
     )

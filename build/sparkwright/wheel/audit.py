@@ -164,7 +164,12 @@ class AuditReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-ready values."""
-        return {**asdict(self), "kernels": asdict(self.kernels), "passed": self.passed}
+        return {
+            **asdict(self),
+            "kernels": asdict(self.kernels),
+            "passed": self.passed,
+            "unchecked": list(self.unchecked),
+        }
 
 
 @dataclass(frozen=True)

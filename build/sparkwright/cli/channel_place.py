@@ -1,0 +1,177 @@
+"""Places and signers of ``sparkwright channel``: options, the target, the publisher, pinned roots."""
+
+from __future__ import annotations
+
+import functools
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sparkwright.base.errors import ConfigError
+from sparkwright.base.events import warn
+from sparkwright.cli.terminal import showing_events
+from sparkwright.publish import dist_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkwright.cli.session import Session
+    from sparkwright.publish.channel import ChannelState
+    from sparkwright.publish.policy import ChannelPolicy
+    from sparkwright.publish.promote import ChannelPublisher
+    from sparkwright.publish.target import Target
+    from sparkwright.publish.verification import PinnedRoot
+
+R = TypeVar("R")
+
+TARGET_VARIABLE = "SPARKWRIGHT_TARGET"
+_PUBLISHED = "published"
+
+target_option = click.option(
+    "--target",
+    default="",
+    envvar=TARGET_VARIABLE,
+    metavar="ADDRESS",
+    help="Where channels are; the folder published/ beside the wheels by default.",
+)
+trust_option = click.option(
+    "--trust",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The publisher's root; by default all that were pinned, and this machine's own.",
+)
+_SIGN = click.option(
+    "--sign",
+    "mode",
+    type=click.Choice(["local", "sigstore", "none"]),
+    default="local",
+    show_default=True,
+    envvar="SPARKWRIGHT_SIGN",
+    help="By this machine's key, by a CI job's identity (with --trust), or not at all.",
+)
+_ADOPT = click.option(
+    "--adopt",
+    is_flag=True,
+    help="Build on a channel that no trusted key signed, once you looked at it.",
+)
+
+
+def signing_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add the options of changing a channel: ``--target``, ``--sign``, ``--trust``, ``--adopt``."""
+    for option in (_ADOPT, trust_option, _SIGN, target_option):
+        function = option(function)
+    return function
+
+
+def reading_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--offline``, ``--quiet`` and ``--json``, for commands that need no checkout."""
+
+    @functools.wraps(function)
+    def wrapper(*, quiet: bool, as_json: bool, **arguments: Any) -> R:
+        with showing_events(quiet=quiet or as_json):
+            return function(as_json=as_json, **arguments)
+
+    options = (
+        click.option("--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Use no network."),
+        click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only."),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+    )
+    decorated: Callable[..., R] = wrapper
+    for option in reversed(options):
+        decorated = option(decorated)
+    return decorated
+
+
+def open_place(root: Path, address: str) -> Target:
+    """Return the target at *address*, by default the folder ``published/`` beside the wheels.
+
+    Raises:
+        ConfigError: it is no address of a target.
+    """
+    from sparkwright.publish.folder_target import FolderTarget
+
+    if not address:
+        return FolderTarget(default_folder(root))
+    if address.startswith("file://"):
+        from urllib.parse import unquote, urlsplit
+
+        return FolderTarget(Path(unquote(urlsplit(address).path)))
+    if "://" in address:
+        raise ConfigError(f"{address} is no target", next_step="name a folder")
+    return FolderTarget(Path(address).absolute())
+
+
+def make_publisher(
+    root: Path, *, target: str, mode: str, trust: Path | None, adopt: bool
+) -> ChannelPublisher:
+    """Return the publisher that the options describe; the machine's key is made on first use."""
+    from sparkwright.publish.keys import load_publisher, own_root_file
+    from sparkwright.publish.promote import ChannelPublisher
+    from sparkwright.publish.seen import default_memory
+    from sparkwright.publish.signing import NoSigner, sigstore_signer
+    from sparkwright.publish.verification import pinned_root
+
+    place, memory = open_place(root, target), default_memory()
+    if mode == "none":
+        return ChannelPublisher(place, NoSigner(), None, (), memory)
+    if mode == "sigstore":
+        if trust is None:
+            raise ConfigError(
+                "--sign sigstore needs --trust",
+                because="the present channel has to be verified before it is changed",
+                next_step="give the publisher's root, which names the identity of this job",
+            )
+        pinned = pinned_root(trust.read_bytes(), str(trust))
+        return ChannelPublisher(place, sigstore_signer(), pinned.root, (), memory, adopt)
+    made = own_root_file() is None
+    keys = load_publisher()
+    if made:
+        warn(f"this machine's signing key was made: {keys.home}; keep a copy of that folder in a safe place")
+    return ChannelPublisher(place, keys.signer, keys.root, keys.root_files(), memory, adopt)
+
+
+def promote_wheel(
+    session: Session, publisher: ChannelPublisher, wheel: Path, channel: str, evidence: Path | None
+) -> ChannelState:
+    """Promote *wheel* to *channel* by its policy; see `ChannelPublisher.promote`."""
+    from sparkwright.base.digests import sha256_file
+    from sparkwright.publish.evidence import FOLDER, require_evidence
+
+    policy = policy_of(session, channel)
+    folder = evidence or dist_folder(session.checkout.root).absolute() / FOLDER
+    found = require_evidence(wheel, sha256_file(wheel), channel, policy, folder)
+    statement = wheel.with_name(f"{wheel.name}.provenance.json")
+    provenance = statement.read_bytes() if statement.is_file() else b""
+    return publisher.promote(channel, wheel, found, policy, now(), provenance=provenance)
+
+
+def pinned_roots(trust: Path | None) -> list[PinnedRoot]:
+    """Return the root in the file *trust*, or all pinned ones and this machine's own."""
+    from sparkwright.publish.keys import own_root_file, pinned_folder
+    from sparkwright.publish.verification import pinned_root
+
+    if trust is not None:
+        return [pinned_root(trust.read_bytes(), str(trust))]
+    files = sorted(pinned_folder().glob("*.json"))
+    if (own := own_root_file()) is not None:
+        files.append(own)
+    return [pinned_root(path.read_bytes(), str(path)) for path in files]
+
+
+def default_folder(root: Path) -> Path:
+    """Return the folder of channels where no target is named."""
+    return dist_folder(root).absolute() / _PUBLISHED
+
+
+def policy_of(session: Session, channel: str) -> ChannelPolicy:
+    """Return the policy of *channel* in the checkout; see `load_policy`."""
+    from sparkwright.publish.channel import require_channel_name
+    from sparkwright.publish.policy import POLICY_FILE, load_policy
+
+    return load_policy(session.checkout.patchsets / POLICY_FILE, require_channel_name(channel))
+
+
+def now() -> datetime:
+    """Return the present time."""
+    return datetime.now(UTC)

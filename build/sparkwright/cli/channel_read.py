@@ -1,0 +1,218 @@
+"""``sparkwright channel list|log|diff|verify``: commands that only read, without a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.cli.channel_place import (
+    default_folder,
+    now,
+    open_place,
+    pinned_roots,
+    reading_options,
+    target_option,
+    trust_option,
+)
+from sparkwright.cli.channel_show import described_result, described_state, newest_wheel
+from sparkwright.cli.output import print_json
+from sparkwright.cli.tables import show_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkwright.publish.channel import ChannelState
+    from sparkwright.publish.mirror import Mirror
+    from sparkwright.publish.target import Target
+    from sparkwright.publish.verification import VerifiedChannel
+
+
+@click.command("list")
+@target_option
+@reading_options
+def list_command(*, target: str, offline: bool, as_json: bool) -> None:
+    """Show the channels of a target; nothing is verified."""
+    del offline
+    place = open_place(Path(), target)
+    states = [_state(place, name) for name in _names(place)]
+    if as_json:
+        print_json([described_state(state) for state in states])
+        return
+    rows = [
+        (
+            state.channel, str(state.generation), state.written, state.expires, state.status,
+            str(sum(file.yanked is None for file in state.files)), newest_wheel(state),
+        )
+        for state in states
+    ]  # fmt: skip
+    show_table(("channel", "generation", "written", "expires", "status", "wheels", "newest"), rows)
+
+
+@click.command("log")
+@click.argument("channel", metavar="NAME")
+@target_option
+@reading_options
+def log(*, channel: str, target: str, offline: bool, as_json: bool) -> None:
+    """Show every generation of NAME, the newest first; each is verified by its successor's digest."""
+    del offline
+    states = list(_history(open_place(Path(), target), channel))
+    if as_json:
+        print_json([described_state(state) for state in states])
+        return
+    rows = [
+        (
+            str(state.generation), state.written, state.action.kind,
+            f"to {state.action.to}: {state.action.detail}" if state.action.to else state.action.detail,
+            state.digest[:12],
+        )
+        for state in states
+    ]  # fmt: skip
+    show_table(("generation", "written", "change", "of", "digest"), rows)
+
+
+@click.command("diff")
+@click.argument("left", metavar="NAME[@N]")
+@click.argument("right", metavar="NAME[@N]")
+@target_option
+@reading_options
+def diff(*, left: str, right: str, target: str, offline: bool, as_json: bool) -> None:
+    """Show the wheels that two channels, or two generations of one, do not share."""
+    del offline
+    place = open_place(Path(), target)
+    one, other = (_generation(place, name) for name in (left, right))
+    before = {file.sha256: file for file in one.files}
+    after = {file.sha256: file for file in other.files}
+    rows = [("-", file.filename, "") for sha256, file in before.items() if sha256 not in after]
+    rows += [("+", file.filename, "") for sha256, file in after.items() if sha256 not in before]
+    rows += [
+        ("yanked" if file.yanked is not None else "restored", file.filename, file.yanked or "")
+        for sha256, file in after.items()
+        if sha256 in before and before[sha256].yanked != file.yanked
+    ]
+    if as_json:
+        print_json([{"change": change, "wheel": name, "reason": why} for change, name, why in rows])
+    elif rows:
+        show_table(("change", "wheel", "reason"), rows)
+    else:
+        click.echo(f"{left} and {right} list the same wheels")
+
+
+@click.command("verify")
+@click.argument("place", metavar="URL|FOLDER|WHEEL")
+@click.option("--channel", default="", metavar="NAME", help="The channel, where PLACE names none.")
+@click.option(
+    "--from",
+    "origin",
+    default="",
+    metavar="URL|FOLDER",
+    help="Of a WHEEL: the copy of the channel to compare with.",
+)
+@click.option(
+    "--wheels",
+    type=click.Choice(["all", "newest", "none"]),
+    help="Wheels whose bytes are read; all of a folder, the newest of an address by default.",
+)
+@click.option("--allow-unsigned", is_flag=True, help="Accept a channel without a signature.")
+@trust_option
+@reading_options
+def verify(
+    *,
+    place: str,
+    channel: str,
+    origin: str,
+    wheels: str | None,
+    allow_unsigned: bool,
+    trust: Path | None,
+    offline: bool,
+    as_json: bool,
+) -> None:
+    """Verify a channel at URL or in FOLDER with everything that it names, or that WHEEL is one of it.
+
+    Nothing is asked but that place: keys are those of the pinned roots.
+    """
+    from sparkwright.publish.mirror import FolderMirror, open_mirror
+    from sparkwright.publish.seen import default_memory
+    from sparkwright.publish.verification import VerifyChannelOptions, verify_channel
+    from sparkwright.upstream import read_settings
+
+    wheel = Path(place) if Path(place).is_file() else None
+    if wheel is not None and not origin:
+        origin = str(default_folder(Path()))
+    mirror, named = open_mirror(origin if wheel else place, read_settings(offline=offline))
+    if channel and named and channel != named:
+        raise ConfigError(f"{place} is of channel {named}", because=f"--channel {channel} was given")
+    names = [channel or named] if channel or named else _names_at(mirror)
+    default = "all" if isinstance(mirror, FolderMirror) else "newest"
+    options = VerifyChannelOptions(
+        wheels="none" if wheel else wheels or default,  # type: ignore[arg-type] # click's choices
+        allow_unsigned=allow_unsigned,
+    )
+    roots, memory = pinned_roots(trust), default_memory()
+    verified = [
+        verify_channel(mirror, name, roots, memory=memory, now=now(), options=options) for name in names
+    ]
+    if wheel is not None:
+        _require_in_one(wheel, verified)
+    if as_json:
+        print_json([described_result(one) for one in verified])
+        return
+    for one in verified:
+        signer = f"signed by {one.signer[:80]}" if one.signer else "UNSIGNED, and accepted"
+        click.echo(f"channel  {one.state.channel}, generation {one.state.generation}, {signer}")
+        click.echo(f"expires  {one.state.expires}")
+        if wheel is None:
+            click.echo(f"wheels   {len(one.wheels)} of {len(one.state.files)} read, every page and statement")
+    if wheel is not None:
+        click.echo(f"wheel    {wheel.name} is a wheel of {', '.join(one.state.channel for one in verified)}")
+
+
+def _require_in_one(wheel: Path, verified: Sequence[VerifiedChannel]) -> None:
+    """Refuse a wheel that the one channel given does not list; of several, one has to."""
+    from sparkwright.base.digests import sha256_file
+    from sparkwright.publish.verification import require_listed
+
+    sha256 = sha256_file(wheel)
+    states = [one.state for one in verified]
+    fitting = [state for state in states if state.find(sha256)] or states[:1]
+    for state in fitting:
+        require_listed(state, wheel.name, sha256)
+
+
+def _names(target: Target) -> list[str]:
+    paths = [path.split("/") for path in target.list("channels")]
+    return [parts[1] for parts in paths if parts[2:] == ["channel.json"]]
+
+
+def _names_at(mirror: Mirror) -> list[str]:
+    from sparkwright.publish.folder_target import FolderTarget
+    from sparkwright.publish.mirror import FolderMirror
+
+    names = _names(FolderTarget(mirror.folder)) if isinstance(mirror, FolderMirror) else []
+    if not names:
+        raise UnknownNameError(
+            f"{mirror.address} names no channel",
+            next_step="give one, such as …/channels/stable, or --channel stable",
+        )
+    return names
+
+
+def _state(target: Target, channel: str) -> ChannelState:
+    return next(_history(target, channel))
+
+
+def _history(target: Target, channel: str) -> Iterator[ChannelState]:
+    """Yield the generations of *channel*, the newest first; signatures are not verified."""
+    from sparkwright.publish.promote import read_history
+
+    return read_history(target, channel)
+
+
+def _generation(target: Target, name: str) -> ChannelState:
+    channel, _, number = name.partition("@")
+    for state in _history(target, channel):
+        if not number or str(state.generation) == number:
+            return state
+    raise UnknownNameError(f"there is no generation {name}", next_step=f"sparkwright channel log {channel}")

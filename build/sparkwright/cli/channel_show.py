@@ -1,0 +1,81 @@
+"""Channels as text and JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.base.text import human_size
+from sparkwright.cli.output import print_json
+from sparkwright.cli.tables import show_table
+
+if TYPE_CHECKING:
+    from sparkwright.publish.channel import ChannelState
+    from sparkwright.publish.promote import ChannelPublisher
+    from sparkwright.publish.verification import VerifiedChannel
+
+
+def described_state(state: ChannelState) -> dict[str, Any]:
+    """Return *state* as JSON-ready data."""
+    from sparkwright.base.config import to_builtins
+
+    return {**to_builtins(state), "digest": state.digest}
+
+
+def described_result(verified: VerifiedChannel) -> dict[str, Any]:
+    """Return a verification as JSON-ready data."""
+    return {
+        "channel": verified.state.channel,
+        "generation": verified.state.generation,
+        "digest": verified.state.digest,
+        "expires": verified.state.expires,
+        "signer": verified.signer,
+        "wheels": [file.filename for file in verified.state.files],
+        "read": [file.filename for file in verified.wheels],
+    }
+
+
+def newest_wheel(state: ChannelState) -> str:
+    """Return the name of the newest wheel that is not yanked."""
+    from sparkwright.publish.channel import newest_first
+
+    return next((file.filename for file in newest_first(state.files) if file.yanked is None), "none")
+
+
+def show_wheels(state: ChannelState) -> None:
+    """Print the wheels of *state*, the newest first."""
+    from sparkwright.publish.channel import newest_first
+
+    rows = [
+        (
+            file.filename,
+            human_size(file.size),
+            file.uploaded,
+            "" if file.yanked is None else f"yanked: {file.yanked}",
+        )
+        for file in newest_first(state.files)
+    ]
+    show_table(("wheel", "size", "uploaded", ""), rows)
+
+
+def show_change(publisher: ChannelPublisher, state: ChannelState, *, as_json: bool) -> None:
+    """Print the new generation *state* of a channel, and the next step."""
+    target = publisher.target
+    if as_json:
+        print_json(
+            {
+                **described_state(state),
+                "signer": publisher.signer.name,
+                "index": target.url(f"channels/{state.channel}/simple"),
+            }
+        )
+        return
+    click.echo(
+        f"channel  {state.channel}, generation {state.generation}: {state.action.kind} {state.action.detail}"
+    )
+    click.echo(f"signed   {publisher.signer.name}")
+    click.echo(f"expires  {state.expires}")
+    click.echo(f"newest   {newest_wheel(state)}")
+    click.echo(f"index    {target.url(f'channels/{state.channel}/simple')}")
+    click.echo(f"next     sparkwright channel verify {target.url(f'channels/{state.channel}')}")

@@ -1,0 +1,264 @@
+"""Evidence about a wheel, attached to its digest: what audits, rehearsals and verification runs found.
+
+Each command that finds something writes one file, ``evidence/SHA256/NAME.json`` beside the wheels. The files
+are not signed; a promotion names them by digest in its signed statement and publishes them beside the wheel.
+Proofs need no file: they are in the record of the wheel itself, which the audit compares with the merge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from sparkwright import __version__
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
+from sparkwright.base.errors import ArchiveError, MissingEvidenceError, WheelError
+from sparkwright.publish.channel import stamp
+from sparkwright.publish.index import wheels_in
+from sparkwright.publish.policy import EvidenceKind
+from sparkwright.store import storing, write_atomically
+from sparkwright.wheel.archive import open_archive
+from sparkwright.wheel.assemble import RECORD_FOLDER
+from sparkwright.wheel.checks import CARRIES, POINT
+from sparkwright.wheel.names import parse_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from sparkwright.publish.policy import ChannelPolicy
+    from sparkwright.wheel import AuditReport
+
+FOLDER = "evidence"
+_MOST_BYTES = 16 << 20
+_COMMANDS: dict[EvidenceKind, str] = {
+    "audit": "sparkwright audit {wheel}",
+    "proofs": "sparkwright carry prove, then sparkwright wheel",
+    "rehearsal": "sparkwright rehearse",
+    "verify": "sparkwright verify {wheel}",
+}
+
+
+class AttachedEvidence(Model, frozen=True):
+    """One finding about one wheel.
+
+    Attributes:
+        format: of this document.
+        kind: of finding.
+        wheel: SHA-256 of the wheel.
+        verdict: only what passed is evidence.
+        made: when it was found, in UTC; empty where it is part of the wheel.
+        tool: what found it.
+        detail: what was found, JSON-ready; of ``verify`` the capability, the profile and the checks.
+        files: SHA-256 of the result files by name.
+    """
+
+    kind: EvidenceKind
+    wheel: str
+    made: str
+    detail: dict[str, Any]
+    files: dict[str, str] = msgspec.field(default_factory=dict)
+    verdict: Literal["passed"] = "passed"
+    tool: str = f"sparkwright {__version__}"
+    format: Literal[1] = 1
+
+    @property
+    def data(self) -> bytes:
+        """The canonical bytes."""
+        return to_json(to_builtins(self)) + b"\n"
+
+
+@dataclass(frozen=True)
+class FoundEvidence:
+    """Evidence that a policy accepts.
+
+    Attributes:
+        name: of its file.
+        evidence: the finding.
+        data: the bytes of the file.
+    """
+
+    name: str
+    evidence: AttachedEvidence
+    data: bytes
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the file."""
+        return sha256_bytes(self.data)
+
+
+def attach(
+    dist: Path,
+    kind: EvidenceKind,
+    wheel_sha256: str,
+    detail: Mapping[str, Any],
+    *,
+    name: str = "",
+    files: Mapping[str, str] | None = None,
+) -> Path:
+    """Attach a passed finding to a wheel's digest; return its file.
+
+    Args:
+        dist: folder of the wheels.
+        kind: of finding.
+        wheel_sha256: the wheel's digest.
+        detail: what was found, JSON-ready.
+        name: of the file, by which a later finding replaces it; *kind* by default.
+        files: SHA-256 of result files by name.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    found = AttachedEvidence(
+        kind=kind,
+        wheel=wheel_sha256,
+        made=stamp(datetime.now(UTC)),
+        detail=dict(detail),
+        files=dict(files or {}),
+    )
+    path = dist / FOLDER / wheel_sha256 / f"{name or kind}.json"
+    with storing(f"writing {path}", instead="publish into another folder"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, found.data)
+    return path
+
+
+def attach_audit(dist: Path, report: AuditReport) -> None:
+    """Attach an audit to its wheel's digest if it passed; what it skipped is stated.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    if report.passed and report.kind == "sparkwright":
+        attach(dist, "audit", report.sha256, audit_detail(report.to_json()))
+
+
+def audit_detail(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what evidence states of an audit's *report* as JSON: each verdict, and what was not checked."""
+    checks = {check["name"]: check["verdict"] for check in report["checks"]}
+    return {"checks": checks, "unchecked": list(report["unchecked"])}
+
+
+def attach_rehearsal(dist: Path, tree: str, detail: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:
+    """Attach a passed rehearsal of the merged *tree* to the wheels in *dist* that are of it.
+
+    Args:
+        dist: folder of the wheels.
+        tree: git id of the merged tree.
+        detail: what was found; ``complete`` is true if no check was left out.
+        files: SHA-256 of the result files by name.
+
+    Returns:
+        the names of these wheels.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    fitting = [wheel for wheel in wheels_in(dist) if tree and merged_tree(wheel) == tree]
+    for wheel in fitting:
+        attach(dist, "rehearsal", sha256_file(wheel), {"tree": tree, **detail}, files=files)
+    return [wheel.name for wheel in fitting]
+
+
+def require_evidence(
+    wheel: Path, sha256: str, channel: str, policy: ChannelPolicy, folder: Path
+) -> tuple[FoundEvidence, ...]:
+    """Return the evidence about *wheel* that *policy* requires.
+
+    Args:
+        wheel: the wheel.
+        sha256: its digest.
+        channel: the channel, for errors.
+        policy: the channel's.
+        folder: the folder with the evidence of all wheels.
+
+    Raises:
+        MissingEvidenceError: a kind is missing; the error names the command for each.
+    """
+    attached = _attached(folder / sha256)
+    found: list[FoundEvidence] = []
+    missing: list[tuple[str, str]] = []
+    for kind in policy.requires:
+        if kind == "proofs":
+            proofs, reason = _proofs(wheel, sha256)
+            candidates = [proofs] if proofs else []
+        else:
+            candidates = [
+                one for one in attached if one.evidence.kind == kind and one.evidence.wheel == sha256
+            ]
+            refusals = [_refusal(one.evidence, policy) for one in candidates]
+            reason = next(filter(None, refusals), f"{folder / sha256} has none")
+            candidates = [one for one, no in zip(candidates, refusals, strict=True) if not no]
+        if candidates:
+            found.append(max(candidates, key=lambda one: one.evidence.made))
+        else:
+            where = f" on a card of {policy.capability}" if kind == "verify" and policy.capability else ""
+            missing.append((f"{kind}: {reason}", _COMMANDS[kind].format(wheel=wheel) + where))
+    if missing:
+        raise MissingEvidenceError(
+            f"{wheel.name} cannot go to {channel}",
+            because="\n".join(["its policy requires evidence that is missing", *(why for why, _ in missing)]),
+            next_step="\n".join(command for _, command in missing),
+        )
+    return tuple(found)
+
+
+def record_of(wheel: Path, file: str) -> Any:
+    """Return the JSON value of *file* in the wheel's own record; `None` if it has none."""
+    with contextlib.suppress(ArchiveError, WheelError, ValueError), open_archive(wheel) as archive:
+        member = f"{parse_name(wheel.name).dist_info}/{RECORD_FOLDER}/{file}"
+        if member in archive.members:
+            return json.loads(archive.read(member))
+    return None
+
+
+def merged_tree(wheel: Path) -> str:
+    """Return the git id of the merged tree that *wheel* says it is of; empty if it says none."""
+    point = record_of(wheel, POINT)
+    merge = point.get("merge") if isinstance(point, dict) else None
+    merged = merge.get("merged") if isinstance(merge, dict) else None
+    return merged if isinstance(merged, str) else ""
+
+
+def _attached(folder: Path) -> list[FoundEvidence]:
+    """Return what is attached in *folder*; files that are no passed evidence are left out."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            if path.stat().st_size > _MOST_BYTES:
+                continue
+            data = path.read_bytes()
+            found.append(FoundEvidence(path.name, msgspec.json.decode(data, type=AttachedEvidence), data))
+    return found
+
+
+def _refusal(evidence: AttachedEvidence, policy: ChannelPolicy) -> str:
+    """Return the reason for which *evidence* is not enough for *policy*; empty if it is."""
+    if evidence.kind == "audit":
+        return "" if not evidence.detail.get("unchecked") else "the audit skipped checks"
+    if not evidence.detail.get("complete"):
+        return f"the {evidence.kind} ran only some checks, or a short profile"
+    if evidence.kind == "verify" and policy.capability not in {"", evidence.detail.get("capability")}:
+        return f"the verification ran on capability {evidence.detail.get('capability') or 'unknown'}"
+    return ""
+
+
+def _proofs(wheel: Path, sha256: str) -> tuple[FoundEvidence | None, str]:
+    """Return the proofs in the record of *wheel*; else the reason for which there are none."""
+    record = record_of(wheel, CARRIES)
+    carries: Sequence[Any] = record.get("carries", ()) if isinstance(record, dict) else ()
+    if not isinstance(record, dict) or not all(isinstance(carry, dict) for carry in carries):
+        return None, "the wheel has no record of carries"
+    if unproved := [str(carry.get("name")) for carry in carries if "unproved" in carry]:
+        return None, f"the wheel was built without a proof of {', '.join(unproved)}"
+    proofs = {str(carry.get("name")): carry.get("proof") for carry in carries}
+    detail = {name: proof.get("key") for name, proof in proofs.items() if isinstance(proof, dict)}
+    evidence = AttachedEvidence(kind="proofs", wheel=sha256, made="", detail={"proofs": detail})
+    return FoundEvidence("proofs.json", evidence, evidence.data), ""

@@ -1,0 +1,486 @@
+"""Changes of a channel: promote, roll back, renew, set a status.
+
+Each of them adds a generation, in an order in which no state between is wrong for a reader:
+
+1. the wheel, its METADATA, evidence and promotion statement, which nothing names yet;
+2. the new generation's pages and signed state, in a folder of their own;
+3. the pointer, by a conditional write: from here on the generation is the channel's;
+4. the pages at the stable address, one by one; each is a page of a generation that the pointer named before.
+
+A publisher that dies before 3 leaves unnamed files; one that dies in 4 leaves pages of the generation before,
+which the next command on the channel replaces.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from sparkwright.base.digests import sha256_bytes, to_json
+from sparkwright.base.errors import (
+    LostRaceError,
+    PublishError,
+    SignatureError,
+    TamperedError,
+    UnknownNameError,
+)
+from sparkwright.base.events import emit, task, warn
+from sparkwright.publish.channel import (
+    CHANNELS,
+    POINTER,
+    STABLE,
+    ChannelAction,
+    ChannelState,
+    ListedWheel,
+    decode_state,
+    generation_folder,
+    pointer_path,
+    require_channel_name,
+    stamp,
+    with_pages,
+)
+from sparkwright.publish.index import describe
+from sparkwright.publish.signing import (
+    CHANNEL_TYPE,
+    STATEMENT_TYPE,
+    open_envelope,
+    verify_envelope,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+
+    from sparkwright.publish.evidence import FoundEvidence
+    from sparkwright.publish.policy import ChannelPolicy
+    from sparkwright.publish.seen import SeenChannels
+    from sparkwright.publish.signing import PayloadSigner
+    from sparkwright.publish.target import Target
+    from sparkwright.publish.trust import TrustRoot
+
+PROMOTION = "urn:sparkwright:promotion:v1"
+"""The predicate type of promotion statements."""
+STATEMENT = "https://in-toto.io/Statement/v1"
+_METADATA = ".metadata"
+_TRIES = 5
+
+
+@dataclass(frozen=True)
+class PointedChannel:
+    """A channel as its pointer at a target describes it.
+
+    Attributes:
+        state: its present generation.
+        tag: of the pointer, for replacing it.
+    """
+
+    state: ChannelState
+    tag: str
+
+
+@dataclass(frozen=True)
+class ChannelPublisher:
+    """The means to change the channels of one target.
+
+    Attributes:
+        target: the target.
+        signer: signs what is written.
+        root: the keys by which the present pointer has to be signed; `None` accepts only unsigned ones.
+        root_files: the versions of the publisher's root, which are published beside the channels.
+        memory: what was seen before: a pointer that went back is not built upon.
+        adopt: build on a pointer that no trusted key signed.
+    """
+
+    target: Target
+    signer: PayloadSigner
+    root: TrustRoot | None
+    root_files: tuple[Path, ...]
+    memory: SeenChannels
+    adopt: bool = False
+
+    def read(self, channel: str) -> PointedChannel | None:
+        """Return the present generation of *channel*, `None` if there is no such channel yet.
+
+        Raises:
+            SignatureError: its pointer is damaged, unsigned, or has a wrong signature.
+            UntrustedKeyError: a key signed it that this publisher does not trust.
+            ReplayedChannelError: it is older than one that was seen before.
+        """
+        stored = self.target.read(pointer_path(require_channel_name(channel)))
+        if stored is None:
+            return None
+        what = f"the pointer of {channel}"
+        opened = open_envelope(stored.data, CHANNEL_TYPE, what)
+        state = decode_state(opened.payload, channel, what)
+        if self.root is None:
+            if opened.is_signed:
+                raise SignatureError(
+                    f"{what} is signed, and would be replaced by an unsigned one",
+                    because="--sign none was given",
+                    next_step="leave out --sign none, or name another channel",
+                )
+        elif not (self.adopt or self.memory.is_newest(state)):
+            # What this machine wrote last stays its own, even when the key of then was revoked.
+            verify_envelope(opened, self.root, written=state.written, role="channels")
+        self.memory.require_fresh(state)
+        return PointedChannel(state, stored.tag)
+
+    def require(self, channel: str) -> PointedChannel:
+        """Return the present generation of *channel*; see `read`.
+
+        Raises:
+            UnknownNameError: there is no such channel.
+        """
+        found = self.read(channel)
+        if found is None:
+            raise UnknownNameError(
+                f"there is no channel {channel} at {self.target.url(pointer_path(channel))}",
+                next_step=f"sparkwright channel promote WHEEL --to {channel} makes it",
+            )
+        return found
+
+    def history(self, state: ChannelState) -> Iterator[ChannelState]:
+        """Return *state* and the generations before it, each verified by the digest that its successor names.
+
+        Raises:
+            TamperedError: a generation is missing, or was changed.
+        """
+        return _history(self.target, state)
+
+    # Changes -------------------------------------------------------------------------------------
+
+    def promote(
+        self,
+        channel: str,
+        wheel: Path,
+        evidence: Sequence[FoundEvidence],
+        policy: ChannelPolicy,
+        now: datetime,
+        *,
+        provenance: bytes = b"",
+    ) -> ChannelState:
+        """List *wheel* in *channel*; nothing is written if it is listed already.
+
+        Args:
+            channel: the channel; made when missing.
+            wheel: the wheel.
+            evidence: accepted by *policy*.
+            policy: the channel's.
+            now: the present time.
+            provenance: an in-toto statement about the wheel, which is signed and published beside it.
+
+        Raises:
+            LostRaceError: another publisher changed the channel meanwhile.
+            PublishError: the wheel cannot be published, or one of its name is listed with other bytes.
+        """
+        current = self.read(channel)
+        file, metadata = describe(wheel)
+        listed = current.state.find(file.sha256) if current else None
+        if current and listed and listed.yanked is None:
+            self._write_stable_pages(channel)
+            return current.state
+        files = current.state.files if current else ()
+        if any(one.filename == file.filename and one.sha256 != file.sha256 for one in files):
+            raise PublishError(
+                f"{wheel.name} cannot go to {channel}",
+                because="the channel lists other bytes under that name, and wheels never change",
+                next_step="give the patchset its next revision and build it again: sparkwright patchset bump",
+            )
+        draft = self._draft(
+            channel, current, ChannelAction(kind="promote", detail=file.filename), policy, now
+        )
+        statement = _promotion(file.filename, file.sha256, draft, evidence)
+        envelope = self.signer.sign(statement, STATEMENT_TYPE)
+        origin = self.signer.sign(provenance, STATEMENT_TYPE) if provenance else b""
+        entry = ListedWheel(
+            filename=file.filename, project=file.project, version=file.version, sha256=file.sha256,
+            size=file.size, requires_python=file.requires_python, metadata_sha256=file.metadata_sha256,
+            uploaded=listed.uploaded if listed else stamp(now), promotion=sha256_bytes(envelope),
+            provenance=sha256_bytes(origin) if origin else "",
+        )  # fmt: skip
+        with task(f"publish {file.filename}", total=file.size, unit="bytes"):
+            self.target.put_file(entry.path, wheel, file.sha256)
+        self._put(entry.path + _METADATA, metadata)
+        for one in evidence:
+            self._put(f"{entry.folder}/evidence/{one.sha256}.json", one.data)
+        if origin:
+            self._put(entry.provenance_path, origin)
+        self._put(entry.promotion_path, envelope)
+        kept = tuple(one for one in files if one.sha256 != file.sha256)
+        return self._commit(current, msgspec.structs.replace(draft, files=(*kept, entry)))
+
+    def rollback(
+        self, channel: str, policy: ChannelPolicy, now: datetime, *, to: int | None, reason: str
+    ) -> ChannelState:
+        """Take the content of an earlier generation as a new one, and yank what it lacks.
+
+        Args:
+            channel: the channel.
+            policy: the channel's.
+            now: the present time.
+            to: the generation; by default the one before that whose content is present.
+            reason: of the yank, shown by clients.
+
+        Raises:
+            UnknownNameError: there is no such generation.
+            LostRaceError: another publisher changed the channel meanwhile.
+        """
+        current = self.require(channel)
+        generations = {state.generation: state for state in self.history(current.state)}
+        wanted = _content_of(current.state, generations) - 1 if to is None else to
+        if wanted not in generations or wanted == current.state.generation:
+            raise UnknownNameError(
+                f"channel {channel} cannot go back to generation {wanted}",
+                because=f"it has generations 1 to {current.state.generation}, the last one is present",
+                next_step=f"sparkwright channel log {channel}",
+            )
+        earlier = generations[wanted].files
+        kept = {file.sha256 for file in earlier}
+        taken_back = tuple(
+            file if file.yanked is not None else msgspec.structs.replace(file, yanked=reason)
+            for file in current.state.files
+            if file.sha256 not in kept
+        )
+        action = ChannelAction(kind="rollback", detail=reason, to=wanted)
+        draft = self._draft(channel, current, action, policy, now)
+        return self._commit(current, msgspec.structs.replace(draft, files=(*earlier, *taken_back)))
+
+    def renew(self, channel: str, policy: ChannelPolicy, now: datetime) -> ChannelState:
+        """Write the same content with a new expiry, and sign it and its promotions by the present key.
+
+        Raises:
+            TamperedError: a promotion statement at the target is not the one that the channel names.
+            LostRaceError: another publisher changed the channel meanwhile.
+        """
+        current = self.require(channel)
+        files = tuple(self._signed_again(file) for file in current.state.files)
+        draft = self._draft(channel, current, ChannelAction(kind="renew"), policy, now)
+        return self._commit(current, msgspec.structs.replace(draft, files=files))
+
+    def set_status(
+        self, channel: str, status: str, reason: str, policy: ChannelPolicy, now: datetime
+    ) -> ChannelState:
+        """State the status of the channel's projects after PEP 792.
+
+        Raises:
+            LostRaceError: another publisher changed the channel meanwhile.
+        """
+        current = self.require(channel)
+        action = ChannelAction(kind="status", detail=status)
+        draft = self._draft(channel, current, action, policy, now)
+        changed = msgspec.convert({"status": status}, _Status)
+        return self._commit(current, msgspec.structs.replace(draft, status=changed.status, reason=reason))
+
+    # Writing -------------------------------------------------------------------------------------
+
+    def _draft(
+        self,
+        channel: str,
+        current: PointedChannel | None,
+        action: ChannelAction,
+        policy: ChannelPolicy,
+        now: datetime,
+    ) -> ChannelState:
+        """Return the next generation with the content of the present one, without pages."""
+        state = current.state if current else None
+        return ChannelState(
+            channel=channel,
+            origin=state.origin if state else secrets.token_hex(16),
+            generation=state.generation + 1 if state else 1,
+            previous=state.digest if state else "",
+            # Dates never go back, whatever this machine's clock does.
+            written=max(stamp(now), state.written) if state else stamp(now),
+            expires=stamp(now + timedelta(days=policy.expires_days)),
+            action=action,
+            files=state.files if state else (),
+            status=state.status if state else "active",
+            reason=state.reason if state else "",
+            root=self.root.version if self.root else 0,
+        )
+
+    def _commit(self, current: PointedChannel | None, draft: ChannelState) -> ChannelState:
+        """Write *draft* as the channel's next generation; see the module for the order.
+
+        Raises:
+            LostRaceError: the pointer is not *current* any more.
+        """
+        if self.root is None:
+            warn(f"channel {draft.channel} is UNSIGNED: a reader cannot tell it from a forged one")
+        state, pages = with_pages(draft)
+        envelope = self.signer.sign(state.payload, CHANNEL_TYPE)
+        for path in self.root_files:
+            self._put(f"trust/{path.name}", path.read_bytes())
+        for name, data in pages.items():
+            self._put(f"{state.folder}/{name}", data)
+        self._put(f"{state.folder}/{POINTER}", envelope)
+        self.target.replace(pointer_path(state.channel), envelope, expected=current.tag if current else None)
+        self.memory.remember(state)
+        emit("channel.changed", channel=state.channel, generation=state.generation, action=state.action.kind,
+             detail=state.action.detail, signer=self.signer.name)  # fmt: skip
+        self._write_stable_pages(state.channel)
+        return state
+
+    def _write_stable_pages(self, channel: str) -> None:
+        """Make the pages at the stable address those of the pointer, whoever moves it meanwhile.
+
+        Each page is read before the pointer and replaced only if it is still what was read: then no page goes
+        back to an older generation, however many publishers do this at once.
+        """
+        for _ in range(_TRIES):
+            names = self.require(channel).state.pages
+            tags = {name: self.target.read(f"{CHANNELS}/{channel}/{STABLE}/{name}") for name in names}
+            pages = self._pages(self.require(channel).state)
+            if pages.keys() != names.keys():
+                continue
+            try:
+                for name, data in pages.items():
+                    found = tags[name]
+                    if found is None or found.data != data:
+                        self.target.replace(
+                            f"{CHANNELS}/{channel}/{STABLE}/{name}",
+                            data,
+                            expected=found.tag if found else None,
+                        )
+            except LostRaceError:
+                continue
+            return
+        raise LostRaceError(
+            f"the pages of {channel} were not all written",
+            because="other publishers changed the channel all the time",
+            next_step="run the same command again: the channel itself is changed, its pages follow",
+        )
+
+    def _pages(self, state: ChannelState) -> dict[str, bytes]:
+        """Return the pages of *state* as they were written, in their order; the root pages last.
+
+        Raises:
+            TamperedError: one is missing, or was changed.
+        """
+        pages = {}
+        for name in sorted(state.pages, key=lambda name: ("/" not in name, name)):
+            stored = self.target.read(f"{state.folder}/{name}")
+            if stored is None or sha256_bytes(stored.data) != state.pages[name]:
+                raise TamperedError(
+                    f"page {name} of generation {state.generation} of {state.channel} is not what was signed",
+                    because="it is missing" if stored is None else "its SHA-256 is another",
+                    next_step=f"write another generation: sparkwright channel renew {state.channel}",
+                )
+            pages[name] = stored.data
+        return pages
+
+    def _signed_again(self, file: ListedWheel) -> ListedWheel:
+        promotion = self._resigned(file.promotion_path, file.promotion)
+        provenance = self._resigned(file.provenance_path, file.provenance) if file.provenance else b""
+        again = msgspec.structs.replace(
+            file,
+            promotion=sha256_bytes(promotion),
+            provenance=sha256_bytes(provenance) if provenance else "",
+        )
+        self._put(again.promotion_path, promotion)
+        if provenance:
+            self._put(again.provenance_path, provenance)
+        return again
+
+    def _resigned(self, path: str, sha256: str) -> bytes:
+        """Return the statement at *path*, which has that digest, in an envelope by the present key."""
+        stored = self.target.read(path)
+        if stored is None or sha256_bytes(stored.data) != sha256:
+            raise TamperedError(
+                f"{path} is not the statement that the channel names",
+                because="it is missing" if stored is None else "its SHA-256 is another",
+                next_step="take it from another copy of the target",
+            )
+        return self.signer.sign(open_envelope(stored.data, STATEMENT_TYPE, path).payload, STATEMENT_TYPE)
+
+    def _put(self, path: str, data: bytes) -> None:
+        """Put *data* at *path*, where it never changes."""
+        with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
+            file = Path(folder) / "file"
+            file.write_bytes(data)
+            self.target.put_file(path, file, sha256_bytes(data))
+
+
+def read_history(target: Target, channel: str) -> Iterator[ChannelState]:
+    """Yield the generations of *channel*, the newest first; no signature is verified.
+
+    Raises:
+        UnknownNameError: there is no such channel.
+        SignatureError: its pointer is damaged.
+        TamperedError: a generation is missing, or was changed.
+    """
+    path = pointer_path(require_channel_name(channel))
+    stored = target.read(path)
+    if stored is None:
+        raise UnknownNameError(
+            f"there is no channel {channel} at {target.url(path)}",
+            next_step=f"sparkwright channel promote WHEEL --to {channel} makes it",
+        )
+    payload = open_envelope(stored.data, CHANNEL_TYPE, f"the pointer of {channel}").payload
+    return _history(target, decode_state(payload, channel, f"the pointer of {channel}"))
+
+
+def _history(target: Target, state: ChannelState) -> Iterator[ChannelState]:
+    yield state
+    while state.previous:
+        folder = generation_folder(state.channel, state.generation - 1, state.previous)
+        what = f"generation {state.generation - 1} of {state.channel}"
+        stored = target.read(f"{folder}/{POINTER}")
+        payload = open_envelope(stored.data, CHANNEL_TYPE, what).payload if stored else b""
+        if sha256_bytes(payload) != state.previous:
+            raise TamperedError(
+                f"{what} is not what its successor names",
+                because=f"{folder}/{POINTER} is missing" if stored is None else "its SHA-256 is another",
+                next_step="take it from another copy of the target",
+            )
+        state = decode_state(payload, state.channel, what)
+        yield state
+
+
+class _Status(msgspec.Struct):
+    status: Literal["active", "archived", "quarantined", "deprecated"]
+
+
+def _content_of(state: ChannelState, generations: dict[int, ChannelState]) -> int:
+    """Return the generation whose content *state* has: rollbacks and renewals add none of their own."""
+    while True:
+        match state.action.kind:
+            case "rollback":
+                state = generations[state.action.to]
+            case "renew" | "status" if state.generation > 1:
+                state = generations[state.generation - 1]
+            case _:
+                return state.generation
+
+
+def _promotion(filename: str, sha256: str, draft: ChannelState, evidence: Sequence[FoundEvidence]) -> bytes:
+    """Return the in-toto statement that a wheel came into a generation by this evidence."""
+    return to_json(
+        {
+            "_type": STATEMENT,
+            "subject": [{"name": filename, "digest": {"sha256": sha256}}],
+            "predicateType": PROMOTION,
+            "predicate": {
+                "channel": draft.channel,
+                "origin": draft.origin,
+                "generation": draft.generation,
+                "promoted": draft.written,
+                "evidence": [
+                    {
+                        "kind": one.evidence.kind,
+                        "name": one.name,
+                        "digest": {"sha256": one.sha256},
+                        "made": one.evidence.made,
+                        "tool": one.evidence.tool,
+                        "files": one.evidence.files,
+                    }
+                    for one in evidence
+                ],
+            },
+        }
+    )

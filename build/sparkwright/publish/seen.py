@@ -1,0 +1,165 @@
+"""The newest generation of each channel, and the newest root of each publisher, that this user has seen.
+
+An older generation with a good signature is a replay: a mirror is stale, or somebody rolled it back.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import to_json
+from sparkwright.base.errors import ConfigError, ReplayedChannelError
+from sparkwright.publish.channel import moment
+from sparkwright.store import hold, storing, write_atomically
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from sparkwright.publish.channel import ChannelState
+    from sparkwright.publish.trust import TrustRoot
+
+_INSTEAD = "set XDG_STATE_HOME to a writable folder"
+
+
+class SeenGeneration(Model, frozen=True):
+    """The newest generation that was seen of one channel.
+
+    Attributes:
+        channel: its name.
+        generation: its number.
+        digest: of its payload.
+        written: when it was made, in UTC.
+    """
+
+    channel: str
+    generation: int
+    digest: str
+    written: str
+
+
+class _Memory(Model, frozen=True):
+    """The file.
+
+    Attributes:
+        format: of this document.
+        channels: by the channel's origin.
+        roots: envelopes of the newest roots by publisher, in base64.
+    """
+
+    format: Literal[1] = 1
+    channels: dict[str, SeenGeneration] = msgspec.field(default_factory=dict)
+    roots: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SeenChannels:
+    """What was seen, in one file.
+
+    Attributes:
+        path: the file; made when something is remembered.
+    """
+
+    path: Path
+
+    def require_fresh(self, state: ChannelState) -> None:
+        """Refuse a generation that is older than one that was seen, by number or date, or a second one.
+
+        Raises:
+            ReplayedChannelError: it is.
+            ConfigError: the file is damaged.
+        """
+        known = self._read().channels.get(state.origin)
+        if known is None or (state.generation, state.digest) == (known.generation, known.digest):
+            return
+        if state.generation < known.generation:
+            raise ReplayedChannelError(
+                f"channel {state.channel} went back to generation {state.generation}",
+                because=f"generation {known.generation} of {known.written} was seen before: this mirror is "
+                "stale, or somebody replays an old state",
+                next_step=f"take another mirror; what was seen is in {self.path}",
+            )
+        written, before = (moment(one.written, f"channel {state.channel}") for one in (state, known))
+        if state.generation > known.generation and written < before:
+            raise ReplayedChannelError(
+                f"generation {state.generation} of {state.channel} was written before its predecessors",
+                because=f"it is dated {state.written}, generation {known.generation} was {known.written}: "
+                "a former key may have been stolen, and hides that by an old date",
+                next_step="ask its publisher which one is right before you install from it",
+            )
+        if state.generation == known.generation:
+            raise ReplayedChannelError(
+                f"channel {state.channel} has two generations {state.generation}",
+                because=f"the one seen before has digest {known.digest[:12]}, this one {state.digest[:12]}: "
+                "its key is used in two places, or was stolen",
+                next_step="ask its publisher which one is right before you install from it",
+            )
+
+    def is_newest(self, state: ChannelState) -> bool:
+        """Tell if *state* is the newest generation that was seen of its channel."""
+        known = self._read().channels.get(state.origin)
+        return known is not None and (state.generation, state.digest) == (known.generation, known.digest)
+
+    def remember(self, state: ChannelState) -> None:
+        """Remember *state*, unless a newer generation was seen meanwhile.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        seen = SeenGeneration(
+            channel=state.channel, generation=state.generation, digest=state.digest, written=state.written
+        )
+        with storing(f"writing {self.path}", instead=_INSTEAD), self._locked():
+            memory = self._read()
+            known = memory.channels.get(state.origin)
+            if known is None or known.generation < state.generation:
+                self._write(msgspec.structs.replace(memory, channels={**memory.channels, state.origin: seen}))
+
+    def root(self, publisher: str) -> bytes | None:
+        """Return the envelope of the newest root of *publisher* that was seen."""
+        found = self._read().roots.get(publisher)
+        return None if found is None else base64.b64decode(found)
+
+    def remember_root(self, root: TrustRoot, data: bytes) -> None:
+        """Remember *root*, which was verified, by its envelope.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        text = base64.b64encode(data).decode()
+        if self._read().roots.get(root.publisher) == text:
+            return
+        with storing(f"writing {self.path}", instead=_INSTEAD), self._locked():
+            memory = self._read()
+            self._write(msgspec.structs.replace(memory, roots={**memory.roots, root.publisher: text}))
+
+    def _locked(self) -> AbstractContextManager[None]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return hold(self.path.with_name(f".{self.path.name}.lock"), "the memory of channels")
+
+    def _read(self) -> _Memory:
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=_Memory)
+        except FileNotFoundError:
+            return _Memory()
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{self.path} cannot be read",
+                because=str(error),
+                next_step="remove it; replays of what was seen before are not noticed then",
+            ) from error
+
+    def _write(self, memory: _Memory) -> None:
+        write_atomically(self.path, to_json(to_builtins(memory)) + b"\n")
+
+
+def default_memory() -> SeenChannels:
+    """Return the user's memory, ``sparkwright/channels.json`` in the user's state folder."""
+    from platformdirs import user_state_path
+
+    return SeenChannels(user_state_path("sparkwright") / "channels.json")

@@ -1,0 +1,226 @@
+"""The pinned root: the keys and identities that a reader trusts, and how they change.
+
+A root is a signed document with a version. The next version has to be signed by a key that this one trusts
+for roots, so a reader who pinned any version follows rotations and revocations from there, file by file. The
+newest version that was seen is remembered, and none before it is trusted again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import to_json
+from sparkwright.base.errors import SignatureError, UntrustedKeyError
+from sparkwright.publish.channel import decode_signed, moment
+from sparkwright.publish.signing import TRUST_TYPE, open_envelope, verify_envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from securesystemslib.signer import SSlibKey
+
+FOLDER = "trust"
+_FORMAT = 1
+_MOST_VERSIONS = 1000
+
+Role = Literal["roots", "channels"]
+
+
+class TrustedKey(Model, frozen=True):
+    """A public key and its time.
+
+    Attributes:
+        id: its id, which is computed from the key.
+        public: the ed25519 key, 64 hex digits.
+        roles: what it may sign: next versions of this root, channels with their statements, or both.
+        start: since when it is in use, in UTC.
+        end: until when it signed channels, in UTC; empty while it does.
+        revoked: when it was revoked, in UTC; empty if it is not. Nothing that it signed is trusted, whatever
+            time that states.
+        reason: of the revocation.
+    """
+
+    id: str
+    public: str
+    roles: tuple[Role, ...]
+    start: str
+    end: str = ""
+    revoked: str = ""
+    reason: str = ""
+
+
+class TrustedIdentity(Model, frozen=True):
+    """An identity that sigstore confirms, such as that of one workflow of one repository.
+
+    Attributes:
+        identity: the certificate's subject, such as the workflow's address with its ref.
+        issuer: the issuer of its tokens.
+    """
+
+    identity: str
+    issuer: str
+
+
+class TrustRoot(Model, frozen=True):
+    """One version of a publisher's root.
+
+    Attributes:
+        format: of this document.
+        publisher: id of the publisher's first key; it names the publisher for ever.
+        version: 1 for the first.
+        written: when it was made, in UTC.
+        keys: all keys, former ones too.
+        identities: identities whose sigstore bundles are trusted for channels.
+    """
+
+    publisher: str
+    version: int
+    written: str
+    keys: tuple[TrustedKey, ...]
+    identities: tuple[TrustedIdentity, ...] = ()
+    format: int = _FORMAT
+
+    @property
+    def payload(self) -> bytes:
+        """The canonical bytes, which are signed."""
+        return to_json(to_builtins(self))
+
+    def find(self, key_id: str) -> TrustedKey | None:
+        """Return the key of that id, `None` if it is unknown."""
+        return next((key for key in self.keys if key.id == key_id), None)
+
+    def public_key(self, key_id: str) -> SSlibKey:
+        """Return the key of that id for verifying.
+
+        Raises:
+            UntrustedKeyError: it is unknown.
+        """
+        from securesystemslib.signer import SSlibKey
+
+        key = self.find(key_id)
+        if key is None:
+            raise UntrustedKeyError(f"key {key_id[:16]} is unknown", because="it is not in the pinned root")
+        return SSlibKey(key.id, "ed25519", "ed25519", {"public": key.public})
+
+    def refusal(self, key_id: str, written: str, role: str) -> str:
+        """Return the reason for which the key may not have signed a statement; empty if it may.
+
+        Args:
+            key_id: the key's.
+            written: the time that the statement states; empty for any.
+            role: what it has to be allowed to sign.
+        """
+        key = self.find(key_id)
+        if key is None:
+            return f"key {key_id[:16]} is not in the pinned root"
+        if key.revoked:
+            return f"key {key_id[:16]} was revoked on {key.revoked}" + (
+                f": {key.reason}" if key.reason else ""
+            )
+        if role not in key.roles:
+            return f"key {key_id[:16]} may sign {' and '.join(key.roles)}, not {role}"
+        if written:
+            at = moment(written, "the statement")
+            if at < moment(key.start, "the root") or (key.end and at > moment(key.end, "the root")):
+                until = f" to {key.end}" if key.end else " on"
+                return f"key {key_id[:16]} was in use from {key.start}{until}, not on {written}"
+        return ""
+
+
+def root_path(version: int) -> str:
+    """Return the path at a target of that version of the publisher's root."""
+    return f"{FOLDER}/{version}.json"
+
+
+def read_root(data: bytes, what: str) -> TrustRoot:
+    """Return the root in the envelope *data*, which has to be signed by one of its own keys.
+
+    That shows that it is whole; trust in it comes from where the reader got it.
+
+    Raises:
+        SignatureError: it is damaged, or not signed by a key of its own.
+        UntrustedKeyError: by none that may sign roots.
+    """
+    opened = open_envelope(data, TRUST_TYPE, what)
+    root = decode_signed(opened.payload, TrustRoot, _FORMAT, what)
+    _require_sound(root, what)
+    verify_envelope(opened, root, role="roots")
+    return root
+
+
+def next_root(root: TrustRoot, data: bytes, what: str) -> TrustRoot:
+    """Return the root in the envelope *data*, the successor of *root*.
+
+    Raises:
+        SignatureError: it is damaged, or not the next version.
+        UntrustedKeyError: it is not signed by a key that *root* trusts for roots.
+    """
+    opened = open_envelope(data, TRUST_TYPE, what)
+    following = decode_signed(opened.payload, TrustRoot, _FORMAT, what)
+    _require_sound(following, what)
+    verify_envelope(opened, root, role="roots")
+    if (following.publisher, following.version) != (root.publisher, root.version + 1):
+        raise SignatureError(
+            f"{what} does not follow the pinned root",
+            because=f"it is version {following.version} of publisher {following.publisher[:16]}, "
+            f"after version {root.version} of {root.publisher[:16]}",
+        )
+    return following
+
+
+def newest_root(root: TrustRoot, data: bytes, read: Callable[[str], bytes | None]) -> tuple[TrustRoot, bytes]:
+    """Return the newest successor of *root* that *read* finds, and its envelope; *root* itself without one.
+
+    Args:
+        root: the pinned root.
+        data: its envelope.
+        read: returns the file at a path of a target, or `None`.
+
+    Raises:
+        SignatureError: a successor is damaged.
+        UntrustedKeyError: a successor is not signed by a key that its predecessor trusts.
+    """
+    for _ in range(_MOST_VERSIONS):
+        path = root_path(root.version + 1)
+        found = read(path)
+        if found is None:
+            break
+        root, data = next_root(root, found, path), found
+    return root, data
+
+
+def _require_sound(root: TrustRoot, what: str) -> None:
+    """Refuse a root whose keys are not what their ids say, or whose times are none.
+
+    Raises:
+        SignatureError: it is such a one.
+    """
+    for key in root.keys:
+        if key_id_of(key.public) != key.id:
+            raise SignatureError(f"{what} is damaged", because=f"key {key.id[:16]} is not the key of that id")
+        for text in filter(None, (key.start, key.end, key.revoked)):
+            moment(text, what)
+    if not any(key.id == root.publisher for key in root.keys):
+        raise SignatureError(f"{what} is damaged", because="it lacks the publisher's first key")
+
+
+def key_id_of(public: str) -> str:
+    """Return the id of an ed25519 key, given in hex; empty if it is none."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from securesystemslib.signer import SSlibKey
+
+    try:
+        return str(SSlibKey.from_crypto(Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))).keyid)
+    except ValueError:
+        return ""
+
+
+def replaced(root: TrustRoot, key: TrustedKey) -> TrustRoot:
+    """Return *root* with *key* in the place of the key of that id, or behind all others."""
+    keys = [key if one.id == key.id else one for one in root.keys]
+    if key not in keys:
+        keys.append(key)
+    return msgspec.structs.replace(root, keys=tuple(keys))

@@ -1,0 +1,206 @@
+"""``sparkwright channel`` from a built wheel to a reader's verification, with real processes and keys."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import wheelkit
+from channel_kit import small_wheel
+
+from sparkwright.publish.evidence import attach
+
+if TYPE_CHECKING:
+    from world import World
+
+SHIPPED = Path(__file__).parents[3] / "patchsets/channels.toml"
+
+
+@pytest.fixture
+def built(world: World) -> World:
+    """Return a checkout with the shipped policies and a built wheel."""
+    shutil.copy(SHIPPED, world.root / "patchsets")
+    world.good("wheel")
+    return world
+
+
+def evidence_of(world: World) -> dict[str, dict[str, object]]:
+    return {path.stem: json.loads(path.read_bytes()) for path in world.dist.glob("evidence/*/*.json")}
+
+
+def other_reader(world: World, name: str) -> None:
+    """Make the following commands those of another user, who has neither key nor memory."""
+    for variable in ("XDG_DATA_HOME", "XDG_STATE_HOME"):
+        world.environment[variable] = str(world.folder / name / variable)
+
+
+# From a build to a channel -------------------------------------------------------------------------
+
+
+def test_a_built_wheel_goes_to_nightly_and_back(built: World) -> None:
+    (wheel,) = built.wheels
+    assert evidence_of(built)["audit"]["detail"]["unchecked"] == []
+    promoted = built.good("channel", "promote", wheel, "--to", "nightly")
+    assert "generation 1" in promoted.out
+    assert "signing key was made" in promoted.err
+    assert "already" in built.good("channel", "promote", wheel, "--to", "nightly").out
+    assert "1 of 1 read" in built.good("channel", "verify", built.dist / "published").out
+    assert "is a wheel of nightly" in built.good("channel", "verify", wheel).out
+    index = built.good("channel", "status", "nightly", "--json").json
+    assert [file["filename"] for file in index["files"]] == [wheel.name]
+    small = small_wheel(built.folder, "9", record={"carries.json": {"carries": []}})
+    attach(built.dist, "audit", wheelkit.sha256(small), {"unchecked": []})
+    built.good("channel", "promote", small, "--to", "nightly")
+    back = built.good("channel", "rollback", "nightly", "--reason", "it crashes", "--json").json
+    assert (back["generation"], back["action"]) == (3, {"kind": "rollback", "detail": "it crashes", "to": 1})
+    log = built.good("channel", "log", "nightly", "--json").json
+    assert [one["action"]["kind"] for one in log] == ["rollback", "promote", "promote"]
+    changes = built.good("channel", "diff", "nightly@2", "nightly", "--json").json
+    assert changes == [{"change": "yanked", "wheel": small.name, "reason": "it crashes"}]
+    refused = built.call("channel", "verify", small, "--channel", "nightly")
+    assert refused.status == 65
+    assert "it crashes" in refused.err
+
+
+def test_a_wheel_without_evidence_is_refused_with_the_commands_that_make_it(built: World) -> None:
+    (wheel,) = built.wheels
+    refused = built.call("channel", "promote", wheel, "--to", "stable")
+    assert refused.status == 63
+    assert "sparkwright rehearse\n" in refused.err
+    assert f"sparkwright verify {wheel} on a card of 12.1" in refused.err
+    shutil.rmtree(built.dist / "evidence")
+    assert built.call("channel", "promote", wheel, "--to", "nightly").status == 63
+    assert not (built.dist / "published").exists()
+    built.good("audit", wheel)
+    built.good("channel", "promote", wheel, "--to", "nightly")
+
+
+def test_a_wheel_with_an_unproved_carry_is_not_promoted(world: World) -> None:
+    shutil.copy(SHIPPED, world.root / "patchsets")
+    world.carry("bare", {"vllm/words.py": "WORDS = ()\n"})
+    world.good("wheel", "--allow-unproved", "bare")
+    refused = world.call("channel", "promote", world.wheels[0], "--to", "nightly")
+    assert refused.status == 63
+    assert "without a proof of bare" in refused.err
+
+
+def test_publish_promotes_every_wheel_of_the_folder(built: World) -> None:
+    target = built.folder / "mirror"
+    built.good("publish", "--channel", "nightly", "--target", target)
+    assert (built.dist / "simple/vllm/index.html").is_file()
+    (one,) = built.good("channel", "list", "--target", target, "--json").json
+    assert (one["channel"], len(one["files"])) == ("nightly", 1)
+    assert built.good("publish", "--json").json["files"] == [built.wheels[0].name]
+
+
+def test_the_status_of_a_channel_is_shown_and_set(built: World) -> None:
+    built.good("channel", "promote", built.wheels[0], "--to", "nightly")
+    built.good("channel", "status", "nightly", "--set", "archived", "--reason", "use stable")
+    assert "archived: use stable" in built.good("channel", "status", "nightly").out
+    built.good("channel", "renew", "nightly")
+    assert built.good("channel", "status", "nightly", "--json").json["status"] == "archived"
+
+
+# Readers -------------------------------------------------------------------------------------------
+
+
+def test_a_reader_pins_a_root_and_verifies_without_a_checkout(built: World) -> None:
+    built.good("channel", "promote", built.wheels[0], "--to", "nightly")
+    root = built.good("channel", "key", "show", "--json").json
+    published = built.dist / "published"
+    other_reader(built, "reader")
+    place = published / "channels/nightly"
+    unknown = built.call("channel", "verify", place)
+    assert (unknown.status, "no root is pinned" in unknown.err) == (67, True)
+    first = published / "trust/1.json"
+    assert built.call("channel", "key", "pin", first, "--publisher", "0" * 64).status == 67
+    built.good("channel", "key", "pin", first, "--publisher", root["publisher"])
+    built.good("channel", "verify", place)
+    assert built.good("channel", "verify", place, "--json").json[0]["signer"] == root["key"]
+    other_reader(built, "another")
+    built.good("channel", "verify", place, "--trust", first)
+
+
+def test_each_kind_of_fault_has_its_exit_code(built: World) -> None:
+    built.good("channel", "promote", built.wheels[0], "--to", "nightly")
+    published = built.dist / "published"
+    place = published / "channels/nightly"
+    pointer = place / "channel.json"
+    healthy = pointer.read_bytes()
+    wheel = next(published.rglob("*.whl"))
+    bytes_of_wheel = wheel.read_bytes()
+    wheel.write_bytes(bytes_of_wheel[:-1] + b"x")
+    assert built.call("channel", "verify", place).status == 65
+    wheel.write_bytes(bytes_of_wheel)
+    pointer.write_bytes(healthy[:-10])
+    assert built.call("channel", "verify", place).status == 66
+    pointer.write_bytes(healthy)
+    built.good("channel", "verify", place)
+    built.good("channel", "renew", "nightly")
+    built.good("channel", "verify", place)
+    pointer.write_bytes(healthy)
+    assert built.call("channel", "verify", place).status == 69
+    assert built.call("channel", "verify", published, "--channel", "none").status == 12
+    assert built.call("channel", "verify", built.folder / "nowhere").status == 10
+
+
+def test_an_unsigned_channel_is_said_loudly_at_both_ends(built: World) -> None:
+    said = built.good("channel", "promote", built.wheels[0], "--to", "nightly", "--sign", "none")
+    assert "UNSIGNED" in said.err
+    assert not (Path(built.environment["XDG_DATA_HOME"]) / "sparkwright/publisher").exists()
+    place = built.dist / "published"
+    refused = built.call("channel", "verify", place)
+    assert (refused.status, "is not signed" in refused.err) == (66, True)
+    accepted = built.good("channel", "verify", place, "--allow-unsigned")
+    assert "UNSIGNED" in accepted.out
+    assert "UNSIGNED" in accepted.err
+
+
+# Keys ----------------------------------------------------------------------------------------------
+
+
+def test_a_stolen_key_is_replaced_and_the_channel_signed_again(built: World) -> None:
+    built.good("channel", "promote", built.wheels[0], "--to", "nightly")
+    place = built.dist / "published/channels/nightly"
+    before = built.good("channel", "key", "show", "--json").json
+    rotated = built.good("channel", "key", "rotate", "--revoke", "laptop stolen")
+    assert "channel renew NAME" in rotated.out
+    refused = built.call("channel", "verify", place)
+    assert (refused.status, "laptop stolen" in refused.err) == (67, True)
+    built.good("channel", "renew", "nightly")
+    built.good("channel", "verify", place)
+    after = built.good("channel", "key", "show", "--json").json
+    assert after["publisher"] == before["publisher"]
+    assert after["key"] != before["key"]
+    assert built.call("channel", "key", "revoke", after["key"], "--reason", "x").status == 61
+
+
+def test_a_key_that_others_can_read_is_refused(built: World) -> None:
+    built.good("channel", "promote", built.wheels[0], "--to", "nightly")
+    key = Path(built.environment["XDG_DATA_HOME"]) / "sparkwright/publisher/key.pem"
+    key.chmod(0o644)
+    refused = built.call("channel", "renew", "nightly")
+    assert refused.status == 66
+    assert f"chmod 600 {key}" in refused.err
+    assert "PRIVATE KEY" not in refused.said
+    built.good("channel", "verify", built.dist / "published")
+
+
+def test_sigstore_is_refused_where_no_job_has_an_identity(built: World) -> None:
+    built.good("channel", "promote", built.wheels[0], "--to", "nightly")
+    refused = built.call("channel", "renew", "nightly", "--sign", "sigstore")
+    assert (refused.status, "--trust" in refused.err) == (10, True)
+    root = built.dist / "published/trust/1.json"
+    refused = built.call("channel", "renew", "nightly", "--sign", "sigstore", "--trust", root)
+    assert refused.status == 66
+    assert "id-token: write" in refused.err
+
+
+def test_a_target_that_is_none_is_refused(built: World) -> None:
+    refused = built.call("channel", "promote", built.wheels[0], "--to", "nightly", "--target", "gopher://x/y")
+    assert refused.status == 10
+    assert built.call("channel", "promote", built.wheels[0], "--to", "Bad Name").status == 10
+    assert built.call("channel", "promote", built.wheels[0], "--to", "mine").status == 12

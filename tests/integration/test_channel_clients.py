@@ -1,0 +1,184 @@
+"""Channels behind a plain static server: pip and uv install from them, and a reader verifies them."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import shutil
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from channel_kit import POLICY, ChannelWorld, now
+
+from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, TamperedError
+from sparkwright.publish import mirror as mirrors
+from sparkwright.publish.mirror import FolderMirror, HttpMirror, open_mirror
+from sparkwright.upstream import IndexSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SETTINGS = IndexSettings(timeout_s=2.0, attempts=2, backoff_s=0.01)
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    asked: list[str]
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        super().do_GET()
+
+
+@contextmanager
+def served(folder: Path, handler: type[_Handler] = _Handler) -> Iterator[tuple[str, list[str]]]:
+    """Give the address of *folder* on a plain static server, and the list of paths that it was asked for."""
+    serve = functools.partial(handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        server.asked = []
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", server.asked
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> ChannelWorld:
+    """``nightly`` has three wheels, the newest yanked; ``stable`` has the oldest."""
+    world = ChannelWorld(tmp_path_factory.mktemp("clients"))
+    for version in ("0.24.0+spark.9.ffffffff", "0.24.0+spark.10.10000001", "0.24.0+spark.11.aaaaaaaa"):
+        world.promote(version)
+    world.promote_file(world.dist / "vllm-0.24.0+spark.9.ffffffff-py3-none-any.whl", "stable")
+    world.publisher().rollback("nightly", POLICY, now(), to=None, reason="crashes at 64 requests")
+    world.pin()
+    return world
+
+
+def pip(index: str, wanted: str, target: Path) -> tuple[list[str], str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "download", "--no-deps",
+         "--no-cache-dir", "--index-url", index, "-d", target, wanted],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return [path.name.split("-")[1] for path in target.iterdir()], done.stdout + done.stderr
+
+
+def uv(index: str, folder: Path) -> str:
+    program = Path(sys.executable).with_name("uv")
+    (folder / "wanted.in").write_text("vllm\n")
+    done = subprocess.run(
+        [program, "pip", "compile", "--quiet", "--no-config", "--no-cache", "--no-header", "--no-annotate",
+         "--default-index", index, folder / "wanted.in"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_pip_and_uv_take_the_newest_wheel_that_was_not_taken_back(
+    published: ChannelWorld, tmp_path: Path
+) -> None:
+    with served(published.published) as (address, _):
+        nightly = f"{address}/channels/nightly/simple"
+        assert pip(nightly, "vllm", tmp_path / "a")[0] == ["0.24.0+spark.10.10000001"]
+        assert uv(nightly, tmp_path) == "vllm==0.24.0+spark.10.10000001"
+        assert uv(f"{address}/channels/stable/simple", tmp_path) == "vllm==0.24.0+spark.9.ffffffff"
+        versions, said = pip(nightly, "vllm==0.24.0+spark.11.aaaaaaaa", tmp_path / "b")
+        assert versions == ["0.24.0+spark.11.aaaaaaaa"]
+        assert "crashes at 64 requests" in said
+        # One generation, whatever is promoted later.
+        frozen = next(published.published.glob("channels/nightly/3-*")).name
+        assert uv(f"{address}/channels/nightly/{frozen}", tmp_path) == "vllm==0.24.0+spark.11.aaaaaaaa"
+
+
+def http_mirror(place: str, settings: IndexSettings = SETTINGS) -> tuple[object, str]:
+    return open_mirror(place, settings)
+
+
+@pytest.mark.parametrize("tail", ["", "/", "/simple", "/simple/vllm/", "/channel.json"])
+def test_a_channel_is_verified_over_http(published: ChannelWorld, tail: str) -> None:
+    with served(published.published) as (address, asked):
+        mirror, name = http_mirror(f"{address}/channels/nightly{tail}")
+        assert name == "nightly"
+        verified = published.verify(name, mirror=mirror, wheels="newest")
+    assert [file.version for file in verified.wheels] == ["0.24.0+spark.10.10000001"]
+    assert len([path for path in asked if path.endswith(".whl")]) == 1
+    assert any("%2B" in path for path in asked)
+
+
+def test_a_changed_byte_is_found_over_http(published: ChannelWorld, tmp_path: Path) -> None:
+    shutil.copytree(published.published, tmp_path / "mirror")
+    wheel = next((tmp_path / "mirror").rglob("*.10.*.whl"))
+    wheel.write_bytes(wheel.read_bytes()[:-1] + b"x")
+    with served(tmp_path / "mirror") as (address, _), pytest.raises(TamperedError, match="was changed"):
+        published.verify(mirror=HttpMirror(address, SETTINGS))
+
+
+class _Endless(_Handler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.close_connection = True
+        try:
+            while True:
+                self.wfile.write(bytes(1 << 16))
+        except OSError:
+            pass
+
+
+class _Silent(_Handler):
+    def do_GET(self) -> None:
+        threading.Event().wait(4)
+
+
+class _Broken(_Handler):
+    def do_GET(self) -> None:
+        self.send_error(503)
+
+
+@pytest.mark.parametrize(
+    ("handler", "says"), [(_Endless, "more than"), (_Silent, "timed out"), (_Broken, "503")]
+)
+def test_a_server_that_misbehaves_is_given_up(
+    published: ChannelWorld, monkeypatch: pytest.MonkeyPatch, handler: type[_Handler], says: str
+) -> None:
+    monkeypatch.setattr(mirrors, "MOST_BYTES", 1 << 20)
+    settings = IndexSettings(timeout_s=0.3, attempts=1, backoff_s=0.01)
+    with served(published.published, handler) as (address, _), pytest.raises(FetchError, match=says):
+        published.verify(mirror=HttpMirror(address, settings))
+
+
+def test_no_password_of_an_address_is_shown(published: ChannelWorld) -> None:
+    with served(published.published, _Broken) as (address, _):
+        place = address.replace("http://", "http://user:hunter2@")
+        with pytest.raises(FetchError) as caught:
+            published.verify(mirror=HttpMirror(place, IndexSettings(timeout_s=1, attempts=1)))
+    assert "hunter2" not in f"{caught.value}{caught.value.next_step}"
+
+
+def test_places_are_recognised(published: ChannelWorld, tmp_path: Path) -> None:
+    root = published.published
+    for place in (root / "channels/nightly", root / "channels/nightly/simple"):
+        mirror, name = http_mirror(str(place))
+        assert (mirror, name) == (FolderMirror(root), "nightly")
+    assert http_mirror(str(root)) == (FolderMirror(root), "")
+    assert http_mirror(root.as_uri()) == (FolderMirror(root), "")
+    assert http_mirror("https://example.org/a/channels/stable/simple/")[0].address == "https://example.org/a"
+    for bad in (tmp_path / "none", "ftp://example.org/channels/x", "https://example.org/channels/x?y=1"):
+        with pytest.raises(ConfigError):
+            http_mirror(str(bad))
+    with pytest.raises(NotInStoreError):
+        http_mirror("https://example.org/channels/stable", IndexSettings(offline=True))
+
+
+def test_plain_http_to_another_machine_is_refused(published: ChannelWorld) -> None:
+    with pytest.raises(FetchError, match="not encrypted"):
+        published.verify(mirror=HttpMirror("http://wheels.example.org", SETTINGS))

@@ -1,0 +1,204 @@
+"""Publishers that are killed at every step, and readers who look all the while."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import posixpath
+import re
+import shutil
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import pytest
+from channel_kit import POLICY, ChannelWorld, now
+
+from sparkwright.base.errors import LostRaceError, ReplayedChannelError
+from sparkwright.publish.channel import decode_state
+from sparkwright.publish.signing import CHANNEL_TYPE, open_envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SIMPLE = "channels/nightly/simple"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> ChannelWorld:
+    """Return a channel of one wheel, with a second wheel built."""
+    world = ChannelWorld(tmp_path / "world")
+    world.promote("1")
+    world.pin()
+    world.wheel("2")
+    return world
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Run *work* in a process of its own; return its exit status, or minus the signal that killed it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the test runner has threads
+        child = os.fork()
+    if not child:
+        status = 1
+        try:
+            work()
+            status = 0
+        except LostRaceError as error:
+            status = error.exit_code
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc(file=sys.__stderr__)
+        os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_before(write: int, work: Callable[[], object]) -> Callable[[], object]:
+    """Return *work*, killed when file number *write* is complete but has no name yet."""
+
+    def run() -> None:
+        count, real = 0, os.fsync
+
+        def fsync(handle: int) -> None:
+            nonlocal count
+            count += 1
+            if count == write:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(handle)
+
+        os.fsync = fsync
+        work()
+
+    return run
+
+
+def pages_of(folder: Path) -> dict[str, set[str]]:
+    """Return the versions on each page for clients, once every wheel on it has the digest that it states."""
+    found = {}
+    for page in folder.glob(f"{SIMPLE}/vllm/index.*"):
+        base = page.parent.relative_to(folder).as_posix()
+        if page.suffix == ".json":
+            listed = [
+                (file["url"], file["hashes"]["sha256"]) for file in json.loads(page.read_bytes())["files"]
+            ]
+        else:
+            listed = re.findall(r'href="([^"#]+)#sha256=([0-9a-f]{64})"', page.read_text())
+        for url, sha256 in listed:
+            wheel = folder / posixpath.normpath(posixpath.join(base, unquote(url)))
+            assert hashlib.sha256(wheel.read_bytes()).hexdigest() == sha256
+            assert wheel.with_name(f"{wheel.name}.metadata").is_file()
+        found[page.name] = {posixpath.basename(unquote(url)).split("-")[1] for url, _ in listed}
+    return found
+
+
+def pointed(folder: Path) -> set[str]:
+    """Return the versions that the pointer lists."""
+    data = (folder / "channels/nightly/channel.json").read_bytes()
+    state = decode_state(open_envelope(data, CHANNEL_TYPE, "it").payload, "nightly", "it")
+    return {file.version for file in state.files if file.yanked is None}
+
+
+def test_a_half_done_promotion_is_never_visible(world: ChannelWorld, tmp_path: Path) -> None:
+    """Kill a publisher before each of its writes in turn, look, and let the next one finish the work."""
+    stages: list[tuple[bool, bool]] = []
+    for write in range(1, 60):
+        copy = ChannelWorld(tmp_path / str(write))
+        shutil.copytree(world.folder, copy.folder)
+        wheel = copy.dist / "vllm-2-py3-none-any.whl"
+        status = in_child(killed_before(write, lambda copy=copy, wheel=wheel: copy.promote_file(wheel)))
+        listed, promised = pages_of(copy.published), pointed(copy.published)
+        assert promised in ({"1"}, {"1", "2"})
+        assert all({"1"} <= versions <= promised for versions in listed.values())
+        stages.append((promised == {"1", "2"}, all(versions == promised for versions in listed.values())))
+        if stages[-1][1]:
+            copy.verify()
+        else:
+            with pytest.raises(ReplayedChannelError, match="publisher was interrupted"):
+                copy.verify()
+        copy.promote_file(wheel)
+        assert pages_of(copy.published) == {"index.json": {"1", "2"}, "index.html": {"1", "2"}}
+        copy.verify()
+        shutil.rmtree(copy.folder)
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+    else:
+        pytest.fail("the promotion did not end")
+    # Nothing was visible, then the pointer moved, then the pages followed.
+    assert stages == sorted(stages)
+    assert {(False, True), (True, False), (True, True)} == set(stages)
+    assert len(stages) > 10
+
+
+def test_a_killed_rollback_is_finished_by_the_next_one(world: ChannelWorld, tmp_path: Path) -> None:
+    world.promote_file(world.dist / "vllm-2-py3-none-any.whl")
+    for write in range(1, 60):
+        copy = ChannelWorld(tmp_path / str(write))
+        shutil.copytree(world.folder, copy.folder)
+        publisher = copy.publisher()
+        roll = lambda publisher=publisher: publisher.rollback("nightly", POLICY, now(), to=1, reason="x")  # noqa: E731
+        status = in_child(killed_before(write, roll))
+        before = pointed(copy.published)
+        assert before in ({"1"}, {"1", "2"})
+        roll()
+        assert copy.listed() == {"1": None, "2": "x"}
+        copy.verify()
+        shutil.rmtree(copy.folder)
+        if status == 0:
+            return
+    pytest.fail("the rollback did not end")
+
+
+def test_a_reader_never_sees_a_state_that_is_wrong(world: ChannelWorld) -> None:
+    done = threading.Event()
+    seen: set[int] = set()
+
+    def read() -> int:
+        count = 0
+        while not done.is_set():
+            # Pages first: a page may be behind the pointer for a moment, never before it.
+            listed = pages_of(world.published)
+            promised = pointed(world.published)
+            assert all(versions <= promised for versions in listed.values())
+            seen.add(world.verify(patience_s=30.0).state.generation)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(2) as pool:
+        readings = [pool.submit(read)]
+        try:
+            for version in range(2, 12):
+                world.promote(str(version))
+        finally:
+            done.set()
+        assert readings[0].result() > 1
+    assert len(seen) > 1
+
+
+def test_of_publishers_in_several_processes_each_wins_or_is_told(world: ChannelWorld) -> None:
+    wheels = [world.wheel(str(number)) for number in range(2, 6)]
+    start = world.folder / "start"
+    waiting = []
+    for wheel in wheels:
+
+        def work(wheel: Path = wheel) -> None:
+            while not start.exists():
+                pass
+            world.promote_file(wheel)
+
+        waiting.append(ThreadPoolExecutor(1).submit(in_child, work))
+    start.touch()
+    statuses = [future.result() for future in waiting]
+    assert set(statuses) <= {0, LostRaceError.exit_code}
+    assert 0 in statuses
+    winners = {
+        wheel.name.split("-")[1] for wheel, status in zip(wheels, statuses, strict=True) if status == 0
+    }
+    assert pointed(world.published) == {"1", *winners}
+    assert world.verify().state.generation == 1 + len(winners)

@@ -1,0 +1,136 @@
+"""Small wheels, channels over them, and readers that verify them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import wheelkit
+
+from sparkwright.publish.evidence import attach, require_evidence
+from sparkwright.publish.folder_target import FolderTarget
+from sparkwright.publish.keys import load_publisher, own_root_file
+from sparkwright.publish.mirror import FolderMirror
+from sparkwright.publish.policy import ChannelPolicy
+from sparkwright.publish.promote import ChannelPublisher
+from sparkwright.publish.seen import SeenChannels
+from sparkwright.publish.signing import NoSigner
+from sparkwright.publish.verification import VerifyChannelOptions, pinned_root, verify_channel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.publish.channel import ChannelState
+    from sparkwright.publish.target import Target
+    from sparkwright.publish.verification import VerifiedChannel
+
+POLICY = ChannelPolicy(requires=("audit",), expires_days=30)
+
+
+def now() -> datetime:
+    """Return the present time."""
+    return datetime.now(UTC)
+
+
+def small_wheel(
+    folder: Path, version: str, *, tag: str = "py3-none-any", record: dict[str, object] | None = None
+) -> Path:
+    """Return the smallest wheel of ``vllm`` that an index can list, with the *record* of a build if given."""
+    info = f"vllm-{version}.dist-info"
+    files = {
+        f"{info}/METADATA": f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n\n".encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {tag}\n\n".encode(),
+        **{
+            f"{info}/sparkwright/{name}": json.dumps(value).encode() for name, value in (record or {}).items()
+        },
+    }
+    return wheelkit.pack(folder / f"vllm-{version}-{tag}.whl", wheelkit.with_record(files, info))
+
+
+@dataclass(frozen=True)
+class ChannelWorld:
+    """A publisher and a reader with folders of their own.
+
+    Attributes:
+        folder: of everything.
+    """
+
+    folder: Path
+
+    @property
+    def dist(self) -> Path:
+        """The folder of built wheels and evidence."""
+        return self.folder / "dist"
+
+    @property
+    def home(self) -> Path:
+        """The publisher's key."""
+        return self.folder / "publisher"
+
+    @property
+    def published(self) -> Path:
+        """The target."""
+        return self.folder / "published"
+
+    def publisher(
+        self, target: Target | None = None, *, signed: bool = True, adopt: bool = False
+    ) -> ChannelPublisher:
+        """Return a publisher of this world."""
+        target = target or FolderTarget(self.published)
+        memory = SeenChannels(self.folder / "publisher-seen.json")
+        if not signed:
+            return ChannelPublisher(target, NoSigner(), None, (), memory)
+        keys = load_publisher(self.home)
+        return ChannelPublisher(target, keys.signer, keys.root, keys.root_files(), memory, adopt)
+
+    def wheel(self, version: str) -> Path:
+        """Build a wheel and attach an audit to it."""
+        path = small_wheel(self.dist, version)
+        attach(self.dist, "audit", wheelkit.sha256(path), {"checks": {}, "unchecked": []})
+        return path
+
+    def promote(
+        self, version: str, channel: str = "nightly", *, publisher: ChannelPublisher | None = None
+    ) -> ChannelState:
+        """Build a wheel of *version* and promote it."""
+        return self.promote_file(self.wheel(version), channel, publisher=publisher)
+
+    def promote_file(
+        self, path: Path, channel: str = "nightly", *, publisher: ChannelPublisher | None = None
+    ) -> ChannelState:
+        """Promote the wheel at *path*."""
+        folder = self.dist / "evidence"
+        found = require_evidence(path, wheelkit.sha256(path), channel, POLICY, folder)
+        return (publisher or self.publisher()).promote(channel, path, found, POLICY, now())
+
+    def pin(self) -> Path:
+        """Pin the publisher's root as it is now."""
+        path = self.folder / "pinned.json"
+        path.write_bytes(own_root_file(self.home).read_bytes())
+        return path
+
+    def verify(
+        self,
+        channel: str = "nightly",
+        *,
+        at: datetime | None = None,
+        mirror: object = None,
+        **options: object,
+    ) -> VerifiedChannel:
+        """Verify a channel as a reader who pinned the first root that the publisher had."""
+        path = self.folder / "pinned.json"
+        if not path.exists() and self.home.exists():
+            self.pin()
+        roots = [pinned_root(path.read_bytes(), "pinned.json")] if path.exists() else []
+        return verify_channel(
+            mirror or FolderMirror(self.published), channel, roots,
+            memory=SeenChannels(self.folder / "reader-seen.json"), now=at or now(),
+            options=VerifyChannelOptions(**{"patience_s": 0.0, **options}),
+        )  # fmt: skip
+
+    def listed(self, channel: str = "nightly") -> dict[str, object]:
+        """Return what the page at the stable address lists: reasons of yanks, or `None`, by version."""
+        page = json.loads((self.published / f"channels/{channel}/simple/vllm/index.json").read_bytes())
+        return {file["filename"].split("-")[1]: file.get("yanked") for file in page["files"]}

@@ -1,0 +1,320 @@
+"""Each fault of a published channel has its own message and kind; the healthy twin is silent."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from channel_kit import POLICY, ChannelWorld, now
+
+from sparkwright.base.errors import (
+    ConfigError,
+    ExpiredChannelError,
+    NewerFormatError,
+    PublishError,
+    ReplayedChannelError,
+    SignatureError,
+    SparkwrightError,
+    TamperedError,
+    UnknownNameError,
+    UntrustedKeyError,
+)
+from sparkwright.publish.channel import ChannelState
+from sparkwright.publish.mirror import FolderMirror
+from sparkwright.publish.seen import SeenChannels
+from sparkwright.publish.signing import CHANNEL_TYPE, STATEMENT_TYPE
+from sparkwright.publish.verification import require_listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+POINTER = "channels/nightly/channel.json"
+NO_SIGNATURE = "AA" * 43 + "=="
+PAGE = "channels/nightly/simple/vllm/index.json"
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> ChannelWorld:
+    """A channel of three generations and two wheels."""
+    world = ChannelWorld(tmp_path_factory.mktemp("healthy"))
+    for version in ("1", "2"):
+        world.promote(version)
+    world.publisher().renew("nightly", POLICY, now())
+    world.pin()
+    return world
+
+
+@pytest.fixture
+def world(healthy: ChannelWorld, tmp_path: Path) -> ChannelWorld:
+    """Return a copy that a test may damage."""
+    shutil.copytree(healthy.folder, tmp_path / "world")
+    return ChannelWorld(tmp_path / "world")
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of the file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path, count: int) -> None:
+    """Remove the last bytes of the file."""
+    path.write_bytes(path.read_bytes()[:-count])
+
+
+def wheels(world: ChannelWorld) -> list[Path]:
+    return sorted(world.published.rglob("*.whl"), key=lambda path: path.name)
+
+
+def edit_envelope(path: Path, change: Callable[[dict[str, object]], object]) -> None:
+    value = json.loads(path.read_bytes())
+    change(value)
+    path.write_bytes(json.dumps(value).encode())
+
+
+def swap(world: ChannelWorld) -> None:
+    one, other = wheels(world)
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+
+
+def generation_page(world: ChannelWorld) -> Path:
+    return next(world.published.glob("channels/nightly/3-*/vllm/index.html"))
+
+
+FAULTS: dict[str, tuple[Callable[[ChannelWorld], object], type[SparkwrightError], str]] = {
+    "wheel changed": (lambda w: flip(wheels(w)[0]), TamperedError, "vllm-1-py3-none-any.whl was changed"),
+    "wheel cut": (lambda w: cut(wheels(w)[0], 1), TamperedError, "was changed"),
+    "wheels swapped": (swap, TamperedError, "was swapped, because vllm-"),
+    "wheel missing": (lambda w: wheels(w)[1].unlink(), TamperedError, "vllm-2-py3-none-any.whl is missing"),
+    "metadata changed": (
+        lambda w: flip(next(w.published.rglob("*.metadata"))), TamperedError, "the metadata of vllm-",
+    ),
+    "page changed": (
+        lambda w: flip(w.published / PAGE), TamperedError, "page simple/vllm/index.json of channel nightly",
+    ),
+    "page removed": (lambda w: (w.published / PAGE).unlink(), TamperedError, "it is missing"),
+    "page of the generation changed": (
+        lambda w: flip(generation_page(w)), TamperedError, "page vllm/index.html of generation 3 was changed",
+    ),
+    "evidence changed": (
+        lambda w: flip(next(w.published.rglob("evidence/*.json"))), TamperedError, "evidence about vllm-",
+    ),
+    "evidence removed": (
+        lambda w: shutil.rmtree(next(w.published.rglob("evidence"))), TamperedError, "evidence about vllm-",
+    ),
+    "promotion changed": (
+        lambda w: [flip(path) for path in w.published.rglob("promotions/*.json")],
+        TamperedError, "the promotion statement of vllm-",
+    ),
+    "pointer truncated": (
+        lambda w: cut(w.published / POINTER, 40), SignatureError, "it was cut off",
+    ),
+    "pointer empty": (lambda w: (w.published / POINTER).write_bytes(b""), SignatureError, "it was cut off"),
+    "pointer no envelope": (
+        lambda w: (w.published / POINTER).write_bytes(b'{"payload": 3}'), SignatureError, "no DSSE envelope",
+    ),
+    "pointer a list": (lambda w: (w.published / POINTER).write_bytes(b"[]"), SignatureError, "no DSSE"),
+    "pointer of another kind": (
+        lambda w: edit_envelope(w.published / POINTER, lambda v: v.update(payloadType=STATEMENT_TYPE)),
+        SignatureError, "another kind of statement",
+    ),
+    "signature removed": (
+        lambda w: edit_envelope(w.published / POINTER, lambda v: v.update(signatures=[])),
+        SignatureError, "is not signed",
+    ),
+    "signature changed": (
+        lambda w: edit_envelope(w.published / POINTER, lambda v: v["signatures"][0].update(sig=NO_SIGNATURE)),
+        SignatureError, "has a wrong signature",
+    ),
+    "payload changed": (
+        lambda w: edit_envelope(w.published / POINTER, lambda v: v.update(payload=changed_payload(v))),
+        SignatureError, "has a wrong signature",
+    ),
+    "channel moved": (
+        lambda w: shutil.copytree(w.published / "channels/nightly", w.published / "channels/stable"),
+        SignatureError, "it was signed as channel nightly",
+    ),
+    "root changed": (
+        lambda w: (w.published / "trust/2.json").write_bytes((w.published / "trust/1.json").read_bytes()),
+        SignatureError, "does not follow the pinned root",
+    ),
+}  # fmt: skip
+
+
+def changed_payload(value: dict[str, object]) -> str:
+    import base64
+
+    payload = json.loads(base64.b64decode(value["payload"]))
+    payload["files"] = payload["files"][:1]
+    return base64.b64encode(json.dumps(payload).encode()).decode()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_has_its_message(world: ChannelWorld, name: str) -> None:
+    plant, kind, message = FAULTS[name]
+    world.verify()
+    plant(world)
+    with pytest.raises(kind) as caught:
+        world.verify("stable" if name == "channel moved" else "nightly")
+    assert type(caught.value) is kind
+    assert message in str(caught.value)
+
+
+def test_no_two_kinds_share_an_exit_code() -> None:
+    kinds = [TamperedError, SignatureError, UntrustedKeyError, ExpiredChannelError, ReplayedChannelError]
+    assert len({kind.exit_code for kind in kinds}) == len(kinds)
+
+
+@pytest.mark.parametrize("part", ["wheel", "newest", "none"])
+def test_wheels_that_were_not_asked_for_are_not_read(world: ChannelWorld, part: str) -> None:
+    flip(wheels(world)[0])
+    if part == "wheel":
+        with pytest.raises(TamperedError):
+            world.verify()
+    else:
+        verified = world.verify(wheels=part)
+        assert [file.version for file in verified.wheels] == (["2"] if part == "newest" else [])
+
+
+# Time ----------------------------------------------------------------------------------------------
+
+
+def test_an_expired_channel_is_refused(world: ChannelWorld) -> None:
+    world.verify(at=now() + timedelta(days=29))
+    with pytest.raises(ExpiredChannelError, match="the mirror is frozen"):
+        world.verify(at=now() + timedelta(days=31))
+    world.publisher().renew("nightly", POLICY, now() + timedelta(days=31))
+    world.verify(at=now() + timedelta(days=32))
+
+
+def test_a_channel_from_the_future_is_refused(world: ChannelWorld) -> None:
+    with pytest.raises(SignatureError, match="from the future"):
+        world.verify(at=now() - timedelta(days=1))
+
+
+# Replays -------------------------------------------------------------------------------------------
+
+
+def test_a_replayed_channel_is_refused_with_its_pages_or_without(world: ChannelWorld) -> None:
+    frozen = world.folder / "frozen"
+    shutil.copytree(world.published, frozen)
+    world.promote("3")
+    world.verify()
+    with pytest.raises(ReplayedChannelError, match="went back to generation 3") as caught:
+        world.verify(mirror=FolderMirror(frozen))
+    assert "generation 4" in caught.value.because
+    fresh = ChannelWorld(world.folder / "other-reader")
+    fresh.folder.mkdir()
+    shutil.copy(world.folder / "pinned.json", fresh.folder)
+    assert fresh.verify(mirror=FolderMirror(frozen)).state.generation == 3
+
+
+def test_a_mirror_whose_pages_are_behind_is_refused(world: ChannelWorld) -> None:
+    old = (world.published / PAGE).read_bytes()
+    world.promote("3")
+    world.verify()
+    (world.published / PAGE).write_bytes(old)
+    with pytest.raises(ReplayedChannelError, match="the mirror is stale"):
+        world.verify()
+
+
+def test_two_generations_of_one_number_are_noticed(world: ChannelWorld) -> None:
+    copy = ChannelWorld(world.folder / "copy")
+    shutil.copytree(world.published, copy.published)
+    shutil.copytree(world.home, copy.home)
+    world.promote("3")
+    copy.promote("4")
+    world.verify()
+    with pytest.raises(ReplayedChannelError, match="two generations 4"):
+        world.verify(mirror=FolderMirror(copy.published))
+
+
+def test_another_channel_of_the_same_name_is_not_a_replay(world: ChannelWorld) -> None:
+    """Two targets of one publisher each count for themselves."""
+    world.verify()
+    other = ChannelWorld(world.folder / "other")
+    shutil.copytree(world.home, other.home)
+    other.promote("9")
+    assert world.verify(mirror=FolderMirror(other.published)).state.generation == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"format": 1, "channels": 3}', b"\xff"])
+def test_a_damaged_memory_is_one_clear_error(world: ChannelWorld, damage: bytes) -> None:
+    (world.folder / "reader-seen.json").write_bytes(damage)
+    with pytest.raises(ConfigError, match=r"reader-seen\.json cannot be read"):
+        world.verify()
+
+
+def test_what_was_seen_never_goes_back(world: ChannelWorld) -> None:
+    state = world.verify().state
+    memory = SeenChannels(world.folder / "reader-seen.json")
+    older = ChannelState(
+        **{**{name: getattr(state, name) for name in state.__struct_fields__}, "generation": 2}
+    )
+    memory.remember(older)
+    memory.require_fresh(state)
+    with pytest.raises(ReplayedChannelError):
+        memory.require_fresh(older)
+
+
+# Others' statements --------------------------------------------------------------------------------
+
+
+def test_an_unknown_key_is_refused_and_so_is_no_pinned_root(world: ChannelWorld, tmp_path: Path) -> None:
+    stranger = ChannelWorld(tmp_path / "stranger")
+    stranger.promote("1")
+    with pytest.raises(UntrustedKeyError, match="unknown key"):
+        world.verify(mirror=FolderMirror(stranger.published))
+    (world.folder / "pinned.json").unlink()
+    shutil.rmtree(world.home)
+    with pytest.raises(UntrustedKeyError, match="no root is pinned"):
+        world.verify()
+
+
+def test_a_statement_of_a_newer_format_says_so(world: ChannelWorld) -> None:
+    state = world.verify().state
+    payload = json.loads(state.payload) | {"format": 9}
+    signed = world.publisher().signer.sign(json.dumps(payload).encode(), CHANNEL_TYPE)
+    (world.published / POINTER).write_bytes(signed)
+    with pytest.raises(NewerFormatError, match="format 9"):
+        world.verify()
+
+
+@pytest.mark.parametrize("escape", ["../../../../etc/passwd", "/etc/passwd", "a\\b", ""])
+def test_a_signed_path_cannot_leave_the_mirror(world: ChannelWorld, escape: str) -> None:
+    state = world.verify().state
+    payload = json.loads(state.payload)
+    payload |= {"generation": 4, "pages": {escape: "0" * 64}}
+    signed = world.publisher().signer.sign(json.dumps(payload).encode(), CHANNEL_TYPE)
+    (world.published / POINTER).write_bytes(signed)
+    with pytest.raises(PublishError, match="is not a relative path"):
+        world.verify()
+
+
+def test_there_is_no_such_channel(world: ChannelWorld) -> None:
+    with pytest.raises(UnknownNameError, match="no channel stable"):
+        world.verify("stable")
+
+
+# A wheel -------------------------------------------------------------------------------------------
+
+
+def test_a_wheel_is_compared_with_its_channel(world: ChannelWorld) -> None:
+    state = world.verify().state
+    file = state.files[0]
+    assert require_listed(state, file.filename, file.sha256) == file
+    with pytest.raises(TamperedError, match="is not the wheel of channel nightly"):
+        require_listed(state, file.filename, "0" * 64)
+    with pytest.raises(TamperedError, match="is not listed"):
+        require_listed(state, "vllm-9-py3-none-any.whl", "0" * 64)
+    rolled = world.publisher().rollback("nightly", POLICY, now(), to=1, reason="it crashes")
+    newest = next(one for one in rolled.files if one.version == "2")
+    with pytest.raises(TamperedError, match="was taken back, because channel nightly yanked it: it crashes"):
+        require_listed(rolled, newest.filename, newest.sha256)
