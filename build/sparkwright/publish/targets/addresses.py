@@ -56,7 +56,7 @@ def open_target(  # noqa: PLR0911 - one for each kind
         ConfigError: it is no such address.
     """
     if "://" not in address:
-        return FolderTarget(Path(address)) if address else _refuse(address, "it is empty")
+        return FolderTarget(Path(address).absolute()) if address else _refuse(address, "it is empty")
     parts = _split(address)
     options = _options(address, parts)
     if parts.scheme == "file":
