@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -307,12 +308,22 @@ def _verify_bundle(opened: OpenedEnvelope, root: TrustRoot) -> str:
         raise SignatureError(
             f"{opened.what} is damaged", because=f"its sigstore bundle cannot be read: {_first_line(error)}"
         ) from error
+    # Without a handler, Python prints the library's warnings.
+    logging.getLogger("sigstore").addHandler(logging.NullHandler())
     trusted = AnyOf([Identity(identity=one.identity, issuer=one.issuer) for one in root.identities])
     try:
         Verifier.production(offline=True).verify_artifact(
             _pae(opened.payload, opened.envelope.payload_type), bundle, trusted
         )
     except VerificationError as error:
+        try:
+            trusted.verify(bundle.signing_certificate)
+        except VerificationError:
+            raise UntrustedKeyError(
+                f"{opened.what} is signed by an unknown identity",
+                because=f"the pinned root trusts {', '.join(one.identity for one in root.identities)}",
+                next_step="take another mirror; if the publisher confirms the identity, pin their present root",
+            ) from error
         raise SignatureError(
             f"{opened.what} has a wrong signature",
             because=f"sigstore's bundle: {_first_line(error)}",

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from rehearsal_kit import cpu_wheel, model_wheel, rehearsed, stage
+from wheelkit import sha256
 from world import World, wait_until
 
 from sparkwright.base.errors import (
@@ -189,3 +190,20 @@ class TestResuming:
         staged.carry("more", {"vllm/more.py": "MORE = 1\n"})
         status, _ = rehearse(staged, *QUICK, "--out", tmp_path / "out")
         assert status == ConfigError.exit_code
+
+
+class TestEvidence:
+    def test_a_passed_rehearsal_is_attached_to_the_wheels_of_its_tree(self, staged: World) -> None:
+        staged.good("wheel", "--allow-unproved", "words")
+        status, _ = rehearse(staged, *QUICK)
+        assert status == 0
+        (path,) = staged.dist.glob("evidence/*/rehearsal.json")
+        evidence = json.loads(path.read_bytes())
+        assert path.parent.name == evidence["wheel"] == sha256(staged.wheels[0])
+        assert evidence["detail"]["checks"] == {"boot": "passed", "prefix": "passed"}
+        assert (evidence["detail"]["exact"], evidence["detail"]["complete"]) == (True, False)
+        path.unlink()
+        staged.carry("more", {"vllm/words.py": "WORDS = ('due',)\n"}, listed=False)
+        staged.list_carries(["more"])
+        assert rehearse(staged, *QUICK)[0] == 0
+        assert not list(staged.dist.glob("evidence/*/rehearsal.json"))

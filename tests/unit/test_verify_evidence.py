@@ -1,0 +1,75 @@
+"""A passed run of `sparkwright verify` is attached to its wheel, with what a policy asks about it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkwright.cli.verify import _attach
+from sparkwright.publish.evidence import require_evidence
+from sparkwright.publish.policy import ChannelPolicy
+from sparkwright.verify.model import Finding, Verdict
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.results import Results
+from sparkwright.verify.run import Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STABLE = ChannelPolicy(requires=("verify",), expires_days=1, capability="12.1")
+DIGEST = "a" * 64
+
+
+def attached(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, **options: object
+) -> list[Path]:
+    """Return the evidence that a run of that verdict leaves."""
+    monkeypatch.setenv("SPARKWRIGHT_DIST", str(folder))
+    manifest = {
+        "title": "t",
+        "wheel": {"name": "w.whl", "sha256": DIGEST},
+        "card": options.pop("card", "12.1"),
+    }
+    if options.pop("of", "a wheel") == "an address":
+        del manifest["wheel"]
+    finding = Finding(check="boot", name="it starts", verdict=verdict, cause="", definition="")
+    run = Run(manifest=manifest, facts={}, observations=(), findings=(finding,))
+    _attach(Results(run, folder / "run-1", ()), VerifyOptions(**{"profile": "full", **options}))  # type: ignore[arg-type]
+    return sorted(folder.glob("evidence/*/*.json"))
+
+
+def test_a_whole_run_on_the_card_is_what_stable_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = attached(tmp_path, monkeypatch, Verdict.PASS)
+    assert (path.parent.name, path.name) == (DIGEST, "verify-run-1.json")
+    (found,) = require_evidence(tmp_path / "w.whl", DIGEST, "stable", STABLE, tmp_path / "evidence")
+    assert found.evidence.detail["capability"] == "12.1"
+
+
+@pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.INVALID])
+def test_what_did_not_pass_is_no_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict
+) -> None:
+    assert attached(tmp_path, monkeypatch, verdict) == []
+
+
+@pytest.mark.parametrize("options", [{"of": "an address"}, {"against": "other.whl"}])
+def test_a_run_of_something_else_is_not_attached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+) -> None:
+    assert attached(tmp_path, monkeypatch, Verdict.PASS, **options) == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"profile": "smoke"}, {"checks": ("boot",)}, {"levels": (1,)}, {"card": "9.0"}, {"card": ""}]
+)
+def test_less_than_the_whole_run_or_another_card_is_not_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+) -> None:
+    (path,) = attached(tmp_path, monkeypatch, Verdict.PASS, **options)
+    assert json.loads(path.read_bytes())["verdict"] == "passed"
+    with pytest.raises(Exception, match="its policy requires evidence that is missing"):
+        require_evidence(tmp_path / "w.whl", DIGEST, "stable", STABLE, tmp_path / "evidence")
