@@ -67,7 +67,7 @@ class GithubTarget:
     release: str = "wheels"
     branch: str = "gh-pages"
     dry_run: bool = False
-    settings: IndexSettings = field(default_factory=IndexSettings)
+    settings: IndexSettings = field(default_factory=IndexSettings, repr=False)
 
     def read(self, path: str) -> Stored | None:
         """See `Target.read`."""

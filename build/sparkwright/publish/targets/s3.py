@@ -70,7 +70,7 @@ class S3Target:
     region: str = ""
     profile: str = ""
     public: str = ""
-    settings: IndexSettings = field(default_factory=IndexSettings)
+    settings: IndexSettings = field(default_factory=IndexSettings, repr=False)
 
     def read(self, path: str) -> Stored | None:
         """See `Target.read`."""

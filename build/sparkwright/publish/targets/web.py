@@ -48,7 +48,7 @@ class WebTarget:
     """
 
     base: str
-    settings: IndexSettings = field(default_factory=IndexSettings)
+    settings: IndexSettings = field(default_factory=IndexSettings, repr=False)
     user: str = ""
     password: str = field(default="", repr=False)
 
