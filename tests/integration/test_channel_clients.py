@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
 
-from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, TamperedError
+from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, TamperedError, UnknownNameError
 from sparkwright.publish import mirror as mirrors
 from sparkwright.publish.mirror import FolderMirror, HttpMirror, open_mirror
 from sparkwright.upstream import IndexSettings
@@ -120,6 +120,23 @@ def test_a_changed_byte_is_found_over_http(published: ChannelWorld, tmp_path: Pa
     wheel.write_bytes(wheel.read_bytes()[:-1] + b"x")
     with served(tmp_path / "mirror") as (address, _), pytest.raises(TamperedError, match="was changed"):
         published.verify(mirror=HttpMirror(address, SETTINGS))
+
+
+class _Bucket(_Handler):
+    """Answers as S3 does to those who may not list a bucket."""
+
+    def do_GET(self) -> None:
+        if Path(self.translate_path(self.path)).is_file():
+            super().do_GET()
+        else:
+            self.send_error(403)
+
+
+def test_a_public_bucket_that_hides_what_is_missing_is_verified(published: ChannelWorld) -> None:
+    with served(published.published, _Bucket) as (address, _):
+        assert published.verify(mirror=HttpMirror(address, SETTINGS), wheels="none").state.generation == 4
+        with pytest.raises(UnknownNameError, match="or may not be read"):
+            published.verify("other", mirror=HttpMirror(address, SETTINGS))
 
 
 class _Endless(_Handler):

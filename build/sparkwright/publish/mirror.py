@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 MOST_BYTES = 64 << 20
 """Bytes of a page or a statement, at most; a page with 100,000 wheels has about as many."""
-_NOT_FOUND = (404, 410)
+# S3 answers 403 for a file that is not there, to those who may not list the bucket.
+_NOT_FOUND = (403, 404, 410)
 
 
 class Mirror(Protocol):

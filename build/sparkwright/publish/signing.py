@@ -322,7 +322,7 @@ def _verify_bundle(opened: OpenedEnvelope, root: TrustRoot) -> str:
             raise UntrustedKeyError(
                 f"{opened.what} is signed by an unknown identity",
                 because=f"the pinned root trusts {', '.join(one.identity for one in root.identities)}",
-                next_step="take another mirror; if the publisher confirms the identity, pin their present root",
+                next_step="take another mirror; if the publisher confirms the identity, pin their root",
             ) from error
         raise SignatureError(
             f"{opened.what} has a wrong signature",

@@ -206,7 +206,7 @@ class _Reading:
         if data is None:
             raise UnknownNameError(
                 f"there is no channel {self.channel} at {self.mirror.address}",
-                because=f"{path} does not exist there",
+                because=f"{path} does not exist there, or may not be read",
             )
         what = f"the statement of channel {self.channel}"
         opened = open_envelope(data, CHANNEL_TYPE, what)
