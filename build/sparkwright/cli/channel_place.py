@@ -34,7 +34,7 @@ target_option = click.option(
     default="",
     envvar=TARGET_VARIABLE,
     metavar="ADDRESS",
-    help="Where channels are; the folder published/ beside the wheels by default.",
+    help="Folder, s3://, davs:// or github://; the folder published/ beside the wheels by default.",
 )
 trust_option = click.option(
     "--trust",
@@ -89,17 +89,13 @@ def open_place(root: Path, address: str) -> Target:
     Raises:
         ConfigError: it is no address of a target.
     """
-    from sparkwright.publish.folder_target import FolderTarget
-
     if not address:
-        return FolderTarget(default_folder(root))
-    if address.startswith("file://"):
-        from urllib.parse import unquote, urlsplit
+        from sparkwright.publish.folder_target import FolderTarget
 
-        return FolderTarget(Path(unquote(urlsplit(address).path)))
-    if "://" in address:
-        raise ConfigError(f"{address} is no target", next_step="name a folder")
-    return FolderTarget(Path(address).absolute())
+        return FolderTarget(default_folder(root))
+    from sparkwright.publish.targets import open_target
+
+    return open_target(address)
 
 
 def make_publisher(

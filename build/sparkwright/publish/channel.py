@@ -203,7 +203,7 @@ def require_channel_name(name: str) -> str:
 
 
 def pages_of(state: ChannelState) -> dict[str, bytes]:
-    """Return every page of *state* by its path below ``simple/``: those of each series, then those over all."""
+    """Return every page of *state* by its path below ``simple/``: each series' own, then those over all."""
     entries = [file.on_page() for file in state.files]
     status = ProjectStatus(state.status, state.reason)
     return {**series_pages(entries, status), **index_pages(entries, status)}

@@ -1,0 +1,218 @@
+"""A static web server as a target that can only be read, and the requests that WebDAV shares with it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO, NoReturn, TypeVar
+from urllib.parse import quote
+
+from sparkwright.base.digests import CHUNK, sha256_bytes
+from sparkwright.base.errors import PublishError, UploadError
+from sparkwright.publish.target import Stored, StoredStat, checked_path
+from sparkwright.upstream.network import (
+    InterruptedFetch,
+    RefusedFetchError,
+    open_session,
+    reason_of,
+    retrying,
+    shown,
+)
+from sparkwright.upstream.settings import IndexSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import requests
+
+T = TypeVar("T")
+
+_FORBIDDEN = frozenset({401, 403})
+_NOT_FOUND = 404
+_CONFLICT = 409
+_NO_SPACE = 507
+
+
+@dataclass(frozen=True)
+class WebTarget:
+    """Files below an address, which are read and never written; the tag of a file is its SHA-256.
+
+    Attributes:
+        base: ``http`` or ``https`` address, without a slash at its end.
+        settings: time-outs, tries, certificates, and hosts that may be asked without encryption.
+        user: name for HTTP's basic authentication; without one, ``~/.netrc`` is used.
+        password: its password.
+    """
+
+    base: str
+    settings: IndexSettings = field(default_factory=IndexSettings, repr=False)
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    def read(self, path: str) -> Stored | None:
+        """See `Target.read`."""
+        response = self.ask("GET", checked_path(path), accept={_NOT_FOUND})
+        if response.status_code == _NOT_FOUND:
+            return None
+        return Stored(response.content, sha256_bytes(response.content))
+
+    def stat(self, path: str) -> StoredStat | None:
+        """See `Target.stat`; reads the whole file for its digest."""
+        found = self.fingerprint(path)
+        return StoredStat(found.size, self.digest(path)) if found else None
+
+    def fingerprint(self, path: str) -> StoredStat | None:
+        """Return size and ETag of the file at *path* as the server states them, `None` if there is none."""
+        response = self.ask("HEAD", checked_path(path), accept={_NOT_FOUND})
+        if response.status_code == _NOT_FOUND:
+            return None
+        return StoredStat(int(response.headers.get("Content-Length", -1)), response.headers.get("ETag", ""))
+
+    def digest(self, path: str) -> str:
+        """Return the SHA-256 of the file at *path*, read from the server; a cut transfer starts over."""
+        return self._exchange("GET", checked_path(path), consume=_digest_of, stream=True)
+
+    def put_file(self, path: str, file: Path, sha256: str) -> None:  # noqa: ARG002 - the protocol's
+        """Refuse: a plain web server takes no files."""
+        self._refuse(f"{path} was not published")
+
+    def replace(self, path: str, data: bytes, *, expected: str | None) -> str:  # noqa: ARG002 - the protocol's
+        """Refuse: a plain web server takes no files."""
+        self._refuse(f"{path} was not replaced")
+
+    def list(self, prefix: str) -> list[str]:
+        """Refuse: a plain web server lists no files."""
+        self._refuse(f"the files below {prefix or self.base} were not listed")
+
+    def url(self, path: str) -> str:
+        """See `Target.url`."""
+        return f"{self.base}/{quote(path, safe='/')}"
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        accept: set[int] | frozenset[int] = frozenset(),
+        headers: dict[str, str] | None = None,
+        body: Callable[[], bytes | BinaryIO] | None = None,
+        settings: IndexSettings | None = None,
+    ) -> requests.Response:
+        """Send a request, again after a failure that may pass, and return the whole answer.
+
+        Args:
+            method: HTTP's, or WebDAV's.
+            path: of the file; one for a folder ends in a slash.
+            accept: statuses from 300 on that are no errors.
+            headers: to send.
+            body: gives the body, bytes or an open file, anew for each try.
+            settings: other time-outs and tries than the target's.
+
+        Raises:
+            UploadError: the server cannot be reached, is too slow, or refuses.
+        """
+        return self._exchange(
+            method,
+            path,
+            consume=lambda answer: answer,
+            accept=accept,
+            headers=headers,
+            body=body,
+            settings=settings,
+        )
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        consume: Callable[[requests.Response], T],
+        accept: set[int] | frozenset[int] = frozenset(),
+        headers: dict[str, str] | None = None,
+        body: Callable[[], bytes | BinaryIO] | None = None,
+        stream: bool = False,
+        settings: IndexSettings | None = None,
+    ) -> T:
+        """Send a request and return what *consume* makes of the answer, both within one try; see `ask`."""
+        reads = method in {"GET", "HEAD"}
+
+        settings = settings or self.settings
+
+        def once() -> T:
+            with contextlib.ExitStack() as opened:
+                data = body() if body else None
+                if data is not None and not isinstance(data, bytes):
+                    opened.callback(data.close)
+                response = self._session.request(
+                    method, self.url(path), headers=headers, data=data, stream=stream,
+                    timeout=settings.timeout_s, allow_redirects=reads,
+                )  # fmt: skip
+                opened.callback(response.close)
+                if response.status_code >= 300 and response.status_code not in accept:  # noqa: PLR2004
+                    _raise_status(response)
+                return consume(response)
+
+        with self._failing(method, path):
+            return retrying(settings, f"{method} {path}")(once)
+
+    @functools.cached_property
+    def _session(self) -> requests.Session:
+        session = open_session(self.settings)
+        session.headers["Accept-Encoding"] = "identity"
+        if self.user:
+            session.auth = (self.user, self.password)
+        return session
+
+    @contextlib.contextmanager
+    def _failing(self, method: str, path: str) -> Iterator[None]:
+        """Turn a request that failed for good into one error, without credentials.
+
+        Raises:
+            UploadError: it did.
+        """
+        try:
+            yield
+        except PublishError:
+            raise
+        except (OSError, RefusedFetchError, InterruptedFetch) as error:  # requests' own are OSErrors
+            raise self._failed(method, path, error) from error
+
+    def _failed(self, method: str, path: str, error: Exception) -> UploadError:
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        step = "check the address and the network; the same command resumes"
+        if status in _FORBIDDEN:
+            step = (
+                "check ~/.netrc, or SPARKWRIGHT_DAV_USER and SPARKWRIGHT_DAV_PASSWORD, and the server's rules"
+            )
+        if status == _CONFLICT:
+            step = "make the folder of this address on the server"
+        if status == _NO_SPACE:
+            step = "free some space on the server; the same command resumes"
+        return UploadError(
+            f"{method} of {path} at {shown(self.base)} failed", because=reason_of(error), next_step=step
+        )
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UploadError(
+            what,
+            because=f"{shown(self.base)} is a plain web server, which is only read",
+            next_step="publish to a folder, or to an address with davs://, s3:// or github://",
+        )
+
+
+def _digest_of(response: requests.Response) -> str:
+    digest = hashlib.sha256()
+    for chunk in response.iter_content(CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _raise_status(response: requests.Response) -> NoReturn:
+    """Raise requests' own error for an answer that is none of those expected."""
+    import requests
+
+    response.raise_for_status()
+    raise requests.HTTPError(f"unexpected {response.status_code}", response=response)

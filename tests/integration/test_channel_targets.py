@@ -1,0 +1,88 @@
+"""Channels on real servers: promoted, rolled back, verified over HTTP, and installed from by pip and uv."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import target_kit
+from channel_kit import POLICY, ChannelWorld, now
+from test_publish_targets import credentials
+
+from sparkwright.base.errors import TamperedError
+from sparkwright.publish.mirror import open_mirror
+from sparkwright.publish.targets import open_target
+from sparkwright.upstream import IndexSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OLD, NEW = "0.24.0+spark.9.ffffffff", "0.24.0+spark.10.10000001"
+
+
+@pytest.fixture(params=["nginx", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple]:
+    """Give the target of a server, and the address under which clients read it."""
+    credentials(monkeypatch)
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        if request.param == "nginx":
+            server = stack.enter_context(target_kit.nginx(folder))
+            yield open_target(f"dav://{server}"), f"http://{server}"
+            return
+        server = stack.enter_context(target_kit.s3_server(folder))
+        target = open_target(f"s3://wheels/p?endpoint={server}")
+        target._client.put_bucket_acl(Bucket="wheels", ACL="public-read")
+        # moto knows no policy for reading: each object is written as a public one.
+        original = target._client.meta.events
+        original.register("provide-client-params.s3.PutObject", _public)
+        original.register("provide-client-params.s3.CreateMultipartUpload", _public)
+        yield target, f"{server}/wheels/p"
+
+
+def _public(params: dict, **_: object) -> dict:
+    return {**params, "ACL": "public-read"}
+
+
+def installed(client: str, index: str, into: Path) -> str:
+    """Return the version that *client* installs without a pin."""
+    alone = ("--no-deps", "--only-binary", ":all:", "--target", str(into), "--index-url", index, "vllm")
+    argv = (
+        ("pip", "--isolated", "install")
+        if client == "pip"
+        else ("uv", "pip", "install", "--no-cache", "--no-config")
+    )
+    subprocess.run([sys.executable, "-m", *argv, *alone], check=True, capture_output=True)
+    (info,) = into.glob("vllm-*.dist-info")
+    return info.name.removeprefix("vllm-").removesuffix(".dist-info")
+
+
+def test_a_channel_on_a_server(place: tuple, tmp_path: Path) -> None:
+    target, address = place
+    world = ChannelWorld(tmp_path)
+    publisher = world.publisher(target)
+    for version in (OLD, NEW):
+        world.promote(version, "stable", publisher=publisher)
+    index = f"{address}/channels/stable/simple"
+    settings = IndexSettings(timeout_s=20.0, attempts=2, backoff_s=0.01)
+
+    def verify() -> object:
+        mirror, _ = open_mirror(f"{address}/channels/stable", settings)
+        return world.verify("stable", mirror=mirror)
+
+    verify()
+    assert [installed(client, index, tmp_path / f"new-{client}") for client in ("pip", "uv")] == [NEW, NEW]
+    publisher.rollback("stable", POLICY, now(), to=None, reason="crashes")
+    verify()
+    assert [installed(client, index, tmp_path / f"old-{client}") for client in ("pip", "uv")] == [OLD, OLD]
+    page = "channels/stable/simple/vllm/index.json"
+    found = target.read(page)
+    assert b"crashes" in found.data
+    target.replace(page, found.data.replace(b"crashes", b"harmless"), expected=found.tag)
+    with pytest.raises(TamperedError):
+        verify()

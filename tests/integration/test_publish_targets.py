@@ -1,0 +1,232 @@
+"""One contract for every target, against real servers: nginx, Apache, moto's S3, and a stand-in for gh."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import target_kit
+from wheelkit import sha256
+
+from sparkwright.base.errors import LostRaceError, PublishError, TamperedError
+from sparkwright.publish.targets import open_target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WHEEL = "files/ab/vllm-0.24.0+spark.3.aaaaaaaa-cp38-abi3-manylinux_2_28_aarch64.whl"
+PAGE = "stable/simple/vllm/index.json"
+KINDS = ("folder", "s3", "nginx", "apache", "github")
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory):
+    """Start each server when the first test asks for it."""
+    import contextlib
+
+    running: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+
+        def address(kind: str) -> str:
+            if kind not in running:
+                start = {"s3": target_kit.s3_server, "nginx": target_kit.nginx, "apache": target_kit.apache}[
+                    kind
+                ]
+                running[kind] = stack.enter_context(start(tmp_path_factory.mktemp(kind)))
+            return running[kind]
+
+        yield address
+
+
+@pytest.fixture(params=KINDS)
+def address(request: pytest.FixtureRequest, servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of an empty target of each kind."""
+    return empty(request.param, servers, tmp_path, monkeypatch)
+
+
+def empty(kind: str, servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"t{next(_numbers)}"
+    if kind == "folder":
+        return str(tmp_path / "target")
+    if kind == "s3":
+        credentials(monkeypatch)
+        return f"s3://wheels/{name}?endpoint={servers(kind)}"
+    if kind == "github":
+        monkeypatch.setenv("PATH", f"{target_kit.install_gh(tmp_path / 'bin')}:{os.environ['PATH']}")
+        monkeypatch.setenv("GH_STATE", str(tmp_path / "state"))
+        monkeypatch.setenv("GH_TOKEN", "token-of-the-test")
+        return "github://owner/wheels-of-ours"
+    import requests
+
+    requests.request("MKCOL", f"http://{servers(kind)}/{name}/", timeout=60).raise_for_status()
+    return f"dav://{servers(kind)}/{name}"
+
+
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "access")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-test")
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    return file_of(tmp_path, 300_000)
+
+
+def file_of(folder: Path, size: int, seed: int = 1) -> Path:
+    path = folder / f"{seed}-{size}.whl"
+    path.write_bytes(random.Random(seed).randbytes(size))
+    return path
+
+
+# Files that never change ----------------------------------------------------------------------------
+
+
+def test_what_is_put_is_there(address: str, wheel: Path) -> None:
+    target = open_target(address)
+    assert target.read(WHEEL) is None
+    assert target.stat(WHEEL) is None
+    target.put_file(WHEEL, wheel, sha256(wheel))
+    assert target.read(WHEEL).data == wheel.read_bytes()
+    assert target.stat(WHEEL).size == 300_000
+    assert target.stat(WHEEL).tag == target.read(WHEEL).tag
+    open_target(address).put_file(WHEEL, wheel, sha256(wheel))  # again, as the next run does
+    assert target.list("") == [WHEEL]
+
+
+def test_a_published_file_never_changes(address: str, wheel: Path, tmp_path: Path) -> None:
+    target = open_target(address)
+    target.put_file(WHEEL, wheel, sha256(wheel))
+    other = file_of(tmp_path, 300_000, seed=2)
+    with pytest.raises(TamperedError, match="never change"):
+        target.put_file(WHEEL, other, sha256(other))
+    assert target.read(WHEEL).data == wheel.read_bytes()
+
+
+def test_a_file_with_another_digest_is_not_published(address: str, wheel: Path) -> None:
+    target = open_target(address)
+    with pytest.raises(TamperedError):
+        target.put_file(WHEEL, wheel, "0" * 64)
+    assert target.stat(WHEEL) is None
+    target.put_file(WHEEL, wheel, sha256(wheel))
+
+
+def test_statements_are_put_like_wheels(address: str, tmp_path: Path) -> None:
+    page = tmp_path / "statement.json"
+    page.write_bytes(b'{"a": 1}')
+    target = open_target(address)
+    for _ in range(2):
+        target.put_file("statements/1.json", page, sha256(page))
+    assert target.read("statements/1.json").data == b'{"a": 1}'
+    page.write_bytes(b'{"a": 2}')
+    with pytest.raises(TamperedError):
+        target.put_file("statements/1.json", page, sha256(page))
+
+
+# Pointers -------------------------------------------------------------------------------------------
+
+
+def test_a_pointer_is_replaced_only_from_the_state_that_was_read(address: str) -> None:
+    target = open_target(address)
+    first = target.replace(PAGE, b"one", expected=None)
+    assert target.read(PAGE).tag == first
+    assert target.stat(PAGE).tag == first
+    second = target.replace(PAGE, b"two", expected=first)
+    assert target.read(PAGE).data == b"two"
+    for stale in (None, first, "unknown"):
+        with pytest.raises(LostRaceError, match="another publisher wrote it first"):
+            target.replace(PAGE, b"three", expected=stale)
+    assert target.read(PAGE).data == b"two"
+    assert target.read(PAGE).tag == second
+    with pytest.raises(LostRaceError):
+        target.replace("stable/none.json", b"x", expected=second)
+    assert target.read("stable/none.json") is None
+
+
+def test_files_are_listed_by_folder(address: str, wheel: Path) -> None:
+    target = open_target(address)
+    assert target.list("") == []
+    target.put_file(WHEEL, wheel, sha256(wheel))
+    target.replace(PAGE, b"x", expected=None)
+    target.replace("stable/channel.json", b"x", expected=None)
+    target.replace("stable-2/a b+c.json", b"x", expected=None)
+    assert target.list("") == sorted([WHEEL, PAGE, "stable/channel.json", "stable-2/a b+c.json"])
+    assert target.list("stable") == target.list("stable/") == sorted([PAGE, "stable/channel.json"])
+    assert target.list("files/") == [WHEEL]
+    assert target.list("absent") == []
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "a//b", "../a", "a/../../b", "a\\b", "a\nb"])
+def test_paths_that_lead_elsewhere_are_refused(address: str, wheel: Path, path: str) -> None:
+    target = open_target(address)
+    calls = (
+        lambda: target.read(path),
+        lambda: target.stat(path),
+        lambda: target.put_file(path, wheel, sha256(wheel)),
+        lambda: target.replace(path, b"", expected=None),
+    )
+    for call in calls:
+        with pytest.raises(PublishError, match="not a relative path"):
+            call()
+
+
+# Two publishers -------------------------------------------------------------------------------------
+
+_PUBLISHER = """
+import sys
+from sparkwright.base.errors import LostRaceError
+from sparkwright.publish.targets import open_target
+address, path, who, rounds = sys.argv[1:]
+target, won, lost = open_target(address), 0, 0
+while won < int(rounds):
+    found = target.read(path)
+    try:
+        before, tag = (found.data, found.tag) if found else (b"", None)
+        target.replace(path, before + who.encode(), expected=tag)
+        won += 1
+    except LostRaceError:
+        lost += 1
+print(won, lost)
+"""
+
+
+def test_of_two_publishers_at_once_nothing_is_lost(address: str) -> None:
+    """Each appends its letter to one pointer; a lost write would be a missing letter."""
+    rounds = 6
+    command = [sys.executable, "-c", _PUBLISHER, address, PAGE]
+    children = [
+        subprocess.Popen([*command, who, str(rounds)], stdout=subprocess.PIPE, text=True) for who in "ab"
+    ]
+    told = [child.communicate(timeout=240)[0].split() for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    assert [int(won) for won, _ in told] == [rounds, rounds]
+    written = open_target(address).read(PAGE).data.decode()
+    assert sorted(written) == ["a"] * rounds + ["b"] * rounds
+
+
+def test_two_publishers_of_one_wheel_both_succeed(address: str, wheel: Path) -> None:
+    failures: list[Exception] = []
+
+    def put() -> None:
+        try:
+            open_target(address).put_file(WHEEL, wheel, sha256(wheel))
+        except Exception as error:  # noqa: BLE001 - reported below
+            failures.append(error)
+
+    threads = [threading.Thread(target=put) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [str(failure) for failure in failures] == []
+    assert open_target(address).read(WHEEL).data == wheel.read_bytes()
+    assert open_target(address).list("") == [WHEEL]
