@@ -14,7 +14,7 @@ from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, Trito
 from vllm.v1.attention.backends.utils import set_kv_cache_layout
 
 CODES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-SEGMENTS = 16
+SEGMENTS, MOST_SEGMENTS = 16, 64
 NOBODY = 0x7F  # as a scale, NaN
 BEHIND = 64  # entries of memory behind a block table
 
@@ -44,6 +44,7 @@ class Shape(NamedTuple):
     segmented: bool = False
     cache_dtype: str = "nvfp4"
     dtype: torch.dtype = torch.float32
+    cold: bool = False  # all scores are far below zero
 
 
 # Between them: both layouts and block sizes, one tile and several, and every kind of attention.
@@ -136,6 +137,7 @@ def fill(shape: Shape) -> Scene:
     for request, length in enumerate(shape.lengths):
         size = (2, length, shape.kv_heads, shape.head_size)
         key, value = torch.randn(size, generator=generator).to(shape.dtype)
+        key = key.abs() + 1 if shape.cold else key
         scene.keys.append(key)
         scene.values.append(value)
         write(scene, key, value, scene.slots(request))
@@ -198,6 +200,7 @@ def attention_error(shape: Shape) -> float:
     """How far, relative to its size, the backend's output is from attention in float64."""
     scene = fill(shape)
     query = torch.randn(sum(shape.queries), shape.heads, shape.head_size).to(shape.dtype)
+    query = -10 * (query.abs() + 1) if shape.cold else query
     output = read(scene, query)
     parts = query.split(shape.queries)
     wanted = torch.cat([attended(scene, part, request) for request, part in enumerate(parts)])
@@ -209,7 +212,7 @@ def read(scene: Scene, query: torch.Tensor) -> torch.Tensor:
     shape = scene.shape
     starts = torch.tensor([0, *shape.queries]).cumsum(0)
     width = 1 << (shape.head_size - 1).bit_length()
-    partial = (len(shape.lengths), shape.heads, SEGMENTS)
+    partial = (len(query) * MOST_SEGMENTS if shape.segmented else 1, shape.heads)
     metadata = SimpleNamespace(
         num_actual_tokens=len(query),
         max_query_len=max(shape.queries),

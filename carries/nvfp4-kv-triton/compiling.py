@@ -72,6 +72,10 @@ class Bench:
                 del device_id
                 return f"sm_{arch}"
 
+            def num_compute_units(self, device_id: int = 0) -> int:
+                del device_id
+                return 132 if arch == 90 else 48  # of an H100 or H200, of a GB10
+
         platform = Pretended()
         for name, module in list(sys.modules.items()):
             if name.startswith("vllm.") and "current_platform" in vars(module):
@@ -81,12 +85,13 @@ class Bench:
 def launch(head_size: int, dtype: Any, queries: int) -> None:
     """Attend with *queries* of one request in four heads a KV head, as a step of serving does."""
     import torch
-    from vllm.v1.attention.ops.triton_nvfp4_kv import nvfp4_code_views
+    from vllm.v1.attention.ops.triton_nvfp4_kv import nvfp4_code_views, nvfp4_segment_buffers
     from vllm.v1.attention.ops.triton_unified_attention import unified_attention
     from vllm.v1.kv_cache_interface import KVQuantMode
 
     query = torch.zeros(queries, 8, head_size, dtype=dtype)
     key, value = nvfp4_code_views(torch.zeros(16, 2, 16, 2, head_size * 9 // 16, dtype=torch.uint8))
+    output, maxima, sums = nvfp4_segment_buffers(8, head_size, dtype, torch.device("cpu"))
     unified_attention(
         query,
         key,
@@ -104,6 +109,11 @@ def launch(head_size: int, dtype: Any, queries: int) -> None:
         q_descale=None,
         k_descale=torch.ones(()),
         v_descale=torch.ones(()),
+        seq_threshold_3D=16,
+        num_par_softmax_segments=16,
+        softmax_segm_output=output,
+        softmax_segm_max=maxima,
+        softmax_segm_expsum=sums,
         kv_quant_mode=KVQuantMode.NVFP4,
     )
 
@@ -115,7 +125,7 @@ def operand_bits(ttgir: str) -> list[int]:
 
 
 def main() -> int:
-    """Compile decode and prefill of all launches, and print what they take as JSON."""
+    """Compile decode, drafts and prefill of all launches, and print what they take as JSON."""
     arch, path, wanted = (json.loads(word) for word in sys.argv[1:])
     sys.path[:] = path
     bench = Bench()
@@ -126,7 +136,7 @@ def main() -> int:
 
     taken = []
     for name, head_size in wanted:
-        for queries in (1, 200):
+        for queries in (1, 16, 2000):
             said = {"dtype": name, "head_size": head_size, "queries": queries, "refused": ""}
             bench.compiled.clear()
             try:
@@ -134,13 +144,16 @@ def main() -> int:
             except PTXASError as error:
                 taken.append(said | {"refused": str(error)[-500:]})
                 continue
-            for _, kernel in bench.compiled:
+            for function, kernel in bench.compiled:
+                if function.fn.__name__ != "kernel_unified_attention":
+                    continue  # adds up segments, and decodes nothing
                 assembly = "fma.rn.bf16x2" if name == "bfloat16" else "fma.rn.f16x2"
                 decoded = assembly in kernel.asm["ptx"] and "prmt.b32" in kernel.asm["ptx"]
                 taken.append(
                     said
                     | {
                         "shared": kernel.metadata.shared,
+                        "split": kernel.src.constants.get((kernel.src.fn.arg_names.index("IS_3D"),), False),
                         "decoded": decoded,
                         "bits": operand_bits(kernel.asm["ttgir"]),
                     }

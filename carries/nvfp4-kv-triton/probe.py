@@ -59,6 +59,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
 LAYOUTS = ("NHD", "HND")
+MANY = 2000  # queries of a request, enough to fill a card without a split
 SM_121 = (121, 99 << 10)  # the architecture, and bytes of shared memory that a block may have
 MODES = {"auto": KVQuantMode.NONE, "nvfp4": KVQuantMode.NVFP4, "fp8": KVQuantMode.FP8_PER_TENSOR}
 
@@ -305,7 +306,7 @@ def check_table_reads() -> None:
     """No entry behind the block table is read, also where the last tile is longer than what is left."""
     from triton.runtime.interpreter import InterpreterBuilder
 
-    scene = fill(Shape(queries=(1, 1), lengths=(20, 70)))
+    scene = fill(Shape(queries=(1, 4), lengths=(20, 70), segmented=True))
     end = scene.table.data_ptr() + 4 * scene.table.numel()
     load, reads, behind = InterpreterBuilder.create_masked_load, 0, 0
 
@@ -317,7 +318,7 @@ def check_table_reads() -> None:
         return load(builder, pointers, mask, *others)
 
     with mock.patch.object(InterpreterBuilder, "create_masked_load", watched):
-        read(scene, torch.randn(2, scene.shape.heads, scene.shape.head_size))
+        read(scene, torch.randn(5, scene.shape.heads, scene.shape.head_size))
     expect(reads, "the block table was not seen to be read")
     expect(not behind, f"{behind} entries behind the block table are read")
 
@@ -352,10 +353,22 @@ def check_what_a_card_runs() -> None:
     arch, most = SM_121
     heads = [("bfloat16", 256), ("bfloat16", 512), ("float32", 128), ("float32", 256)]
     for taken in replay.launched(arch, heads):
+        expect(taken["split"] == (taken["queries"] < MANY), f"sm_{arch}: split otherwise: {taken}")
         expect(not taken["refused"], f"sm_{arch}: ptxas refuses {taken}")
         expect(taken["decoded"], f"sm_{arch}: not decoded by PTX: {taken}")
         expect(taken["shared"] <= most, f"sm_{arch}: more than {most} bytes of shared memory: {taken}")
         expect(taken["bits"] == [32], f"sm_{arch}: operands of tl.dot come from narrow loads: {taken}")
+
+
+def check_splitting() -> None:
+    """Contexts in segments are read as whole ones are; faults planted in their sums and edges are found."""
+    import splitting
+
+    wrong, missed = splitting.wrong(), splitting.missed()
+    expect(not wrong, f"{len(wrong)} cases are read wrongly: {wrong[:3]}")
+    expect(not missed, f"planted faults are not found: {missed}")
+    expect(not (strayed := splitting.strayed()), f"written by padding, or otherwise than before: {strayed}")
+    expect(not (odd := splitting.odd_numbers()), f"numbers of segments: {odd}")
 
 
 def probe() -> None:
@@ -382,5 +395,6 @@ def probe() -> None:
         error = attention_error(shape)
         expect(error < limit(shape), f"{shape}: error {error:.1e}")
     check_table_reads()
+    check_splitting()
     check_what_a_card_runs()
     set_kv_cache_layout(None)

@@ -1,0 +1,219 @@
+"""Contexts that are split over thread blocks: the sums of their parts, in Triton's interpreter.
+
+Every case is read with a given number of segments. Faults are planted in a copy of the tree's modules, one at
+a time, and the same cases have to find them. Imported once the tree under test is known to have the reader.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from unittest import mock
+
+import torch
+from attending import Shape, attention_error, fill, limit, read
+from vllm.v1.attention.backends import triton_attn
+from vllm.v1.attention.ops import triton_nvfp4_kv as kv
+from vllm.v1.attention.ops import triton_unified_attention as reader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+# Segments, and what is read with them. Tiles have 32 tokens here.
+MIXED = Shape(heads=8, queries=(16, 1, 7), lengths=(150, 97, 33))
+CASES = (
+    (
+        2,
+        Shape(queries=(16, 2), lengths=(33, 65)),
+    ),  # one token in the last tile, which most queries do not see
+    (2, Shape(queries=(16, 16), lengths=(33, 48), cold=True)),
+    (3, MIXED),
+    (5, MIXED),  # as many as there are tiles
+    (64, MIXED),  # more than there are tiles
+    (7, Shape(queries=(4, 16), lengths=(150, 130), window=8)),  # all but one or two are empty
+    (3, Shape(queries=(4, 4), lengths=(150, 37), window=8, causal=False)),
+    (3, Shape(queries=(3, 16), lengths=(100, 70), causal=False, layout="HND")),
+    (4, Shape(queries=(32, 5), lengths=(100, 130), sinks=True, softcap=5.0)),
+    (4, Shape(queries=(1, 1), lengths=(100, 130), sinks=True, window=20)),
+    (3, Shape(head_size=96, queries=(5, 9), lengths=(70, 40), alibi=True, block_size=32, layout="HND")),
+    (3, Shape(head_size=256, heads=2, kv_heads=2, queries=(4, 1), lengths=(70, 40))),
+    (3, Shape(head_size=512, heads=2, kv_heads=1, queries=(4, 1), lengths=(70, 40), dtype=torch.float16)),
+)
+
+
+class Fault(NamedTuple):
+    """One line of *module*, and what it is planted as; functions of the module's copy replace *names*."""
+
+    module: ModuleType
+    line: str
+    planted: str
+
+
+BATCHES = (
+    (1, 1),
+    (1, 16),
+    (3, 5),
+    (8, 16),
+    (64, 1),
+    (64, 16),
+    (1, 4000),
+    (300, 1),
+)  # requests, queries of each
+MANY = 4000
+TILES_OF_40 = 3  # that a window of 40 tokens can touch
+
+EDGE = "loop_hi = tl.minimum(loop_lo + tiles_per_segment, loop_hi)"
+FAULTS = (
+    Fault(kv, "output = tl.sum(output * factor[:, None], axis=0)", "output = tl.sum(output, axis=0)"),
+    Fault(kv, "total = tl.sum(expsum * factor)", "total = tl.sum(expsum)"),
+    Fault(kv, 'M = tl.where(L > 0.0, M, float("-inf"))', "M += 0.0"),
+    Fault(reader, EDGE, EDGE.replace("tiles_per_segment", "tiles_per_segment - 1")),
+    Fault(reader, EDGE, EDGE.replace("tiles_per_segment", "tiles_per_segment + 1")),
+    Fault(
+        reader,
+        "tiles_per_segment = cdiv_fn(loop_hi - loop_lo, tl.num_programs(2))",
+        "tiles_per_segment = (loop_hi - loop_lo) // tl.num_programs(2)",
+    ),
+    Fault(
+        reader,
+        "query_abs_pos = context_len + query_pos[:, None]",
+        "query_abs_pos = context_len + query_pos[:, None] + 1",
+    ),
+)
+USED = {
+    kv: ((reader, "reduce_nvfp4_segments"), (reader, "store_nvfp4_segment")),
+    reader: ((triton_attn, "unified_attention"),),
+}
+
+
+@contextmanager
+def segmented(segments: int, where: ModuleType = reader) -> Iterator[None]:
+    """Have every context split into *segments*."""
+    with mock.patch.object(where, "nvfp4_segments", return_value=segments):
+        yield
+
+
+def error(segments: int, shape: Shape, where: ModuleType = reader) -> float:
+    """Distance of the output from attention in float64, in terms of its size."""
+    with segmented(segments, where):
+        return attention_error(shape._replace(segmented=True))
+
+
+def wrong() -> list[str]:
+    """Cases that are not read as attention in float64 gives them."""
+    errors = {(segments, shape): error(segments, shape) for segments, shape in CASES}
+    return [
+        f"{n} segments, {shape}: error {e:.1e}" for (n, shape), e in errors.items() if not e < limit(shape)
+    ]
+
+
+def missed() -> list[str]:
+    """Planted faults that no case finds."""
+    found = []
+    for fault in FAULTS:
+        with planted(fault) as where:
+            seen = any(not error(segments, shape, where) < limit(shape) for segments, shape in CASES[:2])
+        if not seen:
+            found.append(fault.planted)
+    return found
+
+
+def strayed() -> list[str]:
+    """Outputs that differ between two runs, and rows of a graph's padding that were written.
+
+    A captured graph has more tokens and requests than a replay: the last requests are empty then, and the
+    last rows are no request's.
+    """
+    scene = fill(MIXED._replace(segmented=True))
+    query = torch.randn(sum(MIXED.queries), MIXED.heads, MIXED.head_size)
+    with segmented(3):
+        first, second = read(scene, query), read(scene, query)
+        padded = scene.shape._replace(queries=(*MIXED.queries, 0, 0), lengths=(*MIXED.lengths, 0, 0))
+        scene.shape, scene.table = padded, torch.cat([scene.table, scene.table[:2]])
+        longer = read(scene, torch.cat([query, query[:5]]))
+    found = {
+        "two runs differ": not first.equal(second),
+        "empty requests change others": not longer[: len(query)].equal(first),
+        "rows of no request are written": not longer[len(query) :].isnan().all(),
+    }
+    return [name for name, bad in found.items() if bad]
+
+
+def odd_numbers() -> list[str]:
+    """Numbers of segments, for cards of 48 and 132 multiprocessors, that do not fit the buffers or the batch.
+
+    The context of a few drafts has to be split, that of many queries must not be.
+    """
+    found = []
+    for size, dtype in (
+        (64, torch.bfloat16),
+        (128, torch.bfloat16),
+        (256, torch.float32),
+        (512, torch.float16),
+    ):
+        for units in (48, 132):
+            with mock.patch.object(kv, "current_platform", _Card(units)):
+                output, maxima, sums = kv.nvfp4_segment_buffers(32, size, dtype, torch.device("meta"))
+            rows = output.numel() // size
+            if not rows == maxima.numel() == sums.numel():
+                found.append(f"buffers of {rows}, {maxima.numel()} and {sums.numel()} rows")
+            for requests, queries in BATCHES:
+                blocks, taken = requests * -(-queries // 4) * 8, requests * queries * 32
+                whole, windowed = (
+                    kv.nvfp4_segments(rows, taken, blocks, 16, size, dtype, window) for window in (0, 40)
+                )
+                room = min(max(1, rows // taken), kv.MAX_SEGMENTS)
+                least = 2 if blocks <= units and room > 1 else 1
+                most = room if queries < MANY else 1
+                if not least <= whole <= most or windowed > TILES_OF_40:
+                    batch = f"{requests} x {queries}, heads of {size}, {units} multiprocessors"
+                    found.append(f"{whole}, {windowed} in a window, for {batch}")
+    return found
+
+
+class _Card:
+    """What the platform says of a card that is not a Hopper."""
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+
+    def is_cuda(self) -> bool:
+        return True
+
+    def is_device_capability_family(self, family: int) -> bool:
+        return family == 120
+
+    def num_compute_units(self) -> int:
+        return self.units
+
+
+@contextmanager
+def planted(fault: Fault) -> Iterator[ModuleType]:
+    """Read with a copy of the module that has the fault; yields the module that chooses the segments.
+
+    Raises:
+        RuntimeError: the tree does not have the line once.
+    """
+    source = Path(str(fault.module.__file__)).read_text(encoding="utf-8")
+    if source.count(fault.line) != 1:
+        raise RuntimeError(f"{fault.line!r} is not one line of {fault.module.__name__}")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "planted.py")
+        file.write_text(source.replace(fault.line, fault.planted), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location("planted", file)
+        if spec is None or spec.loader is None:
+            raise RuntimeError(f"{file} is no module")
+        copy = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(copy)
+        patches = [mock.patch.object(user, name, getattr(copy, name)) for user, name in USED[fault.module]]
+        for patch in patches:
+            patch.start()
+        try:
+            yield copy if fault.module is reader else reader
+        finally:
+            for patch in patches:
+                patch.stop()
