@@ -8,7 +8,7 @@ if [ "$(uname -m)" != aarch64 ] && ! command -v aarch64-linux-gnu-g++ >/dev/null
     packages+=(g++-aarch64-linux-gnu libc6-dev-arm64-cross)
 fi
 [ -x /usr/sbin/sshd ] || packages+=(openssh-server)
-[ -x /usr/sbin/nginx ] || packages+=(nginx-light)
+[ -e /usr/lib/nginx/modules/ngx_http_dav_ext_module.so ] || packages+=(nginx-light libnginx-mod-http-dav-ext)
 if [ ${#packages[@]} -gt 0 ]; then
     as_root=$([ "$(id -u)" = 0 ] || echo sudo)
     $as_root apt-get update -qq
