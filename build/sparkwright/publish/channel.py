@@ -59,6 +59,8 @@ class ListedWheel(Model, frozen=True):
         promotion: SHA-256 of the signed statement by which it did.
         yanked: reason of its yank; `None` if it is not yanked.
         provenance: SHA-256 of its signed provenance; empty if it has none.
+        url: its absolute address where it is on another host than the pages. Unset elsewhere, so that states
+            without one keep their bytes.
     """
 
     filename: str
@@ -72,6 +74,7 @@ class ListedWheel(Model, frozen=True):
     promotion: str
     yanked: str | None = None
     provenance: str = ""
+    url: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def folder(self) -> str:
@@ -93,11 +96,17 @@ class ListedWheel(Model, frozen=True):
         """The path of its signed provenance."""
         return f"{self.folder}/provenance/{self.provenance}.json"
 
+    @property
+    def elsewhere(self) -> str:
+        """Its absolute address on another host than the pages'; empty if it is on theirs."""
+        return self.url or ""
+
     def on_page(self) -> PublishedFile:
         """Return the entry of a page of the channel."""
         return PublishedFile(
             self.project, self.version, self.filename, self.sha256, self.size, self.requires_python,
-            self.metadata_sha256, url=f"{_UP}{self.folder}/{quote(self.filename, safe='')}",
+            self.metadata_sha256,
+            url=self.elsewhere or f"{_UP}{self.folder}/{quote(self.filename, safe='')}",
             upload_time=self.uploaded, yanked=self.yanked,
         )  # fmt: skip
 

@@ -211,6 +211,8 @@ class ChannelPublisher:
             uploaded=listed.uploaded if listed else stamp(now), promotion=sha256_bytes(envelope),
             provenance=sha256_bytes(origin) if origin else "",
         )  # fmt: skip
+        if elsewhere := self.target.elsewhere(entry.path):
+            entry = msgspec.structs.replace(entry, url=elsewhere)
         with task(f"publish {file.filename}", total=file.size, unit="bytes"):
             self.target.put_file(entry.path, wheel, file.sha256)
         self._put(entry.path + _METADATA, metadata)

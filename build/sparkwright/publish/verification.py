@@ -341,7 +341,9 @@ class _Reading:
         The channel names the statements by digest, so a key that signed them may be retired by now; a revoked
         one is refused.
         """
-        self._require(f"{file.path}.metadata", file.metadata_sha256, f"the metadata of {file.filename}")
+        elsewhere = f"{file.elsewhere}.metadata" if file.elsewhere else ""
+        what = f"the metadata of {file.filename}"
+        self._require(f"{file.path}.metadata", file.metadata_sha256, what, elsewhere)
         what = f"the promotion statement of {file.filename}"
         data = self._require(file.promotion_path, file.promotion, what)
         opened = open_envelope(data, STATEMENT_TYPE, what)
@@ -373,9 +375,10 @@ class _Reading:
 
     def wheel(self, file: ListedWheel, state: ChannelState) -> None:
         """Verify the bytes of a wheel."""
-        found = self.mirror.digest(file.path, max(one.size for one in state.files))
+        found = self.mirror.digest(file.path, max(one.size for one in state.files), file.elsewhere)
         if found is None:
-            raise TamperedError(f"{file.filename} is missing", because=f"{file.path} does not exist")
+            where = file.elsewhere or file.path
+            raise TamperedError(f"{file.filename} is missing", because=f"{where} does not exist")
         if found == (file.sha256, file.size):
             return
         other = state.find(found[0])
@@ -391,13 +394,15 @@ class _Reading:
             next_step=_ELSEWHERE,
         )
 
-    def _require(self, path: str, sha256: str, what: str) -> bytes:
-        """Return the file at *path*, which has to have that digest."""
-        data = self.mirror.read(path)
+    def _require(self, path: str, sha256: str, what: str, elsewhere: str = "") -> bytes:
+        """Return the file at *path*, or at the absolute address *elsewhere*; it has to have that digest."""
+        data = self.mirror.read(path, elsewhere)
         if data is None:
             raise TamperedError(
                 f"{what} is missing",
-                because=f"{path} does not exist at {self.mirror.address}",
+                because=f"{elsewhere} does not exist"
+                if elsewhere
+                else f"{path} does not exist at {self.mirror.address}",
                 next_step="the mirror may be incomplete; take another one",
             )
         if (actual := sha256_bytes(data)) != sha256:

@@ -183,6 +183,11 @@ class S3Target:
             return f"{self.endpoint}/{self.bucket}/{key}"
         return f"https://{self.bucket}.s3.{self._client.meta.region_name}.amazonaws.com/{key}"
 
+    def elsewhere(self, path: str) -> str:
+        """See `Target.elsewhere`."""
+        del path
+        return ""
+
     # Uploads ---------------------------------------------------------------------------------------------
 
     def _put(self, path: str, body: Any, cache: str, **condition: str) -> Any:
