@@ -96,6 +96,7 @@ class ChannelPublisher:
         root_files: the versions of the publisher's root, which are published beside the channels.
         memory: what was seen before: a pointer that went back is not built upon.
         adopt: build on a pointer that no trusted key signed.
+        dry_run: the target only plans what is written to it.
     """
 
     target: Target
@@ -104,6 +105,7 @@ class ChannelPublisher:
     root_files: tuple[Path, ...]
     memory: SeenChannels
     adopt: bool = False
+    dry_run: bool = False
 
     def read(self, channel: str) -> PointedChannel | None:
         """Return the present generation of *channel*, `None` if there is no such channel yet.
@@ -329,7 +331,8 @@ class ChannelPublisher:
         self._put(f"{state.folder}/{POINTER}", envelope)
         self.target.replace(pointer_path(state.channel), envelope, expected=current.tag if current else None)
         self.memory.remember(state)
-        emit("channel.changed", channel=state.channel, generation=state.generation, action=state.action.kind,
+        kind = "channel.planned" if self.dry_run else "channel.changed"
+        emit(kind, channel=state.channel, generation=state.generation, action=state.action.kind,
              detail=state.action.detail, signer=self.signer.name)  # fmt: skip
         self._write_stable_pages(state.channel)
         return state
