@@ -177,6 +177,7 @@ def promote_wheel(
     """Promote *wheel* to *channel* by its policy; see `ChannelPublisher.promote`."""
     from sparkwright.base.digests import sha256_file
     from sparkwright.publish import statement
+    from sparkwright.publish.attestations import read_attestations
     from sparkwright.publish.evidence import FOLDER, require_evidence
 
     policy, sha256 = policy_of(session, channel), sha256_file(wheel)
@@ -185,7 +186,10 @@ def promote_wheel(
     # One that was written beside it may name its builder.
     written = wheel.with_name(f"{wheel.name}.provenance.json")
     provenance = written.read_bytes() if written.is_file() else statement(wheel, sha256=sha256)
-    return publisher.promote(channel, wheel, found, policy, now(), provenance=provenance)
+    attestations = read_attestations(wheel, sha256)
+    return publisher.promote(
+        channel, wheel, found, policy, now(), provenance=provenance, attestations=attestations
+    )
 
 
 def pinned_roots(trust: Path | None) -> list[PinnedRoot]:

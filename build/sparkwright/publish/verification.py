@@ -20,10 +20,12 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.base.events import emit, task, warn
+from sparkwright.publish.attestations import refusal_of
 from sparkwright.publish.channel import (
     CHANNELS,
     POINTER,
     STABLE,
+    attestations_path,
     decode_state,
     generation_folder,
     moment,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from sparkwright.publish.channel import ChannelState, ListedWheel
+    from sparkwright.publish.channel import AttestationLink, ChannelState, ListedWheel
     from sparkwright.publish.mirror import Mirror
     from sparkwright.publish.seen import SeenChannels
     from sparkwright.publish.signing import OpenedEnvelope
@@ -353,6 +355,8 @@ class _Reading:
         _require_subject(statement, file, what)
         if file.provenance:
             self._provenance(file, root)
+        if file.attestations:
+            self._attestations(file, file.attestations)
         if statement.predicate.channel != self.channel:
             raise TamperedError(
                 f"{what} is of another channel",
@@ -372,6 +376,13 @@ class _Reading:
         if root is not None:
             verify_envelope(opened, root, role="channels")
         _require_subject(_decoded(opened.payload, _Statement, what), file, what)
+
+    def _attestations(self, file: ListedWheel, link: AttestationLink) -> None:
+        """Verify that attestations of a wheel are those that were published, and are about its digest."""
+        what = f"the file of attestations of {file.filename}"
+        data = self._require(attestations_path(file.folder, link.sha256), link.sha256, what)
+        if because := refusal_of(data, file.sha256):
+            raise TamperedError(f"{what} is not one of it", because=because, next_step=_ELSEWHERE)
 
     def wheel(self, file: ListedWheel, state: ChannelState) -> None:
         """Verify the bytes of a wheel."""
