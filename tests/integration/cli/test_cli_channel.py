@@ -53,6 +53,9 @@ def test_a_built_wheel_goes_to_nightly_and_back(built: World) -> None:
     assert [file["filename"] for file in index["files"]] == [wheel.name]
     small = small_wheel(built.folder, "9", record={"carries.json": {"carries": []}})
     attach(built.dist, "audit", wheelkit.sha256(small), {"unchecked": []})
+    # It has no record to state its provenance from: it is given.
+    statement = {"_type": "https://in-toto.io/Statement/v1", "subject": [], "predicateType": "x"}
+    small.with_name(f"{small.name}.provenance.json").write_text(json.dumps(statement))
     built.good("channel", "promote", small, "--to", "nightly")
     back = built.good("channel", "rollback", "nightly", "--reason", "it crashes", "--json").json
     assert (back["generation"], back["action"]) == (3, {"kind": "rollback", "detail": "it crashes", "to": 1})
