@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.errors import ConfigError, PublishError
 from sparkwright.base.events import warn
 from sparkwright.cli.terminal import showing_events
 from sparkwright.publish import dist_folder
@@ -185,11 +186,31 @@ def promote_wheel(
     found = require_evidence(wheel, sha256, channel, policy, folder)
     # One that was written beside it may name its builder.
     written = wheel.with_name(f"{wheel.name}.provenance.json")
-    provenance = written.read_bytes() if written.is_file() else statement(wheel, sha256=sha256)
+    provenance = _of_wheel(written, sha256) if written.is_file() else statement(wheel, sha256=sha256)
     attestations = read_attestations(wheel, sha256)
     return publisher.promote(
         channel, wheel, found, policy, now(), provenance=provenance, attestations=attestations
     )
+
+
+def _of_wheel(path: Path, sha256: str) -> bytes:
+    """Return the in-toto statement at *path*.
+
+    Raises:
+        PublishError: it is not about the wheel with that digest alone.
+    """
+    data = path.read_bytes()
+    try:
+        about = [one["digest"]["sha256"] for one in json.loads(data)["subject"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise PublishError(f"{path} is no in-toto statement", because=repr(error)) from error
+    if about != [sha256]:
+        raise PublishError(
+            f"{path} is not about the wheel beside it",
+            because=f"the wheel's SHA-256 is {sha256}, its subject's {', '.join(map(str, about)) or 'none'}",
+            next_step="remove it, or write it anew: sparkwright provenance WHEEL --write",
+        )
+    return data
 
 
 def pinned_roots(trust: Path | None) -> list[PinnedRoot]:

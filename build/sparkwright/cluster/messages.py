@@ -34,7 +34,7 @@ class WorkerSettings(Model, frozen=True):
 
 
 class WorkerHello(Model, frozen=True):
-    """What a worker says of itself, as a line on its standard output.
+    """The description that a worker gives of itself, as a line on its standard output.
 
     Attributes:
         code: digest of its program; see `own_code`.
@@ -52,7 +52,7 @@ class WorkerHello(Model, frozen=True):
 
 
 class BuildInputs(Model, frozen=True):
-    """What all units of a build share, as a file of the store.
+    """The inputs that all units of a build share, as a file of the store.
 
     Attributes:
         code: digest of the program that asks.

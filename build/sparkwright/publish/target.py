@@ -1,4 +1,4 @@
-"""Where wheels and channels are published: one protocol for folders, object stores and servers.
+"""Targets of publishing: one protocol for folders, object stores and servers.
 
 A target has two kinds of files. Wheels, statements and pages never change once they are there. Pointers are
 replaced, and only by a publisher that read the present one, so that of two publishers one wins and the other

@@ -11,7 +11,9 @@ import pytest
 import wheelkit
 from channel_kit import small_wheel
 
+from sparkwright.base.errors import PublishError
 from sparkwright.publish.evidence import attach
+from sparkwright.publish.provenance import STATEMENT
 
 if TYPE_CHECKING:
     from world import World
@@ -52,11 +54,17 @@ def test_a_built_wheel_goes_to_nightly_and_back(built: World) -> None:
     index = built.good("channel", "status", "nightly", "--json").json
     assert [file["filename"] for file in index["files"]] == [wheel.name]
     small = small_wheel(built.folder, "9", record={"carries.json": {"carries": []}})
-    sha256 = wheelkit.sha256(small)
-    attach(built.dist, "audit", sha256, {"unchecked": []})
-    subject = [{"name": small.name, "digest": {"sha256": sha256}}]
-    provenance = {"_type": "https://in-toto.io/Statement/v1", "subject": subject}
-    small.with_name(f"{small.name}.provenance.json").write_text(json.dumps(provenance))
+    attach(built.dist, "audit", wheelkit.sha256(small), {"unchecked": []})
+    # It has no record to state its provenance from: it is given.
+    beside = small.with_name(f"{small.name}.provenance.json")
+    for sha256 in ("0" * 64, wheelkit.sha256(small)):
+        subject = [{"name": small.name, "digest": {"sha256": sha256}}]
+        statement = {"_type": STATEMENT, "subject": subject, "predicateType": "about:made"}
+        beside.write_text(json.dumps(statement))
+        if sha256 == "0" * 64:
+            refused = built.call("channel", "promote", small, "--to", "nightly")
+            assert refused.status == PublishError.exit_code
+            assert "is not about the wheel beside it" in refused.err
     built.good("channel", "promote", small, "--to", "nightly")
     back = built.good("channel", "rollback", "nightly", "--reason", "it crashes", "--json").json
     assert (back["generation"], back["action"]) == (3, {"kind": "rollback", "detail": "it crashes", "to": 1})
