@@ -83,6 +83,9 @@ class Target(Protocol):
     def url(self, path: str) -> str:
         """Return the address under which clients read *path*."""
 
+    def elsewhere(self, path: str) -> str:
+        """Return the absolute address of *path* where it is on another host than pages; else nothing."""
+
 
 def checked_path(path: str) -> str:
     r"""Return *path* if it is relative, names a file and leads nowhere else.
