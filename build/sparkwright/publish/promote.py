@@ -48,6 +48,7 @@ from sparkwright.publish.channel import (
     with_pages,
 )
 from sparkwright.publish.index import describe
+from sparkwright.publish.provenance import STATEMENT
 from sparkwright.publish.signing import (
     CHANNEL_TYPE,
     STATEMENT_TYPE,
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
 
 PROMOTION = "urn:sparkwright:promotion:v1"
 """The predicate type of promotion statements."""
-STATEMENT = "https://in-toto.io/Statement/v1"
 _METADATA = ".metadata"
 _TRIES = 5
 
