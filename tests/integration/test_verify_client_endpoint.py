@@ -64,7 +64,10 @@ def locked(key: str) -> dict[str, Handler]:
 
 
 def test_a_healthy_server_tells_of_itself() -> None:
-    assert look() == EndpointFacts(version="0.24.0", model=MODEL, max_model_len=4096)
+    found = look()
+    assert (found.version, found.model, found.max_model_len) == ("0.24.0", MODEL, 4096)
+    assert "vllm:num_requests_running" in found.metrics
+    assert not found.lacks
 
 
 def test_the_only_model_need_not_be_named() -> None:
@@ -173,7 +176,7 @@ def test_an_unknown_model() -> None:
 def test_several_models_and_none_named() -> None:
     both = answering('{"data": [{"id": "a"}, {"id": "b"}]}')
     assert "because it serves: a, b" in refusal(pages={"models": both}, model="")
-    assert look(pages={"models": both}, model="b") == EndpointFacts("0.24.0", "b", -1)
+    assert look(pages={"models": both}, model="b").model == "b"
 
 
 @pytest.mark.parametrize("page", ["models", "version"])
@@ -183,7 +186,7 @@ def test_a_web_page(page: str) -> None:
     assert "Sign in" in said
 
 
-@pytest.mark.parametrize("body", ["", "OK", '{"data": "none"}', '{"models": []}', '["\xe9"]'])
+@pytest.mark.parametrize("body", ["", "OK", '{"data": "none"}', '{"things": []}', '["\xe9"]'])
 def test_other_json(body: str) -> None:
     assert "does not answer as vLLM does" in refusal(pages={"models": answering(body)})
 
@@ -192,8 +195,37 @@ def test_a_server_in_trouble() -> None:
     assert "answers with status 503" in refusal(pages={"models": answering("{}", 503)})
 
 
-def test_not_vllm() -> None:
-    assert "is not vLLM, because it has no /version" in refusal(pages={"version": answering("{}", 404)})
+@pytest.mark.parametrize("body", ['{"models": [{"name": "a"}]}', '[{"id": "a"}]', '{"data": [{"id": "a"}]}'])
+def test_model_lists_of_other_servers(body: str) -> None:
+    assert look(pages={"models": answering(body)}, model="").model == "a"
+
+
+def test_another_server_than_vllm() -> None:
+    pages = {"version": answering("{}", 404), "metrics": answering("{}", 501)}
+    found = look(pages=pages)
+    assert found.version == ""
+    assert {"version", "metrics"} <= set(found.lacks)
+    assert look(pages=pages, model="unlisted").model == "unlisted"
+
+
+def flaky(*statuses: int) -> Handler:
+    """Return a page that answers with each of *statuses* in turn."""
+    left = list(statuses)
+
+    async def answer(_: web.Request) -> web.Response:
+        status = left.pop(0) if left else statuses[-1]
+        return web.Response(text='{"version": "0.24.0"}\nvllm:x 1\n', status=status)
+
+    return answer
+
+
+def test_a_page_that_is_missing_once_is_not_lacking() -> None:
+    assert "metrics" not in look(pages={"metrics": flaky(404, 200)}).lacks
+    assert "metrics" in look(pages={"metrics": flaky(404)}).lacks
+
+
+def test_a_page_that_fails_is_not_lacking() -> None:
+    assert "/metrics cannot be read" in refusal(pages={"metrics": flaky(500)})
 
 
 @pytest.mark.parametrize("version", ["0.19.1", "0.8.5.post1", "v0.11.0", "0.19.2rc1.dev3+gabc"])
@@ -234,4 +266,6 @@ def test_a_page_without_end_is_read_to_a_limit(page: str) -> None:
 
 @pytest.mark.parametrize("page", [answering("Not Found", 404), answering("python_info 1\n"), HTML])
 def test_no_counters(page: Handler) -> None:
-    assert "/metrics has no counters of vLLM" in refusal(pages={"metrics": page})
+    found = look(pages={"metrics": page})
+    assert "metrics" in found.lacks
+    assert not found.metrics

@@ -134,7 +134,7 @@ WRONG = {
 
 
 def test_all_wrong_streams_are_here() -> None:
-    others = {"runaway"}  # every such stream ends the request early, whatever the others do
+    others = {"flaky-tokenize"}  # which affects no stream
     assert set(WRONG) | others == {name for name, fault in FAULTS.items() if "every" in fault.parameters}
 
 
@@ -150,7 +150,7 @@ def test_what_is_wrong_fails_for_what_it_is(tmp_path: Path, fault: str, *, chat:
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("no-metrics", "no counters"), ("old-version", "nothing before 0.20"), ("not-json", "web page")],
+    [("old-version", "nothing before 0.20"), ("not-json", "web page")],
 )
 def test_servers_that_are_refused(tmp_path: Path, fault: str, message: str) -> None:
     async def run(*faults: str) -> str:

@@ -167,7 +167,7 @@ def run_cases(cases: Sequence[Case], folder: Path) -> dict[str, Outcome]:
 async def _run(case: Case, profile: Profile, folder: Path) -> tuple[Finding, ...]:
     if case.check == "endpoint":
         async with simulator(folder, "--fault", case.fault) as endpoint:
-            options = VerifyOptions(url=endpoint.url)
+            options = VerifyOptions(url=endpoint.url, **case.options)
             suite, manifest = await setup.prepare(options, folder / "run", sizes=profile)
             return await run_suite(suite, folder / "run", manifest)
     faults = (case.fault,) if case.fault else ()
@@ -214,6 +214,7 @@ CASES = (
     Case("no-hits", "soak", FAIL, "not exercised"),
     Case("inert", "sweep", FAIL, "drafter inert", TINY),
     Case("nan-drafts", "sweep", FAIL, "drafter inert", TINY),
+    Case("no-speculation", "sweep", FAIL, "should speculate", TINY),
     Case("no-spec-series", "sweep", FAIL, "exposes no vllm:spec_decode", TINY),
     Case("long-context", "context", FAIL, "acceptance is lost: at 8000 tokens"),
     Case("falls-with-load", "sweep", FAIL, r"at c=32 the mean acceptance length is 0\."),
@@ -278,7 +279,9 @@ CASES = (
     Case("flood", "sweep", PASS, profile=REAL_TIME, warns="client floor"),
     Case("slow=10", "bands", PASS, "", SLOW, BANDED, warns=r"code c=1: verify step ms is 1\d\d\d"),
     Case("slow=0.2", "bands", INVALID, "artefact: code c=1", FAST, BANDED),
-    Case("no-metrics", "endpoint", FAIL, "metrics"),
+    Case("no-metrics", "endpoint", FAIL, "what is required: metrics", options={"require": ("metrics",)}),
+    Case("metrics-vanish", "sweep", INVALID, "counters could not be read after code c=1", TINY),
+    Case("flaky-tokenize", "context", INCONCLUSIVE, "has POST /tokenize, and it failed"),
     Case("old-version", "endpoint", FAIL, "before 0.20"),
     Case("not-json", "endpoint", FAIL, "HTML|JSON"),
 )  # fmt: skip

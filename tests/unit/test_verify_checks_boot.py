@@ -266,11 +266,17 @@ def test_capacity_is_compared_with_the_band_where_nothing_else_ran() -> None:
 
 def test_without_a_log_nothing_is_claimed_of_it() -> None:
     empty = msgspec.structs.replace(facts(), graph_gib=None, capture_sizes=(), runner="", total_gib=-1)
-    found = judged(empty, log_seen=False)
-    assert set(found) == {ANSWERS, DRAFTER}
-    assert found[ANSWERS].verdict == "pass"
+    found = judged(empty, lacks={"log": "no log was given"})
+    assert found[ANSWERS].verdict == found[DRAFTER].verdict == "pass"
     for rule in (ESTIMATE, BUDGET, CAPTURES, RUNNER):
-        assert rule in found[ANSWERS].warnings[0]
+        assert found[rule].verdict == "not-applicable"
+        assert found[rule].cause == "no log was given"
+
+
+def test_a_server_without_a_gpu_has_no_memory_of_one() -> None:
+    found = judged(msgspec.structs.replace(facts(), total_gib=-1), lacks={"gpu": "no GPU"})
+    assert {found[name].verdict for name in (ESTIMATE, BUDGET, CAPTURES)} == {"not-applicable"}
+    assert found[RUNNER].verdict == "pass"
 
 
 def test_no_facts_at_all_pass_nothing() -> None:

@@ -337,11 +337,11 @@ def test_an_inert_drafter_is_named(how: str) -> None:
     assert cause.startswith("drafter inert: ")
 
 
-def test_a_server_that_is_not_to_speculate_is_not_blamed() -> None:
+def test_a_server_that_should_speculate_and_does_not_is_named() -> None:
     observation = Server(seed=1, k=0).measure(cell_of(8))
     [(verdict, cause)] = drafter(boot_facts(speculative_tokens=0), [observation])
-    assert verdict is Verdict.INCONCLUSIVE
-    assert "does not speculate" in cause
+    assert verdict is Verdict.FAIL
+    assert "should speculate" in cause
     assert drafter(boot_facts(speculative_tokens=-1), [observation])[0][0] is Verdict.FAIL
 
 

@@ -196,8 +196,10 @@ def test_models_of_made_up_weights_are_not_asked() -> None:
 def test_a_length_beyond_the_server_is_said_and_not_sent() -> None:
     to = context(SIZES, facts=boot_facts(max_model_len=2_500))
     found = judge(LONG, to, Server(seed=1))
-    assert "3300 tokens were not tried: the server takes 2500 at the most" in found[SERVED].cause
-    assert found[SERVED].verdict == "inconclusive"
+    beyond = found["documents of 3300 tokens are served"]
+    assert "3300 tokens were not tried: the server takes 2500 at the most" in beyond.cause
+    assert beyond.verdict == "not-applicable"
+    assert found[SERVED].verdict == "pass"
     assert HOLD not in found
     assert found["acceptance holds at 1600 tokens"].verdict == "pass"
 

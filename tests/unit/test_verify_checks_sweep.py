@@ -172,10 +172,30 @@ def test_a_server_without_speculation_series_fails() -> None:
     assert found[INVARIANCE].verdict == found[STEP].verdict == "inconclusive"
 
 
-def test_a_server_that_is_not_to_speculate_is_undecided() -> None:
+def test_a_server_that_should_speculate_and_does_not_fails() -> None:
     found = judge(SWEEP, context(facts=boot_facts(speculative_tokens=0)), Server(seed=1, k=0))
-    assert found[DRAFTER].verdict == found[INVARIANCE].verdict == "inconclusive"
-    assert found["code: served at every level"].verdict == "pass"
+    assert found[DRAFTER].verdict == "fail"
+    assert found[INVARIANCE].verdict == "inconclusive"
+
+
+def test_speculation_is_not_applicable_where_nothing_requires_it() -> None:
+    to = context(facts=boot_facts(speculative_tokens=0), lacks={"speculation": "it does not speculate"})
+    found = judge(SWEEP, to, Server(seed=1, k=0))
+    names = (DRAFTER, INVARIANCE, STEP, POSITIONS)
+    assert {(found[name].verdict, found[name].cause) for name in names} == {
+        ("not-applicable", "it does not speculate")
+    }
+    assert found["code: served at every level"].verdict == found[TOKENS].verdict == "pass"
+
+
+@pytest.mark.parametrize("lacks", [{}, {"metrics": "there is no /metrics"}])
+def test_missing_counters_are_excused_only_where_there_never_were_any(lacks: dict[str, str]) -> None:
+    server = Server(seed=1)
+    cells = SWEEP.plan(context())
+    seen = [msgspec.structs.replace(server.measure(cell), before=None, after=None) for cell in cells]
+    found = {one.name: one for one in SWEEP.judge(context(lacks=lacks), seen)}
+    assert found["code: served at every level"].verdict == ("pass" if lacks else "invalid")
+    assert found[TOKENS].verdict == ("not-applicable" if lacks else "inconclusive")
 
 
 # Identities ----------------------------------------------------------------------------------------------

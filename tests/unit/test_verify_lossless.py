@@ -230,6 +230,15 @@ def test_without_a_plain_server_only_the_servers_own_word_remains():
         assert {found[name].verdict for name in (NEAR, PLACES, TASKS)} == {Verdict.INCONCLUSIVE}
 
 
+def test_without_a_baseline_only_the_main_server_is_asked():
+    there = replace(to(), lacks={"baseline": "no --baseline-url was given"})
+    assert {cell.arm for cell in Lossless().plan(there)} == {"main"}
+    for talker, verdict in ((Talker(), Verdict.PASS), (Talker(lossy=0.01), Verdict.FAIL)):
+        found = by_name(Lossless().judge(there, seen_by(talker, there)))
+        assert found[OWN].verdict is verdict
+        assert {found[name].verdict for name in (NEAR, PLACES, TASKS)} == {Verdict.NOT_APPLICABLE}
+
+
 def test_a_plain_server_that_breaks_is_not_the_other_ones_fault():
     there = to()
     seen = seen_by(Talker(), there)

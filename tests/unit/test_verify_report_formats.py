@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sparkwright.base.text import clean
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.model import Verdict
+from sparkwright.verify.model import Finding, Verdict
 from sparkwright.verify.report import render_html, render_junit
 from sparkwright.verify.report.charts import all_charts
 from sparkwright.verify.report.figures import cells
@@ -430,3 +430,33 @@ def test_figures_are_in_the_servers_time(speed: float) -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.steady_tok_s == pytest.approx(other.steady_tok_s, rel=1e-3)
         assert one.step_ms == pytest.approx(other.step_ms, rel=1e-3)
+
+
+def test_what_is_not_applicable_is_said_once_and_counts_for_nothing() -> None:
+    def finding(check: str, name: str, verdict: Verdict, cause: str) -> Finding:
+        return Finding(check=check, name=name, definition="d", verdict=verdict, cause=cause)
+
+    why = "this server does not speculate"
+    run = Run(
+        manifest={"checks": ("boot", "sweep", "soak")},
+        findings=(
+            finding("boot", "starts", Verdict.PASS, "it does"),
+            finding("boot", "drafter", Verdict.NOT_APPLICABLE, why),
+            finding("sweep", "invariance", Verdict.NOT_APPLICABLE, why),
+        ),
+    )
+    assert run.verdict is Verdict.PASS
+    assert str(run.coverage) == "1 of 3 checks, 1 of 3 conclusions, without: sweep, soak"
+    assert not run.coverage.whole
+    page = render_html(run)
+    assert page.count(f"Not applicable: {why}") == 1
+    assert "What did not pass" not in page
+    suites = ET.fromstring(render_junit(run))  # noqa: S314 - our own
+    assert [suite.get("skipped") for suite in suites] == ["1", "1"]
+
+
+def test_a_run_of_which_nothing_is_applicable_has_not_passed() -> None:
+    nothing = Finding(
+        check="sweep", name="n", definition="d", verdict=Verdict.NOT_APPLICABLE, cause="no drafter"
+    )
+    assert Run(findings=(nothing,)).verdict is Verdict.INCONCLUSIVE

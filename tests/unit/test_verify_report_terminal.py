@@ -41,7 +41,8 @@ def test_plain_lines_where_there_is_no_terminal(unhealthy: Run) -> None:
     assert f"  fail: acceptance does not decay: {falls}" in lines
     assert "  warning: prose is 31 % below" in lines
     assert lines[-1] == "report: /runs/2026-11-21/report.html"
-    assert lines[-3].startswith("✗ Failed. 13 conclusions: 5 failed")
+    assert lines[-4].startswith("✗ Failed. 13 conclusions: 5 failed")
+    assert lines[-3] == "Coverage: 8 of 8 checks"
 
 
 def test_a_table_on_a_terminal(unhealthy: Run) -> None:

@@ -69,6 +69,12 @@ _OPTIONS = (
         help="Its key; best by SPARKWRIGHT_BASELINE_API_KEY.",
     ),
     click.option("--model", default="", help="The model's name there, if it serves several."),
+    click.option(
+        "--require",
+        type=Names(),
+        default=(),
+        help="What the server must have, such as speculation,metrics; refused without.",
+    ),
     click.option("--log", default="", help="The file that the server at --url writes its log to."),
     click.option(
         "--recipe", default="", help=f"What to serve, by name or file.  [default: {_DEFAULT_RECIPE}]"
@@ -183,7 +189,10 @@ def _attach(results: Results, wish: VerifyOptions) -> None:
         "server": manifest.get("title", ""),
         "profile": wish.profile,
         "capability": manifest.get("card", ""),
-        "complete": wish.profile == "full" and not (wish.checks or wish.levels or wish.categories),
+        "coverage": str(results.run.coverage),
+        "complete": wish.profile == "full"
+        and not (wish.checks or wish.levels or wish.categories)
+        and results.run.coverage.whole,
     }
     files = {path.name: sha256 for path, _, sha256 in results.files}
     sha256 = manifest["wheel"]["sha256"]

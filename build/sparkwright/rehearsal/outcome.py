@@ -29,6 +29,7 @@ _VERDICTS: dict[Verdict, Literal["passed", "failed", "undecided"]] = {
     Verdict.FAIL: "failed",
     Verdict.INCONCLUSIVE: "undecided",
     Verdict.INVALID: "undecided",
+    Verdict.NOT_APPLICABLE: "undecided",
 }
 # From bad to good.
 _ORDER = ("failed", "undecided", "passed")
@@ -55,6 +56,9 @@ def outcomes_of(
 
 
 def _outcome(name: str, findings: Sequence[Finding], *, lenient: bool) -> CheckOutcome:
+    applicable = [one for one in findings if one.verdict is not Verdict.NOT_APPLICABLE]
+    # A check of which nothing is applicable has decided nothing.
+    findings = applicable or findings
     counted = [
         one for one in findings if one.verdict is not Verdict.PASS and not (lenient and _is_lenient(one))
     ]

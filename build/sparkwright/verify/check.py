@@ -22,9 +22,9 @@ class Context:
         corpus: prompts by category, and long documents.
         facts: facts of each start of a server, by arm and boot number; empty where its log is out of reach.
             While planning, only those of servers that run already.
-        log_seen: true if every server's log could be read; without logs no error in one can be ruled out.
         band: key of the reference band that fits what is served, or empty.
         made_up: true if the model's weights are made up, so that no answer of it can be right.
+        lacks: reasons by the capability (see `verify.capabilities`) that the server lacks and need not have.
         floors: the client's own error by concurrency, measured against the simulator: 99th percentile of that
             of TTFT in ms, and of that of TPOT in percent. Empty if it was not measured.
     """
@@ -32,9 +32,9 @@ class Context:
     profile: Profile
     corpus: Corpus
     facts: Mapping[tuple[str, int], BootFacts]
-    log_seen: bool = True
     band: str = ""
     made_up: bool = False
+    lacks: Mapping[str, str] = field(default_factory=dict)
     floors: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     def prompts_of_each(self, count: int, salt: str, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:

@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.capabilities import METRICS
 from sparkwright.verify.client import open_session
 from sparkwright.verify.metrics import fetch_snapshot
 from sparkwright.verify.model import BootFacts
@@ -88,14 +89,15 @@ async def standing(
         known: facts from the preflight.
         log: its log, if that can be read.
     """
-    read = await asyncio.to_thread(_read_log, log)
-    async with open_session(endpoint) as session:
-        snapshot = await fetch_snapshot(session, endpoint)
-    facts = facts_from_metrics(snapshot, read)
-    yield StandingServer(endpoint, _with_known(facts, known), log)
+    read = await asyncio.to_thread(read_log, log)
+    if METRICS not in endpoint.lacks:
+        async with open_session(endpoint) as session:
+            read = facts_from_metrics(await fetch_snapshot(session, endpoint), read)
+    yield StandingServer(endpoint, _with_known(read, known), log)
 
 
-def _read_log(log: Path | None) -> BootFacts:
+def read_log(log: Path | None) -> BootFacts:
+    """Return the facts in *log*; none without it."""
     return BootFacts() if log is None else read_boot_log(log.read_text(encoding="utf-8", errors="replace"))
 
 

@@ -38,6 +38,7 @@ class Manifest(Model, frozen=True, tag="run", tag_field="kind"):
             the model. Part of every cell's key.
         options: what the user asked for, to plan the same cells again.
         client: the machine that sends, and versions.
+        lacks: reasons by the capability that the main server lacks and need not have.
     """
 
     run: str
@@ -46,6 +47,7 @@ class Manifest(Model, frozen=True, tag="run", tag_field="kind"):
     identity: dict[str, str]
     options: dict[str, Any]
     client: dict[str, str] = msgspec.field(default_factory=dict)
+    lacks: dict[str, str] = msgspec.field(default_factory=dict)
     format: int = _FORMAT
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.verify.capabilities import METRICS
 from sparkwright.verify.client import LagProbe, canary, open_session, run_load
 from sparkwright.verify.metrics import fetch_snapshot, quiesce
 from sparkwright.verify.model import Observation
@@ -135,7 +136,9 @@ async def _until_reaped(server: MeasuredServer) -> None:
 async def _counters(
     session: aiohttp.ClientSession, server: MeasuredServer, profile: Profile
 ) -> tuple[MetricsSnapshot | None, str]:
-    """Return the counters of the idle server, or `None` and the reason."""
+    """Return the counters of the idle server, or `None` and the reason, which is empty if it has none."""
+    if METRICS in server.endpoint.lacks:
+        return None, ""
     try:
         return await quiesce(session, server.endpoint, profile.deadlines, profile.speed), ""
     except _UNREADABLE as error:
@@ -152,8 +155,9 @@ async def _watching(
     async def look() -> None:
         while True:
             await asyncio.sleep(max(_SERIES_S / speed, _LEAST_S))
-            with contextlib.suppress(*_UNREADABLE):
-                watch.series.append(await fetch_snapshot(session, server.endpoint))
+            if METRICS not in server.endpoint.lacks:
+                with contextlib.suppress(*_UNREADABLE):
+                    watch.series.append(await fetch_snapshot(session, server.endpoint))
             watch.host.append(await sample_host(server.pid))
 
     looking = asyncio.create_task(look())

@@ -309,6 +309,7 @@ class BootFacts(Model, frozen=True):
         max_num_seqs: requests that may run at a time.
         seconds: from the start of the process to the first good answer.
         words_per_token: of the corpus's documents, by its own tokenizer; -1 if it was not measured.
+        uncounted: failure of its ``POST /tokenize``, though it has one; else empty.
     """
 
     version: str = ""
@@ -331,6 +332,7 @@ class BootFacts(Model, frozen=True):
     max_num_seqs: int = -1
     seconds: float = -1
     words_per_token: float = -1
+    uncounted: str = ""
 
 
 class Observation(Model, frozen=True):
@@ -390,6 +392,7 @@ class Verdict(StrEnum):
     """Result of a finding, of a check or of a run."""
 
     PASS = "pass"  # noqa: S105
+    NOT_APPLICABLE = "not-applicable"  # the server lacks what it is about, and nothing requires that
     INCONCLUSIVE = "inconclusive"  # too little was seen to decide
     INVALID = "invalid"  # what was seen cannot be trusted, so it decides nothing
     FAIL = "fail"

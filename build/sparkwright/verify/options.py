@@ -25,6 +25,7 @@ class VerifyOptions(Model, frozen=True):
         url: address of a server that runs already.
         baseline_url: address of the same server without speculation.
         model: the name that it serves its model under; the only one by default.
+        require: capabilities that the server must have.
         log: file that the server at `url` writes its log to.
         recipe: a recipe's name or file: start vLLM so.
         wheel: path of the wheel that the recipe's server is started from.
@@ -50,6 +51,7 @@ class VerifyOptions(Model, frozen=True):
     url: str = ""
     baseline_url: str = ""
     model: str = ""
+    require: tuple[str, ...] = ()
     log: str = ""
     recipe: str = ""
     wheel: str = ""

@@ -74,6 +74,7 @@ def load_run(folder: Path) -> Run:
         observations=tuple(contents.measured.values()),
         findings=contents.findings,
         floors=floors,
+        lacks=contents.manifest.lacks,
     )
 
 
@@ -102,6 +103,14 @@ def write_results(folder: Path) -> Results:
 def _described(run: Run) -> dict[str, Any]:
     return {
         "verdict": str(run.verdict),
+        "coverage": {
+            "text": str(run.coverage),
+            "checks": list(run.coverage.judged),
+            "without": list(run.coverage.without),
+            "applicable-conclusions": run.coverage.applicable,
+            "conclusions": run.coverage.conclusions,
+        },
+        "lacks": dict(run.lacks),
         "run": dict(run.manifest),
         "servers": {f"{arm}-{boot}": to_builtins(facts) for (arm, boot), facts in run.facts.items()},
         "findings": [to_builtins(finding) for finding in run.findings],
@@ -120,6 +129,7 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
         "profile": options.profile,
         "started": manifest.created,
         "speed": profile_of(options).speed,
+        "checks": profile_of(options).checks if options.against else _all_checks(options),
         "report": str(folder / REPORT),
         "files": _files(folder),
         "restarts": contents.restarts,
@@ -137,6 +147,12 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
         **{name: value for name, value in manifest.identity.items() if name not in told},
         **manifest.client,
     }
+
+
+def _all_checks(options: VerifyOptions) -> tuple[str, ...]:
+    """Return the checks of the profile, and others that were selected."""
+    usual = profile_of(msgspec.structs.replace(options, checks=())).checks
+    return (*usual, *(name for name in options.checks if name not in usual))
 
 
 def _files(folder: Path) -> dict[str, str]:

@@ -18,11 +18,20 @@ from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.verify.capabilities import (
+    LOGPROBS,
+    METRICS,
+    PREFIX_CACHE,
+    SPECULATION,
+    refuse_lacking,
+    require_known,
+)
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
-from sparkwright.verify.fleet import Starters, standing
+from sparkwright.verify.fleet import Starters, read_log, standing
 from sparkwright.verify.journal import Manifest
+from sparkwright.verify.lacking import find_lacking, lacking_facts
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.options import profile_of
 from sparkwright.verify.server import (
@@ -63,6 +72,7 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
     """
     profile = profile_of(options, sizes)
     _require_known(profile)
+    require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
     for option, value in (("--soak-seconds", options.soak_s), ("--speed", options.speed)):
@@ -120,11 +130,14 @@ async def prepare(
     require_possible(options, sizes)
     profile = profile_of(options, sizes)
     if options.url:
-        fleet, server, identity = await _at_address(options, profile, (api_key, baseline_key))
+        fleet, server, identity, lacks = await _at_address(options, profile, (api_key, baseline_key))
     elif options.simulator:
         fleet, server, identity = _simulated(options, profile, folder)
+        lacks = {} if options.speculative_tokens else {SPECULATION: "this server does not speculate"}
     else:
         fleet, server, identity, profile = _by_recipe(options, profile, folder, offline=offline)
+        lacks = _lacks_by_recipe(load_recipe(options.recipe))
+    refuse_lacking(lacks, options.require, server)
     recipe = load_recipe(options.recipe) if options.recipe else None
     suite = Suite(
         [ALL[name] for name in profile.checks],
@@ -133,8 +146,10 @@ async def prepare(
         fleet,
         band=recipe.band if recipe else "",
         made_up=recipe is not None and recipe.made_up,
+        lacks=lacks,
     )
-    return suite, _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
+    manifest = _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
+    return suite, msgspec.structs.replace(manifest, lacks=lacks)
 
 
 def _require_known(profile: Profile) -> None:
@@ -158,21 +173,34 @@ def _require_known(profile: Profile) -> None:
 
 async def _at_address(
     options: VerifyOptions, profile: Profile, keys: tuple[str, str]
-) -> tuple[Starters, str, dict[str, str]]:
+) -> tuple[Starters, str, dict[str, str], dict[str, str]]:
+    """Return the servers at addresses, and the capabilities that the main one lacks, with reasons."""
     log = Path(options.log) if options.log else None
     starters: dict[str, Start] = {}
     identity: dict[str, str] = {}
+    lacks: dict[str, str] = {}
     for arm, url, key in zip(("main", "baseline"), (options.url, options.baseline_url), keys, strict=True):
         if not url:
             continue
         endpoint = Endpoint(url, options.model, key)
         async with open_session(endpoint) as session:
             known = await check_endpoint(session, endpoint, profile.deadlines)
-        endpoint = replace(endpoint, model=known.model)
+            endpoint = replace(endpoint, model=known.model)
+            lacking = await find_lacking(session, endpoint, known, profile.deadlines)
+        if arm == "main":
+            lacks = {**lacking, **lacking_facts(options, known, read_log(log))}
+        elif METRICS in lacking and METRICS not in lacks:
+            refuse_lacking(lacking, (METRICS,), f"{url}, which the other server is compared with,")
+        elif LOGPROBS in lacking:
+            lacks[LOGPROBS] = lacking[LOGPROBS]
+        endpoint = replace(endpoint, lacks=frozenset(lacking))
         own_log = log if arm == "main" else None
         starters[arm] = partial(_stand, endpoint, known, own_log)
         identity |= {f"{arm}-vllm": known.version, f"{arm}-model": known.model}
-    return Starters(starters), f"vLLM {identity['main-vllm']} at {options.url}", identity
+    if lacks:
+        identity["main-lacks"] = ", ".join(sorted(lacks))
+    what = f"vLLM {version}" if (version := identity["main-vllm"]) else "OpenAI-compatible server"
+    return Starters(starters), f"{what} at {options.url}", identity, lacks
 
 
 def _stand(
@@ -218,6 +246,14 @@ def _simulated(
     broken = f" with {', '.join(options.faults)}" if options.faults else ""
     arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
     return Starters(arms), f"simulated vLLM {options.dialect}{broken}", identity
+
+
+def _lacks_by_recipe(recipe: Recipe) -> dict[str, str]:
+    """Return what the server of *recipe* need not have; all else is required of it."""
+    lacks = {} if recipe.speculative else {SPECULATION: "the recipe has no speculation"}
+    if recipe.flags.get("enable-prefix-caching") is False:
+        lacks[PREFIX_CACHE] = "the recipe turns the prefix cache off"
+    return lacks
 
 
 # A recipe -----------------------------------------------------------------------------------------------

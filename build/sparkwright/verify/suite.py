@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -16,6 +16,7 @@ import msgspec
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.base.events import emit, task, warn
+from sparkwright.verify.capabilities import TOKENIZE
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import unanswered
 from sparkwright.verify.client import canary, count_tokens, open_session
@@ -46,6 +47,7 @@ _MOST_SILENCES = 1
 
 # Length of the document whose tokens servers count: question and template are a negligible share of it.
 _MEASURED_TOKENS = 16_000
+_COUNTED = 6  # documents
 _WITH_DOCUMENTS = "context"  # the check that sends some
 # English words per token: tokenizers in use have 0.6 to 0.8. Beyond these limits the count is of something
 # else, and documents sized by it would be empty or endless.
@@ -82,6 +84,7 @@ class Suite:
         band: key of the reference band that fits what is served, or empty.
         timed: whether times are judged, so that the client's own error is measured first.
         made_up: whether the model's weights are made up.
+        lacks: reasons by the capability that the main server lacks and need not have.
     """
 
     checks: Sequence[Check]
@@ -91,6 +94,7 @@ class Suite:
     band: str = ""
     timed: bool = True
     made_up: bool = False
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Finding, ...]:
@@ -132,9 +136,9 @@ class _SuiteRun:
             self.suite.profile,
             self.suite.corpus,
             facts,
-            log_seen=all(boot.log_seen for boot in self.boots.values()),
             band=self.suite.band,
             made_up=self.suite.made_up,
+            lacks=self.suite.lacks,
             floors={floor.concurrency: (floor.ttft_p99_ms, floor.tpot_p99_percent) for floor in self.floors},
         )
 
@@ -184,8 +188,8 @@ class _SuiteRun:
         for again in range(_MOST_RESTARTS + 1):
             try:
                 async with self.suite.fleet.start(arm, boot) as server:
-                    words = await self._words_per_token(arm, boot, server)
-                    self._note_boot(arm, boot, server, again, words)
+                    facts = await self._with_words(arm, boot, server)
+                    self._note_boot(arm, boot, server, again, facts)
                     silences += not await self._measure_cells(server, self.missing(arm, boot))
             except ServerError as error:
                 if ("main", 0) not in self.boots:
@@ -228,33 +232,46 @@ class _SuiteRun:
             why = await canary(session, server.endpoint, profile.deadlines, profile.speed)
         return unanswered(why) and server.died is None
 
-    async def _words_per_token(self, arm: str, boot: int, server: MeasuredServer) -> float:
-        """Return the words of a document per token of the server's tokenizer; -1 if it does not count them.
+    async def _with_words(self, arm: str, boot: int, server: MeasuredServer) -> BootFacts:
+        """Return the facts of *server* with the words of a document per token of its tokenizer.
 
-        Measured at the main server's first start alone, and only for a check that sends documents: once cells
-        are planned, their prompts must not change.
+        Several documents are counted, so that a tokenizer that fails now and then is found; at the main
+        server's first start alone, and only for a check that sends documents: once cells are planned, their
+        prompts must not change.
         """
         if (arm, boot) in self.boots:
-            return self.boots[arm, boot].facts.words_per_token
+            known = self.boots[arm, boot].facts
+            return msgspec.structs.replace(
+                server.facts, words_per_token=known.words_per_token, uncounted=known.uncounted
+            )
         profile = self.suite.profile
-        if (arm, boot) != ("main", 0) or _WITH_DOCUMENTS not in profile.checks:
-            return -1
-        text = self.suite.corpus.document(_MEASURED_TOKENS, profile.seed, salt="size").text
+        if (
+            (arm, boot) != ("main", 0)
+            or _WITH_DOCUMENTS not in profile.checks
+            or TOKENIZE in self.suite.lacks
+        ):
+            return server.facts
+        counts = []
         try:
             async with open_session(server.endpoint) as session:
-                count = await count_tokens(session, server.endpoint, text, profile.deadlines, profile.speed)
+                for number in range(_COUNTED):
+                    salt = f"size {number}" if number else "size"
+                    text = self.suite.corpus.document(_MEASURED_TOKENS, profile.seed, salt=salt).text
+                    count = await count_tokens(
+                        session, server.endpoint, text, profile.deadlines, profile.speed
+                    )
+                    counts.append((len(text.split()), count))
         except EndpointError as error:
             warn(f"documents are sized by an estimate: {error}")
-            return -1
-        total = len(text.split())
+            return msgspec.structs.replace(server.facts, uncounted=" ".join(str(error).split()))
+        total, count = counts[0]
         words = total / count
         if _LEAST_WORDS <= words <= _MOST_WORDS:
-            return words
+            return msgspec.structs.replace(server.facts, words_per_token=words)
         warn(f"documents are sized by an estimate: the server counts {count} tokens in {total} words")
-        return -1
+        return server.facts
 
-    def _note_boot(self, arm: str, boot: int, server: MeasuredServer, restart: int, words: float) -> None:
-        facts = msgspec.structs.replace(server.facts, words_per_token=words)
+    def _note_boot(self, arm: str, boot: int, server: MeasuredServer, restart: int, facts: BootFacts) -> None:
         record = BootRecord(arm=arm, boot=boot, facts=facts, restart=restart, log_seen=server.log_seen)
         self.journal.write(record)
         self.boots[arm, boot] = record

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.capabilities import SPECULATION
 from sparkwright.verify.checks.common import conclude
 from sparkwright.verify.metrics import SpeculationAbsentError, speculation
 from sparkwright.verify.model import Verdict
@@ -159,17 +160,20 @@ def drafter_finding(
         threshold=f"at least {INERT} accepted tokens a draft",
         measured=measured,
         lenient=True,
+        needs=(SPECULATION,),
     )
 
 
 def drafter(facts: BootFacts, observations: Sequence[Observation]) -> list[Reason]:
     """Return the reasons against the drafter over all of these observations together.
 
-    A drafter is *inert* when its series are absent although it is configured, when it drafts nothing, when
-    its counters are not numbers, or when next to nothing that it drafts is accepted.
+    Servers that need not speculate are not judged (see `Context.lacks`). A drafter is *inert* when the log
+    says that nothing drafts, when its series are absent although it is configured, when it drafts nothing,
+    when its counters are not numbers, or when next to nothing that it drafts is accepted.
     """
-    if unfit := not_speculating(facts):
-        return unfit
+    if not_speculating(facts):
+        why = "the server should speculate, and its log says that it does not"
+        return [(Verdict.FAIL, f"drafter inert: {why}")]
     pairs = [(o.before, o.after) for o in observations if o.before is not None and o.after is not None]
     if not pairs:
         return [(Verdict.INCONCLUSIVE, "no cell with counters was measured: there is no acceptance to judge")]

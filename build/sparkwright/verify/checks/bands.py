@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import field
 
 from sparkwright.base.config import Model, parse_toml
+from sparkwright.verify.capabilities import METRICS
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks import sweep
 from sparkwright.verify.checks.common import conclude, describe, main_facts, triage
@@ -216,5 +217,6 @@ def _ceiling(
             threshold=f"decode rate <= MAL x {steps:.1f} steps/s",
             measured=dict(measured),
             lenient=True,
+            needs=(METRICS,),
         )
     ]

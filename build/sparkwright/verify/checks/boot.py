@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.capabilities import GPU, LOG
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter_finding
 from sparkwright.verify.checks.bands import capacity_of
-from sparkwright.verify.checks.common import CheckedCells, conclude, main_facts, triage
+from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.model import BootFacts, Cell, Finding, Load, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sparkwright.verify.check import Context
-    from sparkwright.verify.checks.common import Reason
+    from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.model import Observation
 
 ANSWERS = 8
@@ -55,9 +56,9 @@ class BootCheck:
         boots = {f"{arm} boot {number}": facts for (arm, number), facts in sorted(known.items())}
         rules = (_estimate, _budget, _captures, _runner)
         return [
-            _answers(seen, context, [rule(seen, boots).name for rule in rules]),
+            _answers(seen, context),
             _drafts(seen, context),
-            *(rule(seen, boots) for rule in rules if context.log_seen),
+            *(rule(seen, boots) for rule in rules),
             *_capacity(seen, boots, context),
         ]
 
@@ -68,9 +69,8 @@ CHECK = RegisteredCheck(BootCheck(), profiles={"full": 10, "smoke": 10, "demo": 
 # First answers -------------------------------------------------------------------------------------------
 
 
-def _answers(seen: CheckedCells, context: Context, rules: Sequence[str]) -> Finding:
+def _answers(seen: CheckedCells, context: Context) -> Finding:
     facts = main_facts(context)
-    unread = [] if context.log_seen else [f"not checked, because the log cannot be read: {', '.join(rules)}"]
     return conclude(
         seen,
         "the server starts and answers",
@@ -79,7 +79,7 @@ def _answers(seen: CheckedCells, context: Context, rules: Sequence[str]) -> Find
         passed=f"{sum(len(o.counted) for o in seen.sound)} requests were answered in full",
         threshold="every request, by generating tokens",
         measured={"seconds to the first answer": facts.seconds} if facts.seconds >= 0 else {},
-        warnings=[*unread, *seen.notes],
+        warnings=seen.notes,
     )
 
 
@@ -108,15 +108,10 @@ def _each(boots: _Boots, rule: Callable[[BootFacts], Reason | None]) -> tuple[li
     return against, warnings
 
 
-def _facts_only(seen: CheckedCells) -> CheckedCells:
-    """Return *seen* without cells, for findings that rest on logs alone."""
-    return CheckedCells(seen.check, (), (), ())
-
-
 def _estimate(seen: CheckedCells, boots: _Boots) -> Finding:
     against, warnings = _each(boots, _estimate_of)
     return conclude(
-        _facts_only(seen),
+        seen.on_facts(),
         "the estimate of CUDA graphs' memory is not negative",
         "vLLM subtracts the estimated memory of CUDA graphs from what the KV cache may take; a negative"
         " estimate adds memory that does not exist. It occurs where GPU and host share memory.",
@@ -129,6 +124,7 @@ def _estimate(seen: CheckedCells, boots: _Boots) -> Finding:
             if facts.graph_gib is not None
         },
         warnings=warnings,
+        needs=(LOG, GPU),
     )
 
 
@@ -147,7 +143,7 @@ def _estimate_of(facts: BootFacts) -> Reason | None:
 def _budget(seen: CheckedCells, boots: _Boots) -> Finding:
     against, warnings = _each(boots, _budget_of)
     return conclude(
-        _facts_only(seen),
+        seen.on_facts(),
         "KV cache and weights stay within the budget",
         "KV cache and weights together take no more than the share of the memory that the server may use.",
         against=against,
@@ -165,6 +161,7 @@ def _budget(seen: CheckedCells, boots: _Boots) -> Finding:
             if value >= 0
         },
         warnings=warnings,
+        needs=(LOG, GPU),
     )
 
 
@@ -188,7 +185,7 @@ def _budget_of(facts: BootFacts) -> Reason | None:
 def _captures(seen: CheckedCells, boots: _Boots) -> Finding:
     against, warnings = _each(boots, _captures_of)
     return conclude(
-        _facts_only(seen),
+        seen.on_facts(),
         "decode graphs are captured for whole drafts",
         "With k drafted tokens a decode step has 1 + k rows a request, so sizes that full decode graphs are"
         " captured for are multiples of 1 + k. In vLLM 0.24.0 the modes FULL, FULL_DECODE_ONLY and"
@@ -208,6 +205,7 @@ def _captures(seen: CheckedCells, boots: _Boots) -> Finding:
             if value
         },
         warnings=warnings,
+        needs=(LOG, GPU),
     )
 
 
@@ -247,7 +245,7 @@ def _runner(seen: CheckedCells, boots: _Boots) -> Finding:
             shown = ", ".join(f"{name} ran {runner}" for name, runner in of_arm.items())
             against.append((Verdict.INVALID, f"starts of one arm ran different model runners: {shown}"))
     return conclude(
-        _facts_only(seen),
+        seen.on_facts(),
         "the model runner is known",
         "vLLM has two model runners, and a patch of one does not apply to the other. All starts of one arm"
         " use the same one.",
@@ -256,6 +254,7 @@ def _runner(seen: CheckedCells, boots: _Boots) -> Finding:
         threshold="named in the log",
         measured=dict(runners),
         warnings=warnings,
+        needs=(LOG,),
     )
 
 
@@ -275,7 +274,7 @@ def _capacity(seen: CheckedCells, boots: _Boots, context: Context) -> list[Findi
     against, measured = _ratios(packed, fp8)
     return [
         conclude(
-            _facts_only(seen),
+            seen.on_facts(),
             "NVFP4 holds more tokens a byte than FP8",
             "Tokens of KV cache per GiB over those of FP8 for the same model. Totals are not comparable: the"
             " two may have different amounts of memory.",

@@ -8,10 +8,11 @@ missing or in trouble.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.capabilities import METRICS
 from sparkwright.verify.metrics import CountersResetError, SpeculationAbsentError, speculation
 from sparkwright.verify.model import BootFacts, FailureKind, Finding, Verdict
 
@@ -77,7 +78,7 @@ _STREAMED = 0.01
 """Share of the time to the first token that all others take at the least, where answers are streamed. A
 prompt of 33,000 tokens takes a GB10 some 30 s, and 256 tokens after it 5."""
 
-_SEVERITY = (Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.INVALID, Verdict.FAIL)
+_SEVERITY = (Verdict.NOT_APPLICABLE, Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.INVALID, Verdict.FAIL)
 _LONGEST_LINE = 200
 
 
@@ -110,6 +111,7 @@ class CheckedCells:
         sound: observations that figures may be taken from, in order of the plan.
         troubles: reasons against the others, in order of the plan.
         notes: warnings on any of them.
+        lacks: reasons by the capability that the server lacks, see `Context`.
     """
 
     check: str
@@ -117,6 +119,7 @@ class CheckedCells:
     sound: tuple[Observation, ...]
     troubles: tuple[Trouble, ...]
     notes: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
     def tagged(self, **tags: str) -> CheckedCells:
         """Return the part that concerns the cells with these tags."""
@@ -132,7 +135,12 @@ class CheckedCells:
             tuple(observation for observation in self.sound if observation.cell.key in keys),
             tuple(trouble for trouble in self.troubles if trouble.cell in keys),
             self.notes,
+            self.lacks,
         )
+
+    def on_facts(self) -> CheckedCells:
+        """Return *self* without cells, for findings that rest on facts of a start alone."""
+        return CheckedCells(self.check, (), (), (), lacks=self.lacks)
 
 
 def main_facts(context: Context) -> BootFacts:
@@ -163,12 +171,12 @@ def triage(check: Check, context: Context, observations: Sequence[Observation]) 
             found.append(Trouble(Verdict.INCONCLUSIVE, f"{describe(cell)} was not measured{why}", cell.key))
             continue
         gone = describe(cell) if observation.died is not None or observation.canary else ""
-        of_this = troubles(observation)
+        of_this = troubles(observation, metered=METRICS not in context.lacks)
         found.extend(of_this)
         notes.extend(_notes(observation))
         if not of_this:
             sound.append(observation)
-    return CheckedCells(check.name, planned, tuple(sound), tuple(found), tuple(notes))
+    return CheckedCells(check.name, planned, tuple(sound), tuple(found), tuple(notes), context.lacks)
 
 
 def _unreachable(observation: Observation) -> bool:
@@ -194,12 +202,17 @@ def describe(cell: Cell) -> str:
     return f"{cell.name} of {cell.arm}, boot {cell.boot}"
 
 
-def troubles(observation: Observation) -> tuple[Trouble, ...]:
-    """Return every reason for which this observation does not count, the worst and most specific first."""
+def troubles(observation: Observation, *, metered: bool = True) -> tuple[Trouble, ...]:
+    """Return every reason for which this observation does not count, the worst and most specific first.
+
+    Args:
+        observation: of one cell.
+        metered: the server has counters, so that missing ones are a reason.
+    """
     found = [*_ended(observation), *_logged(observation), *_failures(observation)]
     if observation.canary and observation.died is None:
         found.append(_unanswered(observation))
-    if observation.died is None:
+    if observation.died is None and metered:
         found.extend(_counters(observation))
     if not found:
         found.extend([*_incomplete(observation), *_unstreamed(observation)])
@@ -353,8 +366,9 @@ def conclude(
     measured: Mapping[str, float | str] | None = None,
     warnings: Sequence[str] = (),
     lenient: bool = False,
+    needs: Sequence[str] = (),
 ) -> Finding:
-    """Return a finding on the cells in *seen*.
+    """Return a finding on the cells in *seen*; not applicable where the server lacks what it needs.
 
     Args:
         seen: the cells that it rests on.
@@ -367,7 +381,10 @@ def conclude(
         warnings: see `Finding`.
         lenient: trouble of a cell makes the finding inconclusive rather than what it would be by itself: for
             findings beside one that already reports the trouble.
+        needs: capabilities that the conclusion rests on.
     """
+    if lacking := [seen.lacks[need] for need in needs if need in seen.lacks]:
+        return not_applicable(seen, name, definition, lacking[0], threshold)
     reasons = list(against)
     if lenient and seen.troubles:
         reasons.append((Verdict.INCONCLUSIVE, _left_out(seen)))
@@ -385,6 +402,20 @@ def conclude(
         threshold=threshold,
         evidence=tuple(cell.key for cell in seen.planned),
         warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def not_applicable(
+    seen: CheckedCells, name: str, definition: str, because: str, threshold: str = ""
+) -> Finding:
+    """Return the finding that there is nothing to conclude, with the reason."""
+    return Finding(
+        check=seen.check,
+        name=name,
+        definition=definition,
+        verdict=Verdict.NOT_APPLICABLE,
+        cause=because,
+        threshold=threshold,
     )
 
 

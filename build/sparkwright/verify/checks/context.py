@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.verify.capabilities import CONTEXT_LENGTH, PREFIX_CACHE, SPECULATION, TOKEN_COUNTS
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance, drafter_finding, not_speculating, ratio, surely
-from sparkwright.verify.checks.common import conclude, main_facts, triage
+from sparkwright.verify.checks.common import conclude, main_facts, not_applicable, triage
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
 from sparkwright.verify.metrics import hit_rate
 from sparkwright.verify.metrics.counters import SeriesAbsentError
@@ -73,6 +74,7 @@ class LongContext:
         findings = [_served(seen, context), drafter_finding(short, main_facts(context), definition)]
         for tokens in context.profile.contexts:
             if not _fits(context, tokens):
+                findings.append(_too_long(seen, context, tokens))
                 continue
             findings += [_hold(seen, context, tokens), _cached(seen, context, tokens)]
             # Models with random weights find no needle, and smoke runs have no others.
@@ -84,6 +86,8 @@ CHECK = RegisteredCheck(LongContext(), profiles={"full": 60, "smoke": 40, "demo"
 
 
 def _fits(context: Context, tokens: int) -> bool:
+    if CONTEXT_LENGTH in context.lacks:
+        return False
     longest = main_facts(context).max_model_len
     margin = MARGIN if main_facts(context).words_per_token > 0 else ESTIMATED_MARGIN
     return longest < 0 or tokens * margin + OUTPUT_TOKENS <= longest
@@ -109,13 +113,9 @@ def _cell(name: str, tokens: int, cache: str, prompts: tuple[Prompt, ...]) -> Ce
 
 
 def _served(seen: CheckedCells, context: Context) -> Finding:
-    short = [tokens for tokens in context.profile.contexts if not _fits(context, tokens)]
-    longest = main_facts(context).max_model_len
-    against = [
-        (Verdict.INCONCLUSIVE, f"{tokens} tokens were not tried: the server takes {longest} at the most")
-        for tokens in short
-    ]
-    against += [reason for tokens in context.profile.contexts for reason in _missized(seen, tokens)]
+    against = [reason for tokens in context.profile.contexts for reason in _missized(seen, tokens)]
+    if failed := main_facts(context).uncounted:
+        against.append((Verdict.INCONCLUSIVE, f"the server has POST /tokenize, and it failed: {failed}"))
     lengths = [o.samples[0].prompt_tokens for o in seen.sound]
     return conclude(
         seen,
@@ -126,6 +126,18 @@ def _served(seen: CheckedCells, context: Context) -> Finding:
         threshold="no failed request",
         measured={f"{o.cell.name} prompt tokens": o.samples[0].prompt_tokens for o in seen.sound},
         warnings=[*seen.notes, *_sizes(seen, context)],
+    )
+
+
+def _too_long(seen: CheckedCells, context: Context, tokens: int) -> Finding:
+    """Return the finding on a length beyond the longest request that the server takes."""
+    longest = main_facts(context).max_model_len
+    return not_applicable(
+        seen,
+        f"documents of {tokens} tokens are served",
+        "Documents of this length fit into the longest request that the server takes.",
+        context.lacks.get(CONTEXT_LENGTH)
+        or f"{tokens} tokens were not tried: the server takes {longest} at the most",
     )
 
 
@@ -143,7 +155,9 @@ def _sizes(seen: CheckedCells, context: Context) -> list[str]:
 
 def _missized(seen: CheckedCells, tokens: int) -> list[Reason]:
     """Return reasons if documents of *tokens* had another length, or if the server did not count them."""
-    found = []
+    found: list[Reason] = []
+    if TOKEN_COUNTS in seen.lacks:
+        return found
     for observation in seen.tagged(tokens=str(tokens)).sound:
         came = [sample.prompt_tokens for sample in observation.counted]
         odd = max(came, key=lambda count: abs(count - tokens))
@@ -195,6 +209,7 @@ def _hold(seen: CheckedCells, context: Context, tokens: int) -> Finding:
         measured=measured,
         warnings=warnings,
         lenient=True,
+        needs=(SPECULATION,),
     )
 
 
@@ -238,6 +253,7 @@ def _cached(seen: CheckedCells, context: Context, tokens: int) -> Finding:
         measured=measured,
         warnings=warnings,
         lenient=True,
+        needs=(SPECULATION, PREFIX_CACHE),
     )
 
 

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.capabilities import CONTEXT_LENGTH
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import SIGNATURES, conclude, main_facts, triage
 from sparkwright.verify.model import Cell, Load
@@ -130,7 +131,8 @@ def _wave(context: Context, number: int) -> Cell:
     sizes = context.profile
     chance = random.Random(f"crash wave {sizes.seed} {number}")  # noqa: S311 - a choice, not a secret
     level = chance.choice([*sizes.off_grid, *sizes.levels])
-    longest = main_facts(context).max_model_len
+    # Where the longest request is unknown, documents might be refused.
+    longest = 0 if CONTEXT_LENGTH in context.lacks else main_facts(context).max_model_len
     lengths = [tokens for tokens in DOCUMENT_TOKENS if longest < 0 or tokens + RESERVE <= longest]
     name = f"wave {number} c={level}"
     documents = [

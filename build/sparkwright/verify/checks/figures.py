@@ -85,11 +85,12 @@ def figures(observation: Observation, speed: float = 1.0) -> Figures:
     gaps = [(b.at - a.at) * scale for sample in counted for a, b in pairwise(sample.chunks)]
     found, rate = acceptance(observation), decode_rate(counted, speed)
     window = steady_window(observation.samples, load.concurrency)
+    rated = bool(counted) and all(sample.counted_by for sample in counted)
     return Figures(
         concurrency=load.concurrency,
         requests=len(counted),
-        steady_tok_s=window.tokens_per_s / speed if counted and window else math.nan,
-        whole_tok_s=whole_run(observation.samples).tokens_per_s / speed if counted else math.nan,
+        steady_tok_s=window.tokens_per_s / speed if rated and window else math.nan,
+        whole_tok_s=whole_run(observation.samples).tokens_per_s / speed if rated else math.nan,
         decode_tok_s=rate,
         ttft_ms=_summary([sample.ttft_ms * speed for sample in counted]),
         tpot_ms=_summary(tpot),

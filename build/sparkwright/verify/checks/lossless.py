@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.capabilities import BASELINE, LOGPROBS, SPECULATION
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
 from sparkwright.verify.checks.common import conclude, describe, main_facts, triage
@@ -55,11 +56,15 @@ class Lossless:
     name: str = "lossless"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return answers with log-probabilities for each start and level; tasks for each arm's first."""
+        """Return answers with log-probabilities for each start and level; tasks for each arm's first.
+
+        Without a baseline, answers of the main server alone.
+        """
         cells = []
-        for arm, boot in STARTS:
+        alone = BASELINE in context.lacks
+        for arm, boot in STARTS[-1:] if alone else STARTS:
             cells += [_answers(context, arm, boot, level) for level in LEVELS]
-            if boot == 0:
+            if boot == 0 and not alone:
                 cells += [_tasks(context, arm, kind) for kind in TASK_LENGTHS]
         return tuple(cells)
 
@@ -229,6 +234,7 @@ def _differences(answers: CheckedCells, compared: _Compared, drafted: int) -> Fi
         f" above {tie:.2f} nat than these have (p < {SURE})",
         measured=measured,
         warnings=[*warnings, *answers.notes],
+        needs=(BASELINE, LOGPROBS),
     )
 
 
@@ -277,6 +283,7 @@ def _places(answers: CheckedCells, compared: _Compared) -> Finding:
         threshold="fails where four or more prompts differ at one place, chance has less than 0.001 for that,"
         " and plain servers show less than half as many",
         lenient=True,
+        needs=(BASELINE, LOGPROBS),
     )
 
 
@@ -294,7 +301,7 @@ def _argmax(answers: CheckedCells, differences: Verdict) -> Finding:
         against, gaps = [(Verdict.INVALID, str(error))], []
     odd = [entry for entry in gaps if entry[2] > limit]
     if odd:
-        against = [_not_argmax(odd, len(gaps), differences)]
+        against = [_not_argmax(odd, len(gaps), differences, drafted=SPECULATION not in main.lacks)]
     elif not gaps and not against:
         against = [(Verdict.INCONCLUSIVE, "there are no answers to judge")]
     return conclude(
@@ -308,10 +315,13 @@ def _argmax(answers: CheckedCells, differences: Verdict) -> Finding:
         f" {MARGIN:.0f} times the largest of plain servers if that is more)",
         measured={"tokens": len(gaps), "tokens that are not the most likely": len(odd)},
         lenient=True,
+        needs=(LOGPROBS,),
     )
 
 
-def _not_argmax(odd: Sequence[tuple[str, int, float]], total: int, differences: Verdict) -> Reason:
+def _not_argmax(
+    odd: Sequence[tuple[str, int, float]], total: int, differences: Verdict, *, drafted: bool
+) -> Reason:
     """Return the reason against tokens that are not the argmax: they or their log-probabilities are wrong."""
     prompt, position, gap = max(odd, key=lambda entry: entry[2])
     shown = f"{len(odd)} of {total} tokens are not the server's own most likely ones"
@@ -319,7 +329,7 @@ def _not_argmax(odd: Sequence[tuple[str, int, float]], total: int, differences: 
     if len(odd) > ODD_SHARE * total and differences is Verdict.PASS:
         of_others = "yet answers are those of a plain server: its log-probabilities are of other tokens"
         return Verdict.INVALID, f"{shown}; {of_others}"
-    return Verdict.FAIL, f"speculation is lossy: {shown}"
+    return Verdict.FAIL, f"speculation is lossy: {shown}" if drafted else shown
 
 
 # Tasks ---------------------------------------------------------------------------------------------------
@@ -353,6 +363,7 @@ def _accuracy(seen: CheckedCells) -> Finding:
         f" {FEW_TASKS} tasks, or where the plain server solves less than {LEAST_RIGHT:.0%}",
         measured={"solved": main, "solved without": plain, "tasks": len(common), "lost": lost, "won": won},
         lenient=True,
+        needs=(BASELINE,),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.capabilities import BASELINE, LOGPROBS
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
 from sparkwright.verify.checks.common import conclude, describe, triage
@@ -60,6 +61,7 @@ class Parity:
                 " of the other server against itself if that is more)",
                 measured=measured,
                 warnings=seen.notes,
+                needs=(BASELINE, LOGPROBS),
             )
         ]
 

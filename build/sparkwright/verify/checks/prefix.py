@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.capabilities import LOGPROBS, METRICS, PREFIX_CACHE
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import conclude, describe, triage
 from sparkwright.verify.checks.divergence import NoLogprobsError, pair
@@ -57,6 +58,7 @@ class Prefix:
                 " the warm prompts' tokens come from the cache",
                 measured=measured,
                 warnings=seen.notes,
+                needs=(METRICS, PREFIX_CACHE, LOGPROBS),
             )
         ]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.capabilities import CONTEXT_LENGTH, METRICS, PREFIX_CACHE, SPECULATION
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter, not_speculating
 from sparkwright.verify.checks.common import conclude, main_facts, triage
@@ -43,8 +44,8 @@ class Soak:
     name: str = "soak"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return the cells of `plan_rounds`."""
-        return plan_rounds(context)
+        """Return the cells of `plan_rounds`; none where the longest request is unknown: some are long."""
+        return () if CONTEXT_LENGTH in context.lacks else plan_rounds(context)
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
         """Return findings on service, cache hits, decay of acceptance, and cached against cold prompts."""
@@ -75,7 +76,8 @@ CHECK = RegisteredCheck(Soak(), profiles={"full": 70, "smoke": 50, "demo": 30})
 def _served(seen: CheckedCells, made: Sequence[Observation], context: Context) -> Finding:
     """Return a finding on service by one process throughout, with the trends of memory."""
     speed = context.profile.speed
-    longest = longest_life(made, speed)
+    unmetered = METRICS in context.lacks  # so that no start of a process is reported
+    longest = sum(o.seconds for o in made) * speed if unmetered else longest_life(made, speed)
     against: list[Reason] = []
     warnings = [*memory_warnings(made, speed), *_preemptions(seen), *seen.notes]
     if longest < context.profile.soak_s * HALF and len(lives(made)) > 1:
@@ -93,6 +95,7 @@ def _served(seen: CheckedCells, made: Sequence[Observation], context: Context) -
         threshold="no failed request; one process for at least half of the soak",
         measured={"requests": requests, "longest life s": round(longest, 1)} | memory_figures(made, speed),
         warnings=warnings,
+        needs=(CONTEXT_LENGTH,),
     )
 
 
@@ -146,6 +149,7 @@ def _exercised(traffic: CheckedCells) -> Finding:
         threshold=f"more than {LEAST_HITS:.0%}",
         measured=measured,
         lenient=True,
+        needs=(CONTEXT_LENGTH, METRICS, PREFIX_CACHE),
     )
 
 
@@ -196,6 +200,7 @@ def _holds(
         measured=measured,
         warnings=warnings,
         lenient=True,
+        needs=(CONTEXT_LENGTH, SPECULATION),
     )
 
 
@@ -263,6 +268,7 @@ def _cached(seen: CheckedCells, probes: Probes, unfit: list[Reason]) -> Finding:
         " decides nothing where it is on both sides; 1 % error over all comparisons",
         measured=measured,
         lenient=True,
+        needs=(CONTEXT_LENGTH, SPECULATION, PREFIX_CACHE),
     )
 
 

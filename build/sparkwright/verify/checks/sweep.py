@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.capabilities import METRICS, SPECULATION
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter_finding, not_speculating, ratio, surely
 from sparkwright.verify.checks.common import CheckedCells, conclude, describe, main_facts, triage
@@ -15,13 +16,13 @@ from sparkwright.verify.metrics import identities
 from sparkwright.verify.model import Cell, Load, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.acceptance import Acceptance
     from sparkwright.verify.checks.common import Reason
     from sparkwright.verify.checks.figures import Figures
-    from sparkwright.verify.model import Finding, Observation
+    from sparkwright.verify.model import Finding, MetricsSnapshot, Observation
     from sparkwright.verify.profile import Profile
 
 STEP_SPREAD = 0.10
@@ -162,6 +163,7 @@ def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
         " decides nothing",
         measured=measured,
         lenient=True,
+        needs=(SPECULATION,),
     )
 
 
@@ -218,13 +220,17 @@ def _beyond(low: float, high: float) -> bool:
 _POSITIONS = "acceptance falls from position to position"
 
 
+def _metered(seen: CheckedCells) -> Iterator[tuple[MetricsSnapshot, MetricsSnapshot, Observation]]:
+    """Yield the counters before and after each sound observation; none of a server without counters."""
+    for observation in seen.sound:
+        if observation.before is not None and observation.after is not None:
+            yield observation.before, observation.after, observation
+
+
 def _positions(seen: CheckedCells) -> Finding:
     """Return a finding on acceptance by position: a token is accepted only after the one before it."""
     against = []
-    for observation in seen.sound:
-        before, after = observation.before, observation.after
-        assert before is not None  # noqa: S101 - sound
-        assert after is not None  # noqa: S101
+    for before, after, observation in _metered(seen):
         start = before.accepted_per_position or (0.0,) * len(after.accepted_per_position)
         grown = [b - a for a, b in zip(start, after.accepted_per_position, strict=False)]
         rises = [i for i in range(1, len(grown)) if grown[i] > grown[i - 1]]
@@ -241,16 +247,15 @@ def _positions(seen: CheckedCells) -> Finding:
         passed="counts by position never rise",
         threshold="exact: these are counts",
         lenient=True,
+        needs=(SPECULATION,),
     )
 
 
 def _tokens(seen: CheckedCells) -> Finding:
     """Return a finding on the agreement of counters and clients."""
     against, largest = [], 0.0
-    for observation in seen.sound:
-        assert observation.before is not None  # noqa: S101 - sound
-        assert observation.after is not None  # noqa: S101
-        for identity in identities(observation.before, observation.after, observation.samples):
+    for before, after, observation in _metered(seen):
+        for identity in identities(before, after, observation.samples):
             if identity.name == _POSITIONS:
                 continue
             largest = max(largest, identity.deviation)
@@ -266,6 +271,7 @@ def _tokens(seen: CheckedCells) -> Finding:
         threshold="see the identities: 3 % between counters, 1 % against clients, exact within a draft",
         measured={"largest deviation": round(largest, 5)},
         lenient=True,
+        needs=(METRICS,),
     )
 
 
@@ -293,6 +299,7 @@ def _step_time(seen: CheckedCells, grid: _Grid, profile: Profile) -> Finding:
         measured=measured,
         warnings=warnings,
         lenient=True,
+        needs=(SPECULATION,),
     )
 
 

@@ -11,9 +11,11 @@ import msgspec
 
 from sparkwright.base.errors import EndpointError
 from sparkwright.base.events import warn
+from sparkwright.verify.capabilities import CONTEXT_LENGTH, METRICS, VERSION
 from sparkwright.verify.client.body import read_body
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import SimpleNamespace
 
     import aiohttp
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
 
 OLDEST = (0, 20)
 """The oldest vLLM whose counters, log and chunks are known here."""
+
+ABSENT = frozenset({404, 405, 501})
+"""Statuses of a page that a server does not have."""
+ATTEMPTS = 3
+"""Requests that must all find nothing before a server is said to lack it."""
 
 _IDLE_S = 2.0  # vLLM ends a connection after 5 idle seconds; one that is about to go must not be used
 _READ_SIZE = 1 << 20
@@ -40,12 +47,14 @@ class Endpoint:
         model: name of the model to request; empty for the only one that it serves.
         api_key: bearer token that it requires, if any.
         insecure: accept any TLS certificate.
+        lacks: names of the capabilities that it lacks; requests are sent accordingly.
     """
 
     url: str
     model: str
     api_key: str = field(default="", repr=False)
     insecure: bool = False
+    lacks: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         root = self.url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
@@ -57,23 +66,29 @@ class EndpointFacts:
     """Facts that a server reports.
 
     Attributes:
-        version: vLLM's version.
+        version: vLLM's version; empty for another server.
         model: the model that will be requested.
         max_model_len: tokens of its longest request, prompt and output; -1 if not reported.
+        metrics: the page of vLLM's counters; empty if there is none.
+        lacks: reasons by the capability that it lacks.
     """
 
     version: str
     model: str
     max_model_len: int
+    metrics: str = ""
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Model(msgspec.Struct):
-    id: str
+    id: str = ""
+    name: str = ""
     max_model_len: int | None = None
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[_Model] | None = None
+    models: list[_Model] | None = None
 
 
 class _Version(msgspec.Struct):
@@ -120,21 +135,33 @@ async def check_endpoint(
 ) -> EndpointFacts:
     """Check that the server at *endpoint* can be verified, and return its facts.
 
+    A page is absent if each of several requests for it gets 404, 405 or 501; any other failure is a defect.
+
     Raises:
-        EndpointError: it is no supported vLLM, refuses the key, or does not serve the model.
+        EndpointError: it is a vLLM that is too old, it refuses the key, or does not serve the model.
     """
     check_address(endpoint.url)
-    served = _read_json(await _get(session, endpoint, "/v1/models", deadlines), _Models)
-    model = _choose(endpoint, served)
+    served = _listed(await _get(session, endpoint, "/v1/models", deadlines))
+    lacks: dict[str, str] = {}
     version = await _version(session, endpoint, deadlines)
-    metrics = await _get(session, endpoint, "/metrics", deadlines)
-    if metrics.status != _OK or "\nvllm:" not in f"\n{metrics.text}":
+    model = _choose(endpoint, served, foreign=not version)
+    if not version:
+        if not model.max_model_len:
+            lacks[CONTEXT_LENGTH] = "the model list names no longest request (max_model_len)"
+        lacks[VERSION] = "there is no /version: it is another server than vLLM, or a proxy before it"
+    metrics = await _page(session, endpoint, "/metrics", deadlines)
+    if metrics is None:
+        lacks[METRICS] = "there is no /metrics"
+    elif metrics.status != _OK:
         raise EndpointError(
-            f"{endpoint.url}/metrics has no counters of vLLM",
-            because=f"it answers with status {metrics.status}" if metrics.status != _OK else metrics.excerpt,
-            next_step="start the server without --disable-log-stats, and let /metrics through any proxy",
+            f"{endpoint.url}/metrics cannot be read",
+            because=f"it answers with status {metrics.status}",
+            next_step="let /metrics through any proxy, or see the server's log",
         )
-    return EndpointFacts(version, model.id, model.max_model_len or -1)
+    elif "\nvllm:" not in f"\n{metrics.text}":
+        lacks[METRICS] = f"/metrics has no counters of vLLM (--disable-log-stats?): {metrics.excerpt}"
+    page = metrics.text if metrics is not None and METRICS not in lacks else ""
+    return EndpointFacts(version, model.id, model.max_model_len or -1, page, lacks)
 
 
 def check_address(url: str) -> None:
@@ -174,7 +201,7 @@ def _no_address(url: str, because: str) -> EndpointError:
 
 # Responses --------------------------------------------------------------------------------------------
 
-_OK, _NOT_FOUND, _REFUSED = 200, 404, (401, 403)
+_OK, _REFUSED = 200, (401, 403)
 
 
 @dataclass(frozen=True)
@@ -268,29 +295,53 @@ def _read_json(answer: _Answer, model: type[T]) -> T:
         ) from error
 
 
-def _choose(endpoint: Endpoint, served: _Models) -> _Model:
-    names = ", ".join(model.id for model in served.data) or "none"
-    if not endpoint.model and len(served.data) == 1:
-        return served.data[0]
-    for model in served.data:
+def _listed(answer: _Answer) -> list[_Model]:
+    """Return the models of a list as OpenAI, Ollama or a bare JSON array have it."""
+    found = _read_json(answer, _Models | list[_Model])  # type: ignore[arg-type]
+    listed = found if isinstance(found, list) else found.data if found.data is not None else found.models
+    if listed is None:
+        raise EndpointError(
+            f"{answer.url} does not answer as vLLM does",
+            because=f"it has neither `data` nor `models`; {answer.excerpt}",
+            next_step="give the root of an OpenAI-compatible server, such as http://localhost:8000",
+        )
+    return [_Model(model.id or model.name, model.name, model.max_model_len) for model in listed]
+
+
+def _choose(endpoint: Endpoint, served: list[_Model], *, foreign: bool) -> _Model:
+    """Return the model to request; servers other than vLLM may serve more than they list."""
+    names = ", ".join(model.id for model in served) or "none"
+    if not endpoint.model and len(served) == 1:
+        return served[0]
+    for model in served:
         if model.id == endpoint.model:
             return model
+    if foreign and endpoint.model:
+        return _Model(endpoint.model)
     raise EndpointError(
         f"{endpoint.url} does not serve the model {endpoint.model!r}" if endpoint.model
         else f"{endpoint.url} does not serve exactly one model, and none was named",
         because=f"it serves: {names}",
-        next_step="name one of these (--model)" if served.data else "let it load a model, then verify it",
+        next_step="name one of these (--model)" if served else "let it load a model, then verify it",
     )  # fmt: skip
 
 
+async def _page(
+    session: aiohttp.ClientSession, endpoint: Endpoint, path: str, deadlines: Deadlines
+) -> _Answer | None:
+    """Return the answer to the first of several requests for *path* that finds it; `None` if none does."""
+    for _ in range(ATTEMPTS):
+        answer = await _get(session, endpoint, path, deadlines)
+        if answer.status not in ABSENT:
+            return answer
+    return None
+
+
 async def _version(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines) -> str:
-    answer = await _get(session, endpoint, "/version", deadlines)
-    if answer.status == _NOT_FOUND:
-        raise EndpointError(
-            f"{endpoint.url} is not vLLM",
-            because="it has no /version",
-            next_step="give the root of a vLLM server itself, not of another server or a router before it",
-        )
+    """Return vLLM's version; empty if the server has none."""
+    answer = await _page(session, endpoint, "/version", deadlines)
+    if answer is None:
+        return ""
     version = _read_json(answer, _Version).version
     found = _RELEASE.match(version)
     if found is None:

@@ -212,9 +212,21 @@ class Reply:
                 self._kind, has_text = kind, True
         return has_text
 
-    def problem(self, *, max_tokens: int, natural_stop: bool) -> RequestFailure | None:
-        """Return the reason for which a stream that has ended does not count, if any."""
-        found = self._end_problem() or self._count_problem() or self._length_problem(max_tokens, natural_stop)
+    def problem(
+        self, *, max_tokens: int, natural_stop: bool, countless: bool = False
+    ) -> RequestFailure | None:
+        """Return the reason for which a stream that has ended does not count, if any.
+
+        Args:
+            max_tokens: requested tokens.
+            natural_stop: the model may stop by itself.
+            countless: the server never counts tokens, so that only the end of the stream is judged.
+        """
+        found = self._end_problem()
+        if found is None and countless and not self.counted_by:
+            found = None if self.chunks else (FailureKind.NO_COUNT, "the stream ended without any output")
+        elif found is None:
+            found = self._count_problem() or self._length_problem(max_tokens, natural_stop)
         return None if found is None else RequestFailure(kind=found[0], detail=found[1])
 
     def _end_problem(self) -> _Problem | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright.verify.arrival import arrivals_of
+from sparkwright.verify.capabilities import COMPLETIONS, EXTENSIONS, FIXED_LENGTH, LOGPROBS, TOKEN_COUNTS
 from sparkwright.verify.client.reply import Reply, ReplyError
 from sparkwright.verify.client.sse import EventParser
 from sparkwright.verify.model import FailureKind, Load, Prompt, RequestFailure, Sample
@@ -88,9 +89,16 @@ class Exchange:
     salt: str = ""
 
     def __post_init__(self) -> None:
+        lacks = self.endpoint.lacks
+        if COMPLETIONS in lacks or FIXED_LENGTH in lacks:
+            self.load = msgspec.structs.replace(
+                self.load,
+                chat=self.load.chat or COMPLETIONS in lacks,
+                natural_stop=self.load.natural_stop or FIXED_LENGTH in lacks,
+            )
         self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
         text = salted(self.prompt, self.salt)
-        self._body = _body(self.endpoint.model, text, self.load, self.max_tokens)
+        self._body = _body(self.endpoint, text, self.load, self.max_tokens)
         self._started = self._headers = self._ended = 0
         self._sent = False
         self._reply = Reply()
@@ -195,7 +203,11 @@ class Exchange:
                 break
             if len(reply.chunks) > chunks:
                 deadline.reschedule(min(now() + stall, end))
-        self._failure = reply.problem(max_tokens=self.max_tokens, natural_stop=self.load.natural_stop)
+        self._failure = reply.problem(
+            max_tokens=self.max_tokens,
+            natural_stop=self.load.natural_stop,
+            countless=TOKEN_COUNTS in self.endpoint.lacks,
+        )
         if reply.done:
             await _read_to_end(response, deadline)
 
@@ -246,32 +258,35 @@ def _arrived_ns(socket: ArrivalSocket | None) -> int:
     return socket.arrived_ns if socket is not None else perf_counter_ns()
 
 
-def _body(model: str, text: str, load: Load, max_tokens: int) -> bytes:
-    """Return the request as JSON.
+def _body(endpoint: Endpoint, text: str, load: Load, max_tokens: int) -> bytes:
+    """Return the request as JSON, with vLLM's own fields where the server accepts them.
 
     vLLM sends the count of tokens in its last chunk (``include_usage``) and the ids of tokens in each of them
     (``return_token_ids``), so usage in each chunk (``continuous_usage_stats``) would only be more to send.
     """
     body: dict[str, Any] = {
-        "model": model,
+        "model": endpoint.model,
         "max_tokens": max_tokens,
         "temperature": load.temperature,
         "seed": load.seed,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "return_token_ids": True,
     }
-    if not load.natural_stop:
+    extended = EXTENSIONS not in endpoint.lacks
+    if extended:
+        body["return_token_ids"] = True
+    if extended and not load.natural_stop:
         body["ignore_eos"] = True
+    alternatives = 0 if LOGPROBS in endpoint.lacks else load.logprobs
     if load.chat:
         body["messages"] = [{"role": "user", "content": text}]
-        if load.logprobs:
-            body |= {"logprobs": True, "top_logprobs": load.logprobs}
+        if alternatives:
+            body |= {"logprobs": True, "top_logprobs": alternatives}
     else:
         body["prompt"] = text
-        if load.logprobs:
-            body["logprobs"] = load.logprobs
-    if load.logprobs:
+        if alternatives:
+            body["logprobs"] = alternatives
+    if extended and alternatives:
         body["return_tokens_as_token_ids"] = True  # two tokens may have the same text
     return msgspec.json.encode(body)
 

@@ -8,6 +8,7 @@ import msgspec
 
 from sparkwright.base.errors import EndpointError
 from sparkwright.verify.client.body import read_body
+from sparkwright.verify.client.endpoint import ABSENT, ATTEMPTS
 from sparkwright.verify.client.request import patience
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.client.endpoint import Endpoint
     from sparkwright.verify.profile import Deadlines
 
-_OK, _ABSENT = 200, (404, 405)
+_OK = 200
 _EXCERPT = 200
 
 
@@ -24,6 +25,38 @@ class _Counted(msgspec.Struct):
     """The needed field of the response to ``POST /tokenize``."""
 
     count: int
+
+
+async def lacks_tokenizer(
+    session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines, *, foreign: bool
+) -> str:
+    """Return the reason for which the server has no ``POST /tokenize`` as vLLM has it; empty if it has one.
+
+    Each of several requests must find none; any other failure is a defect of vLLM's.
+
+    Args:
+        session: the HTTP session.
+        endpoint: the server.
+        deadlines: ``canary_s`` applies.
+        foreign: it is another server than vLLM, whose ``/tokenize`` may be of another form.
+    """
+    why = ""
+    for _ in range(ATTEMPTS):
+        try:
+            await count_tokens(session, endpoint, "one two three", deadlines, 1.0)
+        except _NoTokenizerError as error:
+            why = str(error)
+        except EndpointError as error:
+            if not foreign:
+                return ""
+            why = str(error)
+        else:
+            return ""
+    return " ".join(why.split())
+
+
+class _NoTokenizerError(EndpointError):
+    """The server has no ``POST /tokenize`` that counts a chat's tokens."""
 
 
 async def count_tokens(
@@ -47,10 +80,10 @@ async def count_tokens(
             status, data = response.status, await read_body(response)
     except (aiohttp.ClientError, OSError) as error:
         raise EndpointError(f"{url} did not answer", because=str(error) or type(error).__name__) from error
+    if status in ABSENT:
+        raise _NoTokenizerError(f"there is no POST /tokenize (status {status})")
     if status != _OK:
-        because = (
-            "there is no such address" if status in _ABSENT else data[:_EXCERPT].decode(errors="replace")
-        )
+        because = data[:_EXCERPT].decode(errors="replace")
         raise EndpointError(f"{url} answers with status {status}", because=because)
     try:
         counted = msgspec.json.decode(data, type=_Counted).count

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.verify.capabilities import METRICS
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.metrics import Speculation, hit_rate, speculation
@@ -52,10 +53,10 @@ class CellFigures(Figures):
 def cells(run: Run, check: str = "") -> tuple[CellFigures, ...]:
     """Return the figures of every cell, or of every cell of one *check*, in order."""
     chosen = (seen for seen in run.observations if check in {"", seen.cell.check})
-    return tuple(_cell(observation, run.speed) for observation in chosen)
+    return tuple(_cell(observation, run.speed, metered=METRICS not in run.lacks) for observation in chosen)
 
 
-def _cell(observation: Observation, speed: float) -> CellFigures:
+def _cell(observation: Observation, speed: float, *, metered: bool) -> CellFigures:
     categories = {sample.category for sample in observation.counted}
     spec = _speculation(observation.before, observation.after)
     # counters that restarted are of no use; the client's times still are
@@ -69,7 +70,7 @@ def _cell(observation: Observation, speed: float) -> CellFigures:
         category=observation.cell.tags.get("category") or (categories.pop() if len(categories) == 1 else ""),
         speculation=spec,
         hit_rate=_hits(observation.before, observation.after),
-        trouble=tuple(trouble.cause for trouble in troubles(observation)),
+        trouble=tuple(trouble.cause for trouble in troubles(observation, metered=metered)),
     )
 
 

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from sparkwright.verify.model import Finding
     from sparkwright.verify.run import Run
 
-_OUTCOMES = {Verdict.FAIL: "failure", Verdict.INVALID: "error", Verdict.INCONCLUSIVE: "skipped"}
+_OUTCOMES = {
+    Verdict.FAIL: "failure",
+    Verdict.INVALID: "error",
+    Verdict.INCONCLUSIVE: "skipped",
+    Verdict.NOT_APPLICABLE: "skipped",
+}
 _TIMESTAMP = "1970-01-01T00:00:00"  # the schemas require one, also where none is known
 _TIMESTAMP_LENGTH = len(_TIMESTAMP)
 
@@ -27,9 +32,9 @@ _TIMESTAMP_LENGTH = len(_TIMESTAMP)
 def render_junit(run: Run) -> str:
     """Return a test suite for each check and a test case for each finding.
 
-    A failed finding is a failure, an invalid one an error, and an inconclusive one is skipped; each with its
-    cause, and with its evidence as text. Warnings are the suite's output. Times are those of the
-    cells that a finding rests on; findings may share theirs.
+    A failed finding is a failure, an invalid one an error; one that is inconclusive or not applicable is
+    skipped. Each has its cause, and its evidence as text. Warnings are the suite's output.
+    Times are those of the cells that a finding rests on; findings may share theirs.
     """
     root = ET.Element("testsuites")
     seconds = {observation.cell.key: observation.seconds for observation in run.observations}
@@ -43,8 +48,8 @@ def _suite(
     run: Run, index: int, check: str, findings: list[Finding], seconds: Mapping[str, float]
 ) -> ET.Element:
     counts = {
-        outcome: sum(finding.verdict is verdict for finding in findings)
-        for verdict, outcome in _OUTCOMES.items()
+        outcome: sum(_OUTCOMES.get(finding.verdict) == outcome for finding in findings)
+        for outcome in _OUTCOMES.values()
     }
     suite = ET.Element(
         "testsuite",

@@ -25,6 +25,7 @@ _OUTCOMES = {
     Verdict.INVALID: "cannot be trusted",
     Verdict.INCONCLUSIVE: "undecided",
     Verdict.PASS: "passed",
+    Verdict.NOT_APPLICABLE: "not applicable",
 }
 
 

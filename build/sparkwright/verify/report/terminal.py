@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from sparkwright.base.text import clean
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
 
 _STYLES = {
     Verdict.PASS: "green",
+    Verdict.NOT_APPLICABLE: "dim",
     Verdict.INCONCLUSIVE: "yellow",
     Verdict.INVALID: "magenta",
     Verdict.FAIL: "bold red",
 }
+
+# Findings that need no line of their own.
+_QUIET = (Verdict.PASS, Verdict.NOT_APPLICABLE)
 
 
 def render_terminal(run: Run, console: Console) -> None:
@@ -38,10 +43,23 @@ def render_terminal(run: Run, console: Console) -> None:
             _plain(console, line)
     verdict = run.verdict
     _plain(console, f"{SYMBOLS[verdict]} {WORDS[verdict]}. {headline(run)}", _STYLES[verdict])
+    if run.findings:
+        _plain(console, f"Coverage: {clean(str(run.coverage))}")
+    for line in lacking_lines(run):
+        _plain(console, line)
     if why := run.manifest.get("interrupted"):
         _plain(console, f"The run is not complete: {clean(str(why))}")
     if report := run.manifest.get("report"):
         _plain(console, f"report: {clean(str(report))}")
+
+
+def lacking_lines(run: Run) -> list[str]:
+    """Return each reason for which conclusions are not applicable, once, with their number."""
+    reasons = Counter(one.cause for one in run.findings if one.verdict is Verdict.NOT_APPLICABLE)
+    return [
+        f"not applicable: {plural(count, 'conclusion')}: {_one_line(cause)}"
+        for cause, count in reasons.items()
+    ]
 
 
 def _plain(console: Console, line: str, style: str = "") -> None:
@@ -54,7 +72,7 @@ def _lines(run: Run) -> list[str]:
     lines = []
     for check, findings in run.by_check.items():
         verdict = worst(findings)
-        seen = f" ({_first(findings)})" if verdict is Verdict.PASS else ""
+        seen = f" ({_first(findings)})" if verdict in _QUIET else ""
         lines.append(f"{SYMBOLS[verdict]} {clean(check)}: {verdict}{seen}")
         lines.extend(f"  {kind}: {words}" for kind, words in _causes(findings))
     return lines
@@ -64,7 +82,7 @@ def _causes(findings: list[Finding]) -> list[tuple[str, str]]:
     """Return findings that did not pass, and warnings: the verdict, and the cause in one line."""
     causes: list[tuple[str, str]] = []
     for finding in findings:
-        if finding.verdict is not Verdict.PASS:
+        if finding.verdict not in _QUIET:
             causes.append((finding.verdict.value, _one_line(f"{finding.name}: {finding.cause}")))
         causes.extend(("warning", _one_line(warning)) for warning in finding.warnings)
     return causes
@@ -99,6 +117,7 @@ def _speeds(found: list[Level]) -> Table:
 
 def _first(findings: list[Finding]) -> str:
     """Return the first conclusion of a check that passed, which is about all of its requests."""
+    findings = [one for one in findings if one.verdict is not Verdict.NOT_APPLICABLE] or findings
     more = f"; {plural(len(findings) - 1, 'more conclusion')}" if len(findings) > 1 else ""
     return _one_line(f"{findings[0].cause}{more}")
 
@@ -121,9 +140,7 @@ def _table(run: Run) -> Table:
             Text(words if kind != "warning" else f"warning: {words}", "dim" if kind == "warning" else "")
             for kind, words in _causes(findings)
         ]
-        details = Text("\n").join(
-            [*([Text(_first(findings), "dim")] if verdict is Verdict.PASS else []), *lines]
-        )
+        details = Text("\n").join([*([Text(_first(findings), "dim")] if verdict in _QUIET else []), *lines])
         sign = Text(f"{SYMBOLS[verdict]} {WORDS[verdict]}", _STYLES[verdict])
         table.add_row(sign, Text(_one_line(check)), details)
     return table

@@ -14,9 +14,16 @@ if TYPE_CHECKING:
 MINUS, NOTHING, TIMES = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 
-SYMBOLS = {Verdict.PASS: "✓", Verdict.INCONCLUSIVE: "?", Verdict.INVALID: "⊘", Verdict.FAIL: "✗"}
+SYMBOLS = {
+    Verdict.PASS: "✓",
+    Verdict.NOT_APPLICABLE: NOTHING,
+    Verdict.INCONCLUSIVE: "?",
+    Verdict.INVALID: "⊘",
+    Verdict.FAIL: "✗",
+}
 WORDS = {
     Verdict.PASS: "Passed",
+    Verdict.NOT_APPLICABLE: "Not applicable",
     Verdict.INCONCLUSIVE: "Inconclusive",
     Verdict.INVALID: "Invalid",
     Verdict.FAIL: "Failed",

@@ -57,6 +57,7 @@ _TABLE: Final = (
     Fault("no-hits", "the prefix cache finds nothing", ("soak",)),
     Fault("inert", "no drafted token is ever accepted", ("sweep",)),
     Fault("nan-drafts", "drafts are NaN: none is accepted, and requests count as corrupted", ("sweep",)),
+    Fault("no-speculation", "it should speculate and does not", ("sweep",)),
     Fault("no-spec-series", "/metrics has no series of speculative decoding", ("sweep",)),
     Fault(
         "long-context",
@@ -147,6 +148,8 @@ _TABLE: Final = (
     Fault("near-ties", "speculation turns this share of near ties the other way", (), {"share": 0.15}),
     # Version, endpoints and speed
     Fault("flood", "steps are so many times faster than any client", ("sweep",), {"factor": 1000}),
+    Fault("metrics-vanish", "/metrics is gone after so many requests for text", ("sweep",), {"after": 5}),
+    Fault("flaky-tokenize", "POST /tokenize answers 500 now and then", ("context",), {"every": 5}),
     Fault("no-metrics", "/metrics is not there", ("endpoint",)),
     Fault("old-version", "a version that is too old", ("endpoint",)),
     Fault("not-json", "every page is HTML, as from something that is no vLLM", ("endpoint",)),

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 @click.option("--boot-seconds", "boot_s", default=_DEFAULTS.boot_s, help="Simulated time until it is ready.")
 @click.option("--step-ms", default="", help="BASE,REQUEST,CONTEXT,PREFILL: duration of a step.")
 @click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Fault to switch on.")
+@click.option(
+    "--server",
+    "shape",
+    default="vllm",
+    type=click.Choice(["vllm", "llama.cpp", "transformers"]),
+    help="The server whose endpoints it imitates.",
+)
 @click.option("--engine/--no-engine", default=True, help="Start the engine's process.")
 @click.option("--list-faults", is_flag=True, help="List the faults and end.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
@@ -179,6 +187,8 @@ def _command(
         click.echo(_fault_table(as_json=as_json))
         return 0
     settings = Settings(**options, costs=_costs(step_ms), faults=parse_faults(faults))
+    if "no-speculation" in settings.faults:
+        settings = replace(settings, k=0)
     return asyncio.run(serve(fit_max_model_len(settings)))
 
 

@@ -43,7 +43,7 @@ class SimulatedServer:
     def __init__(self, driver: Driver, truth: TraceFile) -> None:
         self._driver, self._truth = driver, truth
         self._settings = driver.settings
-        self._requests = 0
+        self._requests = self._counted = 0
 
     def application(self) -> web.Application:
         """Return the application, ready to be run."""
@@ -57,14 +57,18 @@ class SimulatedServer:
         application.add_routes(
             [
                 web.get("/health", self._health),
-                web.get("/version", self._version),
                 web.get("/v1/models", self._models),
-                web.post("/v1/completions", self._completions),
                 web.post("/v1/chat/completions", self._chat),
-                web.post("/tokenize", self._tokenize),
             ]
         )
-        if "no-metrics" not in self._settings.faults:
+        shape = self._settings.shape
+        if shape != "transformers":
+            application.add_routes(
+                [web.post("/v1/completions", self._completions), web.post("/tokenize", self._tokenize)]
+            )
+        if shape == "vllm":
+            application.add_routes([web.get("/version", self._version)])
+        if shape == "vllm" and "no-metrics" not in self._settings.faults:
             application.add_routes([web.get("/metrics", self._metrics)])
         return application
 
@@ -104,7 +108,7 @@ class SimulatedServer:
 
     async def _generate(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
         accepted_ns = time.perf_counter_ns()
-        body = await self._json(http)
+        body = _of_shape(await self._json(http), self._settings)
         connection = arrivals_of(http.transport)
         received_ns = connection.arrived_ns if connection is not None else accepted_ns
         params = parse_params(body, self._settings, chat=chat, named=http.headers.get("X-Request-Id", ""))
@@ -144,6 +148,11 @@ class SimulatedServer:
         from aiohttp import web
 
         body = await self._json(http)
+        self._counted += 1
+        if self._settings.faults.hits("flaky-tokenize", self._counted):
+            raise ApiError(500, "InternalServerError", "the tokenizer is not available")
+        if self._settings.shape == "llama.cpp":
+            return web.json_response({"tokens": encode(str(body.get("content", "")))})
         text = template(body["messages"]) if "messages" in body else str(body.get("prompt", ""))
         tokens = encode(text)
         return web.json_response(
@@ -181,14 +190,48 @@ class SimulatedServer:
             "max_model_len": self._settings.max_model_len,
             "permission": [],
         }
+        if self._settings.shape == "llama.cpp":
+            del model["max_model_len"], model["root"], model["parent"], model["permission"]
+            listed = {"name": self._settings.model, "model": self._settings.model, "type": "model"}
+            return web.json_response({"models": [listed], "object": "list", "data": [model]})
+        if self._settings.shape == "transformers":
+            return web.json_response({"object": "list", "data": []})
         return web.json_response({"object": "list", "data": [model]})
 
     async def _metrics(self, _http: web.Request) -> web.Response:
         from aiohttp import web
 
         driver = self._driver
+        vanished = self._settings.faults.value("metrics-vanish", "after")
+        if vanished is not None and self._requests > vanished:
+            raise web.HTTPNotFound
         text = render_metrics(driver.engine, driver.started_s)
         return web.Response(body=text.encode(), headers={"Content-Type": _PLAIN})
+
+
+# OpenAI's fields of a chat; transformers' server refuses others.
+_FIELDS: Final = frozenset(
+    {
+        "model", "messages", "max_tokens", "temperature", "seed", "stream", "stream_options", "logprobs",
+        "top_logprobs", "top_p", "stop",
+    }
+)  # fmt: skip
+
+
+def _of_shape(body: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return *body* as the imitated server understands it.
+
+    Raises:
+        ApiError: it has a field that the server refuses.
+    """
+    ignored: set[str] = set()
+    if settings.shape == "llama.cpp":
+        ignored = {name for name in body if name.startswith("return_tok")}
+    elif settings.shape == "transformers":
+        if unexpected := sorted(body.keys() - _FIELDS):
+            raise ApiError(422, "UnprocessableEntity", f"Unexpected keys in the request: {unexpected}")
+        ignored = {"stream_options", "logprobs", "top_logprobs"}
+    return {name: value for name, value in body.items() if name not in ignored}
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 BLOCK = 16  # tokens in a block of the KV cache
 Dialect = Literal["0.24", "0.33"]
+ServerShape = Literal["vllm", "llama.cpp", "transformers"]
 VERSIONS: dict[Dialect, str] = {"0.24": "0.24.0", "0.33": "0.33.0"}
 
 
@@ -72,6 +73,9 @@ class Settings:
         ready: file that is written when the server listens.
         truth: file for one line about each request.
         engine: start the engine's process.
+        shape: the server whose endpoints and fields are imitated: llama.cpp's has no ``/version`` and
+            ``/metrics`` and a ``/tokenize`` of its own; that of transformers has chats alone, refuses fields
+            that it does not have, ends answers by itself and counts no tokens.
     """
 
     dialect: Dialect = "0.24"
@@ -102,6 +106,7 @@ class Settings:
     ready: Path | None = None
     truth: Path | None = None
     engine: bool = True
+    shape: ServerShape = "vllm"
 
     @property
     def version(self) -> str:

@@ -1,0 +1,83 @@
+"""Capabilities of a server: what a check may need, and what a server may lack without being broken.
+
+What a server lacks is decided once, before the first cell, and recorded with the run. Findings that need it
+are then not applicable. Whatever a server had at that time and loses later is a defect, as is anything that
+its recipe or the user requires (`refuse_lacking`).
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from sparkwright.base.errors import EndpointError, UnknownNameError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+SPECULATION: Final = "speculation"
+METRICS: Final = "metrics"
+VERSION: Final = "version"
+TOKENIZE: Final = "tokenize"
+COMPLETIONS: Final = "completions"
+EXTENSIONS: Final = "extensions"
+FIXED_LENGTH: Final = "fixed-length"
+TOKEN_COUNTS: Final = "token-counts"  # noqa: S105 - no secret
+LOGPROBS: Final = "logprobs"
+PREFIX_CACHE: Final = "prefix-cache"
+BASELINE: Final = "baseline"
+LOG: Final = "log"
+GPU: Final = "gpu"
+CONTEXT_LENGTH: Final = "context-length"
+
+CAPABILITIES: Mapping[str, str] = MappingProxyType(
+    {
+        SPECULATION: "drafts tokens, and counts them at /metrics",
+        METRICS: "vLLM's counters at /metrics",
+        VERSION: "vLLM's /version",
+        TOKENIZE: "POST /tokenize, which counts a chat's tokens",
+        COMPLETIONS: "POST /v1/completions; chat requests are sent without it",
+        EXTENSIONS: "accepts vLLM's own fields of requests",
+        FIXED_LENGTH: "generates as many tokens as requested (ignore_eos)",
+        TOKEN_COUNTS: "streams bring usage or token ids",
+        LOGPROBS: "log-probabilities of generated tokens and their alternatives",
+        PREFIX_CACHE: "reuses the beginnings of prompts",
+        BASELINE: "the same server without speculation, to compare answers with",
+        LOG: "the server's log can be read",
+        CONTEXT_LENGTH: "the model list names the longest request (max_model_len)",
+        GPU: "the log names memory of a GPU",
+    }
+)
+"""Every capability by its name, with its meaning."""
+
+
+def require_known(names: Iterable[str]) -> None:
+    """Refuse names that are no capabilities.
+
+    Raises:
+        UnknownNameError: one is none.
+    """
+    if unknown := [name for name in names if name not in CAPABILITIES]:
+        raise UnknownNameError(
+            f"there is no capability {unknown[0]!r}",
+            next_step=f"take some of {', '.join(CAPABILITIES)} for --require",
+        )
+
+
+def refuse_lacking(lacks: Mapping[str, str], required: Iterable[str], where: str) -> None:
+    """Refuse the server at *where* if it lacks a required capability.
+
+    Args:
+        lacks: reasons by the capability that the server lacks.
+        required: names of capabilities.
+        where: its address or title.
+
+    Raises:
+        EndpointError: it lacks one.
+    """
+    if missing := [name for name in required if name in lacks]:
+        raise EndpointError(
+            f"{where} lacks what is required: {', '.join(missing)}",
+            because="; ".join(lacks[name] for name in missing),
+            next_step="start the server so that it has this, or leave it out of --require",
+        )

@@ -1,0 +1,73 @@
+"""The capabilities that a server at an address lacks, found before the first cell."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.capabilities import (
+    BASELINE,
+    GPU,
+    LOG,
+    METRICS,
+    PREFIX_CACHE,
+    SPECULATION,
+    TOKENIZE,
+    VERSION,
+)
+from sparkwright.verify.client.tokens import lacks_tokenizer
+from sparkwright.verify.client.trial import try_requests
+from sparkwright.verify.metrics.snapshot import parse_snapshot
+from sparkwright.verify.server import load_recipe
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from sparkwright.verify.client import Endpoint, EndpointFacts
+    from sparkwright.verify.model import BootFacts
+    from sparkwright.verify.options import VerifyOptions
+    from sparkwright.verify.profile import Deadlines
+
+
+async def find_lacking(
+    session: aiohttp.ClientSession, endpoint: Endpoint, known: EndpointFacts, deadlines: Deadlines
+) -> dict[str, str]:
+    """Return reasons by the capability that the server at *endpoint* lacks.
+
+    Of vLLM, everything that it always has is required; other servers get trial requests.
+
+    Raises:
+        EndpointError: it answers no trial request.
+    """
+    lacks = dict(known.lacks)
+    foreign = VERSION in lacks and METRICS in lacks  # vLLM's counters without its version: a proxy
+    if why := await lacks_tokenizer(session, endpoint, deadlines, foreign=foreign):
+        lacks[TOKENIZE] = f"documents are sized by an estimate: {why}"
+    if foreign:
+        lacks |= await try_requests(session, endpoint, deadlines)
+    return lacks
+
+
+def lacking_facts(options: VerifyOptions, known: EndpointFacts, log: BootFacts) -> dict[str, str]:
+    """Return reasons by the capability that neither the user gave nor counters or log show.
+
+    What a recipe configures is never lacking: the checks find that it is missing.
+    """
+    recipe = load_recipe(options.recipe) if options.recipe else None
+    lacks = {}
+    if not options.baseline_url:
+        lacks[BASELINE] = "no --baseline-url was given"
+    if not options.log:
+        lacks[LOG] = "the server's log was not given (--log)"
+    elif max(log.total_gib, log.weights_gib, log.kv_gib) < 0 and log.graph_gib is None:
+        lacks[GPU] = "the log names no memory of a GPU"
+    counters = parse_snapshot(known.metrics, perf_counter_ns()) if known.metrics else None
+    expected = log.speculative_tokens > 0 or (recipe is not None and bool(recipe.speculative))
+    if counters is None and not expected:
+        lacks[SPECULATION] = "without vLLM's counters, speculation cannot be seen"
+    elif counters is not None and counters.drafts < 0 and not expected:
+        lacks[SPECULATION] = "this server does not speculate: it exposes no vllm:spec_decode_* series"
+    cached = recipe is not None and recipe.flags.get("enable-prefix-caching") is True
+    if counters is not None and counters.cache.get("enable_prefix_caching") == "False" and not cached:
+        lacks[PREFIX_CACHE] = "this server has no prefix cache (enable_prefix_caching is False)"
+    return lacks

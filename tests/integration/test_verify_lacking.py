@@ -1,0 +1,134 @@
+"""Servers that lack what vLLM has pass with a stated coverage; what they lose or should have is found."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from fault_matrix import REAL_TIME, SMALL
+
+from sparkwright.base.errors import EndpointError
+from sparkwright.verify import setup
+from sparkwright.verify.client.calibrate import simulator
+from sparkwright.verify.model import Verdict
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.results import load_run
+from sparkwright.verify.suite import run_suite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.verify.run import Run
+
+QUICK = ("--step-ms", "1,0.05,0,0.002", "--no-engine")
+SIZES = msgspec.structs.replace(REAL_TIME, checks=("boot", "coherence", "sweep", "crash"), off_grid=(3,))
+
+
+def verified(folder: Path, *server: str, sizes: Any = SIZES, **options: Any) -> Run:
+    """Return the run at the address of a simulator with the options *server*."""
+
+    async def run() -> None:
+        async with simulator(folder, *QUICK, *server) as endpoint:
+            chosen = VerifyOptions(url=endpoint.url, **({"model": endpoint.model} | options))
+            suite, manifest = await setup.prepare(chosen, folder / "run", sizes=sizes)
+            # Times are not judged here, so that the client is not calibrated.
+            await run_suite(dataclasses.replace(suite, timed=False), folder / "run", manifest)
+
+    asyncio.run(run())
+    return load_run(folder / "run")
+
+
+def told(run: Run) -> str:
+    return "\n".join(
+        f"{one.verdict} {one.check}: {one.name}: {one.cause}"
+        for one in run.findings
+        if one.verdict not in {Verdict.PASS, Verdict.NOT_APPLICABLE}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("server", "lacks"),
+    [
+        (("--k", "0"), {"speculation", "baseline", "log"}),
+        (
+            ("--server", "llama.cpp", "--k", "0"),
+            {"speculation", "baseline", "log", "metrics", "version", "tokenize", "context-length"},
+        ),
+        (
+            ("--server", "transformers", "--k", "0"),
+            {
+                "speculation", "baseline", "log", "metrics", "version", "tokenize", "context-length",
+                "completions", "extensions", "fixed-length", "token-counts", "logprobs",
+            },
+        ),
+    ],
+    ids=["vllm", "llama.cpp", "transformers"],
+)  # fmt: skip
+def test_a_healthy_server_passes_without_what_it_lacks(
+    tmp_path: Path, server: tuple[str, ...], lacks: set[str]
+) -> None:
+    run = verified(tmp_path, *server)
+    assert run.verdict is Verdict.PASS, told(run)
+    assert set(run.lacks) == lacks
+    assert {finding.check for finding in run.findings if finding.verdict is Verdict.PASS} >= {
+        "coherence", "sweep", "crash",
+    }  # fmt: skip
+    left_out = {one.name for one in run.findings if one.verdict is Verdict.NOT_APPLICABLE}
+    assert {"the drafter works", "acceptance does not depend on concurrency"} <= left_out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["llama.cpp", "transformers"])
+@pytest.mark.parametrize(
+    ("fault", "check", "says"),
+    [
+        ("status", "sweep", "status 500"),
+        ("cut-fin", "sweep", "without [DONE]"),
+        ("word-salad", "coherence", "answers are right"),
+    ],
+)
+def test_faults_of_other_servers_are_found(
+    tmp_path: Path, server: str, fault: str, check: str, says: str
+) -> None:
+    # Trial requests are 7 to 19: those that fail among them are repeated.
+    sizes = msgspec.structs.replace(SIZES, checks=(check,))
+    hits = f"{fault}=every:23" if fault != "word-salad" else fault
+    run = verified(tmp_path, "--server", server, "--k", "0", "--fault", hits, sizes=sizes)
+    assert run.verdict is Verdict.FAIL
+    assert says in told(run)
+
+
+def test_a_required_capability_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match="lacks what is required: speculation"):
+        verified(tmp_path, "--k", "0", require=("speculation",))
+    assert not (tmp_path / "run" / "journal.jsonl").exists()
+
+
+def test_a_recipe_that_speculates_is_not_excused(tmp_path: Path) -> None:
+    sizes = msgspec.structs.replace(SIZES, checks=("boot",))
+    run = verified(tmp_path, "--k", "0", sizes=sizes, recipe="qwen3.6-27b-dflash")
+    assert "speculation" not in run.lacks
+    assert run.verdict is Verdict.FAIL
+    assert "drafter inert" in told(run)
+
+
+@pytest.mark.slow
+def test_metrics_that_disappear_are_not_lacking(tmp_path: Path) -> None:
+    sizes = msgspec.structs.replace(SIZES, checks=("sweep",))
+    run = verified(tmp_path, "--fault", "metrics-vanish", sizes=sizes)
+    assert "metrics" not in run.lacks
+    assert run.verdict is Verdict.INVALID
+    assert "counters could not be read" in told(run)
+
+
+@pytest.mark.slow
+def test_a_tokenizer_that_fails_now_and_then_is_not_lacking(tmp_path: Path) -> None:
+    sizes = msgspec.structs.replace(SMALL, checks=("context",), speed=1.0)
+    run = verified(tmp_path, "--fault", "flaky-tokenize", sizes=sizes)
+    assert "tokenize" not in run.lacks
+    assert run.verdict is Verdict.INCONCLUSIVE
+    assert "has POST /tokenize, and it failed" in told(run)
