@@ -149,20 +149,20 @@ def command(
         if resume is not None:
             from sparkwright.verify.journal import read_journal
 
-            folder, wish = resume, VerifyOptions.from_options(read_journal(resume).manifest.options)
-            _refuse_others(context, resume, wish)
-            _refuse_keys(folder, wish, asked, keys)
+            folder, options = resume, VerifyOptions.from_options(read_journal(resume).manifest.options)
+            _refuse_others(context, resume, options)
+            _refuse_keys(folder, options, asked, keys)
         else:
             if not (wheel or any(asked[name] for name in ("python", "url", "demo"))):
                 wheel = built_wheel(dist_folder(Path()), this_machine.machine())
                 if not (quiet or as_json):
                     click.echo(f"verifying {wheel}", err=True)
-            wish = _wish(wheel, asked)
-        _require_possible(wish)
-        folder = resume or out or _new_folder(wish)
+            options = _options_of(wheel, asked)
+        _require_possible(options)
+        folder = resume or out or _new_folder(options)
         log(folder)
-        results = _verify(wish, folder.absolute(), keys, offline=offline)
-    _attach(results, wish)
+        results = _verify(options, folder.absolute(), keys, offline=offline)
+    _attach(results, options)
     if as_json:
         print_json(results.described)
     else:
@@ -175,23 +175,23 @@ for _option in reversed(_OPTIONS):
 """The command, with every option that says what is verified."""
 
 
-def _attach(results: Results, wish: VerifyOptions) -> None:
+def _attach(results: Results, options: VerifyOptions) -> None:
     """Attach a passed run to the digest of its wheel."""
     from sparkwright.publish import dist_folder
     from sparkwright.publish.evidence import attach
     from sparkwright.verify.model import Verdict
 
     manifest = results.run.manifest
-    if results.verdict is not Verdict.PASS or "wheel" not in manifest or wish.against:
+    if results.verdict is not Verdict.PASS or "wheel" not in manifest or options.against:
         return
     detail = {
         "run": results.folder.name,
         "server": manifest.get("title", ""),
-        "profile": wish.profile,
+        "profile": options.profile,
         "capability": manifest.get("card", ""),
         "coverage": str(results.run.coverage),
-        "complete": wish.profile == "full"
-        and not (wish.checks or wish.levels or wish.categories)
+        "complete": options.profile == "full"
+        and not (options.checks or options.levels or options.categories)
         and results.run.coverage.whole,
     }
     files = {path.name: sha256 for path, _, sha256 in results.files}
@@ -236,26 +236,26 @@ def require_libraries() -> None:
         )
 
 
-def _require_possible(wish: VerifyOptions) -> None:
+def _require_possible(options: VerifyOptions) -> None:
     from sparkwright.verify.setup import require_possible
 
-    require_possible(wish)
+    require_possible(options)
 
 
-def _verify(wish: VerifyOptions, folder: Path, keys: tuple[str, str], *, offline: bool) -> Results:
+def _verify(options: VerifyOptions, folder: Path, keys: tuple[str, str], *, offline: bool) -> Results:
     from sparkwright.verify.results import write_results
     from sparkwright.verify.setup import prepare
     from sparkwright.verify.suite import run_suite
 
     async def run() -> None:
-        suite, manifest = await prepare(wish, folder, *keys, offline=offline)
+        suite, manifest = await prepare(options, folder, *keys, offline=offline)
         await run_suite(suite, folder, manifest)
 
     asyncio.run(run())
     return write_results(folder)
 
 
-def _wish(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
+def _options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     """Return the options of the command line as one model.
 
     Raises:
@@ -292,14 +292,14 @@ def _wish(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     return VerifyOptions(**given, simulator=demo)
 
 
-def _refuse_others(context: click.Context, folder: Path, wish: VerifyOptions) -> None:
+def _refuse_others(context: click.Context, folder: Path, options: VerifyOptions) -> None:
     """Do nothing if no option says once more what is verified; addresses may be repeated.
 
     Raises:
         ConfigError: one does.
     """
     usual = {"out", "resume", "offline", "quiet", "as_json", "api_key", "baseline_api_key"}
-    usual |= {name for name in ("url", "baseline_url") if context.params[name] == getattr(wish, name)}
+    usual |= {name for name in ("url", "baseline_url") if context.params[name] == getattr(options, name)}
     command_line = click.core.ParameterSource.COMMANDLINE
     told = [
         name
@@ -314,29 +314,29 @@ def _refuse_others(context: click.Context, folder: Path, wish: VerifyOptions) ->
         )
 
 
-def _refuse_keys(folder: Path, wish: VerifyOptions, asked: dict[str, Any], keys: tuple[str, str]) -> None:
+def _refuse_keys(folder: Path, options: VerifyOptions, asked: dict[str, Any], keys: tuple[str, str]) -> None:
     """Do nothing if keys go only where the command line says; a folder may have come from anywhere.
 
     Raises:
         ConfigError: one would go to an address that the journal alone names.
     """
     for name, key in zip(("url", "baseline_url"), keys, strict=True):
-        if key and getattr(wish, name) and not asked[name]:
+        if key and getattr(options, name) and not asked[name]:
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(
                 "a key is sent to no address that only a journal names",
-                because=f"{folder} says {getattr(wish, name)}, and {option} was not given",
-                next_step=f"add {option} {getattr(wish, name)} if the key is for that server",
+                because=f"{folder} says {getattr(options, name)}, and {option} was not given",
+                next_step=f"add {option} {getattr(options, name)} if the key is for that server",
             )
 
 
-def _new_folder(wish: VerifyOptions) -> Path:
+def _new_folder(options: VerifyOptions) -> Path:
     from datetime import UTC, datetime
 
     from sparkwright.publish import dist_folder
 
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return dist_folder(Path()) / "evidence" / f"{wish.title}-{stamp}"
+    return dist_folder(Path()) / "evidence" / f"{options.title}-{stamp}"
 
 
 @contextlib.contextmanager
