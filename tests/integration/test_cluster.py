@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -61,6 +60,11 @@ def hosts(sshds, tmp_path, url, monkeypatch):
                 process.kill()
 
 
+def shown(host: Host) -> str:
+    """The machine as it is named here."""
+    return f"127.0.0.1:{host.sshd.port}"
+
+
 def here(tmp_path) -> str:
     """The SHA-256 of the extension that this machine compiles by itself."""
     alone = make_home(tmp_path / "alone", "", [])
@@ -78,7 +82,7 @@ def test_two_machines_give_the_same_file_as_one(tmp_path, url, hosts):
 
 def test_a_machine_that_is_killed_costs_what_it_was_compiling(tmp_path, url, hosts):
     """The first one is killed by its own unit, as the kernel does when memory runs out."""
-    suicide = "compiling.Compiling.compile = lambda *_: os.kill(os.getpid(), 9)"
+    suicide = "serving.Serving.serve = lambda *_: os.kill(os.getpid(), 9)"
     hosts[0].install(extra=suicide)
     home = make_home(tmp_path / "home", url, hosts)
     assert build(home.builder, home.inputs)[0].sha256 == here(tmp_path)
@@ -86,7 +90,7 @@ def test_a_machine_that_is_killed_costs_what_it_was_compiling(tmp_path, url, hos
 
 def test_no_machine_is_left(tmp_path, url, hosts):
     for host in hosts:
-        host.install(extra="compiling.Compiling.compile = lambda *_: os.kill(os.getpid(), 9)")
+        host.install(extra="serving.Serving.serve = lambda *_: os.kill(os.getpid(), 9)")
     home = make_home(tmp_path / "home", url, hosts)
     with pytest.raises(ClusterError, match="lost"):
         build(home.builder, home.inputs)
@@ -120,8 +124,8 @@ def test_a_machine_with_another_program_is_refused_before_it_compiles(tmp_path, 
 def test_an_object_that_is_not_there_is_compiled_again_elsewhere_and_then_is_an_error(tmp_path, url, hosts):
     lying = """
 from msgspec.structs import replace as other
-honest = compiling.Compiling._kept
-compiling.Compiling._kept = lambda *given: other(honest(*given), sha256="0" * 64)
+honest = compiling.LaidBuild._kept
+compiling.LaidBuild._kept = lambda *given: other(honest(*given), sha256="0" * 64)
 """
     for host in hosts:
         host.install(extra=lying)
@@ -134,14 +138,14 @@ def test_a_record_of_other_files_is_not_taken(tmp_path, url, hosts):
     """The object is there, and the worker says that it read other files than those here."""
     lying = """
 from msgspec.structs import replace as other
-honest = compiling.Compiling._kept
+honest = compiling.LaidBuild._kept
 def lie(*given):
     reply = honest(*given)
     for manifest in reply.record["manifests"]:
         for state in manifest["states"]:
             state["state"] = "0" * 64
     return reply
-compiling.Compiling._kept = lie
+compiling.LaidBuild._kept = lie
 """
     for host in hosts:
         host.install(extra=lying)
@@ -156,7 +160,7 @@ def test_what_a_compiler_says_elsewhere_is_in_the_log_here(tmp_path, url, hosts)
     inputs = replace(home.inputs, tree=patch_tree(home.repository, home.inputs.tree, wrong))
     with pytest.raises(CompileError, match=r"ops\.c was not compiled") as error:
         build(home.builder, inputs)
-    assert f"on {platform.node()}" in error.value.because
+    assert any(f"on {shown(host)}:" in error.value.because for host in hosts)
     (log,) = (tmp_path / "home" / "logs").glob("*ops.c.log")
     assert "expected" in log.read_text()
 
@@ -178,7 +182,7 @@ def test_a_machine_that_cannot_be_reached_is_left_out(tmp_path, url, hosts):
 @pytest.mark.parametrize("after_s", [0, 3], ids=["while they start", "while they compile"])
 def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s):
     for host in hosts:
-        host.install(extra="import time; compiling.Compiling.compile = lambda *_: time.sleep(600)")
+        host.install(extra="import time; serving.Serving.serve = lambda *_: time.sleep(600)")
     home = make_home(tmp_path / "home", url, hosts)
     child = os.fork()
     if child == 0:
