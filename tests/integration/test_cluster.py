@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from ssh_kit import running_sshd
 from store_servers import free_port, nginx_store
 from world import wait_until
 
-from sparkwright.base.errors import ClusterError, CompileError, ToolError
+from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.cluster import parse_cluster
 from sparkwright.git import FileEntry, patch_tree
@@ -30,6 +31,10 @@ from sparkwright.native.model import Target
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import psutil
+
+    from sparkwright.base.events import Event
 
 pytestmark = pytest.mark.slow
 
@@ -73,9 +78,12 @@ def here(tmp_path) -> str:
 
 def test_two_machines_give_the_same_file_as_one(tmp_path, url, hosts):
     home: Home = make_home(tmp_path / "home", url, hosts)
-    built, started = build(home.builder, home.inputs)
+    heard = Recorder()
+    with subscribe(heard):
+        built, started = build(home.builder, home.inputs)
     assert built.sha256 == here(tmp_path)
     assert started == [], "no compiler ran here"
+    assert {event["machine"] for event in heard.of("compile.finished")} == {shown(host) for host in hosts}
     assert compiled(home.builder, home.inputs) == (12, [])
     assert not [process for host in hosts for process in host.workers()]
 
@@ -196,28 +204,147 @@ def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s
     wait_until(lambda: not any(host.workers() for host in hosts))
 
 
-def test_a_scheduler_with_workers_of_its_owner(tmp_path, url, hosts):
-    """As one runs them under SLURM or Kubernetes: 'dask scheduler', and workers that are told its address."""
-    port = free_port()
-    words = [
-        sys.executable,
-        "-m",
-        "distributed.cli.dask_scheduler",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    with contextlib.ExitStack() as stack:
-        scheduler = stack.enter_context(
-            subprocess.Popen([*words, "--no-dashboard"], stderr=subprocess.DEVNULL, cwd=tmp_path)
-        )
-        stack.callback(scheduler.kill)
-        program = hosts[0].sshd.folder / "programs" / "sparkwright"
-        worker = stack.enter_context(subprocess.Popen([program, "worker", f"tcp://127.0.0.1:{port}"]))
-        stack.callback(worker.kill)
+_SLOW = """
+import time
+honest = compiling.LaidBuild.run
+def slow(*given):
+    time.sleep(1)
+    return honest(*given)
+compiling.LaidBuild.run = slow
+"""
+_FULL = """
+honest = compiling.LaidBuild._kept
+def full(*given):
+    with contextlib.suppress(OSError), open(os.environ["SPARKWRIGHT_HOME"] + "/fill", "ab", 0) as fill:
+        while fill.write(bytes(4096)):
+            pass
+    return honest(*given)
+import contextlib
+compiling.LaidBuild._kept = full
+"""
+
+
+def test_a_machine_whose_disk_is_full_is_named(tmp_path, url, hosts):
+    store = hosts[0].folder / "store"
+    store.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", store], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        hosts[0].install(extra=_FULL)
         home = make_home(tmp_path / "home", url, hosts)
-        address = parse_cluster(f"tcp://127.0.0.1:{port}")
-        elsewhere = replace(home.builder.elsewhere, address=address, patience_s=30)
-        built, started = build(replace(home.builder, elsewhere=elsewhere), home.inputs)
+        with pytest.raises(StorageError, match="no space left") as error:
+            build(home.builder, home.inputs)
+        assert f"on {shown(hosts[0])}: " in error.value.because
+        hosts[0].install()
+        again = make_home(tmp_path / "again", url, hosts[1:])
+        assert build(again.builder, again.inputs)[0].sha256 == here(tmp_path)
+    finally:
+        subprocess.run(["umount", "-l", store], check=True)
+
+
+def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, url, hosts):
+    """Its connection of ssh is neither closed nor does anything come over it."""
+    for host in hosts:
+        host.install(extra=_SLOW)
+    home = make_home(tmp_path / "home", url, hosts)
+    elsewhere = replace(home.builder.elsewhere, silent_s=5)
+    stopped: list[psutil.Process] = []
+
+    def stall(event: Event) -> None:
+        running = [part["machine"] for part in event.data.get("running", ())]
+        if shown(hosts[0]) in running and not stopped:
+            stopped.extend(hosts[0].sshd.sessions())
+            for process in stopped:
+                process.suspend()
+
+    try:
+        with subscribe(stall):
+            built, _ = build(replace(home.builder, elsewhere=elsewhere), home.inputs)
+    finally:
+        for process in stopped:
+            process.resume()
+    assert stopped, "progress named the machine"
+    assert built.sha256 == here(tmp_path)
+    wait_until(lambda: not hosts[0].workers())
+
+
+@contextlib.contextmanager
+def scheduling(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Dask's own scheduler, as one starts it by hand."""
+    program = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1"]
+    words = [*program, "--port", str(port), "--no-dashboard"]
+    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment) as scheduler:
+        try:
+            yield scheduler
+        finally:
+            scheduler.kill()
+
+
+@contextlib.contextmanager
+def working(host: Host, port: int) -> Iterator[None]:
+    """A worker of *host* for that scheduler, as SLURM or Kubernetes start it."""
+    program = host.sshd.folder / "programs" / "sparkwright"
+    with subprocess.Popen([program, "worker", f"tcp://127.0.0.1:{port}"]) as worker:
+        try:
+            yield
+        finally:
+            worker.kill()
+
+
+def use_scheduler(home: Home, port: int) -> Home:
+    address = parse_cluster(f"tcp://127.0.0.1:{port}")
+    elsewhere = replace(home.builder.elsewhere, address=address, patience_s=30)
+    return replace(home, builder=replace(home.builder, elsewhere=elsewhere))
+
+
+def test_a_scheduler_with_workers_of_its_owner(tmp_path, url, hosts):
+    port = free_port()
+    home = use_scheduler(make_home(tmp_path / "home", url, hosts), port)
+    with scheduling(tmp_path, port), working(hosts[0], port):
+        built, started = build(home.builder, home.inputs)
     assert (built.sha256, started) == (here(tmp_path), [])
+
+
+def test_a_scheduler_that_is_restarted_ends_the_build_and_the_next_one_goes_on(tmp_path, url, hosts):
+    port = free_port()
+    hosts[0].install(extra=_SLOW, slots=1)
+    home = use_scheduler(make_home(tmp_path / "home", url, hosts), port)
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        scheduler = first.enter_context(scheduling(tmp_path, port))
+        first.enter_context(working(hosts[0], port))
+
+        def restart(event: Event) -> None:
+            if event.kind == "compile.finished" and scheduler.poll() is None:
+                scheduler.kill()
+                scheduler.wait()
+                second.enter_context(scheduling(tmp_path, port))
+
+        heard = Recorder()
+        with subscribe(heard), subscribe(restart), pytest.raises(ClusterError, match=r"scheduler of .* lost"):
+            build(home.builder, home.inputs)
+        before = {event["unit"] for event in heard.of("compile.finished")}
+        hosts[0].install()
+        second.enter_context(working(hosts[0], port))
+        again = Recorder()
+        with subscribe(again):
+            built, started = build(home.builder, home.inputs)
+    after = {event["unit"] for event in again.of("compile.finished")}
+    assert before, "a unit was finished before"
+    assert after, "and another one was not"
+    assert not before & after
+    assert (built.sha256, started) == (here(tmp_path), [])
+
+
+def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path, url, hosts, monkeypatch):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    for host in hosts:
+        host.install(extra=f"import tempfile; tempfile.tempdir = {str(folder)!r}")
+    home = make_home(tmp_path / "home", url, hosts)
+    build(home.builder, home.inputs)
+    assert list(folder.iterdir()) == []

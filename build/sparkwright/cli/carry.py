@@ -16,6 +16,7 @@ from sparkwright.base.errors import (
     ProofError,
     UnprovedError,
 )
+from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import cluster_option, job_options, tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.remote import finish_remote, remote_summary, show_remote
@@ -332,13 +333,13 @@ def prove(
     the carries of that series: its own 'carry prove' does that.
     """
     job = session.job(target, compiling=compiling)
-    proofs, needless, unproved = _prove(job, names, onto)
+    with counting_machines() as machines:
+        proofs, needless, unproved = _prove(job, names, onto)
     remote = finish_remote(session)
     if session.as_json:
         described = [to_builtins(proof) for proof in proofs]
-        print_json(
-            {"proofs": described, "needless": needless, "unproved": unproved, **remote_summary(remote)}
-        )
+        made = {"proofs": described, "needless": needless, "unproved": unproved}
+        print_json(made | machines_summary(machines) | remote_summary(remote))
     else:
         rows = [
             (proof.carry, str(proof.verdict), _first_line(proof.finding, last=proof.verdict == "broken"))
@@ -348,6 +349,7 @@ def prove(
         judged = {proof.carry for proof in proofs}
         rows += [(name, "not proved", why) for name, why in unproved.items() if name not in judged]
         show_table(("carry", "verdict", "what was found"), rows)
+        show_machines(machines)
         show_remote(remote)
     refuted = {proof.carry: _first_line(proof.finding) for proof in proofs if proof.verdict == "refuted"}
     if refuted:

@@ -37,6 +37,7 @@ _START = (
 )
 _NOT_FOUND, _OF_SSH = 127, 255
 _HELLO_S = 90.0
+_ENDS_S = 15.0
 _POLL_S = 0.1
 _LOOK_S = 1.0
 _PORTS = (20_000, 32_000)
@@ -244,7 +245,16 @@ def open_pool(
             refused = [
                 why
                 for host in address.hosts
-                if (why := _start(stack, host, cluster.scheduler_address, security, store_url))
+                if (
+                    why := _start(
+                        stack,
+                        host,
+                        cluster.scheduler_address,
+                        security,
+                        store_url=store_url,
+                        silent_s=silent_s,
+                    )
+                )
             ]
         for why in refused:
             warn(f"{why.what}: {why.because}; {why.next_step}")
@@ -284,7 +294,13 @@ def _connected(distributed: Any, address: ClusterAddress) -> Iterator[Any]:
 
 
 def _start(
-    stack: contextlib.ExitStack, host: SshHost, scheduler: str, security: Any, store_url: str
+    stack: contextlib.ExitStack,
+    host: SshHost,
+    scheduler: str,
+    security: Any,
+    *,
+    store_url: str,
+    silent_s: float,
 ) -> ClusterError | ToolError | None:
     """Start a worker on *host* for the length of *stack*; return the error of one that cannot be used."""
     there, listen, contact = random.sample(range(*_PORTS), 3)
@@ -305,7 +321,9 @@ def _start(
         store_url=store_url,
         name=host.shown,
     )
-    dialogue = stack.enter_context(Dialogue(host.argv(_START, forwards=forwards), patience_s=15))
+    dialogue = stack.enter_context(
+        Dialogue(host.argv(_START, forwards=forwards), patience_s=min(_ENDS_S, silent_s))
+    )
     dialogue.send(msgspec.json.encode(settings) + b"\n")
     end = time.monotonic() + _HELLO_S
     while (left := end - time.monotonic()) > 0:

@@ -51,6 +51,11 @@ def cluster(hosts: list[Host]) -> str:
     return "ssh://" + ",".join(host.sshd.host for host in hosts)
 
 
+def shown(host: Host) -> str:
+    """The machine as it is named here."""
+    return f"127.0.0.1:{host.sshd.port}"
+
+
 def proofs(world: World) -> dict[str, bytes]:
     """The recorded proofs, by carry."""
     return {path.parents[1].name: path.read_bytes() for path in world.root.glob("carries/*/proofs/*.json")}
@@ -73,8 +78,9 @@ def prove_here(world: World) -> dict[str, bytes]:
 
 def test_proofs_of_two_machines_are_those_of_one(world, hosts):
     expected = prove_here(world)
-    world.good("carry", "prove", "--cluster", cluster(hosts))
+    done = world.good("carry", "prove", "--cluster", cluster(hosts))
     assert proofs(world) == expected
+    assert f"{shown(hosts[0])}: 1 proofs" in done.out
     assert sorted(expected) == ["align", "clamp"]
     assert not [process for host in hosts for process in host.workers()]
 
@@ -82,6 +88,8 @@ def test_proofs_of_two_machines_are_those_of_one(world, hosts):
 def test_a_wheel_takes_proofs_of_other_machines(world, hosts):
     wheel = world.good("wheel", "--json", "--cluster", cluster(hosts)).json
     assert {carry["proof"] for carry in wheel["carries"]} == {"proved"}
+    assert set(wheel["machines"]) <= {shown(host) for host in hosts}
+    assert sum(did["proofs"] for did in wheel["machines"].values()) == 2
     probe = world.root / "carries" / "clamp" / "probe.py"
     probe.write_text(PROBE.format(module="clamp", name="clamp", argument=99, result=11))
     refuted = world.call("wheel", "--cluster", cluster(hosts))
@@ -100,9 +108,7 @@ def test_a_machine_without_the_environment_proves_nothing(world, hosts):
     other = "import sparkwright.cluster.proving as p; p.environment_key = lambda: 'another'"
     hosts[0].install(extra=other)
     done = world.good("carry", "prove", "--cluster", cluster(hosts))
-    assert (
-        f"127.0.0.1:{hosts[0].sshd.port} is left out: its environment for probes is another one" in done.err
-    )
+    assert f"{shown(hosts[0])} is left out: its environment for probes is another one" in done.err
     assert proofs(world) == expected
     forget(world, "third store")
     hosts[1].install(extra=other)
