@@ -100,8 +100,9 @@ def test_no_machine_is_left(tmp_path, url, hosts):
     for host in hosts:
         host.install(extra="serving.Serving.serve = lambda *_: os.kill(os.getpid(), 9)")
     home = make_home(tmp_path / "home", url, hosts)
+    elsewhere = replace(home.builder.elsewhere, patience_s=5)
     with pytest.raises(ClusterError, match="lost"):
-        build(home.builder, home.inputs)
+        build(replace(home.builder, elsewhere=elsewhere), home.inputs)
     healthy = make_home(tmp_path / "again", "", [])
     assert build(healthy.builder, healthy.inputs)[0].sha256 == here(tmp_path)
 

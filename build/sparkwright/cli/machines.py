@@ -40,5 +40,5 @@ def machines_summary(done: dict[str, Counter[str]]) -> dict[str, object]:
 def show_machines(done: dict[str, Counter[str]]) -> None:
     """Print what each machine did; nothing without any."""
     for place, (name, did) in enumerate(sorted(done.items())):
-        told = ", ".join(f"{count} {kind}" for kind, count in sorted(did.items()))
+        told = ", ".join(f"{count} {kind if count > 1 else kind[:-1]}" for kind, count in sorted(did.items()))
         click.echo(f"{'' if place else 'machines':8} {name}: {told}")

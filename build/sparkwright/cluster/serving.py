@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +26,7 @@ from sparkwright.cluster.messages import (
 from sparkwright.git import unpack_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from sparkwright.upstream import Access
@@ -58,30 +60,29 @@ class Serving:
         folder: for logs.
         cuda: an installed CUDA toolkit of this machine, for builds that take one.
         machine: name of this machine in replies.
-        laid: by the digest of the inputs; the newest ones alone.
+        laid: what is laid out, and what removes it, by the digest of the inputs: the newest ones, and older
+            ones that tasks of another command still use.
     """
 
     access: Access
     folder: Path
     cuda: Path | None = None
     machine: str = field(default_factory=platform.node)
-    laid: dict[str, LaidOut] = field(default_factory=dict)
-    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    laid: dict[str, tuple[LaidOut, contextlib.ExitStack]] = field(default_factory=dict)
+    _users: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def close(self) -> None:
         """Remove what is laid out."""
         with self._lock:
-            self.laid.clear()
-            self._stack.close()
+            self._remove(self.laid)
 
     def serve(self, asked: ClusterTask) -> TaskReply | WorkerUnfit:
         """Run a task; a failure is a reply, too."""
         log = self.folder / "logs" / f"{asked.name.replace('/', '.')}.log"
         try:
-            with self._lock:
-                laid = self.laid.get(asked.inputs) or self._lay_out(asked)
-            return laid.run(asked, log)
+            with self._laid_out(asked) as laid:
+                return laid.run(asked, log)
         except UnfitError as unfit:
             return WorkerUnfit(machine=self.machine, because=str(unfit), next_step=unfit.next_step)
         except OSError as error:
@@ -100,13 +101,33 @@ class Serving:
             log=log.read_text(errors="replace") if log.is_file() else "",
         )
 
-    def _lay_out(self, asked: ClusterTask) -> LaidOut:
-        """Lay the inputs of a task out, instead of those before them."""
+    @contextlib.contextmanager
+    def _laid_out(self, asked: ClusterTask) -> Iterator[LaidOut]:
+        """Yield what is laid out of the inputs of a task, which stays for the block."""
+        with self._lock:
+            if asked.inputs not in self.laid:
+                self._remove([digest for digest in self.laid if not self._users[digest]])
+                with contextlib.ExitStack() as stack:
+                    laid = self._lay_out(asked, stack)
+                    self.laid[asked.inputs] = laid, stack.pop_all()
+            self._users[asked.inputs] += 1
+            laid, _ = self.laid[asked.inputs]
+        try:
+            yield laid
+        finally:
+            with self._lock:
+                self._users[asked.inputs] -= 1
+
+    def _remove(self, digests: Iterable[str]) -> None:
+        for digest in tuple(digests):
+            _, stack = self.laid.pop(digest)
+            stack.close()
+
+    def _lay_out(self, asked: ClusterTask, stack: contextlib.ExitStack) -> LaidOut:
+        """Lay the inputs of a task out, until *stack* is closed."""
         from sparkwright.cluster.compiling import lay_out_build
         from sparkwright.cluster.proving import lay_out_proofs
 
-        self.laid.clear()
-        self._stack.close()
         data = self._file(asked.inputs, asked.inputs_size).read_bytes()
         inputs = msgspec.json.decode(data, type=TaskInputs)
         if inputs.code != own_code():
@@ -117,11 +138,8 @@ class Serving:
         for tree in inputs.trees:
             self._unpack(tree)
         if isinstance(inputs, BuildInputs):
-            laid: LaidOut = lay_out_build(self, inputs, self._stack)
-        else:
-            laid = lay_out_proofs(self, inputs, self._stack)
-        self.laid[asked.inputs] = laid
-        return laid
+            return lay_out_build(self, inputs, stack)
+        return lay_out_proofs(self, inputs, stack)
 
     def _unpack(self, packed: PackedTree) -> None:
         if self.access.repository.has(packed.tree):

@@ -80,7 +80,7 @@ def test_proofs_of_two_machines_are_those_of_one(world, hosts):
     expected = prove_here(world)
     done = world.good("carry", "prove", "--cluster", cluster(hosts))
     assert proofs(world) == expected
-    assert f"{shown(hosts[0])}: 1 proofs" in done.out
+    assert f"{shown(hosts[0])}: 1 proof" in done.out
     assert sorted(expected) == ["align", "clamp"]
     assert not [process for host in hosts for process in host.workers()]
 
