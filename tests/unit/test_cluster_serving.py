@@ -1,4 +1,4 @@
-"""What a worker lays out for tasks, when it removes that again, and what it refuses."""
+"""A worker lays inputs out for tasks, removes them when they are not used, and refuses tasks."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class WorkerSettings(Model, frozen=True):
 
 
 class WorkerHello(Model, frozen=True):
-    """What a worker says of itself, as a line on its standard output.
+    """The description that a worker gives of itself, as a line on its standard output.
 
     Attributes:
         code: digest of its program; see `own_code`.
@@ -62,7 +62,7 @@ class PackedTree(Model, frozen=True):
 
 
 class BuildInputs(Model, frozen=True, tag="build"):
-    """What all units of a build share, as a file of the store.
+    """The inputs that all units of a build share, as a file of the store.
 
     Attributes:
         code: digest of the program that asks.
@@ -85,7 +85,7 @@ class BuildInputs(Model, frozen=True, tag="build"):
 
 
 class ProofInputs(Model, frozen=True, tag="proofs"):
-    """What all proofs of a patchset share, as a file of the store.
+    """The inputs that all proofs of a patchset share, as a file of the store.
 
     Attributes:
         code: digest of the program that asks.
@@ -102,7 +102,7 @@ TaskInputs = BuildInputs | ProofInputs
 
 
 class _Task(Model, frozen=True):
-    """What is asked of a worker.
+    """A task for a worker.
 
     Attributes:
         inputs: SHA-256 of the file of `TaskInputs`.

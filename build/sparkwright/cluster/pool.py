@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import tempfile
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from sparkwright.cluster.worker import MIB, SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from sparkwright.base.ssh import SshHost
     from sparkwright.cluster.address import ClusterAddress
@@ -206,12 +206,18 @@ def _deserted(name: str, because: str, next_step: str = "") -> ClusterError:
 
 @contextlib.contextmanager
 def open_pool(
-    address: ClusterAddress, *, store_url: str = "", patience_s: float = 60.0, silent_s: float = 60.0
+    address: ClusterAddress,
+    folder: Path,
+    *,
+    store_url: str = "",
+    patience_s: float = 60.0,
+    silent_s: float = 60.0,
 ) -> Iterator[Pool]:
     """Yield the workers at *address*, started where they are named by ssh, and ended with the block.
 
     Args:
         address: the machines, or a scheduler.
+        folder: for files of Dask's own scheduler.
         store_url: the store that machines share, for workers that are started; without credentials.
         patience_s: how long to wait for a worker when none is left.
         silent_s: how long a worker that is started may send no sign of life, at least 5, before its tasks
@@ -229,8 +235,7 @@ def open_pool(
                 client.wait_for_workers(1, timeout=patience_s)
             yield Pool(address.name, client, patience_s)
             return
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkwright-cluster-"))
-        limits = {"temporary-directory": folder, "distributed.scheduler.worker-ttl": f"{silent_s} s"}
+        limits = {"temporary-directory": str(folder), "distributed.scheduler.worker-ttl": f"{silent_s} s"}
         stack.enter_context(dask.config.set(limits))
         security = distributed.Security.temporary()
         cluster = stack.enter_context(

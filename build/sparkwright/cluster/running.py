@@ -63,7 +63,8 @@ def run_tasks(
     refused: Counter[str] = Counter()
     failures: list[SparkwrightError] = []
     with (
-        open_pool(address, store_url=url, patience_s=patience_s, silent_s=silent_s) as pool,
+        store.scratch() as folder,
+        open_pool(address, folder, store_url=url, patience_s=patience_s, silent_s=silent_s) as pool,
         task(title, total=len(tasks), unit=unit) as shown,
     ):
         emit("cluster.opened", name=pool.name, slots=pool.slots, machines=len(pool.workers))

@@ -45,7 +45,7 @@ class UnfitError(Exception):
 
 
 class LaidOut(Protocol):
-    """What tasks of the same inputs share on a worker."""
+    """Trees, tools and processes that tasks of the same inputs share on a worker."""
 
     def run(self, asked: Any, log: Path) -> TaskReply:
         """Run a task; what its tool writes goes to *log*."""

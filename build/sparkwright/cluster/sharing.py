@@ -1,4 +1,4 @@
-"""Put what tasks share into the store that machines share."""
+"""Put trees and inputs that tasks share into the store that machines share."""
 
 from __future__ import annotations
 
