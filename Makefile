@@ -62,7 +62,7 @@ bisect: $(VENV)/.ready-verify ## Name the change between a good and a bad build 
 prove: $(VENV)/.ready ## Run every carry's probe and record the proofs
 	@$(BIN)/sparkwright carry prove $(JOB) $(ARGS)
 
-nightly: $(VENV)/.ready ## Follow upstream: merge and judge every carry on what is new, and build it
+nightly: $(VENV)/.ready-verify ## Follow upstream: merge and judge every carry on what is new, and build it
 	@$(BIN)/sparkwright nightly $(JOB) $(ARGS)
 
 publish: $(VENV)/.ready ## Write the package index over the wheels in DIST

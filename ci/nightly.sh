@@ -3,7 +3,7 @@
 # no failure of this step: the report and the state are to be kept first.
 # In: ONTO, releases or commits separated by spaces. Out: the verdict, and whether there is a wheel.
 set -euo pipefail
-make --quiet .venv/.ready
+make --quiet .venv/.ready-verify
 folder=.sparkwright/nightly
 rm -rf "$folder/report.md" "$folder/wheels"
 options=()

@@ -107,7 +107,7 @@ exit "$STATUS"
 def run_night(folder: Path, status: int, *, wrote: bool, onto: str = "") -> subprocess.CompletedProcess[str]:
     bin_ = folder / ".venv" / "bin"
     bin_.mkdir(parents=True)
-    (folder / "Makefile").write_text(".venv/.ready:\n\t@touch $@\n")
+    (folder / "Makefile").write_text(".venv/.ready-verify:\n\t@touch $@\n")
     (bin_ / "sparkwright").write_text(PROGRAM)
     (bin_ / "sparkwright").chmod(0o755)
     return subprocess.run(

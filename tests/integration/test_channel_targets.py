@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from test_publish_targets import credentials
 
 from sparkwright.base.errors import TamperedError
 from sparkwright.publish.mirror import open_mirror
+from sparkwright.publish.planned import PlannedTarget
+from sparkwright.publish.seen import SeenChannels
 from sparkwright.publish.targets import open_target
 from sparkwright.upstream import IndexSettings
 
@@ -86,3 +89,21 @@ def test_a_channel_on_a_server(place: tuple, tmp_path: Path) -> None:
     target.replace(page, found.data.replace(b"crashes", b"harmless"), expected=found.tag)
     with pytest.raises(TamperedError):
         verify()
+
+
+def test_a_dry_run_leaves_a_server_as_it_is(place: tuple, tmp_path: Path) -> None:
+    target, _ = place
+    world = ChannelWorld(tmp_path)
+    state = world.promote(OLD, "stable", publisher=world.publisher(target))
+    before = {path: target.stat(path) for path in target.list("")}
+    planned = PlannedTarget(target)
+    publisher = dataclasses.replace(
+        world.publisher(planned), dry_run=True, memory=SeenChannels(tmp_path / "copy.json")
+    )
+    world.promote(NEW, "stable", publisher=publisher)
+    assert {path: target.stat(path) for path in target.list("")} == before
+    changes = {write.path: write.change for write in planned.writes}
+    assert changes["channels/stable/channel.json"] == "replaced"
+    assert changes["channels/stable/simple/vllm/index.html"] == "replaced"
+    assert changes[next(path for path in changes if path.endswith(".whl"))] == "new"
+    assert world.publisher(target).require("stable").state == state

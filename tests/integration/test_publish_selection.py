@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import wheelkit
@@ -19,19 +19,22 @@ if TYPE_CHECKING:
     from sparkwright.publish import PublishedFile
 
 
-def version(release: str, revision: int, digest: str = "84110ebb", **marks: str) -> str:
+def version(release: str, revision: int, digest: str = "84110ebb", **marks: Any) -> str:
     return local_version(release, "spark", digest, revision=revision, **marks)
 
 
 # The newest build for aarch64 of each series; digests that would be in another order, if they had one.
 OLDER = version("0.24.0", 12, "00000001")
 NATIVE = version("0.24.1", 11, "1a2b3c4d", arch="sm121a")
+# Of one build, with FlashAttention from upstream's wheel.
+MIXED = version("0.24.1", 11, "1a2b3c4d", arch="sm121a", compiled=5) + ".stock.fa2"
 NEWER = version("0.33.0", 2, "00000001")
 BUILDS = [
     ("aarch64", version("0.24.0", 4, "ffffffff")),
     ("aarch64", OLDER),
     ("aarch64", version("0.24.1", 11, "ffffffff")),
     ("aarch64", NATIVE),
+    ("aarch64", MIXED),
     ("x86_64", version("0.24.1", 13, "ffffffff")),
     ("aarch64", version("0.33.0", 1, "ffffffff")),
     ("aarch64", NEWER),
@@ -82,6 +85,12 @@ def test_a_release_of_an_older_series_by_its_number(
     dist: Path, tmp_path: Path, wanted: str, expected: str
 ) -> None:
     assert taken((dist / "simple").as_uri(), tmp_path, wanted) == {expected}
+
+
+def test_partly_compiled_kernels_come_between_upstreams_and_compiled_ones(dist: Path, tmp_path: Path) -> None:
+    index = (dist / "simple").as_uri()
+    assert taken(index, tmp_path / "a", f"vllm!={NEWER},<=0.24.1,!={NATIVE}") == {MIXED}
+    assert taken(index, tmp_path / "b", "vllm<=0.24.1") == {NATIVE}
 
 
 def test_the_other_platform_takes_its_own(dist: Path) -> None:

@@ -369,6 +369,16 @@ def test_a_death_meanwhile_is_noticed_and_leaves_evidence(tmp_path: Path) -> Non
     assert "vllm:generation_tokens_total" in (evidence / "metrics.txt").read_text(encoding="utf-8")
 
 
+def test_two_who_find_it_dead_at_once_keep_evidence_once(tmp_path: Path) -> None:
+    async def use() -> None:
+        async with server(tmp_path) as this:
+            found = await asyncio.gather(this.keep_evidence("one"), this.keep_evidence("two"))
+            assert found == [tmp_path / "run" / "incident-1"] * 2
+
+    asyncio.run(use())
+    assert len(list((tmp_path / "run").glob("incident-*"))) == 1
+
+
 def test_a_server_that_hangs_leaves_evidence_while_it_lives(tmp_path: Path) -> None:
     async def use() -> None:
         async with server(tmp_path) as this:

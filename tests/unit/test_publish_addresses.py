@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.errors import ConfigError, ToolError
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.targets import open_target
 from sparkwright.publish.targets.github import GithubTarget
@@ -117,3 +118,14 @@ def test_notes_and_locks_are_hidden() -> None:
     assert is_hidden("files/.a.whl.verified")
     assert is_hidden("stable/.channel.json.lock/owner")
     assert not is_hidden("files/a.b.whl")
+
+
+def test_s3_without_boto3_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    for name in [name for name in sys.modules if name.split(".")[0] == "botocore"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    target = open_target("s3://wheels/p?endpoint=http://127.0.0.1:9")
+    for use in (lambda: target.list("channels"), lambda: target.read("a"), lambda: target.stat("a")):
+        with pytest.raises(ToolError, match="cannot be used") as caught:
+            use()
+        assert "publish]" in caught.value.next_step

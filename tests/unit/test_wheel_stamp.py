@@ -58,6 +58,30 @@ def test_kernels_for_the_card_come_after_upstreams_of_their_revision(digest: str
     assert version(2, "sm121a") < version(3) < native < version(4)
 
 
+@pytest.mark.parametrize("digest", ["ffffffff" * 8, "99999999" * 7 + "aaaaaaaa", "00000000" * 7 + "f0000000"])
+@pytest.mark.parametrize("card", ["arch", "card"])
+def test_the_more_kernels_are_compiled_the_newer_is_a_wheel_of_one_revision(card: str, digest: str) -> None:
+    def version(revision: int, digest: str, compiled: int | None, stock: str = "") -> Version:
+        made = local_version(
+            "0.24.0", "spark", digest, revision=revision, compiled=compiled, **{card: "sm121a"}
+        )
+        return Version(made + stock)
+
+    upstream = Version(local_version("0.24.0", "spark", "ffffffff", revision=3))
+    few = version(3, "ffffffff", 2, ".stock.c.fa2.moe.qutlass")
+    some = version(3, DIGEST, 10, ".stock.fa2")
+    assert few < some < version(3, digest, None)
+    assert (upstream < few) is (card == "arch"), "kernels for another card are never preferred"
+    assert some < version(4, digest, 1, ".stock.c")
+
+
+def test_a_version_says_how_many_extensions_are_compiled_where_some_are_upstreams() -> None:
+    found = local_version("0.24.0", "spark", DIGEST, revision=3, arch="sm121a", compiled=5)
+    assert found == "0.24.0+spark.3.mixed.5.sm121a.1a2b3c4d"
+    found = local_version("0.24.0", "spark", DIGEST, revision=3, card="sm100a", compiled=5)
+    assert found == "0.24.0+spark.mixed.sm100a.3.5.1a2b3c4d"
+
+
 DIGESTS = st.text("0123456789abcdef", min_size=8, max_size=8) | st.text("0123456789", min_size=8, max_size=8)
 CARDS = st.sampled_from(["sm75", "sm90a", "sm100a", "sm120f"])
 

@@ -129,7 +129,7 @@ def _job(session: Session, target: TargetOptions, wheel: Path) -> tuple[Job, str
     job = session.job(replace(target, kernels="native", arch=target.arch or record.arch), full=full)
     extensions = require(job.native).extensions
     stock = {name for name, spec in extensions.items() if spec.member in record.reasons}
-    return job, native_version(job, stock), record
+    return job, native_version(job, stock, len(record.compiled)), record
 
 
 def _expectation(session: Session, target: TargetOptions, wheel: Path) -> Expectation:

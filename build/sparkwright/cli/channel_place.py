@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.errors import ConfigError, PublishError
 from sparkwright.base.events import warn
 from sparkwright.cli.terminal import showing_events
 from sparkwright.publish import dist_folder
@@ -55,11 +57,14 @@ _ADOPT = click.option(
     is_flag=True,
     help="Build on a channel that no trusted key signed, once you looked at it.",
 )
+_DRY_RUN = click.option(
+    "--dry-run", is_flag=True, help="List what would be written; nothing is written, signed or remembered."
+)
 
 
 def signing_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add the options of changing a channel: ``--target``, ``--sign``, ``--trust``, ``--adopt``."""
-    for option in (_ADOPT, trust_option, _SIGN, target_option):
+    """Add the options of changing a channel: ``--target``, ``--sign``, ``--trust``, ``--adopt`` and so on."""
+    for option in (_DRY_RUN, _ADOPT, trust_option, _SIGN, target_option):
         function = option(function)
     return function
 
@@ -99,9 +104,11 @@ def open_place(root: Path, address: str) -> Target:
 
 
 def make_publisher(
-    root: Path, *, target: str, mode: str, trust: Path | None, adopt: bool
+    root: Path, *, target: str, mode: str, trust: Path | None, adopt: bool, dry_run: bool
 ) -> ChannelPublisher:
     """Return the publisher that the options describe; the machine's key is made on first use."""
+    if dry_run:
+        return _planning_publisher(open_place(root, target), mode, trust, adopt=adopt)
     from sparkwright.publish.keys import load_publisher, own_root_file
     from sparkwright.publish.promote import ChannelPublisher
     from sparkwright.publish.seen import default_memory
@@ -112,13 +119,7 @@ def make_publisher(
     if mode == "none":
         return ChannelPublisher(place, NoSigner(), None, (), memory)
     if mode == "sigstore":
-        if trust is None:
-            raise ConfigError(
-                "--sign sigstore needs --trust",
-                because="the present channel has to be verified before it is changed",
-                next_step="give the publisher's root, which names the identity of this job",
-            )
-        pinned = pinned_root(trust.read_bytes(), str(trust))
+        pinned = pinned_root(require_trust(trust).read_bytes(), str(trust))
         return ChannelPublisher(place, sigstore_signer(), pinned.root, (), memory, adopt)
     made = own_root_file() is None
     keys = load_publisher()
@@ -127,12 +128,57 @@ def make_publisher(
     return ChannelPublisher(place, keys.signer, keys.root, keys.root_files(), memory, adopt)
 
 
+def _planning_publisher(place: Target, mode: str, trust: Path | None, *, adopt: bool) -> ChannelPublisher:
+    """Return a publisher of a dry run: it signs nothing, and its memory is a copy that ends with the command.
+
+    Where this machine has no key yet, one is made in a folder that ends with the command.
+    """
+    from sparkwright.publish.keys import load_publisher, published_root
+    from sparkwright.publish.planned import PlannedTarget
+    from sparkwright.publish.promote import ChannelPublisher
+    from sparkwright.publish.seen import SeenChannels, default_memory
+    from sparkwright.publish.signing import NoSigner
+    from sparkwright.publish.verification import pinned_root
+
+    scratch = Path(click.get_current_context().with_resource(TemporaryDirectory(prefix="sparkwright-")))
+    memory = SeenChannels(scratch / "channels.json")
+    if (seen := default_memory().path).exists():
+        memory.path.write_bytes(seen.read_bytes())
+    target, signer = PlannedTarget(place), NoSigner()
+    if mode == "none":
+        return ChannelPublisher(target, signer, None, (), memory, dry_run=True)
+    if mode == "sigstore":
+        pinned = pinned_root(require_trust(trust).read_bytes(), str(trust))
+        return ChannelPublisher(target, signer, pinned.root, (), memory, adopt, dry_run=True)
+    found = published_root()
+    if found is None:
+        keys = load_publisher(scratch / "publisher")
+        found = keys.root, keys.root_files()
+    return ChannelPublisher(target, signer, *found, memory, adopt, dry_run=True)
+
+
+def require_trust(trust: Path | None) -> Path:
+    """Return the file of ``--trust``, which ``--sign sigstore`` needs.
+
+    Raises:
+        ConfigError: it is not given.
+    """
+    if trust is None:
+        raise ConfigError(
+            "--sign sigstore needs --trust",
+            because="the present channel has to be verified before it is changed",
+            next_step="give the publisher's root, which names the identity of this job",
+        )
+    return trust
+
+
 def promote_wheel(
     session: Session, publisher: ChannelPublisher, wheel: Path, channel: str, evidence: Path | None
 ) -> ChannelState:
     """Promote *wheel* to *channel* by its policy; see `ChannelPublisher.promote`."""
     from sparkwright.base.digests import sha256_file
     from sparkwright.publish import statement
+    from sparkwright.publish.attestations import read_attestations
     from sparkwright.publish.evidence import FOLDER, require_evidence
 
     policy, sha256 = policy_of(session, channel), sha256_file(wheel)
@@ -140,8 +186,31 @@ def promote_wheel(
     found = require_evidence(wheel, sha256, channel, policy, folder)
     # One that was written beside it may name its builder.
     written = wheel.with_name(f"{wheel.name}.provenance.json")
-    provenance = written.read_bytes() if written.is_file() else statement(wheel, sha256=sha256)
-    return publisher.promote(channel, wheel, found, policy, now(), provenance=provenance)
+    provenance = _of_wheel(written, sha256) if written.is_file() else statement(wheel, sha256=sha256)
+    attestations = read_attestations(wheel, sha256)
+    return publisher.promote(
+        channel, wheel, found, policy, now(), provenance=provenance, attestations=attestations
+    )
+
+
+def _of_wheel(path: Path, sha256: str) -> bytes:
+    """Return the in-toto statement at *path*.
+
+    Raises:
+        PublishError: it is not about the wheel with that digest alone.
+    """
+    data = path.read_bytes()
+    try:
+        about = [one["digest"]["sha256"] for one in json.loads(data)["subject"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise PublishError(f"{path} is no in-toto statement", because=repr(error)) from error
+    if about != [sha256]:
+        raise PublishError(
+            f"{path} is not about the wheel beside it",
+            because=f"the wheel's SHA-256 is {sha256}, its subject's {', '.join(map(str, about)) or 'none'}",
+            next_step="remove it, or write it anew: sparkwright provenance WHEEL --write",
+        )
+    return data
 
 
 def pinned_roots(trust: Path | None) -> list[PinnedRoot]:

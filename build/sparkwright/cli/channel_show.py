@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ from sparkwright.cli.tables import show_table
 
 if TYPE_CHECKING:
     from sparkwright.publish.channel import ChannelState
+    from sparkwright.publish.planned import PlannedTarget
     from sparkwright.publish.promote import ChannelPublisher
     from sparkwright.publish.verification import VerifiedChannel
 
@@ -60,8 +62,13 @@ def show_wheels(state: ChannelState) -> None:
 
 
 def show_change(publisher: ChannelPublisher, state: ChannelState, *, as_json: bool) -> None:
-    """Print the new generation *state* of a channel, and the next step."""
+    """Print the new generation *state* of a channel, and the next step; of a dry run, the planned writes."""
+    from sparkwright.publish.planned import PlannedTarget
+
     target = publisher.target
+    if isinstance(target, PlannedTarget):
+        _show_plan(target, state, as_json=as_json)
+        return
     if as_json:
         print_json(
             {
@@ -79,3 +86,15 @@ def show_change(publisher: ChannelPublisher, state: ChannelState, *, as_json: bo
     click.echo(f"newest   {newest_wheel(state)}")
     click.echo(f"index    {target.url(f'channels/{state.channel}/simple')}")
     click.echo(f"next     sparkwright channel verify {target.url(f'channels/{state.channel}')}")
+
+
+def _show_plan(target: PlannedTarget, state: ChannelState, *, as_json: bool) -> None:
+    """Print the writes of a dry run, in order; digests in the paths of signed files change with the time."""
+    if as_json:
+        planned = [asdict(write) for write in target.writes]
+        print_json({"channel": state.channel, "generation": state.generation, "planned": planned})
+        return
+    for write in target.writes:
+        click.echo(f"{write.change:8} {write.path} ({human_size(write.size)})")
+    told = f"generation {state.generation}, {len(target.writes)} files"
+    click.echo(f"planned  {state.channel}, {told}; a dry run: nothing was written")

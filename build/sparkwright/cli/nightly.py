@@ -13,6 +13,7 @@ from sparkwright.cli.options import job_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
+from sparkwright.cli.verify import require_libraries
 
 if TYPE_CHECKING:
     from sparkwright.nightly.deliver import Delivered
@@ -91,6 +92,8 @@ def command(
 
     proposing = ProposalOptions(push=push or open_pr, remote=remote, open_pr=open_pr)
     proposing.check()
+    if not (no_build or no_rehearsal or propose_last):
+        require_libraries()  # before hours of work, not in their last step
     job = session.job(target)
     work = session.checkout.root / WORK
     path = state or work / "nightly.sqlite"

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from sparkwright.base.errors import PublishError
+from sparkwright.base.errors import ConfigError, PublishError
 from sparkwright.cli.channel_place import make_publisher, promote_wheel, signing_options
 from sparkwright.cli.channel_show import show_change
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
-from sparkwright.publish import dist_folder, publish, wheels_in
+from sparkwright.publish import PublishedIndex, dist_folder, publish, wheels_in
 from sparkwright.publish.evidence import FOLDER as EVIDENCE
 
 
@@ -42,7 +42,12 @@ def command(session: Session, *, folder: Path | None, variants: bool, channel: s
         raise PublishError(
             f"there is nothing to publish in {where}", because="it holds no wheel", next_step="make wheel"
         )
-    index = publish(wheels, where, variants=variants)
+    dry_run = options["dry_run"]
+    if dry_run and variants:
+        raise ConfigError("--variants cannot be planned", because="a dry run would have to make the variants")
+    index = publish(wheels, where, variants=variants, dry_run=dry_run)
+    if not channel or (dry_run and not session.as_json):
+        _show(index, dry_run=dry_run, as_json=session.as_json)
     if channel:
         publisher = make_publisher(session.checkout.root, **options)
         names = [file.filename for file in index.files]
@@ -50,13 +55,26 @@ def command(session: Session, *, folder: Path | None, variants: bool, channel: s
             promote_wheel(session, publisher, where / name, channel, where / EVIDENCE) for name in names
         ]
         show_change(publisher, states[-1], as_json=session.as_json)
-        return
-    if session.as_json:
-        print_json({"index": index.url, "files": [file.filename for file in (*index.files, *index.variants)]})
+
+
+def _show(index: PublishedIndex, *, dry_run: bool, as_json: bool) -> None:
+    """Print the listed files of *index*, and of a dry run the files that would change."""
+    if as_json:
+        listed = [file.filename for file in (*index.files, *index.variants)]
+        planned = {"write": index.written, "remove": index.removed} if dry_run else {}
+        print_json({"index": index.url, "files": listed, **planned})
         return
     for file in index.files:
         click.echo(f"wheel    {file.filename}")
     for file in index.variants:
         click.echo(f"variant  {file.filename}")
+    if dry_run:
+        for change, names in (("write", index.written), ("remove", index.removed)):
+            for name in names:
+                click.echo(f"{change:8} {index.folder / name}")
+        click.echo(
+            f"planned  {len(index.written) + len(index.removed)} files; a dry run: nothing was written"
+        )
+        return
     click.echo(f"index    {index.url}")
     click.echo(f"next     pip download --no-deps --index-url {index.url} vllm")

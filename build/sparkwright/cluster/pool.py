@@ -240,8 +240,9 @@ def open_pool(
         security = distributed.Security.temporary()
         cluster = stack.enter_context(
             distributed.LocalCluster(
-                n_workers=0, host="127.0.0.1", protocol="tls://", security=security, dashboard_address=None,
-                silence_logs=50,
+                n_workers=0, host="127.0.0.1", protocol="tls://", security=security, silence_logs=50,
+                # Its web server is started in any case: on no port of others, and for this machine alone.
+                scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
             )
         )  # fmt: skip
         client = stack.enter_context(distributed.Client(cluster, security=security))

@@ -101,6 +101,7 @@ async def _serve(
         contact_address=settings.contact or None,
         security=security,
         dashboard=False,
+        dashboard_address="127.0.0.1:0",
         memory_limit=0,
         death_timeout=_GIVES_UP_S,
         local_directory=str(folder / "dask"),

@@ -100,7 +100,15 @@ class Job:
 
     @property
     def version(self) -> str:
-        """The wheel's version: PEP 440, with patchset, revision and digest in its local part."""
+        """The version of a wheel with no kernels, or all of them, compiled here; see `mixed_version`."""
+        return self.mixed_version(None)
+
+    def mixed_version(self, compiled: int | None) -> str:
+        """Return the wheel's version: PEP 440, with patchset, revision and digest in its local part.
+
+        Args:
+            compiled: the number of extensions compiled here where others are upstream's; else `None`.
+        """
         from sparkwright.wheel import local_version
 
         spec = self.spec
@@ -111,6 +119,7 @@ class Job:
             revision=spec.revision,
             arch="" if spec.foreign_card else spec.card,
             card=spec.foreign_card,
+            compiled=compiled,
         )
 
     @cached_property

@@ -19,21 +19,27 @@ def version_of(job: Job, state: BuildState) -> str:
 
     A binary of upstream's that is left out does not count as taken from upstream's wheel.
     """
+    if not state.stock_extensions:
+        return native_version(job, ())
+    extensions = require(job.native).extensions
+    compiled = len(extensions.keys() - state.stock_extensions.keys())
     if state.binaries is None:
-        return native_version(job, state.stock_extensions)
-    extensions, taken = require(job.native).extensions, state.binaries.upstream
-    return native_version(job, [name for name in state.stock_extensions if extensions[name].member in taken])
+        return native_version(job, state.stock_extensions, compiled)
+    taken = state.binaries.upstream
+    stock = [name for name in state.stock_extensions if extensions[name].member in taken]
+    return native_version(job, stock, compiled)
 
 
-def native_version(job: Job, stock: Collection[str]) -> str:
-    """Return the version of a wheel that takes the extensions *stock* from upstream's wheel.
+def native_version(job: Job, stock: Collection[str], compiled: int = 0) -> str:
+    """Return the version of a wheel with *compiled* extensions and *stock*, which are upstream's.
 
     One build spec can give different wheels, as some sources cannot always be fetched, so the version says
-    which: ``0.24.0+spark.12.sm121a.1a2b3c4d`` for all of them, ``….stock.fa2`` where FlashAttention is
-    upstream's.
+    which: ``0.24.0+spark.12.sm121a.1a2b3c4d`` for all of them,
+    ``0.24.0+spark.12.mixed.5.sm121a.1a2b3c4d.stock.fa2`` where five are compiled and FlashAttention is
+    upstream's. Clients prefer the wheel with more compiled extensions; see `local_version`.
     """
     marks = [*(["stock", *stock_marks(stock)] if stock else []), *(["full"] if job.options.full else [])]
-    return ".".join([job.version, *marks])
+    return ".".join([job.mixed_version(compiled if stock else None), *marks])
 
 
 def stock_marks(names: Iterable[str]) -> list[str]:

@@ -44,6 +44,18 @@ StatusMarker = Literal["active", "archived", "quarantined", "deprecated"]
 """A status of PEP 792."""
 
 
+class AttestationLink(Model, frozen=True):
+    """The attestations of a wheel after PEP 740.
+
+    Attributes:
+        sha256: digest of the file.
+        url: its absolute address, as pages have to state it.
+    """
+
+    sha256: str
+    url: str
+
+
 class ListedWheel(Model, frozen=True):
     """One wheel of a channel.
 
@@ -59,6 +71,9 @@ class ListedWheel(Model, frozen=True):
         promotion: SHA-256 of the signed statement by which it did.
         yanked: reason of its yank; `None` if it is not yanked.
         provenance: SHA-256 of its signed provenance; empty if it has none.
+        url: its absolute address where it is on another host than the pages. Unset elsewhere, so that states
+            without one keep their bytes.
+        attestations: its attestations; unset if it has none.
     """
 
     filename: str
@@ -72,6 +87,8 @@ class ListedWheel(Model, frozen=True):
     promotion: str
     yanked: str | None = None
     provenance: str = ""
+    url: str | msgspec.UnsetType = msgspec.UNSET
+    attestations: AttestationLink | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def folder(self) -> str:
@@ -93,12 +110,19 @@ class ListedWheel(Model, frozen=True):
         """The path of its signed provenance."""
         return f"{self.folder}/provenance/{self.provenance}.json"
 
+    @property
+    def elsewhere(self) -> str:
+        """Its absolute address on another host than the pages'; empty if it is on theirs."""
+        return self.url or ""
+
     def on_page(self) -> PublishedFile:
         """Return the entry of a page of the channel."""
         return PublishedFile(
             self.project, self.version, self.filename, self.sha256, self.size, self.requires_python,
-            self.metadata_sha256, url=f"{_UP}{self.folder}/{quote(self.filename, safe='')}",
+            self.metadata_sha256,
+            url=self.elsewhere or f"{_UP}{self.folder}/{quote(self.filename, safe='')}",
             upload_time=self.uploaded, yanked=self.yanked,
+            provenance=self.attestations.url if self.attestations else "",
         )  # fmt: skip
 
 
@@ -172,6 +196,11 @@ class ChannelState(Model, frozen=True):
 def wheel_folder(sha256: str) -> str:
     """Return the folder at a target of the wheel with that digest."""
     return f"wheels/{sha256[:2]}/{sha256}"
+
+
+def attestations_path(folder: str, sha256: str) -> str:
+    """Return the path of the attestations with that digest, in the *folder* of their wheel."""
+    return f"{folder}/attestations/{sha256}.json"
 
 
 def generation_folder(channel: str, generation: int, digest: str) -> str:

@@ -94,6 +94,11 @@ class FolderTarget:
         """See `Target.url`."""
         return self._at(path).absolute().as_uri()
 
+    def elsewhere(self, path: str) -> str:
+        """See `Target.elsewhere`."""
+        del path
+        return ""
+
     def _at(self, path: str) -> Path:
         return self.folder / checked_path(path)
 

@@ -75,6 +75,7 @@ def publish(
     *,
     digests: Mapping[str, str] | None = None,
     variants: bool = False,
+    dry_run: bool = False,
 ) -> PublishedIndex:
     """Make the index in *folder* list exactly *wheels*.
 
@@ -89,6 +90,8 @@ def publish(
         digests: SHA-256 of wheels by file name, if the caller has it; the other wheels are read.
         variants: whether to make variants of the wheels that have kernels for the card. Variants that are
             there already are listed in any case.
+        dry_run: write nothing, and emit ``publish.planned`` with each page that would be written; *wheels*
+            are in *folder* then.
 
     Raises:
         PublishError: two wheels have one name, a wheel is no plain file, its name and metadata disagree,
@@ -98,6 +101,8 @@ def publish(
         StorageError: the disk is full or cannot be written.
     """
     _check_wheels(wheels)
+    if dry_run:
+        return _planned(wheels, folder, digests)
     with storing(f"publishing into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         with hold(folder / _LOCK, f"the index in {folder}"):
@@ -105,11 +110,7 @@ def publish(
             described = [describe(_placed(wheel, folder), digests) for wheel in wheels]
             if variants:
                 make_variants([folder / file.filename for file, _ in described], folder)
-            files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
-            pages = {file.filename + _METADATA: metadata for file, metadata in described}
-            entries, needed = listed_variants(described, folder)
-            pages |= needed
-            pages |= {f"{SIMPLE}/{path}": page for path, page in _pages([*files, *entries]).items()}
+            files, entries, pages = _content(described, folder)
             digests_of_pages = {name: sha256_bytes(data) for name, data in pages.items()}
             _refuse_others(folder, digests_of_pages, earlier)
             # After a kill at any moment, the next run still has the list of its files.
@@ -119,6 +120,32 @@ def publish(
             _write_written(folder, digests_of_pages)
     emit("index.published", folder=str(folder), files=len(files), written=len(written), removed=len(removed))
     return PublishedIndex(folder, tuple(files), tuple(entries), written, removed)
+
+
+def _content(
+    described: Sequence[tuple[PublishedFile, bytes]], folder: Path
+) -> tuple[list[PublishedFile], list[PublishedFile], dict[str, bytes]]:
+    """Return the files of an index in order, their variants, and pages and METADATA by path in *folder*."""
+    files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
+    pages = {file.filename + _METADATA: metadata for file, metadata in described}
+    entries, needed = listed_variants(described, folder)
+    pages |= needed
+    pages |= {f"{SIMPLE}/{path}": page for path, page in _pages([*files, *entries]).items()}
+    return files, entries, pages
+
+
+def _planned(wheels: Sequence[Path], folder: Path, digests: Mapping[str, str] | None) -> PublishedIndex:
+    """Return the index that `publish` would write, and emit an event with each file that it would change."""
+    earlier = _read_written(folder)
+    files, entries, pages = _content([describe(wheel, digests) for wheel in wheels], folder)
+    _refuse_others(folder, {name: sha256_bytes(data) for name, data in pages.items()}, earlier)
+    written = [name for name, data in pages.items() if not _has(folder / name, data)]
+    for name in written:
+        emit("publish.planned", path=name, size=len(pages[name]), at=str(folder / name))
+    removed = [name for name in earlier if name not in pages and _is_ours(folder / name, earlier[name])]
+    for name in removed:
+        emit("publish.planned", path=name, change="removed", at=str(folder / name))
+    return PublishedIndex(folder, tuple(files), tuple(entries), tuple(written), tuple(removed))
 
 
 def require_plain(wheels: Sequence[Path]) -> None:
@@ -211,12 +238,21 @@ def _pages(files: Sequence[PublishedFile]) -> dict[str, bytes]:
 
 def _put(path: Path, data: bytes) -> bool:
     """Write *data* to *path* unless it is there already; return if it was written."""
-    with contextlib.suppress(FileNotFoundError):
-        if path.read_bytes() == data:
-            return False
+    if _has(path, data):
+        return False
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
     return True
+
+
+def _has(path: Path, data: bytes) -> bool:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return path.read_bytes() == data
+    return False
+
+
+def _is_ours(path: Path, sha256: str) -> bool:
+    return path.is_file() and sha256_file(path) == sha256
 
 
 def _read_written(folder: Path) -> dict[str, str]:
@@ -269,7 +305,7 @@ def _remove_stale(folder: Path, stale: Mapping[str, str]) -> tuple[str, ...]:
     removed = []
     for name, sha256 in sorted(stale.items(), key=lambda item: (item[0].endswith(_METADATA), item[0])):
         path = folder / name
-        if not path.is_file() or sha256_file(path) != sha256:
+        if not _is_ours(path, sha256):
             continue
         path.unlink()
         removed.append(name)

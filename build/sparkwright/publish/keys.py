@@ -68,6 +68,18 @@ def own_root_file(home: Path | None = None) -> Path | None:
     return _root_file(home, max(versions)) if versions else None
 
 
+def published_root(home: Path | None = None) -> tuple[TrustRoot, tuple[Path, ...]] | None:
+    """Return the newest root of this machine and the files of all its versions, `None` if it has no key.
+
+    Nothing is made, and no interrupted rotation is finished.
+    """
+    home = home or publisher_home()
+    if own_root_file(home) is None:
+        return None
+    root = _newest(home)
+    return root, tuple(_root_file(home, number) for number in range(1, root.version + 1))
+
+
 def load_publisher(home: Path | None = None) -> PublisherKeys:
     """Return the publisher of this machine with a key that may sign channels; see `open_publisher`.
 

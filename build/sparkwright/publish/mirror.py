@@ -36,19 +36,24 @@ class Mirror(Protocol):
     def address(self) -> str:
         """Its address, for people, without credentials."""
 
-    def read(self, path: str) -> bytes | None:
+    def read(self, path: str, elsewhere: str = "") -> bytes | None:
         """Return the small file at *path*, `None` if there is none.
+
+        Args:
+            path: of the file.
+            elsewhere: its absolute address if clients get it from another host; folders ignore it.
 
         Raises:
             FetchError: it cannot be fetched, or is too large.
         """
 
-    def digest(self, path: str, most: int) -> tuple[str, int] | None:
+    def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
         """Return SHA-256 and size of the file at *path*, `None` if there is none.
 
         Args:
             path: of the file.
             most: bytes after which reading stops; a longer file has another digest anyway.
+            elsewhere: as in `read`.
 
         Raises:
             FetchError: it cannot be fetched.
@@ -70,8 +75,9 @@ class FolderMirror:
         """The folder."""
         return str(self.folder)
 
-    def read(self, path: str) -> bytes | None:
+    def read(self, path: str, elsewhere: str = "") -> bytes | None:
         """See `Mirror.read`."""
+        del elsewhere
         at = self.folder / checked_path(path)
         with _reading(str(at)):
             try:
@@ -81,9 +87,9 @@ class FolderMirror:
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
-    def digest(self, path: str, most: int) -> tuple[str, int] | None:
+    def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
         """See `Mirror.digest`."""
-        del most
+        del most, elsewhere
         at = self.folder / checked_path(path)
         with _reading(str(at)):
             try:
@@ -112,7 +118,7 @@ class HttpMirror:
 
         return shown(self.url)
 
-    def read(self, path: str) -> bytes | None:
+    def read(self, path: str, elsewhere: str = "") -> bytes | None:
         """See `Mirror.read`."""
 
         def whole(response: requests.Response) -> bytes:
@@ -123,9 +129,9 @@ class HttpMirror:
                     raise _too_large(self._shown(path))
             return data
 
-        return self._get(path, whole)
+        return self._get(path, elsewhere, whole)
 
-    def digest(self, path: str, most: int) -> tuple[str, int] | None:
+    def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
         """See `Mirror.digest`."""
         import hashlib
 
@@ -138,9 +144,9 @@ class HttpMirror:
                     break
             return digest.hexdigest(), size
 
-        return self._get(path, hashed)
+        return self._get(path, elsewhere, hashed)
 
-    def _get(self, path: str, use: Callable[[requests.Response], T]) -> T | None:
+    def _get(self, path: str, elsewhere: str, use: Callable[[requests.Response], T]) -> T | None:
         """Return the result of *use* for the file at *path*, `None` if there is none.
 
         Raises:
@@ -152,7 +158,7 @@ class HttpMirror:
 
         if not self._session:
             self._session.append(open_session(self.settings))
-        url = f"{self.url}/{quote(checked_path(path), safe='/')}"
+        url = elsewhere or f"{self.url}/{quote(checked_path(path), safe='/')}"
         headers = {"Accept-Encoding": "identity"}
         try:
             for attempt in retrying(self.settings, path):
@@ -167,7 +173,7 @@ class HttpMirror:
                     response.raise_for_status()
                     return use(response)
         except (requests.RequestException, RefusedFetchError) as error:
-            raise fetch_failed(self._shown(path), error) from error
+            raise fetch_failed(elsewhere or self._shown(path), error) from error
         return None
 
     def _shown(self, path: str) -> str:

@@ -35,9 +35,11 @@ from sparkwright.publish.channel import (
     CHANNELS,
     POINTER,
     STABLE,
+    AttestationLink,
     ChannelAction,
     ChannelState,
     ListedWheel,
+    attestations_path,
     decode_state,
     generation_folder,
     pointer_path,
@@ -96,6 +98,7 @@ class ChannelPublisher:
         root_files: the versions of the publisher's root, which are published beside the channels.
         memory: what was seen before: a pointer that went back is not built upon.
         adopt: build on a pointer that no trusted key signed.
+        dry_run: the target only plans what is written to it.
     """
 
     target: Target
@@ -104,6 +107,7 @@ class ChannelPublisher:
     root_files: tuple[Path, ...]
     memory: SeenChannels
     adopt: bool = False
+    dry_run: bool = False
 
     def read(self, channel: str) -> PointedChannel | None:
         """Return the present generation of *channel*, `None` if there is no such channel yet.
@@ -165,6 +169,7 @@ class ChannelPublisher:
         now: datetime,
         *,
         provenance: bytes = b"",
+        attestations: bytes = b"",
     ) -> ChannelState:
         """List *wheel* in *channel*; nothing is written if it is listed already.
 
@@ -175,6 +180,7 @@ class ChannelPublisher:
             policy: the channel's.
             now: the present time.
             provenance: an in-toto statement about the wheel, which is signed and published beside it.
+            attestations: its attestations (PEP 740), published beside it and linked on the pages.
 
         Raises:
             LostRaceError: another publisher changed the channel meanwhile.
@@ -211,6 +217,10 @@ class ChannelPublisher:
             uploaded=listed.uploaded if listed else stamp(now), promotion=sha256_bytes(envelope),
             provenance=sha256_bytes(origin) if origin else "",
         )  # fmt: skip
+        if elsewhere := self.target.elsewhere(entry.path):
+            entry = msgspec.structs.replace(entry, url=elsewhere)
+        if attestations:
+            entry = self._with_attestations(entry, attestations)
         with task(f"publish {file.filename}", total=file.size, unit="bytes"):
             self.target.put_file(entry.path, wheel, file.sha256)
         self._put(entry.path + _METADATA, metadata)
@@ -327,7 +337,8 @@ class ChannelPublisher:
         self._put(f"{state.folder}/{POINTER}", envelope)
         self.target.replace(pointer_path(state.channel), envelope, expected=current.tag if current else None)
         self.memory.remember(state)
-        emit("channel.changed", channel=state.channel, generation=state.generation, action=state.action.kind,
+        kind = "channel.planned" if self.dry_run else "channel.changed"
+        emit(kind, channel=state.channel, generation=state.generation, action=state.action.kind,
              detail=state.action.detail, signer=self.signer.name)  # fmt: skip
         self._write_stable_pages(state.channel)
         return state
@@ -379,6 +390,17 @@ class ChannelPublisher:
                 )
             pages[name] = stored.data
         return pages
+
+    def _with_attestations(self, entry: ListedWheel, data: bytes) -> ListedWheel:
+        """Publish *data* and return *entry* with a link to it; without one where no address is public."""
+        sha256 = sha256_bytes(data)
+        path = attestations_path(entry.folder, sha256)
+        url = self.target.url(path)
+        if not url.startswith(("https://", "http://")):
+            warn(f"no page links to the attestations of {entry.filename}: a folder has no public address")
+            return entry
+        self._put(path, data)
+        return msgspec.structs.replace(entry, attestations=AttestationLink(sha256=sha256, url=url))
 
     def _signed_again(self, file: ListedWheel) -> ListedWheel:
         promotion = self._resigned(file.promotion_path, file.promotion)

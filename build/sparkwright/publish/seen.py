@@ -59,7 +59,7 @@ class _Memory(Model, frozen=True):
 
 @dataclass(frozen=True)
 class SeenChannels:
-    """What was seen, in one file.
+    """The generations that were seen, in one file.
 
     Attributes:
         path: the file; made when something is remembered.

@@ -1,4 +1,4 @@
-"""Where wheels and channels are published: one protocol for folders, object stores and servers.
+"""Targets of publishing: one protocol for folders, object stores and servers.
 
 A target has two kinds of files. Wheels, statements and pages never change once they are there. Pointers are
 replaced, and only by a publisher that read the present one, so that of two publishers one wins and the other
@@ -82,6 +82,9 @@ class Target(Protocol):
 
     def url(self, path: str) -> str:
         """Return the address under which clients read *path*."""
+
+    def elsewhere(self, path: str) -> str:
+        """Return the absolute address of *path* where it is on another host than pages; else nothing."""
 
 
 def checked_path(path: str) -> str:

@@ -20,10 +20,12 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.base.events import emit, task, warn
+from sparkwright.publish.attestations import refusal_of
 from sparkwright.publish.channel import (
     CHANNELS,
     POINTER,
     STABLE,
+    attestations_path,
     decode_state,
     generation_folder,
     moment,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from sparkwright.publish.channel import ChannelState, ListedWheel
+    from sparkwright.publish.channel import AttestationLink, ChannelState, ListedWheel
     from sparkwright.publish.mirror import Mirror
     from sparkwright.publish.seen import SeenChannels
     from sparkwright.publish.signing import OpenedEnvelope
@@ -341,7 +343,9 @@ class _Reading:
         The channel names the statements by digest, so a key that signed them may be retired by now; a revoked
         one is refused.
         """
-        self._require(f"{file.path}.metadata", file.metadata_sha256, f"the metadata of {file.filename}")
+        elsewhere = f"{file.elsewhere}.metadata" if file.elsewhere else ""
+        what = f"the metadata of {file.filename}"
+        self._require(f"{file.path}.metadata", file.metadata_sha256, what, elsewhere)
         what = f"the promotion statement of {file.filename}"
         data = self._require(file.promotion_path, file.promotion, what)
         opened = open_envelope(data, STATEMENT_TYPE, what)
@@ -351,6 +355,8 @@ class _Reading:
         _require_subject(statement, file, what)
         if file.provenance:
             self._provenance(file, root)
+        if file.attestations:
+            self._attestations(file, file.attestations)
         if statement.predicate.channel != self.channel:
             raise TamperedError(
                 f"{what} is of another channel",
@@ -371,11 +377,19 @@ class _Reading:
             verify_envelope(opened, root, role="channels")
         _require_subject(_decoded(opened.payload, _Statement, what), file, what)
 
+    def _attestations(self, file: ListedWheel, link: AttestationLink) -> None:
+        """Verify that attestations of a wheel are those that were published, and are about its digest."""
+        what = f"the file of attestations of {file.filename}"
+        data = self._require(attestations_path(file.folder, link.sha256), link.sha256, what)
+        if because := refusal_of(data, file.sha256):
+            raise TamperedError(f"{what} is not one of it", because=because, next_step=_ELSEWHERE)
+
     def wheel(self, file: ListedWheel, state: ChannelState) -> None:
         """Verify the bytes of a wheel."""
-        found = self.mirror.digest(file.path, max(one.size for one in state.files))
+        found = self.mirror.digest(file.path, max(one.size for one in state.files), file.elsewhere)
         if found is None:
-            raise TamperedError(f"{file.filename} is missing", because=f"{file.path} does not exist")
+            where = file.elsewhere or file.path
+            raise TamperedError(f"{file.filename} is missing", because=f"{where} does not exist")
         if found == (file.sha256, file.size):
             return
         other = state.find(found[0])
@@ -391,13 +405,15 @@ class _Reading:
             next_step=_ELSEWHERE,
         )
 
-    def _require(self, path: str, sha256: str, what: str) -> bytes:
-        """Return the file at *path*, which has to have that digest."""
-        data = self.mirror.read(path)
+    def _require(self, path: str, sha256: str, what: str, elsewhere: str = "") -> bytes:
+        """Return the file at *path*, or at the absolute address *elsewhere*; it has to have that digest."""
+        data = self.mirror.read(path, elsewhere)
         if data is None:
             raise TamperedError(
                 f"{what} is missing",
-                because=f"{path} does not exist at {self.mirror.address}",
+                because=f"{elsewhere} does not exist"
+                if elsewhere
+                else f"{path} does not exist at {self.mirror.address}",
                 next_step="the mirror may be incomplete; take another one",
             )
         if (actual := sha256_bytes(data)) != sha256:

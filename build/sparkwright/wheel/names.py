@@ -105,18 +105,27 @@ def parse_name(filename: str) -> WheelName:
 
 
 def local_version(
-    release: str, patchset: str, digest: str, *, revision: int = 0, arch: str = "", card: str = ""
+    release: str,
+    patchset: str,
+    digest: str,
+    *,
+    revision: int = 0,
+    arch: str = "",
+    card: str = "",
+    compiled: int | None = None,
 ) -> str:
     """Return a build's PEP 440 version, such as ``0.24.0+spark.12.1a2b3c4d``.
 
     With kernels compiled for the usual card it is ``0.24.0+spark.12.sm121a.1a2b3c4d``, for another one
-    ``0.24.0+spark.sm100a.12.5e6f7a8b``.
+    ``0.24.0+spark.sm100a.12.5e6f7a8b``. Where some extensions are upstream's, the number of those compiled
+    is in it: ``0.24.0+spark.12.mixed.5.sm121a.1a2b3c4d``, ``0.24.0+spark.mixed.sm100a.12.5.5e6f7a8b``.
 
     PEP 440 compares local versions part by part, numbers as numbers and above words. So a higher revision
     is newer whatever the digests are, a build of any is newer than one of a tool that did not count them
     (``+spark.1a2b3c4d``), and a wheel for another card is never preferred to one for the usual card. Of one
     revision, the wheel with kernels for the usual card comes after the one with upstream's: ``sm`` is
-    above every hex digit, and the digest's part always has a letter.
+    above every hex digit, and the digest's part always has a letter. Between the two is ``mixed``, by the
+    number of compiled extensions; for another card it comes before every wheel that is compiled as a whole.
 
     Upstream's version of an untagged commit, ``0.33.1.dev12+gabcdef123``, keeps its local part in front:
     ``0.33.1.dev12+gabcdef123.spark.0.1a2b3c4d`` is newer than upstream's wheel of that commit, older than
@@ -130,6 +139,8 @@ def local_version(
         revision: the patchset's; 0 for a working state.
         arch: the architecture of kernels for the usual card, such as ``sm121a``; empty for upstream's.
         card: the architecture of kernels compiled for another card, such as ``sm100a``.
+        compiled: the number of extensions compiled for *arch* or *card* where others are upstream's; `None`
+            where none is.
 
     Raises:
         WheelError: no version can be made of these.
@@ -137,10 +148,13 @@ def local_version(
     name = re.sub(r"[^a-z0-9]+", ".", patchset.lower()).strip(".")
     try:
         base = Version(release)
+        mixed, number = ([], []) if compiled is None else (["mixed"], [str(compiled)])
         marks = [
             name,
-            *([card] if card else []),
+            *([*mixed, card] if card else []),
             str(revision),
+            *(mixed if arch else []),
+            *number,
             *([arch] if arch else []),
             _shortened(digest),
         ]

@@ -11,7 +11,9 @@ import pytest
 import wheelkit
 from channel_kit import small_wheel
 
+from sparkwright.base.errors import PublishError
 from sparkwright.publish.evidence import attach
+from sparkwright.publish.provenance import STATEMENT
 
 if TYPE_CHECKING:
     from world import World
@@ -53,6 +55,16 @@ def test_a_built_wheel_goes_to_nightly_and_back(built: World) -> None:
     assert [file["filename"] for file in index["files"]] == [wheel.name]
     small = small_wheel(built.folder, "9", record={"carries.json": {"carries": []}})
     attach(built.dist, "audit", wheelkit.sha256(small), {"unchecked": []})
+    # It has no record to state its provenance from: it is given.
+    beside = small.with_name(f"{small.name}.provenance.json")
+    for sha256 in ("0" * 64, wheelkit.sha256(small)):
+        subject = [{"name": small.name, "digest": {"sha256": sha256}}]
+        statement = {"_type": STATEMENT, "subject": subject, "predicateType": "about:made"}
+        beside.write_text(json.dumps(statement))
+        if sha256 == "0" * 64:
+            refused = built.call("channel", "promote", small, "--to", "nightly")
+            assert refused.status == PublishError.exit_code
+            assert "is not about the wheel beside it" in refused.err
     built.good("channel", "promote", small, "--to", "nightly")
     back = built.good("channel", "rollback", "nightly", "--reason", "it crashes", "--json").json
     assert (back["generation"], back["action"]) == (3, {"kind": "rollback", "detail": "it crashes", "to": 1})
@@ -94,6 +106,24 @@ def test_publish_promotes_every_wheel_of_the_folder(built: World) -> None:
     (one,) = built.good("channel", "list", "--target", target, "--json").json
     assert (one["channel"], len(one["files"])) == ("nightly", 1)
     assert built.good("publish", "--json").json["files"] == [built.wheels[0].name]
+
+
+def test_a_dry_run_lists_each_write_and_changes_nothing(built: World) -> None:
+    (wheel,) = built.wheels
+    arguments = ("channel", "promote", wheel, "--to", "nightly")
+    other_reader(built, "publisher")
+    before = sorted(built.folder.rglob("*"))
+    planned = built.good(*arguments, "--dry-run")
+    assert f"{wheel.name} (" in planned.out
+    assert "generation 1" in planned.out
+    assert "nothing was written" in planned.out
+    as_json = built.good("publish", "--channel", "nightly", "--dry-run", "--json").json["planned"]
+    assert len(as_json) == len([line for line in planned.out.splitlines() if line.startswith("new ")])
+    made = {path for path in set(built.folder.rglob("*")) - set(before) if "events" not in str(path)}
+    assert not {path for path in made if path.is_file()}, "neither key nor memory nor target was made"
+    built.good(*arguments)
+    assert "generation 2" in built.good("channel", "renew", "nightly", "--dry-run").out
+    assert built.good("channel", "status", "nightly", "--json").json["generation"] == 1
 
 
 def test_the_status_of_a_channel_is_shown_and_set(built: World) -> None:

@@ -46,6 +46,15 @@ def test_verify_names_what_is_missing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_night_with_a_rehearsal_names_what_is_missing_before_it_begins(world):
+    words = ("nightly", "--root", str(world.root), "--history", "none", "--offline")
+    done = python(RUN, *words, missing=("aiohttp",))
+    assert done.returncode == ToolError.exit_code, done.stderr
+    assert "sparkwright[verify]" in done.stderr
+    done = python(RUN, *words, "--no-rehearsal", missing=("aiohttp",))
+    assert "sparkwright[verify]" not in done.stderr
+
+
 def test_a_shared_store_names_what_is_missing(world):
     words = ("wheel", "--root", str(world.root), "--store", "http://127.0.0.1:9")
     done = python(RUN, *words, missing=("cryptography",))

@@ -5,7 +5,7 @@
 | a path, ``file:///srv/wheels`` | a folder |
 | ``s3://BUCKET/PREFIX?endpoint=…&region=…&profile=…&public=…`` | an S3-compatible store |
 | ``davs://HOST/PATH``, ``dav://HOST/PATH`` | a web server with WebDAV, encrypted or not |
-| ``github://OWNER/REPOSITORY?release=…&branch=…`` | a release and Pages |
+| ``github://OWNER/REPOSITORY?release=…&branch=…&public=…&downloads=…`` | a release and Pages |
 | ``https://HOST/PATH``, ``http://HOST/PATH`` | a web server, to read only |
 """
 
@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 _USER, _PASSWORD = "SPARKWRIGHT_DAV_USER", "SPARKWRIGHT_DAV_PASSWORD"
 _KINDS = "a folder, file://, s3://, davs://, dav://, github:// or https://"
-_KEYS = {"s3": ("endpoint", "region", "profile", "public"), "github": ("release", "branch")}
+_KEYS = {
+    "s3": ("endpoint", "region", "profile", "public"),
+    "github": ("release", "branch", "public", "downloads"),
+}
+_ADDRESSES = {"endpoint", "public", "downloads"}
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
@@ -110,7 +114,7 @@ def _github(
     repository = _path(address, parts)
     if not _NAME.fullmatch(parts.netloc) or not _NAME.fullmatch(repository):
         _refuse(address, "after github:// go the owner and the repository")
-    if not all(_REF.fullmatch(name) for name in options.values()):
+    if not all(_REF.fullmatch(name) for key, name in options.items() if key not in _ADDRESSES):
         _refuse(address, "its release or branch is no plain name")
     return GithubTarget(parts.netloc, repository, **options, dry_run=dry_run, settings=settings)
 
@@ -132,7 +136,7 @@ def _options(address: str, parts: SplitResult) -> dict[str, str]:
     for key, value in options:
         if key not in allowed:
             _refuse(address, f"{key!r} is none of its settings ({', '.join(allowed) or 'it has none'})")
-        if key in {"endpoint", "public"} and urlsplit(value).scheme not in {"http", "https"}:
+        if key in _ADDRESSES and urlsplit(value).scheme not in {"http", "https"}:
             _refuse(address, f"{key} is not an http or https address")
     return {key: value.rstrip("/") for key, value in options}
 

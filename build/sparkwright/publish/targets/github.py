@@ -58,6 +58,8 @@ class GithubTarget:
         repository: its name.
         release: tag of the release whose assets are the wheels.
         branch: the branch that Pages serves, from its root.
+        public: address of the Pages, if they have a domain of their own.
+        downloads: address of the web site, which has the releases.
         dry_run: emit an event with each call that would change something, and do not make it.
         settings: tries, and seconds after which a call that transfers nothing large is given up.
     """
@@ -66,6 +68,8 @@ class GithubTarget:
     repository: str
     release: str = "wheels"
     branch: str = "gh-pages"
+    public: str = ""
+    downloads: str = "https://github.com"
     dry_run: bool = False
     settings: IndexSettings = field(default_factory=IndexSettings, repr=False)
 
@@ -168,11 +172,16 @@ class GithubTarget:
     def url(self, path: str) -> str:
         """See `Target.url`."""
         if _is_asset(path):
-            repository = f"https://github.com/{self.owner}/{self.repository}"
+            repository = f"{self.downloads}/{self.owner}/{self.repository}"
             return (
                 f"{repository}/releases/download/{quote(self.release, safe='')}/{quote(_name(path), safe='')}"
             )
-        return f"https://{self.owner.lower()}.github.io/{self.repository}/{quote(path, safe='/')}"
+        pages = self.public or f"https://{self.owner.lower()}.github.io/{self.repository}"
+        return f"{pages}/{quote(path, safe='/')}"
+
+    def elsewhere(self, path: str) -> str:
+        """See `Target.elsewhere`: assets are not on the host of Pages."""
+        return self.url(path) if _is_asset(path) else ""
 
     # Pages and assets ------------------------------------------------------------------------------------
 
@@ -324,8 +333,8 @@ class GithubTarget:
 
 
 def _is_asset(path: str) -> bool:
-    """Return if *path* is a wheel: too large for a branch, whose files may have 100 MB."""
-    return path.endswith(".whl")
+    """Return if *path* is a wheel, which is too large for a branch, or METADATA, which belongs beside it."""
+    return path.endswith((".whl", ".whl.metadata"))
 
 
 def _name(path: str) -> str:

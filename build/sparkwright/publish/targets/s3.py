@@ -183,6 +183,11 @@ class S3Target:
             return f"{self.endpoint}/{self.bucket}/{key}"
         return f"https://{self.bucket}.s3.{self._client.meta.region_name}.amazonaws.com/{key}"
 
+    def elsewhere(self, path: str) -> str:
+        """See `Target.elsewhere`."""
+        del path
+        return ""
+
     # Uploads ---------------------------------------------------------------------------------------------
 
     def _put(self, path: str, body: Any, cache: str, **condition: str) -> Any:
@@ -274,6 +279,7 @@ class S3Target:
 
     def _found(self, what: str, path: str, call: Callable[[], T]) -> T | None:
         """Return the result of *call*, `None` if there is no object at *path*."""
+        self._require_boto()
         from botocore.exceptions import ClientError
 
         def present() -> T | None:
@@ -293,6 +299,7 @@ class S3Target:
             LostRaceError: a condition does not hold.
             UploadError: the store cannot be reached, is too slow, or refuses.
         """
+        self._require_boto()
         from botocore.exceptions import (
             BotoCoreError,
             ClientError,
@@ -344,17 +351,27 @@ class S3Target:
     def _object(self, path: str) -> dict[str, str]:
         return {"Bucket": self.bucket, "Key": self._key(checked_path(path))}
 
-    @functools.cached_property
-    def _client(self) -> Any:
+    def _require_boto(self) -> None:
+        """Refuse to go on without boto3.
+
+        Raises:
+            ToolError: it is not installed.
+        """
         try:
-            import boto3
-            from botocore.config import Config
-            from botocore.exceptions import BotoCoreError
+            import boto3  # noqa: F401 - its exceptions are imported next
         except ImportError as error:
             raise ToolError(
                 f"{self._shown} cannot be used", because="boto3 is not installed",
-                next_step="pip install 'sparkwright[publish]'",
+                next_step="pip install 'sparkwright[publish]', in a checkout -e '.[publish]'",
             ) from error  # fmt: skip
+
+    @functools.cached_property
+    def _client(self) -> Any:
+        self._require_boto()
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+
         try:
             session = boto3.Session(profile_name=self.profile or None, region_name=self.region or None)
             return session.client(

@@ -91,6 +91,11 @@ class WebTarget:
         """See `Target.url`."""
         return f"{self.base}/{quote(path, safe='/')}"
 
+    def elsewhere(self, path: str) -> str:
+        """See `Target.elsewhere`."""
+        del path
+        return ""
+
     def ask(
         self,
         method: str,

@@ -1,4 +1,4 @@
-"""What the remote tier needs of a server, and what can go wrong there."""
+"""The protocol that the remote tier speaks with a server, and its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is still to be written to the remote tier: one empty file for each, so that a kill forgets nothing."""
+"""The entries still to be written to the remote tier: an empty file for each, so that a kill loses none."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class RemoteLimits:
 
 @dataclass(frozen=True)
 class RemoteSettings:
-    """Where the remote tier is, who is believed there, and what is written.
+    """The settings of the remote tier: its address, the writers that are believed, and what is written.
 
     Attributes:
         url: the address, without credentials.

@@ -45,7 +45,7 @@ _SOON_S = 1.0
 
 @dataclass
 class RemoteCounts:
-    """What one command had of the remote tier.
+    """Counts of what one command read from the remote tier and wrote there.
 
     Attributes:
         hits: files and records that came from there.

@@ -123,6 +123,7 @@ class ServerProcess:
         self._died: int | None = None
         self._ending = False
         self._kept: Path | None = None
+        self._keeping = asyncio.Lock()
         self._metrics = ""
 
     # Properties ------------------------------------------------------------------------------
@@ -232,19 +233,20 @@ class ServerProcess:
         Args:
             reason: the observed failure.
         """
-        if self._kept is None:
-            running = self._running
-            incident = Incident(
-                reason=reason,
-                status=self.died,
-                log=self._read_log(),
-                metrics=self._metrics,
-                argv=self.launch.argv,
-                seconds=0.0 if running is None else time.monotonic() - running.started,
-            )
-            self._kept = await asyncio.to_thread(keep_evidence, self.launch.folder, incident)
-            emit("server.evidence", folder=str(self._kept), reason=reason)
-        return self._kept
+        async with self._keeping:  # the watch and the end of the block may both find it dead
+            if self._kept is None:
+                running = self._running
+                incident = Incident(
+                    reason=reason,
+                    status=self.died,
+                    log=self._read_log(),
+                    metrics=self._metrics,
+                    argv=self.launch.argv,
+                    seconds=0.0 if running is None else time.monotonic() - running.started,
+                )
+                self._kept = await asyncio.to_thread(keep_evidence, self.launch.folder, incident)
+                emit("server.evidence", folder=str(self._kept), reason=reason)
+            return self._kept
 
     async def _boot(self) -> None:
         from sparkwright.verify.client.endpoint import open_session
