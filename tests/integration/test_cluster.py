@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from ssh_kit import running_sshd
 from store_servers import free_port, nginx_store
 from world import wait_until
 
-from sparkwright.base.errors import ClusterError, CompileError, ToolError
+from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.cluster import parse_cluster
 from sparkwright.git import FileEntry, patch_tree
@@ -31,6 +31,10 @@ from sparkwright.native.model import Target
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import psutil
+
+    from sparkwright.base.events import Event
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +65,11 @@ def hosts(sshds, tmp_path, url, monkeypatch):
                 process.kill()
 
 
+def shown(host: Host) -> str:
+    """The machine as it is named here."""
+    return f"127.0.0.1:{host.sshd.port}"
+
+
 def here(tmp_path) -> str:
     """The SHA-256 of the extension that this machine compiles by itself."""
     alone = make_home(tmp_path / "alone", "", [])
@@ -69,16 +78,19 @@ def here(tmp_path) -> str:
 
 def test_two_machines_give_the_same_file_as_one(tmp_path, url, hosts):
     home: Home = make_home(tmp_path / "home", url, hosts)
-    built, started = build(home.builder, home.inputs)
+    heard = Recorder()
+    with subscribe(heard):
+        built, started = build(home.builder, home.inputs)
     assert built.sha256 == here(tmp_path)
     assert started == [], "no compiler ran here"
+    assert {event["machine"] for event in heard.of("compile.finished")} == {shown(host) for host in hosts}
     assert compiled(home.builder, home.inputs) == (12, [])
     assert not [process for host in hosts for process in host.workers()]
 
 
 def test_a_machine_that_is_killed_costs_what_it_was_compiling(tmp_path, url, hosts):
     """The first one is killed by its own unit, as the kernel does when memory runs out."""
-    suicide = "compiling.Compiling.compile = lambda *_: os.kill(os.getpid(), 9)"
+    suicide = "serving.Serving.serve = lambda *_: os.kill(os.getpid(), 9)"
     hosts[0].install(extra=suicide)
     home = make_home(tmp_path / "home", url, hosts)
     assert build(home.builder, home.inputs)[0].sha256 == here(tmp_path)
@@ -86,10 +98,11 @@ def test_a_machine_that_is_killed_costs_what_it_was_compiling(tmp_path, url, hos
 
 def test_no_machine_is_left(tmp_path, url, hosts):
     for host in hosts:
-        host.install(extra="compiling.Compiling.compile = lambda *_: os.kill(os.getpid(), 9)")
+        host.install(extra="serving.Serving.serve = lambda *_: os.kill(os.getpid(), 9)")
     home = make_home(tmp_path / "home", url, hosts)
+    elsewhere = replace(home.builder.elsewhere, patience_s=5)
     with pytest.raises(ClusterError, match="lost"):
-        build(home.builder, home.inputs)
+        build(replace(home.builder, elsewhere=elsewhere), home.inputs)
     healthy = make_home(tmp_path / "again", "", [])
     assert build(healthy.builder, healthy.inputs)[0].sha256 == here(tmp_path)
 
@@ -120,8 +133,8 @@ def test_a_machine_with_another_program_is_refused_before_it_compiles(tmp_path, 
 def test_an_object_that_is_not_there_is_compiled_again_elsewhere_and_then_is_an_error(tmp_path, url, hosts):
     lying = """
 from msgspec.structs import replace as other
-honest = compiling.Compiling._kept
-compiling.Compiling._kept = lambda *given: other(honest(*given), sha256="0" * 64)
+honest = compiling.LaidBuild._kept
+compiling.LaidBuild._kept = lambda *given: other(honest(*given), sha256="0" * 64)
 """
     for host in hosts:
         host.install(extra=lying)
@@ -134,14 +147,14 @@ def test_a_record_of_other_files_is_not_taken(tmp_path, url, hosts):
     """The object is there, and the worker says that it read other files than those here."""
     lying = """
 from msgspec.structs import replace as other
-honest = compiling.Compiling._kept
+honest = compiling.LaidBuild._kept
 def lie(*given):
     reply = honest(*given)
     for manifest in reply.record["manifests"]:
         for state in manifest["states"]:
             state["state"] = "0" * 64
     return reply
-compiling.Compiling._kept = lie
+compiling.LaidBuild._kept = lie
 """
     for host in hosts:
         host.install(extra=lying)
@@ -156,7 +169,7 @@ def test_what_a_compiler_says_elsewhere_is_in_the_log_here(tmp_path, url, hosts)
     inputs = replace(home.inputs, tree=patch_tree(home.repository, home.inputs.tree, wrong))
     with pytest.raises(CompileError, match=r"ops\.c was not compiled") as error:
         build(home.builder, inputs)
-    assert f"on {platform.node()}" in error.value.because
+    assert any(f"on {shown(host)}:" in error.value.because for host in hosts)
     (log,) = (tmp_path / "home" / "logs").glob("*ops.c.log")
     assert "expected" in log.read_text()
 
@@ -178,7 +191,7 @@ def test_a_machine_that_cannot_be_reached_is_left_out(tmp_path, url, hosts):
 @pytest.mark.parametrize("after_s", [0, 3], ids=["while they start", "while they compile"])
 def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s):
     for host in hosts:
-        host.install(extra="import time; compiling.Compiling.compile = lambda *_: time.sleep(600)")
+        host.install(extra="import time; serving.Serving.serve = lambda *_: time.sleep(600)")
     home = make_home(tmp_path / "home", url, hosts)
     child = os.fork()
     if child == 0:
@@ -192,28 +205,147 @@ def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s
     wait_until(lambda: not any(host.workers() for host in hosts))
 
 
-def test_a_scheduler_with_workers_of_its_owner(tmp_path, url, hosts):
-    """As one runs them under SLURM or Kubernetes: 'dask scheduler', and workers that are told its address."""
-    port = free_port()
-    words = [
-        sys.executable,
-        "-m",
-        "distributed.cli.dask_scheduler",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    with contextlib.ExitStack() as stack:
-        scheduler = stack.enter_context(
-            subprocess.Popen([*words, "--no-dashboard"], stderr=subprocess.DEVNULL, cwd=tmp_path)
-        )
-        stack.callback(scheduler.kill)
-        program = hosts[0].sshd.folder / "programs" / "sparkwright"
-        worker = stack.enter_context(subprocess.Popen([program, "worker", f"tcp://127.0.0.1:{port}"]))
-        stack.callback(worker.kill)
+_SLOW = """
+import time
+honest = compiling.LaidBuild.run
+def slow(*given):
+    time.sleep(1)
+    return honest(*given)
+compiling.LaidBuild.run = slow
+"""
+_FULL = """
+honest = compiling.LaidBuild._kept
+def full(*given):
+    with contextlib.suppress(OSError), open(os.environ["SPARKWRIGHT_HOME"] + "/fill", "ab", 0) as fill:
+        while fill.write(bytes(4096)):
+            pass
+    return honest(*given)
+import contextlib
+compiling.LaidBuild._kept = full
+"""
+
+
+def test_a_machine_whose_disk_is_full_is_named(tmp_path, url, hosts):
+    store = hosts[0].folder / "store"
+    store.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", store], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        hosts[0].install(extra=_FULL)
         home = make_home(tmp_path / "home", url, hosts)
-        address = parse_cluster(f"tcp://127.0.0.1:{port}")
-        elsewhere = replace(home.builder.elsewhere, address=address, patience_s=30)
-        built, started = build(replace(home.builder, elsewhere=elsewhere), home.inputs)
+        with pytest.raises(StorageError, match="no space left") as error:
+            build(home.builder, home.inputs)
+        assert f"on {shown(hosts[0])}: " in error.value.because
+        hosts[0].install()
+        again = make_home(tmp_path / "again", url, hosts[1:])
+        assert build(again.builder, again.inputs)[0].sha256 == here(tmp_path)
+    finally:
+        subprocess.run(["umount", "-l", store], check=True)
+
+
+def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, url, hosts):
+    """Its connection of ssh is neither closed nor does anything come over it."""
+    for host in hosts:
+        host.install(extra=_SLOW)
+    home = make_home(tmp_path / "home", url, hosts)
+    elsewhere = replace(home.builder.elsewhere, silent_s=5)
+    stopped: list[psutil.Process] = []
+
+    def stall(event: Event) -> None:
+        running = [part["machine"] for part in event.data.get("running", ())]
+        if shown(hosts[0]) in running and not stopped:
+            stopped.extend(hosts[0].sshd.sessions())
+            for process in stopped:
+                process.suspend()
+
+    try:
+        with subscribe(stall):
+            built, _ = build(replace(home.builder, elsewhere=elsewhere), home.inputs)
+    finally:
+        for process in stopped:
+            process.resume()
+    assert stopped, "progress named the machine"
+    assert built.sha256 == here(tmp_path)
+    wait_until(lambda: not hosts[0].workers())
+
+
+@contextlib.contextmanager
+def scheduling(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Dask's own scheduler, as one starts it by hand."""
+    program = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1"]
+    words = [*program, "--port", str(port), "--no-dashboard"]
+    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment) as scheduler:
+        try:
+            yield scheduler
+        finally:
+            scheduler.kill()
+
+
+@contextlib.contextmanager
+def working(host: Host, port: int) -> Iterator[None]:
+    """A worker of *host* for that scheduler, as SLURM or Kubernetes start it."""
+    program = host.sshd.folder / "programs" / "sparkwright"
+    with subprocess.Popen([program, "worker", f"tcp://127.0.0.1:{port}"]) as worker:
+        try:
+            yield
+        finally:
+            worker.kill()
+
+
+def use_scheduler(home: Home, port: int) -> Home:
+    address = parse_cluster(f"tcp://127.0.0.1:{port}")
+    elsewhere = replace(home.builder.elsewhere, address=address, patience_s=30)
+    return replace(home, builder=replace(home.builder, elsewhere=elsewhere))
+
+
+def test_a_scheduler_with_workers_of_its_owner(tmp_path, url, hosts):
+    port = free_port()
+    home = use_scheduler(make_home(tmp_path / "home", url, hosts), port)
+    with scheduling(tmp_path, port), working(hosts[0], port):
+        built, started = build(home.builder, home.inputs)
     assert (built.sha256, started) == (here(tmp_path), [])
+
+
+def test_a_scheduler_that_is_restarted_ends_the_build_and_the_next_one_goes_on(tmp_path, url, hosts):
+    port = free_port()
+    hosts[0].install(extra=_SLOW, slots=1)
+    home = use_scheduler(make_home(tmp_path / "home", url, hosts), port)
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        scheduler = first.enter_context(scheduling(tmp_path, port))
+        first.enter_context(working(hosts[0], port))
+
+        def restart(event: Event) -> None:
+            if event.kind == "compile.finished" and scheduler.poll() is None:
+                scheduler.kill()
+                scheduler.wait()
+                second.enter_context(scheduling(tmp_path, port))
+
+        heard = Recorder()
+        with subscribe(heard), subscribe(restart), pytest.raises(ClusterError, match=r"scheduler of .* lost"):
+            build(home.builder, home.inputs)
+        before = {event["unit"] for event in heard.of("compile.finished")}
+        hosts[0].install()
+        second.enter_context(working(hosts[0], port))
+        again = Recorder()
+        with subscribe(again):
+            built, started = build(home.builder, home.inputs)
+    after = {event["unit"] for event in again.of("compile.finished")}
+    assert before, "a unit was finished before"
+    assert after, "and another one was not"
+    assert not before & after
+    assert (built.sha256, started) == (here(tmp_path), [])
+
+
+def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path, url, hosts, monkeypatch):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    for host in hosts:
+        host.install(extra=f"import tempfile; tempfile.tempdir = {str(folder)!r}")
+    home = make_home(tmp_path / "home", url, hosts)
+    build(home.builder, home.inputs)
+    assert list(folder.iterdir()) == []

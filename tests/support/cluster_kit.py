@@ -39,7 +39,7 @@ from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {support!r})
 from unit_kit import make_toolchain
-from sparkwright.cluster import compiling
+from sparkwright.cluster import compiling, serving
 chain = replace(make_toolchain(Path({folder!r}, str(os.getpid()))), key={key!r})
 compiling.prepare_toolchain = lambda *_, **__: chain
 {extra}

@@ -121,6 +121,14 @@ class Sshd:
             return psutil.Process(self.process.pid).children()
         return []
 
+    def sessions(self) -> list[psutil.Process]:
+        """The processes of sshd that serve connections, and those that these have for their users."""
+        found = self.connections()
+        for process in self.connections():
+            with contextlib.suppress(psutil.Error):
+                found += [child for child in process.children() if child.name().startswith("sshd")]
+        return found
+
     def cut(self) -> None:
         """Kill every connection."""
         for process in self.connections():

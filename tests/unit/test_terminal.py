@@ -49,6 +49,18 @@ class TestLines:
             "longest _C/csrc/cache.cu (5.0 s), peak 5.00 GiB, 1 failed, held back by memory: 2.1 GiB free\n"
         )
 
+    def test_machines_are_named(self, clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+        show = terminal._PlainLines()
+        show(STARTED)
+        clock[0] += 10
+        there = [
+            {**part("a", elapsed=2.0), "machine": "spark-1"},
+            {**part("b"), "machine": "spark-2"},
+            {**part("c"), "machine": "spark-1"},
+        ]
+        show(progress(57, running=there))
+        assert "longest b on spark-2 (4.0 s), on spark-1: 2, spark-2: 1\n" in capsys.readouterr().err
+
     def test_there_are_few_of_them(self, clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
         show = terminal._PlainLines()
         show(STARTED)

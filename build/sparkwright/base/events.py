@@ -86,7 +86,7 @@ class Task:
             amount: number of units.
             details: further facts, JSON-ready: ``left`` is a better estimate of the seconds left than the
                 finished share gives; ``running`` are its running parts, each with ``name``, ``elapsed``,
-                ``expected`` (seconds) and ``mib``.
+                ``expected`` (seconds) and ``mib``, and ``machine`` where that is another one.
         """
         self.done += amount
         now = time.monotonic()

@@ -33,6 +33,11 @@ class SshHost:
     user: str = ""
     port: int = 0
 
+    @property
+    def shown(self) -> str:
+        """Return the machine as it is named in progress and errors."""
+        return f"{self.host}:{self.port}" if self.port else self.host
+
     def argv(
         self, script: str, *arguments: str, forwards: Sequence[str] = ("-oClearAllForwardings=yes",)
     ) -> tuple[str, ...]:

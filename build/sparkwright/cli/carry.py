@@ -16,7 +16,8 @@ from sparkwright.base.errors import (
     ProofError,
     UnprovedError,
 )
-from sparkwright.cli.options import job_options, tree_options
+from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
+from sparkwright.cli.options import cluster_option, job_options, tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.remote import finish_remote, remote_summary, show_remote
 from sparkwright.cli.session import Session, common_options, run_in_session
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from sparkwright.merge.absorb import CarryChange
     from sparkwright.merge.refresh import CarryEditor
     from sparkwright.pipeline import Job, TargetOptions
+    from sparkwright.pipeline.options import CompileOptions
+    from sparkwright.pipeline.trial import Trial
     from sparkwright.probe import Proof
 
 
@@ -308,10 +311,18 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
 @click.option(
     "--onto", metavar="VERSION", help="Judge them on another release of upstream's, instead of the pin."
 )
+@cluster_option
 @job_options
 @common_options
 @run_in_session
-def prove(session: Session, *, names: tuple[str, ...], onto: str | None, target: TargetOptions) -> None:
+def prove(
+    session: Session,
+    *,
+    names: tuple[str, ...],
+    onto: str | None,
+    compiling: CompileOptions,
+    target: TargetOptions,
+) -> None:
     """Run the probes of all carries, or of NAMES, on the pristine and the merged tree.
 
     Each proof is recorded beside its carry. An unproved carry is an error, unless it is left out. For one
@@ -321,14 +332,14 @@ def prove(session: Session, *, names: tuple[str, ...], onto: str | None, target:
     it is not needed there is recorded too. Of a release that another series pins, nothing is recorded for
     the carries of that series: its own 'carry prove' does that.
     """
-    job = session.job(target)
-    proofs, needless, unproved = _prove(job, names, onto)
+    job = session.job(target, compiling=compiling)
+    with counting_machines() as machines:
+        proofs, needless, unproved = _prove(job, names, onto)
     remote = finish_remote(session)
     if session.as_json:
         described = [to_builtins(proof) for proof in proofs]
-        print_json(
-            {"proofs": described, "needless": needless, "unproved": unproved, **remote_summary(remote)}
-        )
+        made = {"proofs": described, "needless": needless, "unproved": unproved}
+        print_json(made | machines_summary(machines) | remote_summary(remote))
     else:
         rows = [
             (proof.carry, str(proof.verdict), _first_line(proof.finding, last=proof.verdict == "broken"))
@@ -338,6 +349,7 @@ def prove(session: Session, *, names: tuple[str, ...], onto: str | None, target:
         judged = {proof.carry for proof in proofs}
         rows += [(name, "not proved", why) for name, why in unproved.items() if name not in judged]
         show_table(("carry", "verdict", "what was found"), rows)
+        show_machines(machines)
         show_remote(remote)
     refuted = {proof.carry: _first_line(proof.finding) for proof in proofs if proof.verdict == "refuted"}
     if refuted:
@@ -368,7 +380,7 @@ def _prove(
     from sparkwright.carries.folder import unknown_name
     from sparkwright.merge import OutcomeKind, merge_patchset
     from sparkwright.pipeline.checkout import pinned_by
-    from sparkwright.pipeline.trial import trial_of
+    from sparkwright.pipeline.trial import prove_elsewhere, trial_of
     from sparkwright.probe import ProbeVerdict, write_proof
 
     known = [carry.name for carry in job.spec.carries]
@@ -383,6 +395,7 @@ def _prove(
     proofs: list[Proof] = []
     needless: dict[str, str] = {}
     unproved: dict[str, str] = {}
+    trials: dict[str, Trial] = {}
     for carry in job.spec.carries:
         if names and carry.name not in names:
             continue
@@ -394,7 +407,12 @@ def _prove(
             why = "it has no probe" if outcome.kind.wants_proof else f"{outcome.kind}: {outcome.detail}"
             (needless if decided else unproved)[carry.name] = why
             continue
-        proof = trial.prove()
+        trials[carry.name] = trial
+    made = prove_elsewhere(job, list(trials.values()))
+    for name, trial in trials.items():
+        carry, outcome = trial.carry, report.outcome(name)
+        blocked = outcome.kind.blocks_build
+        proof = made.get(name) or trial.prove()
         proofs.append(proof)
         confirmed = proof.verdict is trial.wanted and bool(trial.paths or not blocked)
         if confirmed or (elsewhere and proof.verdict is ProbeVerdict.NOT_NEEDED and not blocked):

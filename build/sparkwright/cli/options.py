@@ -60,6 +60,13 @@ _RESULT = (
         "--full", is_flag=True, help="With native kernels: keep binaries without code for the card."
     ),
 )
+_CLUSTER = click.option(
+    "--cluster",
+    default="",
+    metavar="ADDRESS",
+    envvar="SPARKWRIGHT_CLUSTER",
+    help="Other machines that compile and prove: ssh://HOST,HOST, or tcp://HOST:PORT of a Dask scheduler.",
+)
 _COMPILING = (
     click.option(
         "--jobs",
@@ -80,13 +87,7 @@ _COMPILING = (
         envvar="SPARKWRIGHT_CUDA",
         help="An installed CUDA toolkit, instead of the lock's packages.",
     ),
-    click.option(
-        "--cluster",
-        default="",
-        metavar="ADDRESS",
-        envvar="SPARKWRIGHT_CLUSTER",
-        help="Other machines that compile: ssh://HOST,HOST, or tcp://HOST:PORT of a Dask scheduler.",
-    ),
+    _CLUSTER,
 )
 
 
@@ -105,6 +106,11 @@ def series_option(function: Callable[..., R]) -> Callable[..., R]:
 def out_option(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--out``, the folder for wheels; *function* gets it as it was given, or `None`."""
     return _OUT(function)
+
+
+def cluster_option(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--cluster``; *function* gets it as `CompileOptions`, ``compiling``."""
+    return _bundled(function, (_CLUSTER,), CompileOptions, "compiling")
 
 
 def compile_options(function: Callable[..., R]) -> Callable[..., R]:

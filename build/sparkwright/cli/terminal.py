@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -120,7 +121,10 @@ def _particulars(data: dict[str, Any]) -> list[str]:
         longest = max(running, key=lambda part: part["elapsed"])
         memory = human_size(sum(part["mib"] for part in running) << 20)
         said.append(f"{len(running)} running with {memory}")
-        said.append(f"longest {longest['name']} ({human_seconds(longest['elapsed'])})")
+        said.append(f"longest {_placed(longest)} ({human_seconds(longest['elapsed'])})")
+        counted = Counter(part["machine"] for part in running if "machine" in part)
+        if counted:
+            said.append("on " + ", ".join(f"{name}: {count}" for name, count in sorted(counted.items())))
     if peak := data.get("peak_mib"):
         said.append(f"peak {human_size(peak << 20)}")
     if failed := data.get("failed"):
@@ -128,6 +132,12 @@ def _particulars(data: dict[str, Any]) -> list[str]:
     if held := data.get("held"):
         said.append(f"held back by {held}")
     return said
+
+
+def _placed(part: dict[str, Any]) -> str:
+    """Return the name of a running part, and the machine that runs it where that is another one."""
+    name = _shortened(part["name"])
+    return f"{name} on {part['machine']}" if "machine" in part else name
 
 
 def seconds_left(elapsed: float, made: float, missing: float, total: float) -> float | None:
@@ -218,7 +228,7 @@ class _LiveDisplay:
                 bars[part["name"]] = self._progress.add_task("", total=None, amount="", left=None)
             self._progress.update(
                 bars[part["name"]],
-                description=f"  {_shortened(part['name'])}",
+                description=f"  {_placed(part)}",
                 total=max(part["expected"], part["elapsed"]),
                 completed=part["elapsed"],
                 amount=human_size(part["mib"] << 20),

@@ -10,6 +10,7 @@ import click
 
 from sparkwright.base.errors import ConfigError, UnreleasedError
 from sparkwright.base.text import human_size
+from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import BUMP, told_revision
@@ -78,12 +79,14 @@ def command(
             because="the pin or a carry changed since the newest, or the patchset never had one",
             next_step=f"{BUMP} {job.spec.file}, and commit that",
         )
-    state = apply(job)
+    with counting_machines() as machines:
+        state = apply(job)
     remote = finish_remote(session)
     if session.as_json:
-        print_json(_summary(job, state) | remote_summary(remote))
+        print_json(_summary(job, state) | machines_summary(machines) | remote_summary(remote))
     else:
         _show(job, state)
+        show_machines(machines)
         show_remote(remote)
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def command(
     *, scheduler: str | None, settings: bool, jobs: int | None, store_url: str, cuda: Path | None
 ) -> None:
-    """Compile for builds elsewhere that use the Dask scheduler at the address SCHEDULER.
+    """Compile and prove for builds elsewhere that use the Dask scheduler at the address SCHEDULER.
 
     'sparkwright wheel --cluster ssh://HOST' starts this by itself, and ends it with the build.
     """
@@ -58,7 +58,7 @@ def command(
         if store.remote is not None:
             stack.callback(store.remote.close, store)
         told = sys.stdin.buffer if settings else None
-        serving.serve(access, given, serving.describe(jobs), told=told, say=_say, cuda=cuda)
+        serving.serve(access, given, serving.describe(jobs, given.name), told=told, say=_say, cuda=cuda)
 
 
 def _library() -> Any:

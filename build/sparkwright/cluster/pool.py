@@ -19,22 +19,17 @@ from sparkwright import __version__
 from sparkwright.base.errors import ClusterError, ToolError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.base.process import Dialogue
-from sparkwright.cluster.compiling import compile_unit
-from sparkwright.cluster.messages import (
-    UnitReply,
-    UnitTask,
-    WorkerHello,
-    WorkerSettings,
-    WorkerUnfit,
-    own_code,
-)
+from sparkwright.cluster.messages import TaskReply, WorkerHello, WorkerSettings, WorkerUnfit, own_code
+from sparkwright.cluster.serving import run_task
 from sparkwright.cluster.worker import MIB, SLOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from sparkwright.base.ssh import SshHost
     from sparkwright.cluster.address import ClusterAddress
+    from sparkwright.cluster.messages import ClusterTask
 
 _START = (
     'PATH="$PATH:$HOME/.local/bin"; command -v sparkwright >/dev/null || exit 127; '
@@ -42,7 +37,9 @@ _START = (
 )
 _NOT_FOUND, _OF_SSH = 127, 255
 _HELLO_S = 90.0
+_ENDS_S = 15.0
 _POLL_S = 0.1
+_LOOK_S = 1.0
 _PORTS = (20_000, 32_000)
 
 
@@ -59,9 +56,11 @@ class Pool:
     name: str
     client: Any
     patience_s: float = 60.0
-    _futures: dict[Any, UnitTask] = field(default_factory=dict)
+    _futures: dict[Any, ClusterTask] = field(default_factory=dict)
     _unfit: set[str] = field(default_factory=set)
     _submitted: int = 0
+    _running: list[dict[str, Any]] = field(default_factory=list)
+    _looked: float = 0.0
 
     @property
     def workers(self) -> dict[str, dict[str, float]]:
@@ -71,11 +70,32 @@ class Pool:
 
     @property
     def slots(self) -> int:
-        """Return the number of compilers that all workers together run at once."""
+        """Return the number of tasks that all workers together run at once."""
         return int(sum(found.get(SLOT, 0) for found in self.workers.values()))
 
-    def submit(self, asked: UnitTask) -> None:
-        """Have a unit compiled; the longest ones are started first.
+    def running(self) -> list[dict[str, Any]]:
+        """Return the tasks that run, as `Task.advance` takes them; the scheduler is read once a second."""
+        now = time.monotonic()
+        if now - self._looked > _LOOK_S:
+            self._looked = now
+            with contextlib.suppress(Exception):  # progress is no reason to end a build
+                found = self.client.run_on_scheduler(_executing())
+                known = {future.key: asked for future, asked in self._futures.items()}
+                self._running = [
+                    {
+                        "name": known[key].name,
+                        "machine": name.rpartition(" ")[0],
+                        "elapsed": elapsed,
+                        "expected": known[key].expected.seconds,
+                        "mib": known[key].expected.mib,
+                    }
+                    for name, key, elapsed in found
+                    if key in known
+                ]
+        return self._running
+
+    def submit(self, asked: ClusterTask) -> None:
+        """Have a task run; the longest ones are started first.
 
         Raises:
             ClusterError: no worker is left.
@@ -84,27 +104,29 @@ class Pool:
         largest = max(found.get(MIB, 0) for found in workers.values())
         self._submitted += 1
         future = self.client.submit(
-            compile_unit,
+            run_task,
             msgspec.json.encode(asked),
-            key=f"{asked.unit.name}-{self._submitted}",
+            key=f"{asked.name}-{self._submitted}",
             resources={SLOT: 1, MIB: min(asked.expected.mib, largest)},
-            # One that connects later is found by the units that are submitted later.
+            # One that connects later is found by the tasks that are submitted later.
             workers=list(workers) if self._unfit else None,
             priority=asked.expected.seconds,
             pure=False,
         )
         self._futures[future] = asked
 
-    def replies(self) -> Iterator[tuple[UnitTask, UnitReply] | None]:
+    def replies(self) -> Iterator[tuple[ClusterTask, TaskReply] | None]:
         """Yield each reply as it comes, and `None` now and then while none does, until all are there.
 
-        A unit whose worker is lost is compiled by another one. A worker that is unfit gets no further unit.
+        A task whose worker is lost is run by another one. A worker that is unfit gets no further task.
 
         Raises:
-            ClusterError: no worker is left, or one unit lost several.
+            ClusterError: no worker is left, or one task lost several.
         """
         alone_since: float | None = None
         while self._futures:
+            if self.client.status != "running":
+                raise _without_scheduler(self.name)
             ready = [future for future in self._futures if future.done()]
             for future in ready:
                 asked = self._futures.pop(future)
@@ -122,22 +144,24 @@ class Pool:
             if time.monotonic() - alone_since > self.patience_s:
                 raise _deserted(self.name, f"all were lost, and none came back in {self.patience_s:g} s")
 
-    def _reply(self, future: Any, asked: UnitTask) -> UnitReply | None:
+    def _reply(self, future: Any, asked: ClusterTask) -> TaskReply | None:
         """Return the reply of a finished task, or `None` if it was given to another worker."""
+        if future.status in {"cancelled", "lost"}:
+            raise _without_scheduler(self.name)
         if future.status != "finished":
             error = future.exception()
             lost = type(error).__name__ == "KilledWorker"
             raise ClusterError(
-                f"{asked.unit.name} was not compiled",
+                f"{asked.name} was not finished",
                 because="every machine that tried it was lost" if lost else f"a worker failed: {error!r}",
-                next_step="check the machines and their memory, or do without --cluster; finished units stay",
+                next_step="check the machines and their memory, or do without them; what is finished stays",
             )
         homes = [home for found in self.client.who_has([future]).values() for home in found]
-        reply: UnitReply | WorkerUnfit = msgspec.json.decode(future.result(), type=UnitReply | WorkerUnfit)
+        reply: TaskReply | WorkerUnfit = msgspec.json.decode(future.result(), type=TaskReply | WorkerUnfit)
         if not isinstance(reply, WorkerUnfit):
             return reply
         if not self._unfit.issuperset(homes):
-            warn(f"{reply.machine} compiles nothing for this build: {reply.because}; {reply.next_step}")
+            warn(f"{reply.machine} is left out: {reply.because}; {reply.next_step}")
             self._unfit.update(homes)
         if not self.workers:
             raise _deserted(self.name, f"{reply.machine}: {reply.because}", reply.next_step)
@@ -151,35 +175,68 @@ class Pool:
         return found
 
 
+def _executing() -> Callable[..., list[tuple[str, str, float]]]:
+    """Return a function for the scheduler, which need not have this program: pickled as a whole."""
+
+    def look(dask_scheduler: Any) -> list[tuple[str, str, float]]:
+        return [
+            (str(worker.name), one.key, float(seconds))
+            for worker in dask_scheduler.workers.values()
+            for one, seconds in worker.executing.items()
+        ]
+
+    return look
+
+
+def _without_scheduler(name: str) -> ClusterError:
+    return ClusterError(
+        f"the scheduler of {name} was lost",
+        because="it ended, was restarted, or its network did",
+        next_step="start it and its workers, and run again: what is finished is kept",
+    )
+
+
 def _deserted(name: str, because: str, next_step: str = "") -> ClusterError:
     return ClusterError(
-        f"no machine of {name} compiles for this build",
+        f"no machine of {name} is left",
         because=because,
-        next_step=next_step or "check the machines, or build without --cluster; finished units are kept",
+        next_step=next_step or "check the machines, or do without --cluster; what is finished is kept",
     )
 
 
 @contextlib.contextmanager
-def open_pool(address: ClusterAddress, *, store_url: str = "", patience_s: float = 60.0) -> Iterator[Pool]:
+def open_pool(
+    address: ClusterAddress,
+    folder: Path,
+    *,
+    store_url: str = "",
+    patience_s: float = 60.0,
+    silent_s: float = 60.0,
+) -> Iterator[Pool]:
     """Yield the workers at *address*, started where they are named by ssh, and ended with the block.
 
     Args:
         address: the machines, or a scheduler.
+        folder: for files of Dask's own scheduler.
         store_url: the store that machines share, for workers that are started; without credentials.
         patience_s: how long to wait for a worker when none is left.
+        silent_s: how long a worker that is started may send no sign of life, at least 5, before its tasks
+            go to others.
 
     Raises:
         ClusterError: no worker can be had.
         ToolError: the libraries are not installed.
     """
-    distributed = _require_library()
+    dask, distributed = _require_library()
     with contextlib.ExitStack() as stack:
         if address.scheduler:
             client = stack.enter_context(_connected(distributed, address))
-            with contextlib.suppress(TimeoutError):  # the first unit says that there is none
+            with contextlib.suppress(TimeoutError):  # the first task says that there is none
                 client.wait_for_workers(1, timeout=patience_s)
             yield Pool(address.name, client, patience_s)
             return
+        limits = {"temporary-directory": str(folder), "distributed.scheduler.worker-ttl": f"{silent_s} s"}
+        stack.enter_context(dask.config.set(limits))
         security = distributed.Security.temporary()
         cluster = stack.enter_context(
             distributed.LocalCluster(
@@ -194,7 +251,16 @@ def open_pool(address: ClusterAddress, *, store_url: str = "", patience_s: float
             refused = [
                 why
                 for host in address.hosts
-                if (why := _start(stack, host, cluster.scheduler_address, security, store_url))
+                if (
+                    why := _start(
+                        stack,
+                        host,
+                        cluster.scheduler_address,
+                        security,
+                        store_url=store_url,
+                        silent_s=silent_s,
+                    )
+                )
             ]
         for why in refused:
             warn(f"{why.what}: {why.because}; {why.next_step}")
@@ -204,7 +270,7 @@ def open_pool(address: ClusterAddress, *, store_url: str = "", patience_s: float
         yield pool
 
 
-def _require_library() -> Any:
+def _require_library() -> tuple[Any, Any]:
     try:
         import dask
 
@@ -216,7 +282,7 @@ def _require_library() -> Any:
             because=f"the package {error.name} is not installed",
             next_step="pip install 'sparkwright[cluster]'",
         ) from error
-    return distributed
+    return dask, distributed
 
 
 @contextlib.contextmanager
@@ -234,7 +300,13 @@ def _connected(distributed: Any, address: ClusterAddress) -> Iterator[Any]:
 
 
 def _start(
-    stack: contextlib.ExitStack, host: SshHost, scheduler: str, security: Any, store_url: str
+    stack: contextlib.ExitStack,
+    host: SshHost,
+    scheduler: str,
+    security: Any,
+    *,
+    store_url: str,
+    silent_s: float,
 ) -> ClusterError | ToolError | None:
     """Start a worker on *host* for the length of *stack*; return the error of one that cannot be used."""
     there, listen, contact = random.sample(range(*_PORTS), 3)
@@ -253,8 +325,11 @@ def _start(
         cert=tls["cert"],
         key=tls["key"],
         store_url=store_url,
+        name=host.shown,
     )
-    dialogue = stack.enter_context(Dialogue(host.argv(_START, forwards=forwards), patience_s=15))
+    dialogue = stack.enter_context(
+        Dialogue(host.argv(_START, forwards=forwards), patience_s=min(_ENDS_S, silent_s))
+    )
     dialogue.send(msgspec.json.encode(settings) + b"\n")
     end = time.monotonic() + _HELLO_S
     while (left := end - time.monotonic()) > 0:
@@ -280,7 +355,7 @@ def _start(
 def _other_version(host: SshHost, hello: WorkerHello) -> ToolError:
     different = hello.version if hello.version != __version__ else "another state of the same version"
     return ToolError(
-        f"{host.host} cannot compile for this program",
+        f"{host.host} cannot work for this program",
         because=f"sparkwright is {different} there, and {__version__} here",
         next_step="install the same commit there",
     )
@@ -304,6 +379,6 @@ def _of_ssh(host: SshHost, dialogue: Dialogue) -> ClusterError | ToolError:
     )
 
 
-def unit_order(tasks: Iterable[UnitTask]) -> list[UnitTask]:
+def task_order(tasks: Iterable[ClusterTask]) -> list[ClusterTask]:
     """Return *tasks*, the longest first."""
-    return sorted(tasks, key=lambda one: (-one.expected.seconds, one.unit.name))
+    return sorted(tasks, key=lambda one: (-one.expected.seconds, one.name))

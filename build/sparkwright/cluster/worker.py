@@ -1,4 +1,4 @@
-"""A worker: the process on another machine that compiles for a build, until that ends."""
+"""A worker: the process on another machine that compiles and proves for a build, until that ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkwright import __version__
-from sparkwright.cluster.compiling import Compiling, serve_with
 from sparkwright.cluster.messages import WorkerHello, own_code
+from sparkwright.cluster.serving import Serving, serve_with
 from sparkwright.native.machine import look
 from sparkwright.native.schedule import default_reserve_mib
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from sparkwright.upstream import Access
 
 SLOT, MIB = "SLOT", "MIB"
-"""Dask's resources: a compiler, and a MiB of memory."""
+"""Dask's resources: a compiler or probe, and a MiB of memory."""
 _GIVES_UP_S = 30
 _ENDS_S = 3.0
 
 
-def describe(jobs: int | None = None) -> WorkerHello:
-    """Return what this machine offers: a compiler a core, or *jobs*, and the memory that is free now."""
+def describe(jobs: int | None = None, name: str = "") -> WorkerHello:
+    """Return what this machine offers: a task a core, or *jobs*, and the memory that is free now."""
     now = look()
     return WorkerHello(
         code=own_code(),
         version=__version__,
-        machine=platform.node(),
+        machine=name or platform.node(),
         slots=jobs or now.cores,
         mib=max(1, now.available_mib - default_reserve_mib(now)),
     )
@@ -55,7 +55,7 @@ def serve(
     say: Callable[[WorkerHello], None],
     cuda: Path | None = None,
 ) -> None:
-    """Compile what the scheduler of *settings* asks for, until *told* ends or the scheduler is gone.
+    """Run what the scheduler of *settings* asks for, until *told* ends or the scheduler is gone.
 
     Args:
         access: this machine's store and network settings.
@@ -68,9 +68,9 @@ def serve(
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     with (
         tempfile.TemporaryDirectory(prefix="sparkwright-worker-") as folder,
-        contextlib.closing(Compiling(access, Path(folder) / "logs", cuda)) as compiling,
+        contextlib.closing(Serving(access, Path(folder), cuda, hello.machine)) as serving,
     ):
-        serve_with(compiling)
+        serve_with(serving)
         asyncio.run(_serve(settings, hello, Path(folder), told, say))
 
 
@@ -94,6 +94,7 @@ async def _serve(
     )
     worker = distributed.Worker(
         settings.scheduler,
+        name=f"{hello.machine} {os.getpid()}",
         nthreads=hello.slots,
         resources={SLOT: hello.slots, MIB: hello.mib},
         host=settings.listen or None,
@@ -115,7 +116,7 @@ async def _serve(
 
 
 def _until_end(told: BinaryIO, loop: asyncio.AbstractEventLoop, ended: asyncio.Event, folder: Path) -> None:
-    """Wait for the end of *told*, and end this process then, a unit that is being compiled with it."""
+    """Wait for the end of *told*, and end this process then, a task that runs with it."""
     while told.read(1 << 10):
         pass
     with contextlib.suppress(RuntimeError):  # the loop has ended already

@@ -50,7 +50,8 @@ class BuildState:
     """Results of the steps so far; a step fills in its own and reads earlier ones.
 
     A compiled extension enters `extensions` once its step is done; `stock_extensions` are those that
-    are taken from upstream's wheel instead, with the reason.
+    are taken from upstream's wheel instead, with the reason. Of all that other machines proved, whatever the
+    verdict, `judged` has the proofs.
     """
 
     pristine: Pristine | None = None
@@ -62,6 +63,7 @@ class BuildState:
     binaries: Binaries | None = None
     report: MergeReport | None = None
     proofs: dict[str, Proof] = field(default_factory=dict)
+    judged: dict[str, Proof] = field(default_factory=dict)
     wheel: FoundWheel | None = None
     audited: bool = False
     placed: Path | None = None

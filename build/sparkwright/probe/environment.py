@@ -32,6 +32,11 @@ def requirements() -> str:
     return resources.files("sparkwright.probe").joinpath("requirements.txt").read_text(encoding="utf-8")
 
 
+def environment_key() -> str:
+    """Return the key of the environment: its requirements, and the Python and the machine that it is for."""
+    return digest_of([requirements(), sys.version, sysconfig.get_platform()])[:16]
+
+
 def prepare_environment(store: Store, *, offline: bool = False) -> Path:
     """Return the environment's interpreter; the environment is made when it is not there yet.
 
@@ -39,8 +44,7 @@ def prepare_environment(store: Store, *, offline: bool = False) -> Path:
         NotInStoreError: it is not there and the network is off.
         EnvironmentSetupError: a package could not be installed.
     """
-    wanted = requirements()
-    key = digest_of([wanted, sys.version, sysconfig.get_platform()])[:16]
+    key = environment_key()
     folder = store.environments / key
     python = folder / "bin" / "python"
     if (folder / _READY).is_file() and store.claim(folder):
@@ -53,7 +57,7 @@ def prepare_environment(store: Store, *, offline: bool = False) -> Path:
         )
     with store.lock(f"environment-{key}", "the environment for probes"):
         if not (folder / _READY).is_file():
-            _make(folder, python, wanted)
+            _make(folder, python, requirements())
     return python
 
 

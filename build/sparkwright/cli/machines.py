@@ -1,0 +1,44 @@
+"""The machines of a cluster in a command's result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import click
+
+from sparkwright.base.events import subscribe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.base.events import Event
+
+_KINDS = {"compile.finished": "units", "proof.finished": "proofs"}
+
+
+@contextlib.contextmanager
+def counting_machines() -> Iterator[dict[str, Counter[str]]]:
+    """Yield what other machines finish in the block: numbers of ``units`` and ``proofs`` by machine."""
+    done: dict[str, Counter[str]] = {}
+
+    def count(event: Event) -> None:
+        machine = event.data.get("machine")
+        if machine is not None and event.kind in _KINDS:
+            done.setdefault(machine, Counter())[_KINDS[event.kind]] += 1
+
+    with subscribe(count):
+        yield done
+
+
+def machines_summary(done: dict[str, Counter[str]]) -> dict[str, object]:
+    """Return the part of a command's JSON about other machines; empty without any."""
+    return {"machines": {name: dict(did) for name, did in sorted(done.items())}} if done else {}
+
+
+def show_machines(done: dict[str, Counter[str]]) -> None:
+    """Print what each machine did; nothing without any."""
+    for place, (name, did) in enumerate(sorted(done.items())):
+        told = ", ".join(f"{count} {kind if count > 1 else kind[:-1]}" for kind, count in sorted(did.items()))
+        click.echo(f"{'' if place else 'machines':8} {name}: {told}")

@@ -1,0 +1,146 @@
+"""Carries proved on other machines over real sshds: the same proofs as here, whatever happens to them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import kit
+import pytest
+from cluster_kit import Host, use_ssh
+from ssh_kit import running_sshd
+from store_servers import nginx_store
+from world import PROBE
+
+from sparkwright.probe.environment import requirements
+from sparkwright.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from world import World
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def sshds(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ssh")
+    with running_sshd(folder / "one") as one, running_sshd(folder / "two") as two:
+        yield one, two
+
+
+@pytest.fixture
+def hosts(sshds, tmp_path, world, monkeypatch) -> Iterator[list[Host]]:
+    """Two machines with an environment for probes, and a store that they and the world share."""
+    with nginx_store(tmp_path / "nginx") as url:
+        made = [Host(sshd, tmp_path / f"host {number}", url) for number, sshd in enumerate(sshds)]
+        for host in made:
+            host.install()
+            kit.seed_environment(open_store(host.folder / "store"), requirements())
+        use_ssh(monkeypatch, made)
+        world.environment["SPARKWRIGHT_STORE_URL"] = url
+        yield made
+    for host in made:
+        for process in host.workers():
+            with contextlib.suppress(Exception):
+                process.kill()
+
+
+def cluster(hosts: list[Host]) -> str:
+    return "ssh://" + ",".join(host.sshd.host for host in hosts)
+
+
+def shown(host: Host) -> str:
+    """The machine as it is named here."""
+    return f"127.0.0.1:{host.sshd.port}"
+
+
+def proofs(world: World) -> dict[str, bytes]:
+    """The recorded proofs, by carry."""
+    return {path.parents[1].name: path.read_bytes() for path in world.root.glob("carries/*/proofs/*.json")}
+
+
+def forget(world: World, name: str) -> None:
+    """Work with an empty store, without recorded proofs, and without an environment for probes here."""
+    for path in world.root.glob("carries/*/proofs/*.json"):
+        path.unlink()
+    world.new_store(name, probes=False)
+
+
+def prove_here(world: World) -> dict[str, bytes]:
+    """The proofs that this machine makes by itself, which are then forgotten."""
+    world.good("carry", "prove", "--store", "none")
+    made = proofs(world)
+    forget(world, "other store")
+    return made
+
+
+def test_proofs_of_two_machines_are_those_of_one(world, hosts):
+    expected = prove_here(world)
+    done = world.good("carry", "prove", "--cluster", cluster(hosts))
+    assert proofs(world) == expected
+    assert f"{shown(hosts[0])}: 1 proof" in done.out
+    assert sorted(expected) == ["align", "clamp"]
+    assert not [process for host in hosts for process in host.workers()]
+
+
+def test_a_wheel_takes_proofs_of_other_machines(world, hosts):
+    wheel = world.good("wheel", "--json", "--cluster", cluster(hosts)).json
+    assert {carry["proof"] for carry in wheel["carries"]} == {"proved"}
+    assert set(wheel["machines"]) <= {shown(host) for host in hosts}
+    assert sum(did["proofs"] for did in wheel["machines"].values()) == 2
+    probe = world.root / "carries" / "clamp" / "probe.py"
+    probe.write_text(PROBE.format(module="clamp", name="clamp", argument=99, result=11))
+    refuted = world.call("wheel", "--cluster", cluster(hosts))
+    assert "clamp is refuted" in refuted.err
+
+
+def test_a_machine_that_is_killed_costs_the_proof_that_it_was_making(world, hosts):
+    expected = prove_here(world)
+    hosts[0].install(extra="serving.Serving.serve = lambda *_: os.kill(os.getpid(), 9)")
+    world.good("carry", "prove", "--cluster", cluster(hosts))
+    assert proofs(world) == expected
+
+
+def test_a_machine_without_the_environment_proves_nothing(world, hosts):
+    expected = prove_here(world)
+    other = "import sparkwright.cluster.proving as p; p.environment_key = lambda: 'another'"
+    hosts[0].install(extra=other)
+    done = world.good("carry", "prove", "--cluster", cluster(hosts))
+    assert f"{shown(hosts[0])} is left out: its environment for probes is another one" in done.err
+    assert proofs(world) == expected
+    forget(world, "third store")
+    hosts[1].install(extra=other)
+    alone = world.call("carry", "prove", "--cluster", cluster(hosts))
+    assert (alone.status, proofs(world)) == (75, {})
+    assert "install the Python" in alone.err
+
+
+def test_a_proof_for_other_inputs_is_refused(world, hosts):
+    """The machine sends a proof that holds elsewhere."""
+    lying = """
+from msgspec.structs import replace as other
+import sparkwright.cluster.proving as proving
+honest = proving.LaidProofs.run
+def lie(*given):
+    reply = honest(*given)
+    return other(reply, proof=reply.proof | {"key": "0" * 64})
+proving.LaidProofs.run = lie
+"""
+    hosts[0].install(extra=lying)
+    forget(world, "other store")
+    done = world.call("carry", "prove", "--cluster", cluster(hosts[:1]))
+    assert done.status == 75, done.err
+    assert "did not arrive" in done.err
+    assert proofs(world) == {}
+    assert not list(world.store.records.glob("proof/*/*.json"))
+
+
+def test_a_machine_with_another_program_proves_nothing(world, hosts):
+    for host in hosts:
+        host.install(extra="import sparkwright.cluster.worker as w; w.own_code = lambda: 'f' * 64")
+    forget(world, "other store")
+    done = world.call("carry", "prove", "--cluster", cluster(hosts))
+    assert "another state of the same version" in done.err
+    assert proofs(world) == {}
