@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,13 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster_kit import Home, Host, make_home, use_ssh
+from cluster_kit import SUPPORT, Home, Host, make_home, use_ssh
 from kit import Recorder
 from native_kit import HERE
 from small_extension import build, compiled
 from ssh_kit import running_sshd
 from store_servers import free_port, nginx_store
-from world import wait_until
+from world import SOURCE_ROOT, wait_until
 
 from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
 from sparkwright.base.events import subscribe
@@ -188,20 +187,31 @@ def test_a_machine_that_cannot_be_reached_is_left_out(tmp_path, url, hosts):
         build(gone.builder, replace(gone.inputs, target=Target(HERE, "12.0")))
 
 
+_BUILD = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from cluster_kit import make_home
+from small_extension import build
+hosts = [SimpleNamespace(sshd=SimpleNamespace(host=name)) for name in sys.argv[3:]]
+home = make_home(Path(sys.argv[1]), sys.argv[2], hosts)
+build(home.builder, home.inputs)
+"""
+
+
 @pytest.mark.parametrize("after_s", [0, 3], ids=["while they start", "while they compile"])
 def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s):
     for host in hosts:
         host.install(extra="import time; serving.Serving.serve = lambda *_: time.sleep(600)")
-    home = make_home(tmp_path / "home", url, hosts)
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            build(home.builder, home.inputs)
-        os._exit(0)
-    wait_until(lambda: all(host.workers() for host in hosts))
-    time.sleep(after_s)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    # A process of its own: forks of this one, which has threads of Dask, may stand still.
+    search = os.pathsep.join([str(SUPPORT), str(SOURCE_ROOT)])
+    words = [sys.executable, "-c", _BUILD, tmp_path / "home", url, *(host.sshd.host for host in hosts)]
+    with subprocess.Popen(
+        words, env={**os.environ, "PYTHONPATH": search}, stderr=subprocess.DEVNULL
+    ) as child:
+        wait_until(lambda: all(host.workers() for host in hosts))
+        time.sleep(after_s)
+        child.kill()
     wait_until(lambda: not any(host.workers() for host in hosts))
 
 
