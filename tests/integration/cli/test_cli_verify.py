@@ -128,12 +128,21 @@ def test_a_fault_fails_and_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_could_not_be_decided_is_no_pass(tmp_path: Path) -> None:
-    with simulator(tmp_path) as url:  # and nobody that answers without speculation
-        asked = ("--url", url, "--profile", "demo", "--speed", "40", "--checks", "lossless", "--out", "run")
+@pytest.mark.parametrize(
+    ("check", "status", "verdict"), [("lossless", 0, "pass"), ("parity", 84, "inconclusive")]
+)
+def test_without_a_baseline_what_can_be_judged_is_and_nothing_is_no_pass(
+    tmp_path: Path, check: str, status: int, verdict: str
+) -> None:
+    """Of `lossless` the most likely tokens can be judged on the server alone, of `parity` nothing."""
+    with simulator(tmp_path) as url:
+        asked = ("--url", url, "--profile", "demo", "--speed", "40", "--checks", check, "--out", "run")
         done = verify(*asked, "--categories", "code", cwd=tmp_path)
-    assert done.returncode == 84, done.stderr
-    assert json.loads((tmp_path / "run" / "verdict.json").read_text())["verdict"] == "inconclusive"
+    assert done.returncode == status, done.stderr
+    told = json.loads((tmp_path / "run" / "verdict.json").read_text())
+    assert told["verdict"] == verdict
+    assert told["coverage"]["applicable-conclusions"] == (status == 0)
+    assert "no --baseline-url was given" in done.stdout
 
 
 @pytest.mark.slow
