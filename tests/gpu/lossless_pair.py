@@ -24,11 +24,8 @@ everything passed, 1 otherwise.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,7 +36,7 @@ from typing import Any
 
 from pair.models import write_models, write_window_drafter
 from pair.scoring import CASES, LosslessCase, Score, scored, shortfalls
-from serve_pair import BAD_SIGNS, Run, environment, say
+from serve_pair import BAD_SIGNS, Run, environment, run_engine, say
 
 LEVELS = [1, 2, 3, 8, 17, 33, 64]
 WINDOW = 64
@@ -104,23 +101,11 @@ def execute(
         "VLLM_DISABLE_COMPILE_CACHE": "1",
     }
     started = time.monotonic()
-    with (args.out / f"{case.name}.log").open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "pair.lossless_engine", str(file)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
-        try:
-            status: int | None = child.wait(args.seconds)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # whatever the engine left behind goes with it
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            (scratch / f"{case.name}.ended").touch()
+    log = args.out / f"{case.name}.log"
+    try:
+        status = run_engine("pair.lossless_engine", file, log, env, args.seconds)
+    finally:
+        (scratch / f"{case.name}.ended").touch()  # others wait for it
     say(f"{case.name}: exit status {status} after {time.monotonic() - started:.0f} s")
     return status
 

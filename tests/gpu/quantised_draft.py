@@ -33,11 +33,7 @@ everything passed, 1 otherwise.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -46,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from pair.mixes import CASES, QUICK, Case, closeness, faults, write_pairs
-from serve_pair import BAD_SIGNS, Run, environment, say
+from serve_pair import BAD_SIGNS, Run, environment, run_engine, say
 
 LEVELS = [1, 2, 3, 5, 8, 16, 17, 31, 33, 47, 64]
 QUICK_LEVELS = [1, 3, 17]
@@ -106,22 +102,8 @@ def execute(
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
     }
     started = time.monotonic()
-    with (args.out / f"{case.name}.log").open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "pair.mixed_engine", str(file)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
-        try:
-            status: int | None = child.wait(BOOT_SECONDS + 20 * len(args.levels))
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # whatever the engine left behind goes with it
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    log = args.out / f"{case.name}.log"
+    status = run_engine("pair.mixed_engine", file, log, env, BOOT_SECONDS + 20 * len(args.levels))
     say(f"{case.name}: exit status {status} after {time.monotonic() - started:.0f} s")
     return status
 

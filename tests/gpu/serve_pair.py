@@ -123,6 +123,29 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def run_engine(module: str, spec: Path, log: Path, env: dict[str, str], seconds: float) -> int | None:
+    """Run ``python -m module spec`` with its output in *log*; return its exit status, `None` after *seconds*.
+
+    All processes of its session end with it.
+    """
+    with log.open("wb") as stream:
+        child = subprocess.Popen(
+            [sys.executable, "-m", module, str(spec)],
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        )
+        try:
+            return child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
 def environment(run: Run, scratch: Path) -> dict[str, str]:
     """The engine's environment: offline, its model runner pinned, no stale bytecode or compiled graph."""
     path = [str(HERE), os.environ.get("PYTHONPATH", "")]

@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster_kit import SUPPORT, Home, Host, make_home, use_ssh
+from cluster_kit import SUPPORT, Home, Host, make_home, two_hosts, two_sshds
 from kit import Recorder
 from native_kit import HERE
 from small_extension import build, compiled
-from ssh_kit import running_sshd
 from store_servers import free_port, nginx_store
 from world import SOURCE_ROOT, wait_until
 
@@ -40,9 +39,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def sshds(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ssh")
-    with running_sshd(folder / "one") as one, running_sshd(folder / "two") as two:
-        yield one, two
+    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
+        yield both
 
 
 @pytest.fixture
@@ -53,15 +51,8 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def hosts(sshds, tmp_path, url, monkeypatch):
-    made = [Host(sshd, tmp_path / f"host {number}", url) for number, sshd in enumerate(sshds)]
-    for host in made:
-        host.install()
-    use_ssh(monkeypatch, made)
-    yield made
-    for host in made:
-        for process in host.workers():
-            with contextlib.suppress(Exception):
-                process.kill()
+    with two_hosts(sshds, tmp_path, url, monkeypatch) as both:
+        yield both
 
 
 def shown(host: Host) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 from small_extension import make_builder, make_inputs
+from ssh_kit import running_sshd
 from world import SOURCE_ROOT
 
 from sparkwright.base.ssh import parse_host
@@ -24,6 +25,8 @@ from sparkwright.store import open_store
 from sparkwright.store.remote import RemoteSettings, open_remote
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pytest
     from ssh_kit import Sshd
 
@@ -115,6 +118,29 @@ def make_home(folder: Path, url: str, hosts: list[Host], *, keep_going: bool = F
     elsewhere = ClusterCompiler(address, store, repository, lock, folder / "logs", keep_going=keep_going)
     inputs = make_inputs(repository, folder)
     return Home(repository, replace(builder, elsewhere=elsewhere if hosts else None), inputs)
+
+
+@contextlib.contextmanager
+def two_sshds(folder: Path) -> Iterator[tuple[Sshd, Sshd]]:
+    """Run an sshd for each of two machines."""
+    with running_sshd(folder / "one") as one, running_sshd(folder / "two") as two:
+        yield one, two
+
+
+@contextlib.contextmanager
+def two_hosts(
+    sshds: tuple[Sshd, ...], folder: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[Host]]:
+    """Make a machine with an empty store behind each of *sshds*; kill what is left of its workers."""
+    made = [Host(sshd, folder / f"host {number}", url) for number, sshd in enumerate(sshds)]
+    for host in made:
+        host.install()
+    use_ssh(monkeypatch, made)
+    yield made
+    for host in made:
+        for process in host.workers():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 def use_ssh(monkeypatch: pytest.MonkeyPatch, hosts: list[Host]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -493,3 +494,14 @@ def test_models_are_folders_with_a_configuration_each(tmp_path: Path) -> None:
     assert max(drafter["dflash_config"]["target_layer_ids"]) < target["num_hidden_layers"]
     assert drafter["dflash_config"]["mask_token_id"] < drafter["vocab_size"] == target["vocab_size"]
     assert drafter["hidden_size"] == target["hidden_size"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("raise SystemExit(3)", 3), ("import time; time.sleep(60)", None)]
+)
+def test_an_engine_ends_by_itself_or_is_ended_with_what_it_started(tmp_path, text, expected):
+    (tmp_path / "engine_of_the_test.py").write_text(f"print('begun', flush=True)\n{text}\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    spec, log = tmp_path / "spec.json", tmp_path / "log"
+    assert serve_pair.run_engine("engine_of_the_test", spec, log, env, 3) == expected
+    assert log.read_text().startswith("begun")

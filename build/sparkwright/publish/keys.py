@@ -114,7 +114,7 @@ def open_publisher(home: Path | None = None) -> PublisherKeys:
         raise SignatureError(
             "this machine's key cannot be used",
             because=f"the root in {home} does not list it",
-            next_step=f"put back the files of {home}, or move the folder away to begin anew with another key",
+            next_step=f"put back the files of {home}, or move the folder away to make another key",
         )
     return PublisherKeys(home, LocalSigner(key), root)
 
@@ -291,7 +291,7 @@ def _newest(home: Path) -> TrustRoot:
         raise SignatureError(
             "this machine's key cannot be used",
             because=f"{path}, which describes it, is missing",
-            next_step=f"put it back, or move {home} away to begin anew with another key",
+            next_step=f"put it back, or move {home} away to make another key",
         ) from error
     return root
 

@@ -36,7 +36,7 @@ class PlannedWrite:
 
 @dataclass(frozen=True)
 class PlannedTarget:
-    """What *target* would be after the writes that were planned; see `Target` for the methods.
+    """A stand-in for *target* that records writes and makes none; see `Target` for the methods.
 
     Attributes:
         target: the target, which is only read.

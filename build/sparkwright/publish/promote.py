@@ -344,7 +344,7 @@ class ChannelPublisher:
         return state
 
     def _write_stable_pages(self, channel: str) -> None:
-        """Make the pages at the stable address those of the pointer, whoever moves it meanwhile.
+        """Write the pages of the pointer's generation to the stable address, also while another one moves it.
 
         Each page is read before the pointer and replaced only if it is still what was read: then no page goes
         back to an older generation, however many publishers do this at once.

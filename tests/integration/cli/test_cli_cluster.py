@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import kit
 import pytest
-from cluster_kit import Host, use_ssh
-from ssh_kit import running_sshd
+from cluster_kit import Host, two_hosts, two_sshds
 from store_servers import nginx_store
 from world import PROBE
 
@@ -25,26 +23,18 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def sshds(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ssh")
-    with running_sshd(folder / "one") as one, running_sshd(folder / "two") as two:
-        yield one, two
+    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
+        yield both
 
 
 @pytest.fixture
 def hosts(sshds, tmp_path, world, monkeypatch) -> Iterator[list[Host]]:
     """Two machines with an environment for probes, and a store that they and the world share."""
-    with nginx_store(tmp_path / "nginx") as url:
-        made = [Host(sshd, tmp_path / f"host {number}", url) for number, sshd in enumerate(sshds)]
-        for host in made:
-            host.install()
+    with nginx_store(tmp_path / "nginx") as url, two_hosts(sshds, tmp_path, url, monkeypatch) as both:
+        for host in both:
             kit.seed_environment(open_store(host.folder / "store"), requirements())
-        use_ssh(monkeypatch, made)
         world.environment["SPARKWRIGHT_STORE_URL"] = url
-        yield made
-    for host in made:
-        for process in host.workers():
-            with contextlib.suppress(Exception):
-                process.kill()
+        yield both
 
 
 def cluster(hosts: list[Host]) -> str:

@@ -105,7 +105,7 @@ class GithubTarget:
         return StoredStat(page["size"], page["sha"]) if page else None
 
     def put_file(self, path: str, file: Path, sha256: str) -> None:
-        """See `Target.put_file`; a wheel that was cut off is sent anew.
+        """See `Target.put_file`; a wheel that was cut off is sent again from its start.
 
         Raises:
             UploadError: it is larger than GitHub takes, or the release is full.

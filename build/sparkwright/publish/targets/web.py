@@ -113,7 +113,7 @@ class WebTarget:
             path: of the file; one for a folder ends in a slash.
             accept: statuses from 300 on that are no errors.
             headers: to send.
-            body: gives the body, bytes or an open file, anew for each try.
+            body: returns the body, bytes or an open file, once for each try.
             settings: other time-outs and tries than the target's.
 
         Raises:

@@ -80,7 +80,7 @@ class WebdavTarget(WebTarget):
         return StoredStat(found.size, noted_digest(self, path, found) or self.digest(path))
 
     def put_file(self, path: str, file: Path, sha256: str) -> None:
-        """See `Target.put_file`; a file that was cut off is sent anew."""
+        """See `Target.put_file`; a file that was cut off is sent again from its start."""
         put_verified(self, checked_path(path), file, sha256)
 
     def upload(self, path: str, file: Path, sha256: str) -> None:
