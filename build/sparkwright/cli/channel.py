@@ -108,7 +108,7 @@ def status(
             publisher, publisher.set_status(channel, status, reason, policy, now()), as_json=session.as_json
         )
         return
-    from sparkwright.publish.promote import read_history
+    from sparkwright.publish.history import read_history
 
     target = open_place(session.checkout.root, options["target"])
     state = next(read_history(target, channel))

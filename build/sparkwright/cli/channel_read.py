@@ -205,7 +205,7 @@ def _state(target: Target, channel: str) -> ChannelState:
 
 def _history(target: Target, channel: str) -> Iterator[ChannelState]:
     """Yield the generations of *channel*, the newest first; signatures are not verified."""
-    from sparkwright.publish.promote import read_history
+    from sparkwright.publish.history import read_history
 
     return read_history(target, channel)
 

@@ -41,12 +41,12 @@ from sparkwright.publish.channel import (
     ListedWheel,
     attestations_path,
     decode_state,
-    generation_folder,
     pointer_path,
     require_channel_name,
     stamp,
     with_pages,
 )
+from sparkwright.publish.history import content_of, generations_of
 from sparkwright.publish.index import describe
 from sparkwright.publish.provenance import STATEMENT
 from sparkwright.publish.signing import (
@@ -156,7 +156,7 @@ class ChannelPublisher:
         Raises:
             TamperedError: a generation is missing, or was changed.
         """
-        return _history(self.target, state)
+        return generations_of(self.target, state)
 
     # Changes -------------------------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ class ChannelPublisher:
         """
         current = self.require(channel)
         generations = {state.generation: state for state in self.history(current.state)}
-        wanted = _content_of(current.state, generations) - 1 if to is None else to
+        wanted = content_of(current.state, generations) - 1 if to is None else to
         if wanted not in generations or wanted == current.state.generation:
             raise UnknownNameError(
                 f"channel {channel} cannot go back to generation {wanted}",
@@ -432,54 +432,6 @@ class ChannelPublisher:
             file = Path(folder) / "file"
             file.write_bytes(data)
             self.target.put_file(path, file, sha256_bytes(data))
-
-
-def read_history(target: Target, channel: str) -> Iterator[ChannelState]:
-    """Yield the generations of *channel*, the newest first; no signature is verified.
-
-    Raises:
-        UnknownNameError: there is no such channel.
-        SignatureError: its pointer is damaged.
-        TamperedError: a generation is missing, or was changed.
-    """
-    path = pointer_path(require_channel_name(channel))
-    stored = target.read(path)
-    if stored is None:
-        raise UnknownNameError(
-            f"there is no channel {channel} at {target.url(path)}",
-            next_step=f"sparkwright channel promote WHEEL --to {channel} makes it",
-        )
-    payload = open_envelope(stored.data, CHANNEL_TYPE, f"the pointer of {channel}").payload
-    return _history(target, decode_state(payload, channel, f"the pointer of {channel}"))
-
-
-def _history(target: Target, state: ChannelState) -> Iterator[ChannelState]:
-    yield state
-    while state.previous:
-        folder = generation_folder(state.channel, state.generation - 1, state.previous)
-        what = f"generation {state.generation - 1} of {state.channel}"
-        stored = target.read(f"{folder}/{POINTER}")
-        payload = open_envelope(stored.data, CHANNEL_TYPE, what).payload if stored else b""
-        if sha256_bytes(payload) != state.previous:
-            raise TamperedError(
-                f"{what} is not what its successor names",
-                because=f"{folder}/{POINTER} is missing" if stored is None else "its SHA-256 is another",
-                next_step="take it from another copy of the target",
-            )
-        state = decode_state(payload, state.channel, what)
-        yield state
-
-
-def _content_of(state: ChannelState, generations: dict[int, ChannelState]) -> int:
-    """Return the generation whose content *state* has: rollbacks and renewals add none of their own."""
-    while True:
-        match state.action.kind:
-            case "rollback":
-                state = generations[state.action.to]
-            case "renew" | "status" if state.generation > 1:
-                state = generations[state.generation - 1]
-            case _:
-                return state.generation
 
 
 def _promotion(filename: str, sha256: str, draft: ChannelState, evidence: Sequence[FoundEvidence]) -> bytes:

@@ -35,7 +35,7 @@ from sparkwright.base.events import emit, task
 from sparkwright.search.journal import Evaluated, Known, SearchJournal, Stopped, read_journal
 from sparkwright.search.model import Evaluation, SearchResult, StepVerdict
 from sparkwright.search.strategy import Question, search
-from sparkwright.store.paths import storing
+from sparkwright.store.atomic import storing
 from sparkwright.store.removal import remove_tree
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import msgspec
 from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
 from sparkwright.search.model import Evaluation, StepVerdict
-from sparkwright.store.paths import storing, write_atomically
+from sparkwright.store.atomic import storing, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

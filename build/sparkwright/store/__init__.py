@@ -6,15 +6,9 @@ killed leaves at worst a scratch entry that the next run sweeps away.
 `survey`, `verify` and `prune` are for looking after it.
 """
 
+from sparkwright.store.atomic import atomic_file, storing, write_atomically
 from sparkwright.store.locks import hold
-from sparkwright.store.paths import (
-    Store,
-    atomic_file,
-    default_home,
-    open_store,
-    storing,
-    write_atomically,
-)
+from sparkwright.store.paths import Store, default_home, open_store
 from sparkwright.store.removal import remove_tree
 from sparkwright.store.usage import ActiveRun, note_use
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sparkwright.base.digests import copy_hashed, sha256_file
 from sparkwright.base.errors import DigestError, LostFileError, StorageError
 from sparkwright.base.events import emit
+from sparkwright.store.atomic import storing, sweep_beside, write_atomically
 from sparkwright.store.locks import hold
-from sparkwright.store.owned import owned_file, owned_folder, shared, sweep_file, sweep_folder
+from sparkwright.store.owned import owned_file, owned_folder, shared, sweep_folder
 from sparkwright.store.removal import remove_tree
 from sparkwright.store.usage import claim, note_use, running
 
@@ -54,38 +55,6 @@ def open_store(home: Path | None = None, remote: RemoteTier | None = None) -> St
             folder.mkdir(parents=True, exist_ok=True)
         store.sweep()
     return store
-
-
-@contextlib.contextmanager
-def storing(what: str, *, instead: str = "point SPARKWRIGHT_HOME to another disk") -> Iterator[None]:
-    """Turn a full, read-only or broken disk into one clear error about *what*.
-
-    Args:
-        what: what is being done.
-        instead: what helps where the place itself cannot be mended.
-
-    Raises:
-        StorageError: the block raised such an `OSError`.
-    """
-    hints = {
-        errno.ENOSPC: f"free some space, or {instead}",
-        errno.EDQUOT: f"raise the quota, or {instead}",
-        errno.EROFS: instead,
-        errno.EACCES: f"check the owner and mode of that folder, or {instead}",
-        errno.EPERM: f"check the owner and mode of that folder, or {instead}",
-        errno.EIO: "check the disk",
-    }
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in hints:
-            raise
-        where = f" ({error.filename})" if error.filename else ""
-        raise StorageError(
-            f"{what} failed",
-            because=f"{os.strerror(error.errno).lower()}{where}",
-            next_step=hints[error.errno],
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -329,7 +298,7 @@ class Store:
     def _placing(self, sha256: str, target: Path) -> Iterator[None]:
         with storing(f"placing {target.name}"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            _sweep_beside(target)
+            sweep_beside(target)
             try:
                 yield
             except FileNotFoundError as error:
@@ -446,36 +415,6 @@ class Store:
                 raise
             remove_tree(folder)
         return target
-
-
-@contextlib.contextmanager
-def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[int]:
-    """Give a descriptor to write to; *path* appears, complete and synced, when the block succeeds.
-
-    Args:
-        path: the file; only its owner can read it before it is complete.
-        mode: its permissions.
-    """
-    _sweep_beside(path)
-    with owned_file(path.parent, f".{path.name}.") as (handle, temporary):
-        yield handle
-        temporary.chmod(mode)
-        os.fsync(handle)
-        temporary.replace(path)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace *path* by *data*: readers see the old bytes or the new ones, never a mixture."""
-    with atomic_file(path) as handle, os.fdopen(os.dup(handle), "wb") as stream:
-        stream.write(data)
-
-
-def _sweep_beside(path: Path) -> None:
-    """Remove what runs that were killed while they wrote *path* left beside it."""
-    prefix = f".{path.name}."
-    for name in os.listdir(path.parent):  # noqa: PTH208 - names are all that is wanted
-        if name.startswith(prefix):
-            sweep_file(path.with_name(name))
 
 
 def _decoded(data: bytes, model: type[T]) -> T | None:

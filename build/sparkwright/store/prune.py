@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.base.events import emit
-from sparkwright.store.paths import storing
+from sparkwright.store.atomic import storing
 from sparkwright.store.survey import LOGS
 from sparkwright.store.usage import NOTED_EVERY_S, last_used, no_new_runs, oldest_run
 

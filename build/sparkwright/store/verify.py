@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from sparkwright.base.digests import sha256_stream
 from sparkwright.base.errors import DamagedStoreError
 from sparkwright.base.events import emit, task
-from sparkwright.store.paths import storing
+from sparkwright.store.atomic import storing
 from sparkwright.store.removal import remove_tree
 
 if TYPE_CHECKING:

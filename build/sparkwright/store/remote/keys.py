@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ConfigError, ToolError
-from sparkwright.store.paths import storing
+from sparkwright.store.atomic import storing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
