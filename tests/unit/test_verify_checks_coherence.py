@@ -19,10 +19,10 @@ from verify_kit import (
     verdicts,
 )
 
+from sparkwright.recipes import recipes, variant
 from sparkwright.verify.checks.coherence import Coherence
 from sparkwright.verify.checks.text import flaw
 from sparkwright.verify.model import Chunk
-from sparkwright.verify.server.recipe import recipes, variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
+from sparkwright.recipes import Recipe, load_recipe, variant
 from sparkwright.verify.server import host
 from sparkwright.verify.server.environment import Installed, find_installed, prepare_wheel
 from sparkwright.verify.server.launch import start_server
-from sparkwright.verify.server.recipe import Recipe, load_recipe, variant
 from sparkwright.verify.tiny import write_tiny_models
 from sparkwright.verify.tiny.tokenizer import alphabet, tokenizer
 

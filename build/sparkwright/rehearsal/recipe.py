@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_bytes
+from sparkwright.recipes import load_recipe, serve_arguments
 from sparkwright.store import write_atomically
 from sparkwright.verify.server.environment import vllm_command
-from sparkwright.verify.server.recipe import load_recipe, serve_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

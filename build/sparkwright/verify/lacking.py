@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+from sparkwright.recipes import load_recipe
 from sparkwright.verify.capabilities import (
     BASELINE,
     GPU,
@@ -18,7 +19,6 @@ from sparkwright.verify.capabilities import (
 from sparkwright.verify.client.tokens import lacks_tokenizer
 from sparkwright.verify.client.trial import try_requests
 from sparkwright.verify.metrics.snapshot import parse_snapshot
-from sparkwright.verify.server import load_recipe
 
 if TYPE_CHECKING:
     import aiohttp

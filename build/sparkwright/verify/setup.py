@@ -18,6 +18,7 @@ from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.recipes import load_recipe, variant
 from sparkwright.verify.capabilities import (
     LOGPROBS,
     METRICS,
@@ -37,10 +38,8 @@ from sparkwright.verify.options import profile_of
 from sparkwright.verify.server import (
     card_capability,
     find_installed,
-    load_recipe,
     prepare_wheel,
     start_server,
-    variant,
 )
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.settings import Settings
@@ -50,11 +49,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
+    from sparkwright.recipes import Recipe
     from sparkwright.verify.client import EndpointFacts
     from sparkwright.verify.measure import MeasuredServer
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.profile import Profile
-    from sparkwright.verify.server import Recipe
 
     Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
 

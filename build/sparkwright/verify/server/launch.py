@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.recipes import TINY, Recipe, check_compatible, serve_arguments
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.profile import Deadlines
 from sparkwright.verify.server.environment import find_installed, vllm_command
 from sparkwright.verify.server.host import card_capability, card_memory_gib
 from sparkwright.verify.server.lifecycle import Launch, ServerProcess, free_port
-from sparkwright.verify.server.recipe import TINY, Recipe, serve_arguments
-from sparkwright.verify.server.rules import check_compatible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,7 +16,7 @@ from sparkwright.base.errors import IncompatibleOptionsError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from sparkwright.verify.server.recipe import Recipe
+    from sparkwright.recipes.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 TINY = "tiny:"  # begins what stands for a generated model: "tiny:target", "tiny:drafter"
-_SHIPPED = Path(__file__).parents[1] / "recipes"
+_SHIPPED = Path(__file__).with_name("shipped")
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 
 Runner = Literal["", "v1", "v2"]

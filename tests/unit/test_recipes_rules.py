@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkwright.base.errors import ConfigError, IncompatibleOptionsError, NewerFormatError, UnknownNameError
-from sparkwright.verify.server.recipe import Recipe, load_recipe, recipes, serve_arguments, variant
-from sparkwright.verify.server.rules import RULES, check_compatible, incompatibilities
+from sparkwright.recipes import (
+    RULES,
+    Recipe,
+    check_compatible,
+    incompatibilities,
+    load_recipe,
+    recipes,
+    serve_arguments,
+    variant,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection

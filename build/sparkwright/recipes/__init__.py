@@ -1,0 +1,30 @@
+"""Recipes of servers as data: model, drafter, flags and environment, and the rules that they must obey.
+
+Read `recipe` first: `Recipe`, `load_recipe`. `rules` refuses options that are known not to work together;
+`shipped/` holds the recipes of this package.
+"""
+
+from sparkwright.recipes.recipe import (
+    TINY,
+    Recipe,
+    Runner,
+    load_recipe,
+    recipes,
+    serve_arguments,
+    variant,
+)
+from sparkwright.recipes.rules import RULES, Rule, check_compatible, incompatibilities
+
+__all__ = [
+    "RULES",
+    "TINY",
+    "Recipe",
+    "Rule",
+    "Runner",
+    "check_compatible",
+    "incompatibilities",
+    "load_recipe",
+    "recipes",
+    "serve_arguments",
+    "variant",
+]

@@ -1,0 +1,1 @@
+"""Serve a recipe: preflight, environment, start, warm-up, status, and a clean stop."""
