@@ -85,18 +85,32 @@ def write_results(folder: Path) -> Results:
         ConfigError: there is no run, or its journal is damaged.
         StorageError: the disk is full or cannot be written.
     """
+    return write_report(load_run(folder), folder, also=(FILE,))
+
+
+def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Results:
+    """Write the report, the JUnit file and the verdict of *run* to *folder*.
+
+    Args:
+        run: observations and findings.
+        folder: of the files; it is made if it is missing.
+        also: names of files in it that belong to the results.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
     from sparkwright.base.digests import to_json
     from sparkwright.verify.report import render_html, render_junit
 
-    run = load_run(folder)
     rendered = {
         REPORT: render_html(run).encode(),
         JUNIT: render_junit(run).encode(),
         VERDICT: to_json(_described(run)) + b"\n",
     }
+    folder.mkdir(parents=True, exist_ok=True)
     for name, data in rendered.items():
         _replace(folder / name, data)
-    paths = [folder / name for name in (*rendered, FILE)]
+    paths = [folder / name for name in (*rendered, *also)]
     return Results(run, folder, tuple((path, path.stat().st_size, sha256_file(path)) for path in paths))
 
 
