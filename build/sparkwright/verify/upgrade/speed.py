@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -202,11 +203,15 @@ def _ratio(level: _Level, quantity: Quantity, limits: Limits) -> SpeedRatio | No
 
 
 def _width(differences: Sequence[float], of_starts: float, confidence: float) -> float:
-    """Return the half-width of an interval: scatter of prompts, and the assumed variance of starts."""
+    """Return the half-width of an interval: scatter of prompts, and the assumed variance of starts.
+
+    A start is as fast or slow at every concurrency, so its part needs no correction for their number.
+    """
     n = len(differences)
     mean = math.fsum(differences) / n
     of_prompts = math.fsum((one - mean) ** 2 for one in differences) / (n - 1) / n
-    return t_quantile((1 + confidence) / 2, n - 1) * math.sqrt(of_prompts + of_starts)
+    starts = NormalDist().inv_cdf(1 - ERROR / 2) * math.sqrt(of_starts)
+    return math.hypot(t_quantile((1 + confidence) / 2, n - 1) * math.sqrt(of_prompts), starts)
 
 
 def _mean_log(values: Sequence[float]) -> float:
