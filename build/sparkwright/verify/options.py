@@ -42,7 +42,7 @@ class VerifyOptions(Model, frozen=True):
         levels: concurrencies of the sweep instead of the profile's.
         categories: of prompts, instead of the profile's.
         soak_s: length of the soak instead of the profile's, in seconds of the server's clock.
-        boots: starts of each arm of a comparison instead of the profile's.
+        boots: starts of each arm of a comparison instead of the profile's, no more and no fewer.
         speed: server's seconds in one of the client's; the profile's if 0.
         seed: of salts, documents and orders.
     """
@@ -118,6 +118,8 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
     for name in ("checks", "levels", "categories", "soak_s", "boots"):
         if value := getattr(options, name):
             changes[name] = value
+    if options.boots:
+        changes["most_boots"] = options.boots
     if options.against and not options.checks:
         changes["checks"] = ("compare",)
     if not (base.checks or "checks" in changes):

@@ -55,7 +55,8 @@ class Profile(Model, frozen=True):
         soak_s: length of the prefix-cache soak, in seconds of the server's clock.
         soak_concurrency: concurrent requests of its traffic.
         soak_window_s: length of its windows.
-        boots: starts of each arm of a comparison.
+        boots: starts of each arm of a comparison, at the least.
+        most_boots: starts of each arm where fewer decide nothing.
         comparison_requests: requests in each of those.
         lossless_prompts: prompts of the losslessness check.
         seed: of salts, documents and orders.
@@ -78,6 +79,7 @@ class Profile(Model, frozen=True):
     soak_concurrency: int = 8
     soak_window_s: float = 30.0
     boots: int = 3
+    most_boots: int = 10
     comparison_requests: int = 24
     lossless_prompts: int = 48
     seed: int = 0
