@@ -100,6 +100,7 @@ _OPTIONS = (
     click.option("--levels", type=_Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
     click.option("--categories", type=Names(), default=(), help="Categories of prompts."),
     click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
+    click.option("--thinking", is_flag=True, help="Let the model think before it answers questions."),
     click.option("--boots", type=click.IntRange(min=1), help="Starts of each side of a comparison."),
     click.option("--speed", type=float, default=0.0, hidden=True, help="How fast a simulator's clock runs."),
     click.option("--seed", type=int, default=0, show_default=True, help="Of salts, documents and orders."),

@@ -55,6 +55,7 @@ class Load(Model, frozen=True):
         natural_stop: let the model stop by itself; otherwise requests set ``ignore_eos``.
         chat: send to the chat endpoint rather than to that of completions.
         logprobs: number of alternatives whose log-probabilities are requested with each token.
+        thinking: let a model that can think do so before its answer; chat requests alone.
         temperature: of sampling; 0 is greedy.
         seed: of sampling.
     """
@@ -71,6 +72,7 @@ class Load(Model, frozen=True):
     natural_stop: bool = False
     chat: bool = False
     logprobs: int = 0
+    thinking: bool = False
     temperature: float = 0.0
     seed: int = 0
 

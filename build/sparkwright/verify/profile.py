@@ -59,6 +59,7 @@ class Profile(Model, frozen=True):
         most_boots: starts of each arm where fewer decide nothing.
         comparison_requests: requests in each of those.
         lossless_prompts: prompts of the losslessness check.
+        thinking: let a model that can think do so before it answers questions and tasks.
         seed: of salts, documents and orders.
         speed: server's seconds in one of the client's; above 1 only for a simulator.
         deadlines: timeouts of requests.
@@ -82,6 +83,7 @@ class Profile(Model, frozen=True):
     most_boots: int = 10
     comparison_requests: int = 24
     lossless_prompts: int = 48
+    thinking: bool = False
     seed: int = 0
     speed: float = 1.0
     deadlines: Deadlines = field(default_factory=Deadlines)
