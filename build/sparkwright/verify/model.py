@@ -277,6 +277,9 @@ class HostSample(Model, frozen=True):
         gpu_clock_mhz: of the multiprocessors.
         gpu_power_w: drawn.
         gpu_temperature_c: of the chip.
+        gpu_slowed_by: NVIDIA's mask of the reasons for which clocks are lowered at this moment.
+        swap_used_mib: of the whole machine.
+        memory_pressure: percent of the last ten seconds in which some process waited for memory (PSI).
     """
 
     at: int
@@ -285,6 +288,9 @@ class HostSample(Model, frozen=True):
     gpu_clock_mhz: float = -1
     gpu_power_w: float = -1
     gpu_temperature_c: float = -1
+    gpu_slowed_by: int = -1
+    swap_used_mib: float = -1
+    memory_pressure: float = -1
 
 
 class BootFacts(Model, frozen=True):

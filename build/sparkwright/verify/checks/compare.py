@@ -16,6 +16,7 @@ from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
 from sparkwright.verify.checks.common import conclude, triage
 from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.checks.machine import without_disturbed
 from sparkwright.verify.checks.paired import paired_ratio
 from sparkwright.verify.model import Cell, Load, Verdict
 from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_quantile
@@ -80,7 +81,8 @@ class Compare:
         """Return a finding on the time of a step, and one for each level: better, worse or undecided."""
         look = _look(context.profile, observations)
         planned = _starts(context, range(look.starts))
-        seen = baseline_failures_as_invalid(triage(self, context, observations, planned))
+        seen = triage(self, context, observations, planned)
+        seen = without_disturbed(baseline_failures_as_invalid(seen))
         steps = _steps(seen, look)
         return [steps, *(_speed(seen, level, context, look, steps.verdict) for level in LEVELS)]
 

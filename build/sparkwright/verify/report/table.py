@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING
 
 from sparkwright.base.text import clean
+from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.report.figures import cells
 
 if TYPE_CHECKING:
@@ -104,5 +105,8 @@ _COLUMNS: dict[str, Callable[[CellFigures], float | str | None]] = {
     "gpu_clock_mean_mhz": _host("gpu_clock_mhz", _mean),
     "gpu_power_mean_w": _host("gpu_power_w", _mean),
     "gpu_temperature_max_c": _host("gpu_temperature_c", max),
+    "swap_used_max_mib": _host("swap_used_mib", max),
+    "memory_pressure_max_percent": _host("memory_pressure", max),
+    "disturbance": lambda found: "; ".join(disturbances(found.observation)),
     "trouble": lambda found: "; ".join(found.trouble),
 }

@@ -15,6 +15,7 @@ import msgspec
 
 from sparkwright.verify.checks.common import troubles
 from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.checks.machine import told_of
 from sparkwright.verify.checks.paired import paired_ratio
 from sparkwright.verify.model import Finding, Verdict
 from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_quantile
@@ -157,6 +158,17 @@ class _Level:
             for trouble in troubles(observation, metered=False)[:1]
         ]
 
+    @property
+    def disturbed(self) -> list[str]:
+        """States of the machine in which times of either side mean little."""
+        return [
+            f"{arm}: {told}"
+            for arm, runs in self.arms.items()
+            for run in runs
+            for observation in run
+            for told in told_of(observation)
+        ]
+
 
 def judge_speed(matched: MatchedCells, limits: Limits) -> list[Finding]:
     """Return findings on each quantity and, if both sides draft, acceptance, for each level of the sweep."""
@@ -240,6 +252,9 @@ def _oriented(ratio: float, low: float, high: float, better: int, prompts: int) 
 def _quantity(level: _Level, quantity: Quantity, limits: Limits) -> Finding:
     found = _ratio(level, quantity, limits)
     finding = _finding(level, quantity.name, quantity.definition, found, limits)
+    if disturbed := level.disturbed:
+        cause = f"not compared: {'; '.join(disturbed[:3])}"
+        finding = msgspec.structs.replace(finding, verdict=Verdict.INCONCLUSIVE, cause=cause)
     return msgspec.structs.replace(finding, measured={**finding.measured, **_known_figures(level, quantity)})
 
 
