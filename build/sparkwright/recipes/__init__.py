@@ -4,10 +4,13 @@ Read `recipe` first: `Recipe`, `load_recipe`. `rules` refuses options that are k
 `shipped/` holds the recipes of this package.
 """
 
+from sparkwright.recipes.evidence import GRADES, Evidence, Grade
 from sparkwright.recipes.recipe import (
     TINY,
     Recipe,
     Runner,
+    Use,
+    apply_use,
     load_recipe,
     recipes,
     serve_arguments,
@@ -16,11 +19,16 @@ from sparkwright.recipes.recipe import (
 from sparkwright.recipes.rules import RULES, Rule, check_compatible, incompatibilities
 
 __all__ = [
+    "GRADES",
     "RULES",
     "TINY",
+    "Evidence",
+    "Grade",
     "Recipe",
     "Rule",
     "Runner",
+    "Use",
+    "apply_use",
     "check_compatible",
     "incompatibilities",
     "load_recipe",
