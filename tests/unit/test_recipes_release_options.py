@@ -50,6 +50,8 @@ def found(
     return [str(one) for one in problems(recipe(**changes), release(), parsed, others or {})]
 
 
+NONE = "this release has none of that name"
+NOT_TAKEN = "this release does not take that value"
 PLANTED = [
     (
         {"flags": {"max-num-sequences": 4}},
@@ -68,7 +70,7 @@ PLANTED = [
     ),
     (
         {"flags": {"attention-backend": "TRITON"}},
-        "value --attention-backend TRITON: this release does not take that value; the nearest name is TRITON_ATTN",
+        f"value --attention-backend TRITON: {NOT_TAKEN}; the nearest name is TRITON_ATTN",
         {"flags": {"attention-backend": "triton_attn"}},
     ),
     (
@@ -78,8 +80,7 @@ PLANTED = [
     ),
     (
         {"flags": {"tool-call-parser": "qwen3-coder"}},
-        "value --tool-call-parser qwen3-coder: this release does not take that value; the nearest name is"
-        " qwen3_coder",
+        f"value --tool-call-parser qwen3-coder: {NOT_TAKEN}; the nearest name is qwen3_coder",
         {"flags": {"tool-call-parser": "my_own", "tool-parser-plugin": "my_own.py"}},
     ),
     (
@@ -89,8 +90,7 @@ PLANTED = [
     ),
     (
         {"speculative": {"method": "dflash", "num_spec_tokens": 3}},
-        "speculative key num_spec_tokens: this release has none of that name; the nearest name is"
-        " num_speculative_tokens",
+        f"speculative key num_spec_tokens: {NONE}; the nearest name is num_speculative_tokens",
         {"speculative": {"method": "dflash", "num_speculative_tokens": 3}},
     ),
     (
@@ -106,7 +106,9 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("planted", "said", "healthy"), PLANTED, ids=[said.split(":")[0] for _, said, _ in PLANTED])
+@pytest.mark.parametrize(
+    ("planted", "said", "healthy"), PLANTED, ids=[said.split(":")[0] for _, said, _ in PLANTED]
+)
 def test_planted_option_is_named_and_its_twin_is_silent(planted, said, healthy):
     assert found(planted) == [said]
     assert found(healthy) == []
