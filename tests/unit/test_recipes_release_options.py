@@ -65,7 +65,7 @@ PLANTED = [
     ),
     (
         {"flags": {"kv-cache-dtype": "fp8_e4m4"}},
-        "value --kv-cache-dtype fp8_e4m4: this release does not take that value; the nearest name is fp8_e4m3",
+        f"value --kv-cache-dtype fp8_e4m4: {NOT_TAKEN}; the nearest name is fp8_e4m3",
         {"flags": {"kv-cache-dtype": "fp8_e4m3"}},
     ),
     (

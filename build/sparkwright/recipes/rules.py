@@ -248,8 +248,8 @@ RULES: tuple[Rule, ...] = (
         "hybrid-draft-kv",
         "all pages of a hybrid model's KV cache have one size, and this release cannot plan a drafter whose "
         "pages are larger than the target's, such as one of 16 bits beside FP8 or NVFP4",
-        "use a wheel with the carry kv-page-nvfp4, where states then take 2 to 3.56 times the memory, or leave "
-        "kv_cache_dtype out of [speculative]",
+        "use a wheel with the carry kv-page-nvfp4, where states then take 2 to 3.56 times the memory, or "
+        "leave kv_cache_dtype out of [speculative]",
         "0.24.0 v1/core/kv_cache_utils.py:1049",
         lambda o: (
             "hybrid" in o.traits and o.draft_kv in _SIXTEEN_BITS and o.kv not in {"auto", *_SIXTEEN_BITS}
