@@ -106,8 +106,9 @@ class ServerOptions:
 
     @property
     def k(self) -> int:
-        """Return the tokens drafted in a step; 0 without speculation, -1 where not given."""
-        return int(self.speculative.get("num_speculative_tokens", -1)) if self.speculative else 0
+        """Return the tokens drafted in a step; 0 without speculation, -1 where not given as a number."""
+        value = self.speculative.get("num_speculative_tokens", -1) if self.speculative else 0
+        return value if isinstance(value, int) else -1
 
     @property
     def runner(self) -> str:
