@@ -118,7 +118,9 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
         return Path(hub).expanduser()
     if home := environment.get("HF_HOME"):
         return Path(home).expanduser() / "hub"
-    root = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".cache")
+    root = environment.get("XDG_CACHE_HOME") or str(
+        Path(environment.get("HOME", "~")).expanduser() / ".cache"
+    )
     return Path(root).expanduser() / "huggingface" / "hub"
 
 

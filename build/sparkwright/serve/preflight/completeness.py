@@ -112,7 +112,11 @@ def _shards(checkpoint: Checkpoint) -> Iterator[Finding]:
     for shard in checkpoint.shards:
         if shard.problem:
             yield Finding(
-                "shard-damaged", "refuse", f"{shard.name} of {checkpoint.name} is damaged", shard.problem, _FETCH
+                "shard-damaged",
+                "refuse",
+                f"{shard.name} of {checkpoint.name} is damaged",
+                shard.problem,
+                _FETCH,
             )
         elif not shard.pointer and shard.size != shard.expected:
             yield _cut(checkpoint, shard)

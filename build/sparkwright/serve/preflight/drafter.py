@@ -176,7 +176,9 @@ def _sizes(found: Drafting, target: Checkpoint, drafter: Checkpoint) -> Iterator
     names = {tensor.name.rpartition(".")[2] for tensor in drafter.tensors}
     subset = found.drafted and found.drafted != (found.vocabulary or shape.vocabulary)
     if subset and names and "d2t" not in names:
-        because = f"it drafts {found.drafted} of {shape.vocabulary} tokens, and the table d2t of which is missing"
+        because = (
+            f"it drafts {found.drafted} of {shape.vocabulary} tokens, and the table d2t of which is missing"
+        )
         yield _unfit("drafter-table", drafter, because)
 
 
@@ -188,7 +190,9 @@ def _first_layer(method: str, found: Drafting, drafter: Checkpoint) -> Iterator[
         return
     takes = joined.shape[1]
     if takes != count * found.target_hidden:
-        because = f"{joined.name} takes {takes} values, and {count} hidden states of {found.target_hidden} have "
+        because = (
+            f"{joined.name} takes {takes} values, and {count} hidden states of {found.target_hidden} have "
+        )
         yield _unfit("drafter-inputs", drafter, f"{because}{count * found.target_hidden}")
 
 

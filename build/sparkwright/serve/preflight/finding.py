@@ -58,7 +58,9 @@ def require_clear(found: Iterable[Finding], *, force: bool = False) -> None:
     raise PreflightError(
         "the server would not start, or not survive" if len(stopping) > 1 else stopping[0].what,
         because="\n".join(
-            f"{one.what}: {one.because} [{one.check}]" if len(stopping) > 1 else f"{one.because} [{one.check}]"
+            f"{one.what}: {one.because} [{one.check}]"
+            if len(stopping) > 1
+            else f"{one.because} [{one.check}]"
             for one in stopping
         ),
         next_step="\n".join([*dict.fromkeys(one.next_step for one in stopping if one.next_step), *lift]),

@@ -171,9 +171,7 @@ def plan_kv(target: ModelShape, drafter: tuple[Attention, ...], options: KvOptio
         UnknownFormatError: the size of a type of cache is not known here.
     """
     block = _block(target, options)
-    groups = [
-        _group("", layer, options.dtype, block, options) for layer in target.attention if layer.layers
-    ]
+    groups = [_group("", layer, options.dtype, block, options) for layer in target.attention if layer.layers]
     draft_dtype = options.draft_dtype or options.dtype
     groups += [_group("drafter's ", layer, draft_dtype, block, options) for layer in drafter]
     held = (2 if options.prefix_caching else 1) + options.drafts
@@ -198,7 +196,9 @@ def _block(target: ModelShape, options: KvOptions) -> int:
 
 def _group(whose: str, layer: Attention, dtype: str, block: int, options: KvOptions) -> KvGroup:
     page = block * token_bytes(layer, dtype, options.model_dtype, options.ranks)
-    what = f"windows of {layer.window}" if layer.window else "latent attention" if layer.latent else "attention"
+    what = (
+        f"windows of {layer.window}" if layer.window else "latent attention" if layer.latent else "attention"
+    )
     key = (dtype, layer.kv_heads, layer.head_size, layer.window, layer.latent)
     return KvGroup(f"{whose}{what}", layer.layers, page, page, block, layer.window, key=key)
 

@@ -116,7 +116,9 @@ def _by_recipe(recipe: Recipe, checkpoint: Checkpoint, found: Quantization) -> I
     if not asked:
         return
     allowed = {found.method, *(name for name, of in _OVERRIDES.items() if found.method in of)}
-    online = found.method == NONE and not str(asked).startswith(("modelopt", "compressed-tensors", "awq", "gptq"))
+    online = found.method == NONE and not str(asked).startswith(
+        ("modelopt", "compressed-tensors", "awq", "gptq")
+    )
     if asked not in allowed and not online:
         yield Finding(
             "quantization-flag",
@@ -161,4 +163,6 @@ def _worded(found: Quantization) -> str:
 
 
 def _family(method: str) -> str:
-    return method.lower().replace("_", "-").removesuffix("-fp4").removesuffix("-mixed").removesuffix("-marlin")
+    return (
+        method.lower().replace("_", "-").removesuffix("-fp4").removesuffix("-mixed").removesuffix("-marlin")
+    )

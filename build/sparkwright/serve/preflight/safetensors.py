@@ -94,7 +94,9 @@ def read_shard(path: Path) -> Shard:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(_LENGTH), "little")
             if size < _LENGTH or length > min(_LONGEST_HEADER, size):
-                return Shard(path.name, size, problem=f"it has {size} bytes, and a header of {length} at most")
+                return Shard(
+                    path.name, size, problem=f"it has {size} bytes, and a header of {length} at most"
+                )
             header = json.loads(stream.read(length))
         tensors = tuple(_tensor(name, entry) for name, entry in header.items() if name != "__metadata__")
         end = max((int(entry["data_offsets"][1]) for entry in _entries(header)), default=0)
@@ -109,4 +111,6 @@ def _entries(header: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _tensor(name: str, entry: dict[str, Any]) -> Tensor:
     begin, end = entry["data_offsets"]
-    return Tensor(name, str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), int(end) - int(begin))
+    return Tensor(
+        name, str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), int(end) - int(begin)
+    )

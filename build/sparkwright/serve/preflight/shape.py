@@ -199,7 +199,10 @@ def _states(config: Mapping[str, Any], layers: int) -> tuple[States, ...]:
         return ()
     keys, values = _number(config, "linear_num_key_heads"), _number(config, "linear_num_value_heads")
     if keys and values:
-        key_size, value_size = _number(config, "linear_key_head_dim"), _number(config, "linear_value_head_dim")
+        key_size, value_size = (
+            _number(config, "linear_key_head_dim"),
+            _number(config, "linear_value_head_dim"),
+        )
         return (
             States(
                 layers=layers,

@@ -1,0 +1,146 @@
+"""``sparkwright preflight``, and its table for other commands."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.base.errors import ConfigError
+from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.tables import show_table
+
+if TYPE_CHECKING:
+    from sparkwright.serve.preflight import LinkFacts, PreflightReport, PreflightRequest
+
+
+@click.command("preflight")
+@click.argument("recipe")
+@click.option("--python", type=click.Path(path_type=Path), help="The interpreter that has vLLM.")
+@click.option(
+    "--wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel to be served with."
+)
+@click.option("--host", "address", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=int, default=0, help="Port to listen at; any by default.")
+@click.option(
+    "--sidecars", "sidecars_gib", type=float, default=0.0, help="GiB that other programs will take beside it."
+)
+@click.option("--nodes", type=click.IntRange(1, 2), help="Machines that serve together; by default the recipe's.")
+@click.option("--link", "link_only", is_flag=True, help="Print this machine's facts for --peer, and end.")
+@click.option(
+    "--peer",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="What --link printed on the other machine.",
+)
+@click.option("--force", is_flag=True, help="Count predictions as warnings.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(
+    *,
+    recipe: str,
+    nodes: int | None,
+    link_only: bool,
+    peer: Path | None,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Check that RECIPE would start on this machine, and that the machine would survive it.
+
+    Nothing is loaded and nothing is downloaded. Prints the memory budget and what was found; the exit code is
+    76 if the server should not be started.
+    """
+    from sparkwright.recipes import load_recipe
+    from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear
+
+    loaded = load_recipe(recipe)
+    count = nodes or int(getattr(loaded, "nodes", 1))
+    request = PreflightRequest(recipe=loaded, nodes=count, **asked)
+    if link_only:
+        print_json(_described(_this_end(request)))
+        return
+    if count > 1:
+        other = (_read_end(peer),) if peer else ()
+        request = PreflightRequest(recipe=loaded, nodes=count, link=(_this_end(request), *other), **asked)
+    report = inspect_start(request)
+    if as_json:
+        print_json(described(report))
+    else:
+        show_report(report)
+    require_clear(report.findings, force=request.force)
+
+
+def described(report: PreflightReport) -> dict[str, Any]:
+    """Return *report* as JSON-ready data."""
+    return {
+        "findings": [asdict(finding) for finding in report.findings],
+        "memory": [asdict(row) for row in report.rows],
+    }
+
+
+def show_report(report: PreflightReport) -> None:
+    """Print the memory budget and the findings of *report* as tables."""
+    show_table(
+        ("part", "GiB", "from"),
+        [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows],
+    )
+    if not report.findings:
+        click.echo("nothing speaks against a start")
+        return
+    show_table(
+        ("level", "check", "found", "because", "next"),
+        [(one.level, one.check, one.what, one.because, one.next_step) for one in report.findings],
+    )
+
+
+def _gib(gib: float | None, low: float | None, high: float | None) -> str:
+    if gib is None:
+        return "unknown"
+    return f"{gib:.2f}" if low is None or high is None else f"{gib:.2f} ({low:.1f} to {high:.1f})"
+
+
+def _this_end(request: PreflightRequest) -> LinkFacts:
+    """Return the facts of this end of a link."""
+    from sparkwright.serve.preflight.engine import read_installed, read_wheel
+    from sparkwright.serve.preflight.link import read_link
+
+    engine = None
+    if request.python is not None:
+        engine = read_installed(request.python)
+    elif request.wheel is not None:
+        engine = read_wheel(request.wheel, digest=True)
+    return read_link(
+        request.variables,
+        host=platform.node() or os.environ.get("HOSTNAME", "this machine"),
+        nccl=engine.nccl if engine else "",
+        wheel=engine.sha256 if engine else "",
+        version=engine.version if engine else "",
+    )
+
+
+def _described(end: LinkFacts) -> Any:
+    from sparkwright.base.config import to_builtins
+
+    return to_builtins(end)
+
+
+def _read_end(path: Path) -> LinkFacts:
+    """Return the facts that ``--link`` printed into the file at *path*.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+    import msgspec
+
+    from sparkwright.serve.preflight.link import LinkFacts
+
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=LinkFacts)
+    except (msgspec.DecodeError, OSError) as error:
+        raise ConfigError(
+            f"{printable(str(path))} holds no facts of a link",
+            because=str(error),
+            next_step="write it on the other machine: sparkwright preflight RECIPE --link > FILE",
+        ) from error
