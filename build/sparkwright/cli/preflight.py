@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 @click.argument("recipe")
 @click.option("--python", type=click.Path(path_type=Path), help="The interpreter that has vLLM.")
 @click.option(
-    "--wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel to be served with."
+    "--wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel to serve with."
 )
 @click.option("--host", "address", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=int, default=0, help="Port to listen at; any by default.")
 @click.option(
     "--sidecars", "sidecars_gib", type=float, default=0.0, help="GiB that other programs will take beside it."
 )
-@click.option("--nodes", type=click.IntRange(1, 2), help="Machines that serve together; by default the recipe's.")
+@click.option("--nodes", type=click.IntRange(1, 2), help="Machines that serve together.")
 @click.option("--link", "link_only", is_flag=True, help="Print this machine's facts for --peer, and end.")
 @click.option(
     "--peer",

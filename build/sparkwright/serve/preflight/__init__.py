@@ -2,8 +2,8 @@
 
 Open `run` first: `run_preflight` collects the findings, `inspect_start` the memory budget too. `checkpoint`,
 `host`, `engine` and `link` read facts; `completeness`, `quantization`, `drafter`, `memory_checks`,
-`machine_checks` and `compilers` judge them without touching the machine. `kv_plan` repeats vLLM's layout of the
-KV cache.
+`machine_checks` and `compilers` judge them without touching the machine. `kv_plan` repeats vLLM's layout of
+the KV cache.
 """
 
 from sparkwright.serve.preflight.budget import BudgetRow

@@ -18,8 +18,8 @@ UTILIZATION = 0.92
 """vLLM's own --gpu-memory-utilization (config/cache.py, 0.24.0 and 0.33.0)."""
 
 RESERVE_SHARE = 0.115
-"""Share of a unified machine's memory that the host needs: 14 GiB of a Spark's 121.7. Published recipes for one
-Spark go from 0.60 to 0.88; at 0.88 that is what is left, and hosts hung when less was."""
+"""Share of a unified machine's memory that the host needs: 14 GiB of a Spark's 121.7. Published recipes for
+one Spark go from 0.60 to 0.88; at 0.88 that is what is left."""
 
 _SMALLEST_RESERVE_GIB = 2.0
 _LOGITS = 12  # bytes of a logit while it is sampled: 32 bits, and two copies
@@ -107,7 +107,7 @@ class Memory:
     """The memory of the machine, or of its card, in bytes.
 
     Attributes:
-        kind: ``unified`` for a card that shares the host's, ``card`` for one with its own, ``host`` without one.
+        kind: ``unified`` for a card that shares the host's, ``card`` for one with its own, ``host`` without.
         total: all of it.
         available: what a program can have now; -1 where it is not known.
         free: what is free without dropping the page cache; -1 where it is not known.
@@ -165,7 +165,7 @@ class Budget:
 
     @property
     def asked(self) -> int:
-        """The bytes that the server takes in the end: the limit, or all parts where the recipe fixes the pool."""
+        """The bytes that the server takes: the limit, or all parts where the recipe fixes the pool."""
         if self.demand.pool < 0:
             return self.limit
         return self.fixed + self.demand.pool + int(sum(one.likely for one in self.estimates.values()) * GIB)
@@ -189,7 +189,7 @@ def make_budget(demand: Demand, memory: Memory) -> Budget:
 
 
 def _activations(demand: Demand) -> Estimate:
-    """Return the peak of a batch: a few hidden states and the widest layer's, and the logits that are sampled."""
+    """Return the peak of a batch: hidden states, the widest layer's, and the logits that are sampled."""
     source = f"estimate: a batch of {demand.batch} tokens, {demand.requests} requests"
     shape = demand.shape
     if shape is None:

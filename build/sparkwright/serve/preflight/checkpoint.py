@@ -157,7 +157,8 @@ def read_checkpoint(name: str, folder: Path) -> Checkpoint:
 
     index = load(INDEX)
     weights = index.get("weight_map")
-    total = (index.get("metadata") or {}).get("total_size", -1) if isinstance(index, dict) else -1
+    metadata = index.get("metadata")
+    total = metadata.get("total_size", -1) if isinstance(metadata, dict) else -1
     return Checkpoint(
         name=name,
         folder=folder,
@@ -179,20 +180,22 @@ def read_checkpoint(name: str, folder: Path) -> Checkpoint:
 def _load(path: Path, unreadable: dict[str, str]) -> dict[str, Any]:
     if is_pointer(path):
         return {}
+    why = "it is no JSON object"
     try:
-        if path.stat().st_size > _LARGEST_JSON:
-            raise ValueError(f"it has {path.stat().st_size} bytes")
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, dict):
-            raise TypeError("it is no JSON object")
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        unreadable[path.name] = str(error)
-        return {}
-    return found
+        if (size := path.stat().st_size) <= _LARGEST_JSON:
+            found = json.loads(path.read_bytes())
+            if isinstance(found, dict):
+                return found
+        else:
+            why = f"it has {size} bytes"
+    except (OSError, ValueError, RecursionError) as error:
+        why = str(error)
+    unreadable[path.name] = why
+    return {}
 
 
 def _bad_links(folder: Path, files: list[Path]) -> Iterator[BadLink]:
-    """Yield links that are broken, or lead out of the folder; a snapshot's links into its blobs are healthy."""
+    """Yield links that are broken or lead out of the folder; those of a snapshot into its blobs do not."""
     home = folder.resolve()
     # …/models--org--name/snapshots/COMMIT: files are links into …/models--org--name/blobs.
     if home.parent.name == "snapshots":

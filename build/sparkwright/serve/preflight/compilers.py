@@ -46,7 +46,7 @@ def check_compilers(
                 "jit-architecture",
                 "note" if prebuilt else "warn",
                 f"{name} leaves this card out",
-                f"it is {value!r}, and {card.name} has {card.capability}: what is compiled at run time is for others",
+                f"it is {value!r}, and {card.name} has {card.capability}: kernels are made for other cards",
                 f"unset {name}, or set it to {_spelled(name, card.capability)}",
             )
     ptxas = environment.get("TRITON_PTXAS_PATH", "")
@@ -70,7 +70,7 @@ def _nvcc(host: HostFacts, engine: EngineFacts | None) -> Iterator[Finding]:
             "warn",
             "FlashInfer's kernels can be neither found nor compiled",
             f"{COMPANION} is not installed, and no nvcc is on PATH, in CUDA_HOME or in /usr/local/cuda",
-            f"install the companion wheel {COMPANION}, or CUDA 13's toolkit; or VLLM_USE_FLASHINFER_SAMPLER=0",
+            f"install the companion wheel {COMPANION} or CUDA 13, or set VLLM_USE_FLASHINFER_SAMPLER=0",
         )
     else:
         yield Finding(

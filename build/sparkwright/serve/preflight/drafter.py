@@ -1,4 +1,4 @@
-"""Findings about a drafter that does not fit its target: sizes, layers, vocabulary, form, type of KV cache."""
+"""Findings about a drafter that does not fit its target: sizes, layers, vocabulary, form, KV cache."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def _form(method: str, found: Drafting, drafter: Checkpoint) -> Iterator[Finding
             "drafter-form",
             "refuse",
             f"{drafter.name} is no drafter for the method {method}",
-            f"its configuration names {found.method or ', '.join(drafter.architectures) or 'no architecture'} and has "
-            f"neither dflash_config nor a speculators_model_type of it",
+            f"its configuration names {named or ', '.join(drafter.architectures) or 'no architecture'}, "
+            "and nothing of that method",
             "name the drafter's own checkpoint, or the method that it is for",
             liftable=True,
         )
@@ -237,8 +237,8 @@ def check_draft_cache(
         return
     factor = its / own
     because = (
-        f"in a hybrid model all pages have one size, and the drafter's, of {draft}, are {factor:.2f} times the "
-        f"target's, of {options.dtype}"
+        f"in a hybrid model all pages have one size, and the drafter's, of {draft}, are {factor:.2f} times "
+        f"the target's, of {options.dtype}"
     )
     remedy = f'give the drafter the target\'s type: kv_cache_dtype = "{options.dtype}" in [speculative]'
     if _PAGES_CARRY in carries or (version and not _before(version, _PAGES_SINCE)):
@@ -250,7 +250,7 @@ def check_draft_cache(
         "draft-kv-pages",
         "refuse" if known else "warn",
         "the drafter's KV cache is refused after the weights are loaded",
-        f"{because}; vLLM {version or 'before 0.33'} without the carry {_PAGES_CARRY} cannot pad states to them",
+        f"{because}; vLLM {version or 'before 0.33'} without the carry {_PAGES_CARRY} cannot pad states",
         f"{remedy}, or use a wheel with that carry",
         liftable=True,
     )

@@ -1,17 +1,17 @@
-"""The vLLM that would serve: its version, carries, kernels and known architectures. Nothing of it is imported."""
+"""The vLLM that would serve: version, carries, kernels, known architectures. Nothing of it is imported."""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.base.errors import ArchiveError, ProcessError, ServerError, ToolError, WheelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 REGISTRY = "vllm/model_executor/models/registry.py"
 COMPANION = "flashinfer-jit-cache"
@@ -52,8 +52,8 @@ class EngineFacts:
         version: its version, local part included; empty where unknown.
         machine: the machine that it is for; empty where it names none.
         carries: names of its carries.
-        codes: device code that its compiled kernels were made for, such as ``sm_121a``; empty for a wheel with
-            upstream's, which are for many cards.
+        codes: device code that its compiled kernels were made for, such as ``sm_121a``; empty for a wheel
+            with upstream's, which are for many cards.
         packages: versions of packages beside it, by name; empty for a wheel.
         architectures: models that it knows; empty where that cannot be read.
         sha256: the wheel's digest; empty where it was not computed.

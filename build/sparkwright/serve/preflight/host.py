@@ -142,7 +142,7 @@ def parse_card(fields: tuple[str, ...]) -> CardFacts | None:
 
 
 def _mib(cell: str) -> int:
-    number = cell.split()[0] if cell else ""
+    number = cell.split(maxsplit=1)[0] if cell else ""
     return int(float(number) * _MIB) if number.replace(".", "", 1).isdecimal() else -1
 
 
@@ -189,7 +189,7 @@ def is_taken(address: str, port: int) -> bool:
 
 
 def _tools(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the compilers that just-in-time compilation would find, as torch and FlashInfer look for them."""
+    """Return the compilers for run time that would be found, as torch and FlashInfer look for them."""
     search = environment.get("PATH", "")
     homes = [environment.get("CUDA_HOME", ""), environment.get("CUDA_PATH", ""), "/usr/local/cuda"]
     search = os.pathsep.join([*(f"{home}/bin" for home in homes if home), search])

@@ -3,9 +3,9 @@
 Repeats the arithmetic of vLLM 0.24.0 to 0.33.0 (v1/core/kv_cache_utils.py and kv_cache_planning.py,
 v1/kv_cache_interface.py, `_align_hybrid_block_size` of platforms/interface.py):
 
-* layers whose memory for a token has one size form a group with one block table; in other models layers are
-  split into groups of as many layers as the smallest kind has, or as the largest if that is less than 1.5 times
-  as many;
+* layers that attend to as many tokens form one group with one block table; in other models layers are split
+  into groups of as many layers as the smallest kind has, or as the largest if that is less than 1.5 times as
+  many;
 * all groups draw blocks of one size from one pool, so that pages are made equal: a smaller page gets more
   tokens where that divides, or padding; a state is padded;
 * in a hybrid model a block has as many tokens as make its page at least as large as a state.

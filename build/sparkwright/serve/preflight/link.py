@@ -117,7 +117,7 @@ class SysFs:
             interfaces = tuple(sorted(path.name for path in net.iterdir())) if net.is_dir() else ()
             ports = device / "ports"
             for port in sorted(ports.iterdir()) if ports.is_dir() else ():
-                # "4: ACTIVE" and "200 Gb/sec (4X HDR)"
+                # They read `4: ACTIVE` and `200 Gb/sec (4X HDR)`.
                 state = _text(port / "state").rpartition(":")[2].strip()
                 rate = re.match(r"([\d.]+)\s*Gb/sec", _text(port / "rate"))
                 speed = int(float(rate.group(1)) * 1000) if rate else -1
@@ -283,7 +283,7 @@ def _devices(end: LinkFacts) -> Iterator[Finding]:
             "warn",
             f"{end.host} has no active RDMA device",
             shown or "/sys/class/infiniband has none",
-            "load the driver (modprobe mlx5_ib); in a container, add --device /dev/infiniband and --ulimit memlock=-1",
+            "modprobe mlx5_ib; for a container, add --device /dev/infiniband --ulimit memlock=-1",
         )
     if value := end.variables.get("NCCL_IB_HCA", ""):
         taken = [one for one in active if selects(value, one.device)]

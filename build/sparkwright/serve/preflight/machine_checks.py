@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.serve.preflight.budget import GIB
@@ -13,6 +12,7 @@ from sparkwright.serve.preflight.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight.checkpoint import Checkpoint
@@ -123,7 +123,7 @@ def check_wheel(host: HostFacts, engine: EngineFacts) -> Iterator[Finding]:
             "wheel-card",
             "refuse",
             "the wheel's kernels do not run on this card",
-            f"they were compiled for {', '.join(sorted(engine.codes))}, and {card.name} has {card.capability}",
+            f"they are for {', '.join(sorted(engine.codes))}, and {card.name} has {card.capability}",
             "use a wheel with upstream's kernels, or compile for this card: make wheel KERNELS=native ARCH=…",
         )
 
@@ -140,8 +140,8 @@ def check_architecture(engine: EngineFacts, *checkpoints: Checkpoint | None) -> 
                 "architecture",
                 "warn",
                 f"vLLM {engine.version} has no {', '.join(checkpoint.architectures)}",
-                f"{checkpoint.name} names it, and the release's table of models does not; it may be served by "
-                "transformers' own code, slowly, or not at all",
+                f"{checkpoint.name} names it, and the release's table of models does not; transformers' own "
+                "code may serve it, slowly, or nothing",
                 "use a series whose release has it",
             )
 
@@ -171,7 +171,7 @@ def check_disk(
                 "disk",
                 "refuse",
                 f"there is no room for the rest of {name}",
-                f"{missing / GIB:.1f} GiB are missing, and {host.disk_free / GIB:.1f} GiB are free in {folder}",
+                f"{missing / GIB:.1f} GiB are missing, and {host.disk_free / GIB:.1f} free in {folder}",
                 "free some, or set HF_HOME to a larger disk",
                 liftable=True,
             )
@@ -180,7 +180,7 @@ def check_disk(
                 "disk",
                 "warn",
                 f"there may be no room for {name}",
-                f"{host.disk_free / GIB:.1f} GiB are free in {folder}; its size is not known before it is fetched",
+                f"{host.disk_free / GIB:.1f} GiB are free in {folder}; its size is not known yet",
                 "free some, or set HF_HOME to a larger disk",
             )
 

@@ -71,7 +71,7 @@ def _cache(budget: Budget) -> Iterator[Finding]:
             "kv-cache",
             "refuse",
             f"the KV cache does not hold one request of {demand.length:,} tokens",
-            f"it takes {_gib(one)}, and at most {_gib(best)} are left: vLLM refuses after it has loaded the weights",
+            f"it takes {_gib(one)}, and at most {_gib(best)} are left: vLLM ends after it has loaded",
             f"lower max-model-len to {longest:,} or less, raise gpu-memory-utilization, or use a smaller "
             "kv-cache-dtype",
             liftable=True,
@@ -81,8 +81,8 @@ def _cache(budget: Budget) -> Iterator[Finding]:
             "kv-cache",
             "warn",
             f"the KV cache may not hold one request of {demand.length:,} tokens",
-            f"it takes {_gib(one)}, and {_gib(likely)} are likely left, within {_gib(budget.pool('high'))} and "
-            f"{_gib(best)}",
+            f"it takes {_gib(one)}, and {_gib(likely)} are likely left, "
+            f"{_gib(budget.pool('high'))} to {_gib(best)}",
             f"lower max-model-len to {plan.longest(max(0, budget.pool('high')), demand.length):,}",
         )
     else:
@@ -101,7 +101,7 @@ def _requests(budget: Budget, pool: int) -> Iterator[Finding]:
             "kv-states",
             "warn",
             f"states of {demand.requests} requests do not fit at once",
-            f"a request holds {states} blocks of states alone, and {blocks} blocks are there: {blocks // states} "
+            f"a request holds {states} blocks of states alone, and {blocks} are there: {blocks // states} "
             "requests at most, whatever their length",
             "lower max-num-seqs or num_speculative_tokens, or switch enable-prefix-caching off",
         )
@@ -111,7 +111,7 @@ def _requests(budget: Budget, pool: int) -> Iterator[Finding]:
             "kv-requests",
             "note",
             f"{fitting:.1f} of {demand.requests} requests of {demand.length:,} tokens fit at once",
-            f"one takes {_gib(plan.request_bytes(demand.length))} of {_gib(pool)}; others wait or are preempted",
+            f"one takes {_gib(plan.request_bytes(demand.length))} of {_gib(pool)}; others wait",
         )
 
 
@@ -131,8 +131,9 @@ def _host(budget: Budget) -> Iterator[Finding]:
         "host-reserve",
         "refuse",
         "the server would leave the host too little memory",
-        f"it takes {asked}{_gib(memory.total)} and leaves {_gib(left)}; the host needs {_gib(memory.reserve)}{other}. "
-        "A unified machine that runs out of memory hangs: nothing is killed, and it needs a power cycle",
+        f"it takes {asked}{_gib(memory.total)} and leaves {_gib(left)}; "
+        f"the host needs {_gib(memory.reserve)}{other}. "
+        "Unified machines that run out of memory hang until they are switched off",
         f"set gpu-memory-utilization = {int(most * 100) / 100:.2f} or less"
         if budget.demand.pool < 0
         else "lower kv-cache-memory-bytes",
@@ -148,9 +149,9 @@ def _now(budget: Budget) -> Iterator[Finding]:
             "available",
             "refuse",
             "less memory is available than the server may take",
-            f"it may take {_gib(budget.asked)}, and {_gib(memory.available)} of {_gib(memory.total)} are available: "
-            "vLLM ends at its start with 'less than desired'",
-            "end what holds memory (nvidia-smi; ps -eo rss,comm --sort=-rss | head), or lower gpu-memory-utilization",
+            f"it may take {_gib(budget.asked)}, and {_gib(memory.available)} of "
+            f"{_gib(memory.total)} are available: vLLM ends at its start with 'less than desired'",
+            "end what holds memory (ps -eo rss,comm --sort=-rss | head), or lower gpu-memory-utilization",
             liftable=True,
         )
     if memory.kind == "unified":
@@ -171,7 +172,6 @@ def _cached(memory: Memory, asked: int) -> Iterator[Finding]:
             "page-cache",
             "warn",
             f"the page cache holds {_gib(memory.cached)} of the memory that CPU and GPU share",
-            f"{_gib(memory.free)} are free without it, and the server may take {_gib(asked)}; CUDA does not have it "
-            "dropped while it allocates",
+            f"{_gib(memory.free)} are free beside it, and the server may take {_gib(asked)}",
             f"before the start: {DROP}",
         )

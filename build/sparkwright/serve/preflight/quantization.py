@@ -1,4 +1,4 @@
-"""How a checkpoint is quantized, by its configuration and by its tensors, and findings where these disagree."""
+"""How a checkpoint is quantized by its configuration and by its tensors, and where these disagree."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def check_quantization(recipe: Recipe, checkpoint: Checkpoint) -> Iterator[Findi
             "vision-quantized",
             "warn",
             f"the vision part of {checkpoint.name} is quantized",
-            f"{vision[0]} and {len(vision) - 1} more; users report quantized vision embedders that fail to load",
+            f"{vision[0]} and {len(vision) - 1} more; users report that such embedders fail to load",
             "use a checkpoint that keeps it in 16 bits, or serve text alone: language-model-only = true",
         )
 
@@ -141,7 +141,7 @@ def _by_tensors(checkpoint: Checkpoint, found: Quantization) -> Iterator[Finding
             "quantization-unstated",
             "refuse",
             f"{checkpoint.name} has quantized weights and no configuration that says so",
-            f"{packed[0].name} is {packed[0].dtype}, and neither config.json nor hf_quant_config.json names a method",
+            f"{packed[0].name} is {packed[0].dtype}, and no configuration names a method",
             "fetch config.json and hf_quant_config.json of that checkpoint again",
             liftable=True,
         )

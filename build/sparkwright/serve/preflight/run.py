@@ -113,7 +113,7 @@ class PreflightReport:
 
 @dataclass(frozen=True)
 class _Facts:
-    """The facts that all checks share; `target` and `drafter` are `None` where they are not on this machine."""
+    """The facts that all checks share; a model is `None` where it is not on this machine."""
 
     request: PreflightRequest
     host: HostFacts

@@ -1,7 +1,7 @@
 """The layers of a model that keep something for each request, from its configuration.
 
-`model_shape` knows attention (full, in windows, latent), gated delta nets and Mamba 2. Of other layers it says
-that they are unknown, and no memory is predicted.
+`model_shape` knows attention (full, in windows, latent), gated delta nets and Mamba 2. Other layers are
+unknown, and no memory is predicted for them.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _UnknownError(Exception):
 
 
 def value_bytes(dtype: str) -> int:
-    """Return the bytes of a value of *dtype* as configurations and vLLM name it; 2 for ``auto`` and unknown."""
+    """Return the bytes of a value of *dtype*, as configurations name it; 2 for ``auto`` and unknown ones."""
     return _BYTES.get(dtype.removeprefix("torch."), 2)
 
 
