@@ -1,6 +1,6 @@
-"""Checkpoints of real shapes without their bytes: headers are written, and the rest of each file is a hole.
+"""Checkpoints of real shapes without their bytes: after its header, each file is a hole.
 
-A file has the size that it would have and takes a few kilobytes of disk. The configurations have the keys of the
+Files have the size that they would have and take a few kilobytes of disk. Configurations have the keys of the
 published ones that decide sizes.
 """
 
@@ -80,7 +80,10 @@ GPT_OSS = {
     "quantization_config": {"quant_method": "mxfp4"},
     "max_position_embeddings": 131072,
 }
-MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+MODELOPT = {
+    "producer": {"name": "modelopt"},
+    "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"},
+}
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Type and shape of each tensor, by name."""
@@ -148,7 +151,11 @@ def nvfp4_27b() -> list[Tensors]:
     """The language model of a 27B in NVFP4, the heads and the vision part in 16 bits, in two files."""
     body: Tensors = {}
     for layer in range(64):
-        for name, shape in (("gate_proj", (17408, 5120)), ("up_proj", (17408, 5120)), ("down_proj", (5120, 17408))):
+        for name, shape in (
+            ("gate_proj", (17408, 5120)),
+            ("up_proj", (17408, 5120)),
+            ("down_proj", (5120, 17408)),
+        ):
             stem = f"model.language_model.layers.{layer}.mlp.{name}"
             body[f"{stem}.weight"] = ("U8", (shape[0], shape[1] // 2))
             body[f"{stem}.weight_scale"] = ("F8_E4M3", (shape[0], shape[1] // 16))

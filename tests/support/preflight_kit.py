@@ -42,7 +42,12 @@ def spark(
 
 def recipe(model: Path | str = "m", **keys: Any) -> Recipe:
     """A recipe for *model*."""
-    flags = {"max-model-len": 32768, "max-num-seqs": 16, "gpu-memory-utilization": 0.7, **keys.pop("flags", {})}
+    flags = {
+        "max-model-len": 32768,
+        "max-num-seqs": 16,
+        "gpu-memory-utilization": 0.7,
+        **keys.pop("flags", {}),
+    }
     return Recipe(**{"format": 1, "name": "r", "title": "r", "model": str(model), "flags": flags, **keys})
 
 

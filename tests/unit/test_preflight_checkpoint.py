@@ -77,7 +77,14 @@ def test_a_shard_that_is_too_long_is_found(folder):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\1\0\0", b"\xff" * 8, b"\5\0\0\0\0\0\0\0[1,2]", b"\2\0\0\0\0\0\0\0{]", b"\7\0\0\0\0\0\0\0" + b'{"a":1}'],
+    [
+        b"",
+        b"\1\0\0",
+        b"\xff" * 8,
+        b"\5\0\0\0\0\0\0\0[1,2]",
+        b"\2\0\0\0\0\0\0\0{]",
+        b"\7\0\0\0\0\0\0\0" + b'{"a":1}',
+    ],
 )
 def test_a_damaged_header_is_found(folder, content):
     path = folder / "model-00001-of-00002.safetensors"
@@ -205,7 +212,8 @@ def test_weights_that_the_recipe_has_otherwise_are_found(nvfp4, folder):
 
 
 @pytest.mark.parametrize(
-    ("asked", "refused"), [("modelopt", True), ("compressed-tensors", True), ("fp8", False), ("bitsandbytes", False)]
+    ("asked", "refused"),
+    [("modelopt", True), ("compressed-tensors", True), ("fp8", False), ("bitsandbytes", False)],
 )
 def test_a_quantization_that_the_checkpoint_has_not(folder, asked, refused):
     assert judged(folder, flags={"quantization": asked}) == (

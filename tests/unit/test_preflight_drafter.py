@@ -1,4 +1,4 @@
-"""A drafter that does not fit its target is found, in each form of configuration, and one that fits is silent."""
+"""A drafter that does not fit its target is found, in each form of configuration; one that fits is silent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from preflight_kit import ENGINE, recipe, start
 
 from sparkwright.serve.preflight import EngineFacts, run_preflight
 from sparkwright.serve.preflight.checkpoint import read_checkpoint
-from sparkwright.serve.preflight.drafter import check_draft_cache, check_drafter, drafter_layers, read_drafting
+from sparkwright.serve.preflight.drafter import (
+    check_draft_cache,
+    check_drafter,
+    drafter_layers,
+    read_drafting,
+)
 from sparkwright.serve.preflight.kv_plan import KvOptions
 from sparkwright.serve.preflight.shape import Attention, model_shape
 from sparkwright.verify.tiny import write_tiny_models
@@ -37,7 +42,13 @@ SPECULATORS = {
     "draft_vocab_size": 248320,
     "transformer_layer_config": {
         name: QWEN_27B_DFLASH[name]
-        for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        for name in (
+            "num_hidden_layers",
+            "hidden_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+        )
     }
     | {"vocab_size": 248320},
 }
@@ -69,8 +80,14 @@ def test_both_forms_say_the_same():
         ({"hidden_size": 4096}, "drafter-hidden"),
         ({"num_target_layers": 48}, "drafter-layers"),
         ({"vocab_size": 151936}, "drafter-vocabulary"),
-        ({"dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 16, 31, 46, 64]}}, "drafter-taken"),
-        ({"dflash_config": {"mask_token_id": 248320, "target_layer_ids": [1, 16, 31, 46, 61]}}, "drafter-mask"),
+        (
+            {"dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 16, 31, 46, 64]}},
+            "drafter-taken",
+        ),
+        (
+            {"dflash_config": {"mask_token_id": 248320, "target_layer_ids": [1, 16, 31, 46, 61]}},
+            "drafter-mask",
+        ),
         ({"dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 16]}}, "drafter-inputs"),
         ({"draft_vocab_size": 32000}, "drafter-table"),
     ],
@@ -183,7 +200,9 @@ def test_the_whole_of_a_start(tmp_path):
     target = write_checkpoint(tmp_path / "target", QWEN_27B)
     drafter = write_checkpoint(tmp_path / "drafter", QWEN_27B_DFLASH, dflash_27b(), tokenizer=False)
     flags = {"kv-cache-dtype": "fp8_e4m3", "max-num-seqs": 1}
-    served = recipe(target, drafter=str(drafter), flags=flags, speculative={**DFLASH, "kv_cache_dtype": "bfloat16"})
+    served = recipe(
+        target, drafter=str(drafter), flags=flags, speculative={**DFLASH, "kv_cache_dtype": "bfloat16"}
+    )
     with_carry = {one.check: one.level for one in run_preflight(start(served, engine=ENGINE))}
     assert with_carry == {"draft-kv-pages": "warn"}
     stock = EngineFacts(version="0.24.0", packages=ENGINE.packages)

@@ -93,9 +93,16 @@ def test_windows_hold_a_window_and_a_batch():
 
 def test_heads_of_two_sizes_share_pages():
     gemma = {
-        **{"num_hidden_layers": 30, "hidden_size": 2816, "num_attention_heads": 16, "vocab_size": 262144},
-        **{"num_key_value_heads": 8, "head_dim": 256, "num_global_key_value_heads": 2, "global_head_dim": 512},
-        **{"sliding_window": 1024, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5},
+        "num_hidden_layers": 30,
+        "hidden_size": 2816,
+        "num_attention_heads": 16,
+        "vocab_size": 262144,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "num_global_key_value_heads": 2,
+        "global_head_dim": 512,
+        "sliding_window": 1024,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
     }
     full, windowed = plan_kv(model_shape(gemma), (), KvOptions()).groups
     assert (full.layers, windowed.layers) == (5, 25)
@@ -120,9 +127,16 @@ def test_latent_attention_has_one_vector():
 
 def test_mamba_states():
     nemotron = {
-        **{"hybrid_override_pattern": "MEM*-", "hidden_size": 2688, "num_attention_heads": 32, "head_dim": 128},
-        **{"num_key_value_heads": 2, "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128},
-        **{"n_groups": 8, "conv_kernel": 4},
+        "hybrid_override_pattern": "MEM*-",
+        "hidden_size": 2688,
+        "num_attention_heads": 32,
+        "head_dim": 128,
+        "num_key_value_heads": 2,
+        "mamba_num_heads": 64,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
     }
     shape = model_shape(nemotron)
     (states,) = shape.states

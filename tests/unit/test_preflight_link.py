@@ -140,7 +140,11 @@ def test_a_version_of_nccl_that_hangs(pair):
 
 @pytest.mark.parametrize(
     ("change", "check"),
-    [({"wheel": "b" * 64}, "link-wheel"), ({"nccl": "2.29.1"}, "link-nccl"), ({"version": "0.33.0"}, "link-version")],
+    [
+        ({"wheel": "b" * 64}, "link-wheel"),
+        ({"nccl": "2.29.1"}, "link-nccl"),
+        ({"version": "0.33.0"}, "link-version"),
+    ],
 )
 def test_ends_that_differ(pair, change, check):
     here = msgspec.structs.replace(pair[0], version="0.24.0")

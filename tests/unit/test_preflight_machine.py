@@ -1,4 +1,4 @@
-"""The machine, its card, its compilers and the wheel: each planted fault fires, and the healthy twin is silent."""
+"""Machine, card, compilers and wheel: each planted fault fires, and the healthy twin is silent."""
 
 from __future__ import annotations
 
@@ -123,9 +123,14 @@ def test_caches_that_cannot_be_written(model, tmp_path):
 
 
 def test_caches_are_where_their_variables_say():
-    folders = cache_folders({
-        "HOME": "/h", "FLASHINFER_WORKSPACE_BASE": "/f", "VLLM_CACHE_ROOT": "/v", "TORCHINDUCTOR_CACHE_DIR": "/i",
-    })  # fmt: skip
+    folders = cache_folders(
+        {
+            "HOME": "/h",
+            "FLASHINFER_WORKSPACE_BASE": "/f",
+            "VLLM_CACHE_ROOT": "/v",
+            "TORCHINDUCTOR_CACHE_DIR": "/i",
+        }
+    )
     assert {name: str(path) for name, path in folders.items()} == {
         "FlashInfer": "/f/.cache/flashinfer",
         "Triton": "/h/.triton/cache",
@@ -256,11 +261,15 @@ def test_an_installed_vllm_is_read(tmp_path):
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0+spark.1\n")
     carries = {"carries": [{"name": "a", "outcome": "applied"}, {"name": "b", "outcome": "left-out"}]}
     (record / "sparkwright" / "carries.json").write_text(json.dumps(carries))
-    kernels = {"binaries": [{"kernels": "compiled", "asked": {"sm_121a": 3}}, {"kernels": "upstream", "asked": {}}]}
+    kernels = {
+        "binaries": [{"kernels": "compiled", "asked": {"sm_121a": 3}}, {"kernels": "upstream", "asked": {}}]
+    }
     (record / "sparkwright" / "kernels.json").write_text(json.dumps(kernels))
     registry = tmp_path / "vllm" / "model_executor" / "models" / "registry.py"
     registry.parent.mkdir(parents=True)
-    registry.write_text('_MODELS = {\n    "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),\n    "GptOssForCausalLM": (\n')
+    registry.write_text(
+        '_MODELS = {\n    "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),\n    "GptOssForCausalLM": (\n'
+    )
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)

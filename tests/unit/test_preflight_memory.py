@@ -1,4 +1,4 @@
-"""The memory budget of made-up Sparks and of a card: what does not fit is refused, and what fits is silent."""
+"""The memory budget of made-up Sparks and of a card: what does not fit is refused; what fits is silent."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ def test_a_context_that_one_request_does_not_fit(tmp_path, length, level):
     assert levels(request) == ({} if level is None else {"kv-cache": level})
     if level:
         longest = int(found(request, "kv-cache").next_step.split()[3].replace(",", ""))
-        assert levels(start(recipe(heavy(tmp_path, 40), flags={"max-model-len": longest, "max-num-seqs": 1}))) == {}
+        assert (
+            levels(start(recipe(heavy(tmp_path, 40), flags={"max-model-len": longest, "max-num-seqs": 1})))
+            == {}
+        )
 
 
 def test_a_context_within_the_error_of_the_estimates_is_a_warning(tmp_path):

@@ -16,6 +16,7 @@ from sparkwright.cli.tables import show_table
 
 if TYPE_CHECKING:
     from sparkwright.serve.preflight import LinkFacts, PreflightReport, PreflightRequest
+    from sparkwright.verify.options import VerifyOptions
 
 
 @click.command("preflight")
@@ -82,10 +83,7 @@ def described(report: PreflightReport) -> dict[str, Any]:
 
 def show_report(report: PreflightReport) -> None:
     """Print the memory budget and the findings of *report* as tables."""
-    show_table(
-        ("part", "GiB", "from"),
-        [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows],
-    )
+    show_budget(report)
     if not report.findings:
         click.echo("nothing speaks against a start")
         return
@@ -93,6 +91,52 @@ def show_report(report: PreflightReport) -> None:
         ("level", "check", "found", "because", "next"),
         [(one.level, one.check, one.what, one.because, one.next_step) for one in report.findings],
     )
+
+
+def show_budget(report: PreflightReport) -> None:
+    """Print the memory budget of *report* as a table."""
+    show_table(
+        ("part", "GiB", "from"),
+        [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows],
+    )
+
+
+def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -> None:
+    """Refuse to verify by a recipe whose server would not start; what does not stop it becomes a warning.
+
+    Recipes with generated weights, and models that are not on this machine, are left to the server.
+
+    Args:
+        options: of the run.
+        offline: the server will use no network.
+        force: start in spite of predictions.
+
+    Raises:
+        PreflightError: it would not start, or the host not survive it.
+    """
+    from sparkwright.base.events import warn
+    from sparkwright.recipes import load_recipe
+    from sparkwright.serve.preflight import PreflightRequest, find_folder, require_clear, run_preflight
+
+    if not options.recipe or options.url or options.simulator:
+        return
+    recipe = load_recipe(options.recipe)
+    network = {"HF_HUB_OFFLINE": "1"} if offline else {}
+    environment = {**os.environ, **network}
+    if recipe.made_up or find_folder(recipe.model, environment) is None:
+        return
+    found = run_preflight(
+        PreflightRequest(
+            recipe=recipe,
+            python=Path(options.python) if options.python else None,
+            wheel=Path(options.wheel) if options.wheel else None,
+            environment=environment,
+        )
+    )
+    for one in found:
+        if one.level == "warn" or (one.level == "refuse" and force and one.liftable):
+            warn(f"{one.what}: {one.because}", check=one.check, next_step=one.next_step)
+    require_clear(found, force=force)
 
 
 def _gib(gib: float | None, low: float | None, high: float | None) -> str:

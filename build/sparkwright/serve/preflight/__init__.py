@@ -7,6 +7,7 @@ the KV cache.
 """
 
 from sparkwright.serve.preflight.budget import BudgetRow
+from sparkwright.serve.preflight.checkpoint import find_folder
 from sparkwright.serve.preflight.engine import EngineFacts
 from sparkwright.serve.preflight.finding import Finding, refusals, require_clear
 from sparkwright.serve.preflight.host import CardFacts, HostFacts, read_host
@@ -23,6 +24,7 @@ __all__ = [
     "PreflightReport",
     "PreflightRequest",
     "SysFs",
+    "find_folder",
     "inspect_start",
     "read_host",
     "read_link",
