@@ -9,7 +9,7 @@ import pytest
 from checkpoint_kit import DENSE, write_checkpoint
 from preflight_kit import ENGINE, recipe, start
 
-from sparkwright.serve.preflight import SysFs, read_link, run_preflight
+from sparkwright.serve.preflight import SysFs, read_link, run_preflight, this_end
 from sparkwright.serve.preflight.link import check_link, selects
 
 FAST, SLOW = "enp1s0f0np0", "enP7s7"
@@ -161,7 +161,17 @@ def test_ends_of_different_speed(tmp_path, pair):
 def test_the_link_counts_for_two_machines_alone(tmp_path):
     model = write_checkpoint(tmp_path / "m", DENSE)
     broken = end(tree(tmp_path / "sys", fast="1000"))
-    alone = start(recipe(model), link=(broken,))
+    alone = start(recipe(model), link=broken)
     assert run_preflight(alone) == ()
     two = replace(alone, nodes=2, engine=ENGINE)
     assert "link" in {one.check for one in run_preflight(two)}
+
+
+def test_this_machines_own_facts_are_read(tmp_path):
+    request = start(recipe(write_checkpoint(tmp_path / "m", DENSE)), nodes=2, engine=ENGINE)
+    here = this_end(request, ENGINE)
+    assert (here.nccl, here.version) == ("2.30.7", ENGINE.version)
+    assert here.interfaces == SysFs().interfaces()
+    twin = replace(request, peer=msgspec.structs.replace(here, version="0.33.0"))
+    assert "link-version" in {one.check for one in run_preflight(twin)}
+    assert "link-version" not in {one.check for one in run_preflight(replace(request, peer=here))}

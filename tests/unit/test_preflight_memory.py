@@ -42,7 +42,7 @@ def found(request, check):
 def heavy(tmp_path, gib: int):
     """A checkpoint of so many GiB."""
     tensors: Tensors = {f"t{one}": ("BF16", (1 << 19, 1 << 10)) for one in range(gib)}
-    return write_checkpoint(tmp_path / f"{gib}", DENSE, [tensors])
+    return write_checkpoint(tmp_path / f"{gib}", {**DENSE, "max_position_embeddings": 1 << 24}, [tensors])
 
 
 def test_a_27b_with_its_drafter_fits_a_spark(model, drafter):
@@ -68,6 +68,29 @@ def test_weights(tmp_path, gib, check):
     assert levels(request) == ({} if check is None else {check: "refuse"})
     if check:
         assert found(request, "weights").liftable == (gib < 121)
+
+
+@pytest.mark.parametrize(
+    ("length", "config", "fires"),
+    [
+        (65536, {}, False),
+        (65537, {}, True),
+        ("66K", {}, True),
+        ("64K", {}, False),
+        ("auto", {}, False),
+        (
+            131072,
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+            False,
+        ),
+        (131073, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, True),
+    ],
+)
+def test_a_context_that_the_model_has_not(tmp_path, length, config, fires):
+    folder = write_checkpoint(tmp_path / "m", {**DENSE, **config})
+    flags = {"max-model-len": length, "max-num-seqs": 1}
+    assert levels(start(recipe(folder, flags=flags))) == ({"context": "refuse"} if fires else {})
+    assert levels(start(recipe(folder, flags={**flags, "hf-overrides": {}}))) == {}
 
 
 @pytest.mark.parametrize(("length", "level"), [(65536, None), (8_000_000, "refuse")])

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import platform
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.tables import show_table
 
 if TYPE_CHECKING:
-    from sparkwright.serve.preflight import LinkFacts, PreflightReport, PreflightRequest
+    from sparkwright.serve.preflight import LinkFacts, PreflightReport
     from sparkwright.verify.options import VerifyOptions
 
 
@@ -54,17 +54,13 @@ def command(
     76 if the server should not be started.
     """
     from sparkwright.recipes import load_recipe
-    from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear
+    from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear, this_end
 
-    loaded = load_recipe(recipe)
-    count = nodes or int(getattr(loaded, "nodes", 1))
-    request = PreflightRequest(recipe=loaded, nodes=count, **asked)
+    other = _read_end(peer) if peer else None
+    request = PreflightRequest(recipe=load_recipe(recipe), nodes=nodes or 0, peer=other, **asked)
     if link_only:
-        print_json(_described(_this_end(request)))
+        print_json(to_builtins(this_end(request)))
         return
-    if count > 1:
-        other = (_read_end(peer),) if peer else ()
-        request = PreflightRequest(recipe=loaded, nodes=count, link=(_this_end(request), *other), **asked)
     report = inspect_start(request)
     if as_json:
         print_json(described(report))
@@ -143,31 +139,6 @@ def _gib(gib: float | None, low: float | None, high: float | None) -> str:
     if gib is None:
         return "unknown"
     return f"{gib:.2f}" if low is None or high is None else f"{gib:.2f} ({low:.1f} to {high:.1f})"
-
-
-def _this_end(request: PreflightRequest) -> LinkFacts:
-    """Return the facts of this end of a link."""
-    from sparkwright.serve.preflight.engine import read_installed, read_wheel
-    from sparkwright.serve.preflight.link import read_link
-
-    engine = None
-    if request.python is not None:
-        engine = read_installed(request.python)
-    elif request.wheel is not None:
-        engine = read_wheel(request.wheel, digest=True)
-    return read_link(
-        request.variables,
-        host=platform.node() or os.environ.get("HOSTNAME", "this machine"),
-        nccl=engine.nccl if engine else "",
-        wheel=engine.sha256 if engine else "",
-        version=engine.version if engine else "",
-    )
-
-
-def _described(end: LinkFacts) -> Any:
-    from sparkwright.base.config import to_builtins
-
-    return to_builtins(end)
 
 
 def _read_end(path: Path) -> LinkFacts:

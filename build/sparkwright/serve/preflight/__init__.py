@@ -12,7 +12,13 @@ from sparkwright.serve.preflight.engine import EngineFacts
 from sparkwright.serve.preflight.finding import Finding, refusals, require_clear
 from sparkwright.serve.preflight.host import CardFacts, HostFacts, read_host
 from sparkwright.serve.preflight.link import LinkFacts, SysFs, read_link
-from sparkwright.serve.preflight.run import PreflightReport, PreflightRequest, inspect_start, run_preflight
+from sparkwright.serve.preflight.run import (
+    PreflightReport,
+    PreflightRequest,
+    inspect_start,
+    run_preflight,
+    this_end,
+)
 
 __all__ = [
     "BudgetRow",
@@ -31,4 +37,5 @@ __all__ = [
     "refusals",
     "require_clear",
     "run_preflight",
+    "this_end",
 ]

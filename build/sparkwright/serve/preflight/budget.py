@@ -77,6 +77,7 @@ class Demand:
         shape: sizes of the target.
         batch: tokens of the largest batch.
         drafts: tokens drafted in a step.
+        stretched: true if the recipe changes how long a context may be.
         eager: true without CUDA graphs.
         vision: true if images or sound can be sent.
         utilization: share of the memory that vLLM may take.
@@ -95,6 +96,7 @@ class Demand:
     shape: ModelShape | None = None
     batch: int = 8192
     drafts: int = 0
+    stretched: bool = False
     eager: bool = False
     vision: bool = False
     utilization: float = UTILIZATION

@@ -10,7 +10,7 @@ from sparkwright.serve.preflight.finding import Finding
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkwright.serve.preflight.budget import Budget, Memory
+    from sparkwright.serve.preflight.budget import Budget, Demand, Memory
 
 DROP = "sync; echo 3 | sudo tee /proc/sys/vm/drop_caches"
 _MUCH_CACHE = 16 * GIB
@@ -20,6 +20,7 @@ _FEW_REQUESTS = 1.0
 
 def check_memory(budget: Budget) -> Iterator[Finding]:
     """Yield the findings of *budget*."""
+    yield from _context(budget.demand)
     yield from _weights(budget)
     yield from _cache(budget)
     yield from _host(budget)
@@ -28,6 +29,19 @@ def check_memory(budget: Budget) -> Iterator[Finding]:
 
 def _gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
+
+
+def _context(demand: Demand) -> Iterator[Finding]:
+    longest = demand.shape.longest if demand.shape else 0
+    if longest and demand.length > longest and not demand.stretched:
+        yield Finding(
+            "context",
+            "refuse",
+            f"the model has no context of {demand.length:,} tokens",
+            f"its configuration goes to {longest:,}: vLLM refuses more",
+            f"lower max-model-len to {longest:,}, or stretch its positions by hf-overrides (YaRN)",
+            liftable=True,
+        )
 
 
 def _weights(budget: Budget) -> Iterator[Finding]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,7 +34,7 @@ from sparkwright.serve.preflight.kv_plan import (
     UnknownFormatError,
     plan_kv,
 )
-from sparkwright.serve.preflight.link import LinkFacts, check_link
+from sparkwright.serve.preflight.link import LinkFacts, check_link, read_link
 from sparkwright.serve.preflight.machine_checks import (
     check_architecture,
     check_card,
@@ -51,8 +53,11 @@ if TYPE_CHECKING:
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight.compilers import DeadVariables
+    from sparkwright.serve.preflight.shape import ModelShape
 
 _BATCH, _REQUESTS = 8192, 256  # vLLM's own for an API server on a card of 70 GiB and more, about
+_HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _KV_TYPES = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 
 
@@ -72,8 +77,9 @@ class PreflightRequest:
         port: port to listen at; 0 for any.
         force: start in spite of predictions; nothing here depends on it but `require_clear`.
         dead_variables: returns the variables that the release does not read.
-        nodes: machines that serve together.
-        link: facts of this end of the link, and of the other one if they are known.
+        nodes: machines that serve together; 0 takes the recipe's.
+        link: facts of this end of the link between two machines; read here where `None`.
+        peer: facts of the other end; `None` where they are not known.
     """
 
     recipe: Recipe
@@ -87,8 +93,14 @@ class PreflightRequest:
     port: int = 0
     force: bool = False
     dead_variables: DeadVariables | None = None
-    nodes: int = 1
-    link: tuple[LinkFacts, ...] = ()
+    nodes: int = 0
+    link: LinkFacts | None = None
+    peer: LinkFacts | None = None
+
+    @property
+    def machines(self) -> int:
+        """The machines that serve together."""
+        return self.nodes or int(getattr(self.recipe, "nodes", 1) or 1)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -155,7 +167,7 @@ def _engine(request: PreflightRequest) -> tuple[EngineFacts | None, list[Finding
         if request.python is not None:
             return read_installed(request.python), []
         if request.wheel is not None:
-            return read_wheel(request.wheel, digest=request.nodes > 1), []
+            return read_wheel(request.wheel, digest=request.machines > 1), []
     except SparkwrightError as error:
         return None, [Finding("engine", "refuse", error.what, error.because, error.next_step)]
     return None, []
@@ -211,16 +223,46 @@ def _draft_cache(facts: _Facts, target: Checkpoint) -> Iterator[Finding]:
 
 
 def _link(facts: _Facts) -> Iterator[Finding]:
-    if facts.request.nodes > 1 and facts.request.link:
-        yield from check_link(facts.request.link)
+    request = facts.request
+    if request.machines > 1:
+        here = request.link or this_end(request, facts.engine)
+        yield from check_link((here, *([request.peer] if request.peer else [])))
+
+
+def this_end(request: PreflightRequest, engine: EngineFacts | None = None) -> LinkFacts:
+    """Return the facts of this end of the link between two machines.
+
+    Args:
+        request: the start.
+        engine: the vLLM that would serve; read from the request's wheel or interpreter where `None`.
+    """
+    engine = engine or _engine(request)[0] or EngineFacts()
+    return read_link(
+        request.variables,
+        host=platform.node() or "this machine",
+        nccl=engine.nccl,
+        wheel=engine.sha256,
+        version=engine.version,
+    )
 
 
 # The demand -----------------------------------------------------------------------------------------
 
 
 def _flag(recipe: Recipe, name: str, otherwise: int) -> int:
+    """Return a flag that is a whole number, also as vLLM reads ``32k`` (1000) and ``32K`` (1024)."""
     value = recipe.flags.get(name)
+    if isinstance(value, str) and (match := _HUMAN.fullmatch(value.strip())):
+        number, unit = match.groups()
+        return int(float(number) * _UNITS[unit])
     return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+
+
+def _length(recipe: Recipe, shape: ModelShape | None) -> int:
+    """Return the tokens of the longest request; 0 where vLLM fits it to the memory, or it is not known."""
+    if str(recipe.flags.get("max-model-len")) in {"-1", "auto"}:
+        return 0
+    return _flag(recipe, "max-model-len", shape.longest if shape else 0)
 
 
 def _kv_options(recipe: Recipe, target: Checkpoint | None, host: HostFacts) -> KvOptions:
@@ -264,11 +306,13 @@ def _demand(facts: _Facts) -> Demand:
         drafter_source=_source(drafted, 1),
         plan=plan,
         plan_unknown=unknown,
-        length=_flag(recipe, "max-model-len", shape.longest if shape else 0),
+        length=_length(recipe, shape),
         requests=_flag(recipe, "max-num-seqs", _REQUESTS),
         shape=shape,
         batch=options.batch,
         drafts=options.drafts,
+        stretched="hf-overrides" in recipe.flags
+        or "VLLM_ALLOW_LONG_MAX_MODEL_LEN" in facts.request.variables,
         eager=recipe.flags.get("enforce-eager") is True,
         vision=bool(target and target.config.get("vision_config"))
         and recipe.flags.get("language-model-only") is not True,

@@ -122,7 +122,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
         inner=max(_number(config, "intermediate_size"), experts),
         vocabulary=_number(config, "vocab_size"),
         heads=_number(config, "num_attention_heads"),
-        longest=_number(config, "max_position_embeddings"),
+        longest=_longest(config),
     )
     try:
         kinds = _kinds(config, plain.layers)
@@ -142,6 +142,19 @@ def _number(config: Mapping[str, Any], *names: str) -> int:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
     return 0
+
+
+def _longest(config: Mapping[str, Any]) -> int:
+    """Return the longest context, with positions that the configuration itself stretches."""
+    plain = _number(config, "max_position_embeddings")
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(rope, dict):
+        return plain
+    kind, factor = str(rope.get("rope_type") or rope.get("type") or ""), rope.get("factor")
+    if kind not in {"yarn", "linear", "dynamic"} or not isinstance(factor, (int, float)):
+        return plain
+    original = _number(rope, "original_max_position_embeddings") if kind == "yarn" else 0
+    return int((original or plain) * factor)
 
 
 def _pattern(config: Mapping[str, Any]) -> list[str]:
