@@ -60,6 +60,16 @@ def test_a_published_block_of_a_hybrid_model():
     assert round(100 * (states.page / states.values - 1), 2) == 0.13
 
 
+@pytest.mark.parametrize("tokens", [622_408, 620_944])
+def test_a_published_boot_of_a_hybrid_model_that_drafts_for_itself(tokens):
+    """noonghunna/club-3090#294 and #295 do not state the pool; a whole number of blocks gives their tokens."""
+    options = KvOptions(dtype="fp8_e5m2", model_dtype="float16", prefix_caching=True, drafts=3, ranks=2)
+    plan = plan_kv(model_shape(QWEN_27B["text_config"]), (Attention(1, 4, 256),), options)
+    assert plan.groups[0].block == 1600  # as #584 logs it
+    found = {plan.tokens(blocks * plan.block_bytes, 262_144) for blocks in range(400, 450)}
+    assert tokens in found
+
+
 @pytest.mark.parametrize(
     ("dtype", "draft", "states", "pages"),
     [
