@@ -131,15 +131,21 @@ def test_the_generated_pair_fits(tmp_path):
 
 def test_an_mtp_head(tmp_path):
     mtp = {"method": "mtp", "num_speculative_tokens": 3}
-    with_head = read_checkpoint("m", write_checkpoint(tmp_path / "with", QWEN_27B))
+    body = [{"mtp.fc.weight": ("BF16", (8, 8))}]
+    with_head = read_checkpoint("m", write_checkpoint(tmp_path / "with", QWEN_27B, body))
+    cut_off = read_checkpoint("m", write_checkpoint(tmp_path / "cut", QWEN_27B))  # its configuration has one
+    last = [{"model.layers.7.a.weight": ("BF16", (8, 8)), "model.layers.8.a.weight": ("BF16", (8, 8))}]
+    behind = read_checkpoint("m", write_checkpoint(tmp_path / "behind", DENSE, last))
     without = read_checkpoint("m", write_checkpoint(tmp_path / "without", DENSE))
     named = [{"mtp.fc.weight": ("BF16", (8, 8))}]
     by_name = read_checkpoint("m", write_checkpoint(tmp_path / "named", DENSE, named))
     served = recipe(speculative=mtp)
     assert list(check_drafter(served, with_head, None)) == []
     assert list(check_drafter(served, by_name, None)) == []
-    (finding,) = check_drafter(served, without, None)
-    assert (finding.check, finding.level) == ("mtp-absent", "refuse")
+    assert list(check_drafter(served, behind, None)) == []
+    for headless in (without, cut_off):
+        (finding,) = check_drafter(served, headless, None)
+        assert (finding.check, finding.level) == ("mtp-absent", "refuse")
     assert drafter_layers(served, with_head, None) == (Attention(1, 4, 256),)
     assert list(check_drafter(recipe(), without, None)) == []
 

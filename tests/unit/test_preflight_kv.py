@@ -62,7 +62,7 @@ def test_a_published_block_of_a_hybrid_model():
 
 @pytest.mark.parametrize("tokens", [622_408, 620_944])
 def test_a_published_boot_of_a_hybrid_model_that_drafts_for_itself(tokens):
-    """noonghunna/club-3090#294 and #295 do not state the pool; a whole number of blocks gives their tokens."""
+    """noonghunna/club-3090#294 and #295 do not state the pool; whole numbers of blocks give their tokens."""
     options = KvOptions(dtype="fp8_e5m2", model_dtype="float16", prefix_caching=True, drafts=3, ranks=2)
     plan = plan_kv(model_shape(QWEN_27B["text_config"]), (Attention(1, 4, 256),), options)
     assert plan.groups[0].block == 1600  # as #584 logs it
@@ -161,6 +161,7 @@ def test_mamba_states():
         ({"attn_layer_period": 4}, "another key"),
         ({"index_topk": 2048}, "sparse"),
         ({"num_hidden_layers": 0}, "number of layers"),
+        ({"num_hidden_layers": 1 << 50}, "number of layers"),
         ({"num_attention_heads": 0, "num_key_value_heads": 0, "head_dim": 0}, "heads"),
         ({"layer_types": ["linear_attention"] * 8}, "states"),
     ],

@@ -6,15 +6,22 @@ import json
 import shutil
 import socket
 import sys
+import zipfile
 from dataclasses import replace
 
 import pytest
 from checkpoint_kit import DENSE, write_checkpoint
 from preflight_kit import ENGINE, GB10, GIB, H200, recipe, spark, start
 
-from sparkwright.base.errors import ServerError
+from sparkwright.base.errors import ArchiveError, ServerError
 from sparkwright.serve.preflight import EngineFacts, HostFacts, read_host, run_preflight
-from sparkwright.serve.preflight.engine import read_installed, runs_on
+from sparkwright.serve.preflight.engine import (
+    REGISTRY,
+    files_digest,
+    read_installed,
+    read_wheel,
+    runs_on,
+)
 from sparkwright.serve.preflight.host import cache_folders, is_taken, parse_card, writable
 from sparkwright.verify.server import host as verify_host
 
@@ -284,6 +291,30 @@ def test_an_installed_vllm_is_read(tmp_path):
     shutil.rmtree(record)
     with pytest.raises(ServerError, match="has no vLLM"):
         read_installed(python)
+
+
+def test_a_wheel_and_its_installation_have_one_digest(tmp_path):
+    wheel = tmp_path / "vllm-0.24.0-cp38-abi3-manylinux_2_28_aarch64.whl"
+    lines = ["vllm/a.py,sha256=AAAA,3", "vllm/b.py,sha256=BBBB,4"]
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(REGISTRY, '    "Qwen3ForCausalLM": (\n')
+        archive.writestr(
+            "vllm-0.24.0.dist-info/RECORD", "\n".join([*lines, "vllm-0.24.0.dist-info/RECORD,,"])
+        )
+    found = read_wheel(wheel)
+    assert (found.version, found.machine) == ("0.24.0", "aarch64")
+    assert found.architectures == {"Qwen3ForCausalLM"}
+    added = [
+        "../../bin/vllm,sha256=CCCC,9",
+        "vllm/__pycache__/a.pyc,,",
+        "vllm-0.24.0.dist-info/INSTALLER,sha256=D,3",
+    ]
+    assert files_digest("\n".join([*reversed(lines), *added])) == found.files
+    assert files_digest("\n".join([lines[0], "vllm/b.py,sha256=other,4"])) != found.files
+    assert files_digest("") == ""
+    wheel.write_bytes(b"PK")
+    with pytest.raises(ArchiveError):
+        read_wheel(wheel)
 
 
 def test_an_interpreter_without_vllm_is_refused(model, tmp_path):

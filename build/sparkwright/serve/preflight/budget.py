@@ -241,7 +241,7 @@ def _cache_rows(budget: Budget) -> list[BudgetRow]:
     demand, plan = budget.demand, budget.demand.plan
     known = demand.weights >= 0 or demand.pool >= 0
     pool, least, most = (budget.pool(end) for end in ("likely", "high", "low"))
-    source = "the recipe's kv-cache-memory-bytes" if demand.pool >= 0 else "what is left of the share"
+    source = "fixed by the recipe" if demand.pool >= 0 else "what is left of the share"
     if plan is None or not plan.groups or not demand.length:
         unknown = demand.plan_unknown or "its size for a token is not known"
         return [BudgetRow("KV cache", pool / GIB if known else None, f"{source}; {unknown}")]

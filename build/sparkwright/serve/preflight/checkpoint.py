@@ -98,13 +98,15 @@ class Checkpoint:
         for name in ("text_config", "llm_config", "language_config", "thinker_config"):
             inner = self.config.get(name)
             if isinstance(inner, dict):
-                return inner.get("text_config", inner) if name == "thinker_config" else inner
+                deeper = inner.get("text_config")
+                return deeper if name == "thinker_config" and isinstance(deeper, dict) else inner
         return self.config
 
     @property
     def architectures(self) -> tuple[str, ...]:
         """The architectures that the configuration names."""
-        return tuple(map(str, self.config.get("architectures") or ()))
+        listed = self.config.get("architectures")
+        return tuple(map(str, listed)) if isinstance(listed, list) else ()
 
     @property
     def has_vocabulary(self) -> bool:

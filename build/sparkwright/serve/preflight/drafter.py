@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkwright.serve.preflight.finding import Finding
 from sparkwright.serve.preflight.kv_plan import UnknownFormatError, token_bytes
-from sparkwright.serve.preflight.shape import Attention, ModelShape, model_shape
+from sparkwright.serve.preflight.shape import Attention, ModelShape, model_shape, whole_number
+from sparkwright.serve.preflight.weights import is_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from sparkwright.serve.preflight.checkpoint import Checkpoint
     from sparkwright.serve.preflight.kv_plan import KvOptions
 
+_MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 _EAGLE3_LAYERS = 3  # hidden states that EAGLE3 takes by default
 _LARGER = 1.001
 _PAGES_CARRY, _PAGES_SINCE = "kv-page-nvfp4", "0.33"
@@ -36,7 +38,7 @@ class Drafting:
         target_hidden: values of the target's hidden states.
         vocabulary: tokens that it was made for.
         drafted: tokens that it can draft, where that is a subset; else 0.
-        mask: the mask's token; -1 without one.
+        mask: the mask's token; 0 without one.
         block: tokens of a block that it was trained to draft; 0 where it does not say.
         shape: its own sizes.
     """
@@ -59,7 +61,8 @@ def read_drafting(config: Mapping[str, Any]) -> Drafting:
     body: Mapping[str, Any] = inner if isinstance(inner, dict) else config
     special = config.get("dflash_config")
     dflash: Mapping[str, Any] = special if isinstance(special, dict) else {}
-    names = " ".join(map(str, config.get("architectures") or ()))
+    listed = config.get("architectures")
+    names = " ".join(map(str, listed)) if isinstance(listed, list) else ""
     method = str(config.get("speculators_model_type") or "")
     form = (
         "speculators" if method
@@ -68,20 +71,23 @@ def read_drafting(config: Mapping[str, Any]) -> Drafting:
         else ""
     )  # fmt: skip
     # A speculators configuration counts the embeddings' output as the first.
-    listed = config.get("aux_hidden_state_layer_ids")
-    taken = dflash.get("target_layer_ids") or ([one - 1 for one in listed] if listed else ())
+    listed = [one - 1 for one in _numbers(config.get("aux_hidden_state_layer_ids"))]
     return Drafting(
         form=form,
         method=method,
-        taken=tuple(int(one) for one in taken),
-        target_layers=int(config.get("num_target_layers") or 0),
-        target_hidden=int(config.get("target_hidden_size") or body.get("hidden_size") or 0),
-        vocabulary=int(body.get("vocab_size") or config.get("vocab_size") or 0),
-        drafted=int(config.get("draft_vocab_size") or 0),
-        mask=int(dflash.get("mask_token_id", config.get("mask_token_id", -1)) or -1),
-        block=int(dflash.get("block_size") or config.get("block_size") or 0),
+        taken=tuple(_numbers(dflash.get("target_layer_ids")) or listed),
+        target_layers=whole_number(config, "num_target_layers"),
+        target_hidden=whole_number(config, "target_hidden_size") or whole_number(body, "hidden_size"),
+        vocabulary=whole_number(body, "vocab_size") or whole_number(config, "vocab_size"),
+        drafted=whole_number(config, "draft_vocab_size"),
+        mask=whole_number({**config, **dflash}, "mask_token_id"),
+        block=whole_number(dflash, "block_size") or whole_number(config, "block_size"),
         shape=model_shape(body),
     )
+
+
+def _numbers(value: Any) -> list[int]:
+    return [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
 
 
 def drafter_layers(recipe: Recipe, target: Checkpoint, drafter: Checkpoint | None) -> tuple[Attention, ...]:
@@ -104,7 +110,7 @@ def check_drafter(recipe: Recipe, target: Checkpoint, drafter: Checkpoint | None
                 "mtp-absent",
                 "refuse",
                 f"{target.name} has no MTP head",
-                "its configuration names no MTP layers, and no tensor's name begins with mtp.",
+                "no tensor of its weights is one of an MTP layer",
                 "use a checkpoint that kept them, or another method of drafting",
                 liftable=True,
             )
@@ -116,7 +122,7 @@ def check_drafter(recipe: Recipe, target: Checkpoint, drafter: Checkpoint | None
         return
     yield from _sizes(found, target, drafter)
     yield from _first_layer(method, found, drafter)
-    drafts = int(recipe.speculative.get("num_speculative_tokens") or 0)
+    drafts = whole_number(recipe.speculative, "num_speculative_tokens")
     if method == "dflash" and found.block and drafts >= found.block:
         yield Finding(
             "draft-length",
@@ -132,12 +138,14 @@ def _is_mtp(recipe: Recipe) -> bool:
 
 
 def _heads_of(target: Checkpoint) -> int:
-    """Return the number of MTP layers of *target*."""
-    for config in (target.text, target.config):
-        for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers"):
-            if isinstance(value := config.get(name), int):
-                return value
-    return int(any(tensor.name.startswith(("mtp.", "model.mtp.")) for tensor in target.tensors))
+    """Return the number of MTP layers of *target*: none where its weights are known and lack them."""
+    stated = next((n for c in (target.text, target.config) if (n := whole_number(c, *_MTP_KEYS))), 0)
+    tensors = list(target.tensors)
+    if not tensors:
+        return stated
+    behind = whole_number(target.text, "num_hidden_layers")
+    present = any(is_head(tensor.name, behind) for tensor in tensors)
+    return max(1, stated) if present else 0
 
 
 def _form(method: str, found: Drafting, drafter: Checkpoint) -> Iterator[Finding]:

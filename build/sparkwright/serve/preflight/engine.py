@@ -35,6 +35,7 @@ print(json.dumps({
     "machine": platform.machine(),
     "carries": found.read_text("sparkwright/carries.json") or "",
     "kernels": found.read_text("sparkwright/kernels.json") or "",
+    "record": found.read_text("RECORD") or "",
     "packages": {name: version(name) for name in sys.argv[2:]},
     "registry": registry,
 }))
@@ -56,7 +57,8 @@ class EngineFacts:
             with upstream's, which are for many cards.
         packages: versions of packages beside it, by name; empty for a wheel.
         architectures: models that it knows; empty where that cannot be read.
-        sha256: the wheel's digest; empty where it was not computed.
+        files: digest of the wheel's list of files, the same before and after it is installed; empty where it
+            cannot be read.
     """
 
     version: str = ""
@@ -65,7 +67,7 @@ class EngineFacts:
     codes: frozenset[str] = frozenset()
     packages: Mapping[str, str] = field(default_factory=dict)
     architectures: frozenset[str] = frozenset()
-    sha256: str = ""
+    files: str = ""
 
     @property
     def installed(self) -> bool:
@@ -102,11 +104,25 @@ def read_installed(python: Path) -> EngineFacts:
         codes=_codes(_parsed(found["kernels"])),
         packages=found["packages"],
         architectures=frozenset(_ARCHITECTURE.findall(found["registry"])),
+        files=files_digest(found["record"]),
     )
 
 
-def read_wheel(wheel: Path, *, digest: bool = False) -> EngineFacts:
-    """Return the facts about a *wheel* of vLLM; with *digest*, its SHA-256 too.
+def files_digest(record: str) -> str:
+    """Return the digest of the files of vLLM in *record*, a wheel's or an installation's RECORD.
+
+    Lines that installers add or change are left out: those of scripts, of metadata and without a digest.
+    """
+    import csv
+    import hashlib
+
+    rows = [row for row in csv.reader(record.splitlines()) if len(row) == 3]  # noqa: PLR2004 - PEP 376
+    kept = sorted(f"{path},{digest}" for path, digest, _ in rows if path.startswith("vllm/") and digest)
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest() if kept else ""
+
+
+def read_wheel(wheel: Path) -> EngineFacts:
+    """Return the facts about a *wheel* of vLLM.
 
     Raises:
         WheelError: its name is not a wheel's.
@@ -114,7 +130,6 @@ def read_wheel(wheel: Path, *, digest: bool = False) -> EngineFacts:
     """
     from zipfile import BadZipFile, ZipFile
 
-    from sparkwright.base.digests import sha256_file
     from sparkwright.wheel.names import parse_name
     from sparkwright.wheel.recorded import read_record
 
@@ -125,7 +140,11 @@ def read_wheel(wheel: Path, *, digest: bool = False) -> EngineFacts:
         record = None  # another project's wheel
     try:
         with ZipFile(wheel) as archive:
-            registry = archive.read(REGISTRY).decode() if REGISTRY in archive.namelist() else ""
+            texts = {
+                member: archive.read(member).decode()
+                for member in (REGISTRY, f"{name.dist_info}/RECORD")
+                if member in archive.namelist()
+            }
     except (BadZipFile, OSError, UnicodeDecodeError) as error:
         raise ArchiveError(f"{wheel.name} cannot be read", because=str(error)) from error
     kernels = record.kernels if record else None
@@ -136,8 +155,8 @@ def read_wheel(wheel: Path, *, digest: bool = False) -> EngineFacts:
         if record
         else frozenset(),
         codes=_asked([vars_of(binary) for binary in kernels.binaries]) if kernels else frozenset(),
-        architectures=frozenset(_ARCHITECTURE.findall(registry)),
-        sha256=sha256_file(wheel) if digest else "",
+        architectures=frozenset(_ARCHITECTURE.findall(texts.get(REGISTRY, ""))),
+        files=files_digest(texts.get(f"{name.dist_info}/RECORD", "")),
     )
 
 

@@ -65,7 +65,7 @@ class LinkFacts(Model, frozen=True):
         rdma: ports of its RDMA devices, sorted.
         variables: NCCL's and Gloo's variables, as far as they are set.
         nccl: version of NCCL in the environment; empty where it is not known.
-        wheel: SHA-256 of the wheel that it serves with; empty where it is not known.
+        wheel: digest of the files of the vLLM that it serves with; empty where it is not known.
         version: version of vLLM there; empty where it is not known.
     """
 
@@ -157,7 +157,7 @@ def read_link(
         sysfs: the kernel's description; that of this machine by default.
         host: a name for this end.
         nccl: version of NCCL in the environment.
-        wheel: SHA-256 of the wheel.
+        wheel: digest of the files of vLLM.
         version: version of vLLM.
     """
     sysfs = sysfs or SysFs()

@@ -44,7 +44,7 @@ from sparkwright.serve.preflight.machine_checks import (
 )
 from sparkwright.serve.preflight.memory_checks import check_memory
 from sparkwright.serve.preflight.quantization import check_quantization
-from sparkwright.serve.preflight.shape import model_shape
+from sparkwright.serve.preflight.shape import model_shape, whole_number
 from sparkwright.serve.preflight.weights import LoadedWeights, loaded_weights, model_dtype
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def inspect_start(request: PreflightRequest) -> PreflightReport:
     models = cache_folder(variables)
     host = request.host or read_host(variables, models=models, ports=(request.port,), address=request.address)
     engine, problems = _engine(request)
-    target = _checkpoint(recipe.model, variables, str(recipe.flags.get("revision", "")))
+    target = _checkpoint(recipe.model, variables, str(recipe.flags.get("revision") or ""))
     drafter = _checkpoint(recipe.drafter, variables)
     facts = _Facts(request, host, engine, target, drafter, _kv_options(recipe, target, host))
     budget = make_budget(_demand(facts), host.memory(int(request.sidecars_gib * GIB)))
@@ -167,7 +167,7 @@ def _engine(request: PreflightRequest) -> tuple[EngineFacts | None, list[Finding
         if request.python is not None:
             return read_installed(request.python), []
         if request.wheel is not None:
-            return read_wheel(request.wheel, digest=request.machines > 1), []
+            return read_wheel(request.wheel), []
     except SparkwrightError as error:
         return None, [Finding("engine", "refuse", error.what, error.because, error.next_step)]
     return None, []
@@ -241,7 +241,7 @@ def this_end(request: PreflightRequest, engine: EngineFacts | None = None) -> Li
         request.variables,
         host=platform.node() or "this machine",
         nccl=engine.nccl,
-        wheel=engine.sha256,
+        wheel=engine.files,
         version=engine.version,
     )
 
@@ -276,7 +276,7 @@ def _kv_options(recipe: Recipe, target: Checkpoint | None, host: HostFacts) -> K
         model_dtype=model_dtype(recipe, target) if target else "bfloat16",
         block=_flag(recipe, "block-size", BLOCK if host.card else CPU_BLOCK),
         batch=_flag(recipe, "max-num-batched-tokens", _BATCH),
-        drafts=int(recipe.speculative.get("num_speculative_tokens") or 0),
+        drafts=whole_number(recipe.speculative, "num_speculative_tokens"),
         # By default models with states have it off (vllm config/model.py).
         prefix_caching=prefixes if isinstance(prefixes, bool) else not hybrid,
         ranks=max(1, _flag(recipe, "tensor-parallel-size", 1)),

@@ -20,6 +20,7 @@ _KINDS = {
     "linear_attention": _STATE, "mamba": _STATE, "mamba2": _STATE, "M": _STATE,
     "moe": _NONE, "mlp": _NONE, "E": _NONE, "-": _NONE,
 }  # fmt: skip
+_MOST_LAYERS = 10_000
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "float": 4}
 
 
@@ -115,13 +116,13 @@ def value_bytes(dtype: str) -> int:
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape:
     """Return the sizes in the *config* of a language model; see `ModelShape.unknown`."""
-    experts = _number(config, "moe_intermediate_size") * _number(config, "num_experts_per_tok")
+    experts = whole_number(config, "moe_intermediate_size") * whole_number(config, "num_experts_per_tok")
     plain = ModelShape(
-        layers=_number(config, "num_hidden_layers") or len(_pattern(config)),
-        hidden=_number(config, "hidden_size"),
-        inner=max(_number(config, "intermediate_size"), experts),
-        vocabulary=_number(config, "vocab_size"),
-        heads=_number(config, "num_attention_heads"),
+        layers=whole_number(config, "num_hidden_layers") or len(_pattern(config)),
+        hidden=whole_number(config, "hidden_size"),
+        inner=max(whole_number(config, "intermediate_size"), experts),
+        vocabulary=whole_number(config, "vocab_size"),
+        heads=whole_number(config, "num_attention_heads"),
         longest=_longest(config),
     )
     try:
@@ -133,27 +134,27 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     return ModelShape(**{**vars(plain), "attention": attention, "states": states})
 
 
-def _number(config: Mapping[str, Any], *names: str) -> int:
-    """Return the first of these keys that is a whole number (or a list's largest); 0 without any."""
+def whole_number(config: Mapping[str, Any], *names: str) -> int:
+    """Return the first of these keys that is a whole number, or a list's largest, but 0 at least."""
     for name in names:
         value = config.get(name)
         if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
-            return int(max(value))
+            return max(0, *map(int, value))
         if isinstance(value, int) and not isinstance(value, bool):
-            return value
+            return max(0, value)
     return 0
 
 
 def _longest(config: Mapping[str, Any]) -> int:
     """Return the longest context, with positions that the configuration itself stretches."""
-    plain = _number(config, "max_position_embeddings")
+    plain = whole_number(config, "max_position_embeddings")
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, dict):
         return plain
     kind, factor = str(rope.get("rope_type") or rope.get("type") or ""), rope.get("factor")
     if kind not in {"yarn", "linear", "dynamic"} or not isinstance(factor, (int, float)):
         return plain
-    original = _number(rope, "original_max_position_embeddings") if kind == "yarn" else 0
+    original = whole_number(rope, "original_max_position_embeddings") if kind == "yarn" else 0
     return int((original or plain) * factor)
 
 
@@ -167,40 +168,40 @@ def _pattern(config: Mapping[str, Any]) -> list[str]:
 
 def _kinds(config: Mapping[str, Any], layers: int) -> list[str]:
     """Return the kind of each layer."""
-    if not layers:
-        raise _UnknownError("it names no number of layers")
+    if not 0 < layers <= _MOST_LAYERS:
+        raise _UnknownError("no number of layers that can be right")
     if pattern := _pattern(config):
         if strange := sorted({kind for kind in pattern if kind not in _KINDS}):
             raise _UnknownError(f"layers of the kind {', '.join(strange)}")
         kinds = [_KINDS[kind] for kind in pattern][:layers]
-    elif every := _number(config, "full_attention_interval"):
+    elif every := whole_number(config, "full_attention_interval"):
         kinds = [_FULL if (index + 1) % every == 0 else _STATE for index in range(layers)]
-    elif every := _number(config, "sliding_window_pattern", "_sliding_window_pattern"):
+    elif every := whole_number(config, "sliding_window_pattern", "_sliding_window_pattern"):
         kinds = [_FULL if (index + 1) % every == 0 else _WINDOW for index in range(layers)]
     elif any(name in config for name in ("attn_layer_period", "linear_attn_config", "mamba_d_state")):
         raise _UnknownError("layers whose order another key decides")
     else:
-        windowed = _number(config, "sliding_window") and config.get("use_sliding_window") is not False
+        windowed = whole_number(config, "sliding_window") and config.get("use_sliding_window") is not False
         kinds = [_WINDOW if windowed else _FULL] * layers
     # Gemma: the last layers read the keys and values of earlier ones.
-    own = layers - _number(config, "num_kv_shared_layers")
+    own = layers - whole_number(config, "num_kv_shared_layers")
     return kinds[:own]
 
 
 def _attention(config: Mapping[str, Any], plain: ModelShape, kinds: list[str]) -> tuple[Attention, ...]:
     full, windowed = kinds.count(_FULL), kinds.count(_WINDOW)
-    if _number(config, "index_topk") or _number(config, "compress_ratios"):
+    if whole_number(config, "index_topk") or whole_number(config, "compress_ratios"):
         raise _UnknownError("sparse attention with caches of its own")
-    if rank := _number(config, "kv_lora_rank"):
-        return (Attention(full, latent=rank + _number(config, "qk_rope_head_dim")),) if full else ()
-    kv = _number(config, "num_key_value_heads", "num_attention_heads")
-    size = _number(config, "head_dim") or (plain.hidden // plain.heads if plain.heads else 0)
+    if rank := whole_number(config, "kv_lora_rank"):
+        return (Attention(full, latent=rank + whole_number(config, "qk_rope_head_dim")),) if full else ()
+    kv = whole_number(config, "num_key_value_heads", "num_attention_heads")
+    size = whole_number(config, "head_dim") or (plain.hidden // plain.heads if plain.heads else 0)
     if full + windowed and not (kv and size):
         raise _UnknownError("it names neither heads nor their size")
     # Gemma 4: layers of full attention have larger and fewer heads than those with windows.
-    wide = _number(config, "global_head_dim") or size
-    few = _number(config, "num_global_key_value_heads") or kv
-    window = _number(config, "sliding_window", "attention_chunk_size")
+    wide = whole_number(config, "global_head_dim") or size
+    few = whole_number(config, "num_global_key_value_heads") or kv
+    window = whole_number(config, "sliding_window", "attention_chunk_size")
     found = [Attention(full, few, wide)] if full else []
     if windowed:
         found.append(Attention(windowed, kv, size, window))
@@ -210,30 +211,33 @@ def _attention(config: Mapping[str, Any], plain: ModelShape, kinds: list[str]) -
 def _states(config: Mapping[str, Any], layers: int) -> tuple[States, ...]:
     if not layers:
         return ()
-    keys, values = _number(config, "linear_num_key_heads"), _number(config, "linear_num_value_heads")
+    keys, values = (
+        whole_number(config, "linear_num_key_heads"),
+        whole_number(config, "linear_num_value_heads"),
+    )
     if keys and values:
         key_size, value_size = (
-            _number(config, "linear_key_head_dim"),
-            _number(config, "linear_value_head_dim"),
+            whole_number(config, "linear_key_head_dim"),
+            whole_number(config, "linear_value_head_dim"),
         )
         return (
             States(
                 layers=layers,
                 channels=2 * keys * key_size + values * value_size,
-                taps=_number(config, "linear_conv_kernel_dim") - 1,
+                taps=whole_number(config, "linear_conv_kernel_dim") - 1,
                 temporal=values * value_size * key_size,
                 temporal_bytes=_state_bytes(config.get("mamba_ssm_dtype")),
             ),
         )
-    heads, size = _number(config, "mamba_num_heads"), _number(config, "mamba_head_dim")
+    heads, size = whole_number(config, "mamba_num_heads"), whole_number(config, "mamba_head_dim")
     if not (heads and size):
         raise _UnknownError("states of a size that no known key gives")
-    state, groups = _number(config, "ssm_state_size"), _number(config, "n_groups", "mamba_n_groups")
+    state, groups = whole_number(config, "ssm_state_size"), whole_number(config, "n_groups", "mamba_n_groups")
     return (
         States(
             layers=layers,
             channels=heads * size + 2 * groups * state,
-            taps=_number(config, "conv_kernel", "mamba_d_conv") - 1,
+            taps=whole_number(config, "conv_kernel", "mamba_d_conv") - 1,
             temporal=heads * size * state,
             # Nemotron-H: 32 bits unless its configuration says otherwise (vllm models/config.py).
             temporal_bytes=_state_bytes(config.get("mamba_ssm_cache_dtype", "float32")),

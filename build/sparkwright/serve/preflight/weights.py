@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkwright.serve.preflight.quantization import NONE, find_quantization
-from sparkwright.serve.preflight.shape import model_shape, value_bytes
+from sparkwright.serve.preflight.shape import model_shape, value_bytes, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -75,7 +75,7 @@ def loaded_weights(recipe: Recipe, checkpoint: Checkpoint, *, draft: bool = Fals
         by_dtype[tensor.dtype] += tensor.bytes
         small = online and len(tensor.shape) > 1 and not _EMBEDDING.search(tensor.name)
         total += _loaded(tensor, 1 if small else value)
-    ranks = 1 if draft else max(1, int(recipe.flags.get("tensor-parallel-size", 1)))
+    ranks = 1 if draft else max(1, whole_number(recipe.flags, "tensor-parallel-size"))
     return LoadedWeights(total // ranks, dict(by_dtype), left_out)
 
 
@@ -94,10 +94,15 @@ def _taken(recipe: Recipe, checkpoint: Checkpoint, *, draft: bool) -> Iterator[T
     )
     layers = model_shape(checkpoint.text).layers
     for tensor in checkpoint.tensors:
-        layer = _LAYER.match(tensor.name)
-        head = _MTP.search(tensor.name) or (layer and layers and int(layer.group(1)) >= layers)
+        head = is_head(tensor.name, layers)
         if _DROPPED.search(tensor.name) or (head and not heads):
             continue
         if (text_alone and _ENCODERS.search(tensor.name)) or (tied and _OUTPUT.search(tensor.name)):
             continue
         yield tensor
+
+
+def is_head(name: str, layers: int) -> bool:
+    """Tell if the tensor *name* belongs to an MTP layer of a model of so many *layers*; 0 for unknown."""
+    layer = _LAYER.match(name)
+    return bool(_MTP.search(name) or (layer and layers and int(layer.group(1)) >= layers))
