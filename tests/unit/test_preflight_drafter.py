@@ -211,7 +211,7 @@ def test_the_whole_of_a_start(tmp_path):
     )
     with_carry = {one.check: one.level for one in run_preflight(start(served, engine=ENGINE))}
     assert with_carry == {"draft-kv-pages": "warn"}
-    stock = EngineFacts(version="0.24.0", packages=ENGINE.packages)
+    stock = EngineFacts(version="0.24.0", carries=frozenset({"draft-kv-dtype"}), packages=ENGINE.packages)
     assert {one.check for one in run_preflight(start(served, engine=stock)) if one.level == "refuse"} == {
         "draft-kv-pages"
     }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _ARCHITECTURES = ("FLASHINFER_CUDA_ARCH_LIST", "TORCH_CUDA_ARCH_LIST", "CUTE_DSL_ARCH")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_FIRST_NVCC = {"12.1": (12, 9), "12.0": (12, 8), "10.0": (12, 8)}
 _TRUE = {"1", "true", "yes", "on"}
 
 
@@ -71,6 +72,15 @@ def _nvcc(host: HostFacts, engine: EngineFacts | None) -> Iterator[Finding]:
             "FlashInfer's kernels can be neither found nor compiled",
             f"{COMPANION} is not installed, and no nvcc is on PATH, in CUDA_HOME or in /usr/local/cuda",
             f"install the companion wheel {COMPANION} or CUDA 13, or set VLLM_USE_FLASHINFER_SAMPLER=0",
+        )
+    elif host.nvcc and host.card and host.nvcc < _FIRST_NVCC.get(host.card.capability, ()):
+        oldest = ".".join(map(str, _FIRST_NVCC[host.card.capability]))
+        yield Finding(
+            "nvcc",
+            "warn",
+            "FlashInfer's kernels cannot be compiled for this card",
+            f"{found} is of CUDA {'.'.join(map(str, host.nvcc))}, and {host.card.capability} needs {oldest}",
+            f"install the companion wheel {COMPANION} or CUDA 13, and set CUDA_HOME to it",
         )
     else:
         yield Finding(

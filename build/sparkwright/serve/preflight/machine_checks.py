@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from sparkwright.recipes import incompatibilities
 from sparkwright.serve.preflight.budget import GIB
 from sparkwright.serve.preflight.completeness import missing_shards
 from sparkwright.serve.preflight.engine import runs_on
@@ -105,6 +106,21 @@ def check_ports(host: HostFacts, address: str, ports: Iterable[int]) -> Iterator
                 "something listens there",
                 f"end it (ss -ltnp 'sport = :{port}'), or give another --port",
             )
+
+
+def check_rules(recipe: Recipe, host: HostFacts, engine: EngineFacts) -> Iterator[Finding]:
+    """Yield a finding for each combination of options that is known not to work in that vLLM on that card."""
+    if not engine.version:
+        return
+    capability = host.card.capability if host.card else ""
+    for rule in incompatibilities(recipe, engine.version, capability, engine.carries):
+        yield Finding(
+            f"rule {rule.name}",
+            "refuse",
+            f"vLLM {engine.version} cannot serve these options",
+            f"{rule.reason} ({rule.source})",
+            rule.instead,
+        )
 
 
 def check_wheel(host: HostFacts, engine: EngineFacts) -> Iterator[Finding]:

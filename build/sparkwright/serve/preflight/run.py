@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import re
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
@@ -40,6 +42,7 @@ from sparkwright.serve.preflight.machine_checks import (
     check_card,
     check_disk,
     check_ports,
+    check_rules,
     check_wheel,
 )
 from sparkwright.serve.preflight.memory_checks import check_memory
@@ -49,7 +52,6 @@ from sparkwright.serve.preflight.weights import LoadedWeights, loaded_weights, m
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight.compilers import DeadVariables
@@ -174,10 +176,21 @@ def _engine(request: PreflightRequest) -> tuple[EngineFacts | None, list[Finding
 
 
 def _checkpoint(name: str, variables: Mapping[str, str], revision: str = "") -> Checkpoint | None:
-    if not name or name.startswith(TINY):
+    if not name:
         return None
+    if name.startswith(TINY):
+        return _generated(name)
     folder = find_folder(name, variables, revision)
     return read_checkpoint(name, folder) if folder is not None else None
+
+
+def _generated(name: str) -> Checkpoint:
+    """Return the checkpoint that a generated model will have: a configuration and a tokenizer, no weights."""
+    from sparkwright.verify.tiny import write_tiny_models
+
+    with tempfile.TemporaryDirectory() as folder:
+        target, drafter = write_tiny_models(Path(folder))
+        return read_checkpoint(name, target if name == f"{TINY}target" else drafter)
 
 
 def _machine(facts: _Facts) -> Iterator[Finding]:
@@ -185,6 +198,7 @@ def _machine(facts: _Facts) -> Iterator[Finding]:
     yield from check_card(facts.recipe, host)
     yield from check_ports(host, request.address, (request.port,) if request.port else ())
     if facts.engine is not None:
+        yield from check_rules(facts.recipe, host, facts.engine)
         yield from check_wheel(host, facts.engine)
         yield from check_architecture(facts.engine, facts.target, facts.drafter)
     yield from check_compilers(host, request.variables, facts.engine)
@@ -301,9 +315,9 @@ def _demand(facts: _Facts) -> Demand:
     utilization = recipe.flags.get("gpu-memory-utilization", UTILIZATION)
     return Demand(
         weights=loaded.bytes if loaded else -1,
-        weights_source=_source(loaded, options.ranks),
+        weights_source="made up when the server starts" if recipe.made_up else _source(loaded, options.ranks),
         drafter=drafted.bytes if drafted else (-1 if recipe.drafter and recipe.speculative else 0),
-        drafter_source=_source(drafted, 1),
+        drafter_source="made up when the server starts" if recipe.made_up else _source(drafted, 1),
         plan=plan,
         plan_unknown=unknown,
         length=_length(recipe, shape),
