@@ -4,11 +4,16 @@ Read `recipe` first: `Recipe`, `load_recipe`. `rules` refuses options that are k
 `shipped/` holds the recipes of this package.
 """
 
+from sparkwright.recipes.evidence import GRADES, Evidence, Grade
 from sparkwright.recipes.recipe import (
     TINY,
+    About,
     Recipe,
     Runner,
+    Use,
+    apply_use,
     load_recipe,
+    node_arguments,
     recipes,
     serve_arguments,
     variant,
@@ -16,14 +21,21 @@ from sparkwright.recipes.recipe import (
 from sparkwright.recipes.rules import RULES, Rule, check_compatible, incompatibilities
 
 __all__ = [
+    "GRADES",
     "RULES",
     "TINY",
+    "About",
+    "Evidence",
+    "Grade",
     "Recipe",
     "Rule",
     "Runner",
+    "Use",
+    "apply_use",
     "check_compatible",
     "incompatibilities",
     "load_recipe",
+    "node_arguments",
     "recipes",
     "serve_arguments",
     "variant",

@@ -11,6 +11,7 @@ from msgspec import field
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.recipes.evidence import Evidence, Grade, best_grade
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +22,47 @@ _SHIPPED = Path(__file__).with_name("shipped")
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 
 Runner = Literal["", "v1", "v2"]
+UseName = Literal["single", "shared", "many"]
+
+
+class Use(Model, frozen=True):
+    """One way to use a server, as changes of its recipe.
+
+    Attributes:
+        title: for people.
+        flags: flags in place of the recipe's, or on top of them.
+        speculative: the same for the speculative configuration.
+        environment: the same for variables.
+        speculation: draft tokens; without it, the recipe's drafter and its configuration are left out.
+        why: reasons, as in `Recipe`.
+    """
+
+    title: str
+    flags: dict[str, Any] = field(default_factory=dict)
+    speculative: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    speculation: bool = True
+    why: dict[str, str] = field(default_factory=dict)
+
+
+class About(Model, frozen=True):
+    """Facts of a model that its checkpoint's page states; unknown ones are empty or 0.
+
+    Attributes:
+        precision: of the weights: ``nvfp4``, ``mxfp4``, ``fp8``, ``int4`` or ``bf16``.
+        parameters: all of them, such as ``27B``.
+        active: those that one token uses; equal to `parameters` for a dense model.
+        context: longest context in tokens that the model was made for.
+        weights_gb: size of the checkpoint's weights, in 10^9 bytes.
+        page: public address of the model's page.
+    """
+
+    precision: Literal["nvfp4", "mxfp4", "fp8", "int4", "bf16"]
+    parameters: str = ""
+    active: str = ""
+    context: int = 0
+    weights_gb: float = 0
+    page: str = ""
 
 
 class Recipe(Model, frozen=True):
@@ -42,6 +84,16 @@ class Recipe(Model, frozen=True):
         capability: compute capability of the intended card, such as ``12.1``; empty for any.
         profile: sizes in place of the profile's own, by their names there.
         band: key of the reference band, or empty.
+        uses: ways to use the server: for one user (``single``), for about 16 (``shared``) or 64 (``many``)
+            requests at a time.
+        nodes: machines that serve together; the tensor-parallel size is a flag.
+        series: lines of releases that it is meant for, such as ``0.33``; any if empty.
+        about: facts of the model, for people and for other tools' formats.
+        why: reason of each flag by its name, of keys of the speculative configuration as
+            ``speculative.KEY``, and of variables by their names.
+        evidence: where and by whom it was served; none: it was never seen served.
+        reference: keys of published figures in ``reference.toml``.
+        notes: known failures and limits, for people.
     """
 
     format: int
@@ -57,6 +109,30 @@ class Recipe(Model, frozen=True):
     capability: str = ""
     profile: dict[str, Any] = field(default_factory=dict)
     band: str = ""
+    uses: dict[UseName, Use] = field(default_factory=dict)
+    nodes: Literal[1, 2] = 1
+    series: tuple[str, ...] = ()
+    about: About | None = None
+    why: dict[str, str] = field(default_factory=dict)
+    evidence: tuple[Evidence, ...] = ()
+    reference: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def grade(self) -> Grade:
+        """Return the best grade of evidence of this configuration; ``never`` without any."""
+        return best_grade([one for one in self.evidence if not one.differs])
+
+    @property
+    def near_grade(self) -> Grade:
+        """Return the best grade of evidence of a configuration that differs; ``never`` without any."""
+        return best_grade([one for one in self.evidence if one.differs])
+
+    @property
+    def standing(self) -> str:
+        """Return the grade in a word or two: ``A``, ``near A`` or ``never``."""
+        near = f"near {self.near_grade}" if self.near_grade != "never" else "never"
+        return self.grade if self.grade != "never" else near
 
     @property
     def made_up(self) -> bool:
@@ -70,17 +146,31 @@ def recipes() -> Mapping[str, Recipe]:
     return {recipe.name: recipe for recipe in found}
 
 
-def load_recipe(name_or_path: str | Path) -> Recipe:
+def load_recipe(name_or_path: str | Path, use: str = "") -> Recipe:
     """Return a recipe that ships, by its name, or one of the user's, by its path.
+
+    Args:
+        name_or_path: the recipe.
+        use: the use that is applied to it; none if empty.
+
+    Raises:
+        UnknownNameError: there is neither such a name nor such a file, or the recipe has no such use.
+        ConfigError: the file does not follow its format.
+    """
+    recipe = _load(recipe_path(name_or_path))
+    return apply_use(recipe, use) if use else recipe
+
+
+def recipe_path(name_or_path: str | Path) -> Path:
+    """Return the file of a recipe that ships, by its name, or of one of the user's, by its path.
 
     Raises:
         UnknownNameError: there is neither such a name nor such a file.
-        ConfigError: the file does not follow its format.
     """
     path = Path(name_or_path)
     if path.suffix == ".toml" and path.exists():
-        return _load(path)
-    shipped = recipes()
+        return path
+    shipped = {found.stem: found for found in sorted(_SHIPPED.glob("*.toml"))}
     if str(name_or_path) not in shipped:
         raise UnknownNameError(
             f"there is no recipe {str(name_or_path)!r}",
@@ -92,20 +182,54 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 
 def _load(path: Path) -> Recipe:
     recipe = load_toml(path, Recipe, newest_format=FORMAT)
-    flags = {name.replace("_", "-"): value for name, value in recipe.flags.items()}
-    if reserved := sorted(flags.keys() & _RESERVED):
+    uses = {
+        name: msgspec.structs.replace(use, flags=_checked(path, use.flags, use.speculative))
+        for name, use in recipe.uses.items()
+    }
+    flags = _checked(path, recipe.flags, recipe.speculative)
+    return msgspec.structs.replace(recipe, flags=flags, uses=uses)
+
+
+def _checked(path: Path, flags: dict[str, Any], speculative: dict[str, Any]) -> dict[str, Any]:
+    """Return *flags* with dashes; refuse those that are decided when the server is started."""
+    spelled = {name.replace("_", "-"): value for name, value in flags.items()}
+    if reserved := sorted(spelled.keys() & _RESERVED):
         raise ConfigError(
             f"{path} does not follow its format",
             because=f"{', '.join(reserved)} cannot be a flag: it is decided when the server is started",
             next_step="use the recipe's own keys model, drafter and speculative; ports are chosen",
         )
-    if "model" in recipe.speculative:
+    if "model" in speculative:
         raise ConfigError(
             f"{path} does not follow its format",
             because="speculative.model is the recipe's own key `drafter`",
             next_step="move it there",
         )
-    return msgspec.structs.replace(recipe, flags=flags)
+    return spelled
+
+
+def apply_use(recipe: Recipe, name: str) -> Recipe:
+    """Return *recipe* with the flags, variables and speculation of its use *name*.
+
+    Raises:
+        UnknownNameError: it has no such use.
+    """
+    use = next((found for known, found in recipe.uses.items() if known == name), None)
+    if use is None:
+        raise UnknownNameError(
+            f"the recipe {recipe.name} has no use {name!r}",
+            because=f"its uses are {', '.join(recipe.uses)}" if recipe.uses else "it has no uses",
+            next_step="name one of these, or none",
+        )
+    return msgspec.structs.replace(
+        recipe,
+        title=f"{recipe.title}; {use.title}",
+        flags={**recipe.flags, **use.flags},
+        environment={**recipe.environment, **use.environment},
+        speculative={**recipe.speculative, **use.speculative} if use.speculation else {},
+        drafter=recipe.drafter if use.speculation else "",
+        why={**recipe.why, **use.why},
+    )
 
 
 def variant(
@@ -140,6 +264,17 @@ def variant(
         drafter=(drafter or recipe.drafter) if speculation else "",
         speculative=recipe.speculative if speculation else {},
     )
+
+
+def node_arguments(rank: int, address: str) -> tuple[str, ...]:
+    """Return the arguments that `serve_arguments` needs besides on each of two machines.
+
+    Args:
+        rank: 0 for the machine that answers requests, 1 for the other one.
+        address: of the first machine, on the network that both share.
+    """
+    behind = ("--headless",) if rank else ()
+    return ("--nnodes", "2", "--node-rank", str(rank), "--master-addr", address, *behind)
 
 
 def serve_arguments(recipe: Recipe, *, host: str, port: int) -> tuple[str, ...]:
