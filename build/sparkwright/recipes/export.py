@@ -207,8 +207,7 @@ def _flag_words(recipe: Recipe, name: str) -> tuple[str, ...]:
 
     alone = msgspec.structs.replace(recipe, flags={name: recipe.flags[name]}, speculative={})
     whole, without = (
-        serve_arguments(one, host="", port=0)
-        for one in (alone, msgspec.structs.replace(alone, flags={}))
+        serve_arguments(one, host="", port=0) for one in (alone, msgspec.structs.replace(alone, flags={}))
     )
     return whole[len(without) :]
 

@@ -102,7 +102,7 @@ class PreflightRequest:
     @property
     def machines(self) -> int:
         """The machines that serve together."""
-        return self.nodes or int(getattr(self.recipe, "nodes", 1) or 1)
+        return self.nodes or self.recipe.nodes
 
     @property
     def variables(self) -> dict[str, str]:
@@ -211,7 +211,8 @@ def _models(facts: _Facts) -> Iterator[Finding]:
     names = {recipe.model: facts.target, **({recipe.drafter: facts.drafter} if recipe.drafter else {})}
     real = {name: checkpoint for name, checkpoint in names.items() if not name.startswith(TINY)}
     yield from check_offline(variables, real)
-    yield from check_disk(facts.host, cache_folder(variables), real)
+    stated = {recipe.model: _stated_bytes(recipe)}
+    yield from check_disk(facts.host, cache_folder(variables), real, stated)
     weights = recipe.flags.get("load-format") != "dummy"
     if facts.target is not None:
         own = not recipe.flags.get("tokenizer") and not recipe.flags.get("skip-tokenizer-init")
@@ -314,10 +315,10 @@ def _demand(facts: _Facts) -> Demand:
     drafted = loaded_weights(recipe, drafter, draft=True) if drafter and drafter.shards else None
     utilization = recipe.flags.get("gpu-memory-utilization", UTILIZATION)
     return Demand(
-        weights=loaded.bytes if loaded else -1,
-        weights_source="made up when the server starts" if recipe.made_up else _source(loaded, options.ranks),
+        weights=loaded.bytes if loaded else _stated_bytes(recipe) // options.ranks,
+        weights_source=_source(recipe, loaded, options.ranks),
         drafter=drafted.bytes if drafted else (-1 if recipe.drafter and recipe.speculative else 0),
-        drafter_source="made up when the server starts" if recipe.made_up else _source(drafted, 1),
+        drafter_source=_drafter_source(recipe, drafted),
         plan=plan,
         plan_unknown=unknown,
         length=_length(recipe, shape),
@@ -336,15 +337,27 @@ def _demand(facts: _Facts) -> Demand:
     )
 
 
-def _source(loaded: LoadedWeights | None, ranks: int) -> str:
+def _stated_bytes(recipe: Recipe) -> int:
+    """Return the bytes of the target's weights by its page, as the recipe has them; -1 where it has not."""
+    return int(recipe.about.weights_gb * 10**9) if recipe.about and recipe.about.weights_gb else -1
+
+
+def _source(recipe: Recipe, loaded: LoadedWeights | None, ranks: int) -> str:
+    over = f"; over {ranks} cards" if ranks > 1 else ""
+    if loaded is None and _stated_bytes(recipe) > 0:
+        return f"the model's page; not on this machine{over}"
+    return _drafter_source(recipe, loaded) + (over if loaded else "")
+
+
+def _drafter_source(recipe: Recipe, loaded: LoadedWeights | None) -> str:
     if loaded is None:
-        return "not on this machine"
+        return "made up when the server starts" if recipe.made_up else "not on this machine"
     types = ", ".join(
         f"{dtype} {size / GIB:.2f}"
         for dtype, size in sorted(loaded.by_dtype.items(), key=lambda one: -one[1])
     )
     left = f"; {loaded.left_out / GIB:.2f} not loaded" if loaded.left_out else ""
-    return f"headers: {types} GiB{left}" + (f"; over {ranks} cards" if ranks > 1 else "")
+    return f"headers: {types} GiB{left}"
 
 
 def _plan(facts: _Facts) -> tuple[KvPlan | None, str]:
