@@ -163,7 +163,8 @@ def cached(dtype, draft, *, target=HYBRID, version="0.24.0+spark.1", carries=fro
     ("dtype", "draft", "version", "carries", "expected"),
     [
         ("fp8", "bfloat16", "0.24.0", set(), {"draft-kv-pages": "refuse"}),
-        ("nvfp4", "bfloat16", "0.27.1", set(), {"draft-kv-pages": "refuse"}),
+        ("nvfp4", "bfloat16", "0.24.0", set(), {"draft-kv-pages": "refuse"}),
+        ("nvfp4", "bfloat16", "0.27.1", set(), {"draft-kv-pages": "warn"}),
         ("fp8", "bfloat16", "0.24.0+spark.1", {"kv-page-nvfp4"}, {"draft-kv-pages": "warn"}),
         ("nvfp4", "bfloat16", "0.33.0", set(), {"draft-kv-pages": "warn"}),
         ("fp8", "bfloat16", "", set(), {"draft-kv-pages": "warn"}),

@@ -172,6 +172,7 @@ def test_disk_for_a_model_of_known_size():
 def test_a_model_that_is_not_here(tmp_path):
     assert levels(recipe("org/absent")) == {"model-missing": "refuse"}
     assert levels(recipe(tmp_path / "absent"), environment={}) == {"model-missing": "refuse"}
+    assert levels(recipe("a/relative/folder"), environment={}) == {"model-missing": "refuse"}
     assert levels(recipe("org/absent"), environment={}) == {"model-fetched": "note"}
 
 

@@ -126,15 +126,16 @@ def check_offline(
     """
     offline = any(environment.get(name, "").lower() in _TRUE for name in _OFFLINE)
     for name, checkpoint in models.items():
-        if checkpoint is None and (offline or name.startswith(("/", "."))):
+        path = name.startswith(("/", ".", "~")) or name.count("/") > 1
+        if checkpoint is None and (offline or path):
             yield Finding(
                 "model-missing",
                 "refuse",
                 f"{name} is not on this machine",
-                "it is no folder, and the network is off (HF_HUB_OFFLINE)"
-                if offline
-                else "there is no such folder",
-                f"fetch it first: hf download {name}" if offline else "correct the path",
+                "there is no such folder"
+                if path
+                else "it is not in the cache, and the network is off (HF_HUB_OFFLINE)",
+                "correct the path" if path else f"fetch it first: hf download {name}",
             )
         elif checkpoint is None:
             yield Finding(

@@ -21,7 +21,7 @@ _MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 _EAGLE3_LAYERS = 3  # hidden states that EAGLE3 takes by default
 _LARGER = 1.001
 _PAGES_CARRY, _PAGES_SINCE = "kv-page-nvfp4", "0.33"
-_PAIRS_UNTIL = "0.26"
+_READ_UNTIL = "0.25"
 _SIXTEEN = {"bfloat16", "float16", "auto"}
 _PLAIN = {*_SIXTEEN, "fp8", "fp8_e4m3", "fp8_e5m2"}
 
@@ -253,12 +253,13 @@ def check_draft_cache(
         what = f"the drafter's KV cache makes each state take {factor:.2f} times its memory"
         yield Finding("draft-kv-pages", "warn", what, because, remedy)
         return
-    known = bool(version)
+    known = bool(version) and _before(version, _READ_UNTIL)
     yield Finding(
         "draft-kv-pages",
         "refuse" if known else "warn",
-        "the drafter's KV cache is refused after the weights are loaded",
-        f"{because}; vLLM {version or 'before 0.33'} without the carry {_PAGES_CARRY} cannot pad states",
+        f"the drafter's KV cache {'is' if known else 'may be'} refused after the weights are loaded",
+        f"{because}; vLLM {version or 'before 0.33'} without the carry {_PAGES_CARRY} "
+        f"{'cannot' if known else 'may not'} pad states to them",
         f"{remedy}, or use a wheel with that carry",
         liftable=True,
     )
@@ -268,7 +269,7 @@ def _pair(draft: str, target: str, version: str) -> Iterator[Finding]:
     """Yield a finding for types that vLLM 0.24 with draft-kv-dtype refuses to hold in one pool."""
     same = draft == target or {draft, target} <= _SIXTEEN
     fits = draft in _SIXTEEN or (draft in _PLAIN and (target in _PLAIN or target.startswith("turboquant_")))
-    if same or fits or not version or not _before(version, _PAIRS_UNTIL):
+    if same or fits or not version or not _before(version, _READ_UNTIL):
         return
     yield Finding(
         "draft-kv-pair",
