@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 _EAGLE3_LAYERS = 3  # hidden states that EAGLE3 takes by default
 _LARGER = 1.001
-_PAGES_CARRY, _PAGES_SINCE = "kv-page-nvfp4", "0.33"
+PAGES_CARRY = "kv-page-nvfp4"
+_PAGES_SINCE = "0.33"
 _READ_UNTIL = "0.25"
 _SIXTEEN = {"bfloat16", "float16", "auto"}
 _PLAIN = {*_SIXTEEN, "fp8", "fp8_e4m3", "fp8_e5m2"}
@@ -248,8 +249,12 @@ def check_draft_cache(
         f"in a hybrid model all pages have one size, and the drafter's, of {draft}, are {factor:.2f} times "
         f"the target's, of {options.dtype}"
     )
-    remedy = f'give the drafter the target\'s type: kv_cache_dtype = "{options.dtype}" in [speculative]'
-    if _PAGES_CARRY in carries or (version and not _before(version, _PAGES_SINCE)):
+    remedy = (
+        "use a drafter with as many KV heads as the target"
+        if draft == options.dtype
+        else f'give the drafter the target\'s type: kv_cache_dtype = "{options.dtype}" in [speculative]'
+    )
+    if PAGES_CARRY in carries or (version and not _before(version, _PAGES_SINCE)):
         what = f"the drafter's KV cache makes each state take {factor:.2f} times its memory"
         yield Finding("draft-kv-pages", "warn", what, because, remedy)
         return
@@ -258,7 +263,7 @@ def check_draft_cache(
         "draft-kv-pages",
         "refuse" if known else "warn",
         f"the drafter's KV cache {'is' if known else 'may be'} refused after the weights are loaded",
-        f"{because}; vLLM {version or 'before 0.33'} without the carry {_PAGES_CARRY} "
+        f"{because}; vLLM {version or 'before 0.33'} without the carry {PAGES_CARRY} "
         f"{'cannot' if known else 'may not'} pad states to them",
         f"{remedy}, or use a wheel with that carry",
         liftable=True,

@@ -24,7 +24,7 @@ from sparkwright.serve.preflight.budget import (
 from sparkwright.serve.preflight.checkpoint import Checkpoint, cache_folder, find_folder, read_checkpoint
 from sparkwright.serve.preflight.compilers import check_caches, check_compilers, check_dead, check_offline
 from sparkwright.serve.preflight.completeness import check_files
-from sparkwright.serve.preflight.drafter import check_draft_cache, check_drafter, drafter_layers
+from sparkwright.serve.preflight.drafter import PAGES_CARRY, check_draft_cache, check_drafter, drafter_layers
 from sparkwright.serve.preflight.engine import EngineFacts, read_installed, read_wheel
 from sparkwright.serve.preflight.finding import Finding, sorted_findings
 from sparkwright.serve.preflight.host import HostFacts, read_host
@@ -154,7 +154,7 @@ def inspect_start(request: PreflightRequest) -> PreflightReport:
     engine, problems = _engine(request)
     target = _checkpoint(recipe.model, variables, str(recipe.flags.get("revision") or ""))
     drafter = _checkpoint(recipe.drafter, variables)
-    facts = _Facts(request, host, engine, target, drafter, _kv_options(recipe, target, host))
+    facts = _Facts(request, host, engine, target, drafter, _kv_options(recipe, target, host, engine))
     budget = make_budget(_demand(facts), host.memory(int(request.sidecars_gib * GIB)))
     found = [*problems, *_machine(facts), *_models(facts), *_link(facts)]
     if not recipe.made_up:
@@ -280,7 +280,9 @@ def _length(recipe: Recipe, shape: ModelShape | None) -> int:
     return _flag(recipe, "max-model-len", shape.longest if shape else 0)
 
 
-def _kv_options(recipe: Recipe, target: Checkpoint | None, host: HostFacts) -> KvOptions:
+def _kv_options(
+    recipe: Recipe, target: Checkpoint | None, host: HostFacts, engine: EngineFacts | None
+) -> KvOptions:
     shape = model_shape(target.text) if target else None
     hybrid = shape is not None and shape.hybrid
     prefixes = recipe.flags.get("enable-prefix-caching")
@@ -295,6 +297,7 @@ def _kv_options(recipe: Recipe, target: Checkpoint | None, host: HostFacts) -> K
         # By default models with states have it off (vllm config/model.py).
         prefix_caching=prefixes if isinstance(prefixes, bool) else not hybrid,
         ranks=max(1, _flag(recipe, "tensor-parallel-size", 1)),
+        saves=engine is None or PAGES_CARRY in engine.carries,
     )
 
 
