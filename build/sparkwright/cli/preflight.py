@@ -118,7 +118,7 @@ def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -
 
     if not options.recipe or options.url or options.simulator:
         return
-    recipe = load_recipe(options.recipe)
+    recipe = load_recipe(options.recipe, options.use)
     network = {"HF_HUB_OFFLINE": "1"} if offline else {}
     environment = {**os.environ, **network}
     if recipe.made_up or find_folder(recipe.model, environment) is None:
