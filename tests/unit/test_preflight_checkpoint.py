@@ -131,6 +131,12 @@ def test_a_tokenizers_configuration_alone_is_no_tokenizer(folder):
     assert found(folder) == {"tokenizer": "refuse"}
 
 
+def test_mistrals_own_configuration(folder):
+    (folder / "config.json").rename(folder / "params.json")
+    assert found(folder) == {"mistral-format": "note"}
+    assert judged(folder, weights="compressed-tensors") == {}
+
+
 def test_a_gguf_file_is_named(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -121,6 +121,21 @@ def test_an_eagle3_drafter(tmp_path):
     }
 
 
+def test_a_drafter_with_packed_weights(tmp_path):
+    packed = [{"fc.weight": ("U8", (5120, 5 * 5120 // 2)), "fc.weight_scale": ("F8_E4M3", (5120, 1600))}]
+    assert found(tmp_path, QWEN_27B_DFLASH, packed) == {}
+
+
+def test_a_paired_head_reads_the_targets_cache(tmp_path):
+    target = read_checkpoint("t", write_checkpoint(tmp_path / "target", DENSE))
+    head = read_checkpoint("d", write_checkpoint(tmp_path / "head", {**DENSE, "num_hidden_layers": 4}))
+    mtp = recipe(drafter="d", speculative={"method": "mtp", "num_speculative_tokens": 4})
+    assert drafter_layers(mtp, target, head) == ()
+    assert list(check_drafter(mtp, target, head)) == []
+    model = recipe(drafter="d", speculative={"method": "draft_model", "num_speculative_tokens": 4})
+    assert drafter_layers(model, target, head) == (Attention(4, 4, 128),)
+
+
 def test_the_generated_pair_fits(tmp_path):
     target, drafter = write_tiny_models(tmp_path)
     served = recipe(target, drafter=str(drafter), speculative={**DFLASH, "num_speculative_tokens": 7})

@@ -23,6 +23,7 @@ _LARGER = 1.001
 PAGES_CARRY = "kv-page-nvfp4"
 _PAGES_SINCE = "0.33"
 _READ_UNTIL = "0.25"
+_FLOATS = {"BF16", "F16", "F32"}
 _SIXTEEN = {"bfloat16", "float16", "auto"}
 _PLAIN = {*_SIXTEEN, "fp8", "fp8_e4m3", "fp8_e5m2"}
 
@@ -96,7 +97,8 @@ def drafter_layers(recipe: Recipe, target: Checkpoint, drafter: Checkpoint | Non
     if not recipe.speculative:
         return ()
     if drafter is not None:
-        return read_drafting(drafter.config).shape.attention
+        # A paired head, such as Gemma 4's assistant, reads the target's cache and has none.
+        return () if _is_mtp(recipe) else read_drafting(drafter.config).shape.attention
     if not _is_mtp(recipe):
         return ()
     shape, count = model_shape(target.text), max(1, _heads_of(target))
@@ -197,6 +199,8 @@ def _first_layer(method: str, found: Drafting, drafter: Checkpoint) -> Iterator[
     count = len(found.taken) or (_EAGLE3_LAYERS if method == "eagle3" else 0)
     if joined is None or not count or len(joined.shape) != 2:  # noqa: PLR2004 - a matrix
         return
+    if joined.dtype not in _FLOATS:
+        return  # packed, so that its sizes are not those of its values
     takes = joined.shape[1]
     if takes != count * found.target_hidden:
         because = (
