@@ -24,7 +24,13 @@ from sparkwright.serve.preflight.budget import (
 from sparkwright.serve.preflight.checkpoint import Checkpoint, cache_folder, find_folder, read_checkpoint
 from sparkwright.serve.preflight.compilers import check_caches, check_compilers, check_dead, check_offline
 from sparkwright.serve.preflight.completeness import check_files
-from sparkwright.serve.preflight.drafter import PAGES_CARRY, check_draft_cache, check_drafter, drafter_layers
+from sparkwright.serve.preflight.drafter import (
+    PAGES_CARRY,
+    before,
+    check_draft_cache,
+    check_drafter,
+    drafter_layers,
+)
 from sparkwright.serve.preflight.engine import EngineFacts, read_installed, read_wheel
 from sparkwright.serve.preflight.finding import Finding, sorted_findings
 from sparkwright.serve.preflight.host import HostFacts, read_host
@@ -369,10 +375,19 @@ def _plan(facts: _Facts) -> tuple[KvPlan | None, str]:
     shape = model_shape(facts.target.text)
     if shape.unknown:
         return None, f"the configuration has {shape.unknown}"
+    if _keeps_every_state(shape, facts):
+        return None, "vLLM before 0.33 may keep a state of Mamba 2 for each block of a cached prefix"
     try:
         return plan_kv(shape, drafter_layers(facts.recipe, facts.target, facts.drafter), facts.options), ""
     except UnknownFormatError as error:
         return None, f"the size of a token in {error} is not known here"
+
+
+def _keeps_every_state(shape: ModelShape, facts: _Facts) -> bool:
+    """Tell if states may be kept in the mode ``all`` (vllm model_executor/models/config.py of 0.24.0)."""
+    mamba = any(states.mamba for states in shape.states)
+    version = facts.engine.version if facts.engine else ""
+    return mamba and facts.options.prefix_caching and (not version or before(version, "0.33"))
 
 
 def _fixed_pool(facts: _Facts) -> int:
