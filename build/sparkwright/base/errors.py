@@ -282,6 +282,12 @@ class ClusterError(SparkwrightError):
     exit_code = 75
 
 
+class PreflightError(SparkwrightError):
+    """A server would not start, or the host would not survive it."""
+
+    exit_code = 76
+
+
 class ServerError(SparkwrightError):
     """The server under test could not be started, or exited."""
 

@@ -1,0 +1,182 @@
+"""Preflight as a whole: read the facts, lay out the budget, and collect every finding."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.base.errors import SparkwrightError
+from sparkwright.recipes import TINY
+from sparkwright.serve.preflight.budget import (
+    GIB,
+    Budget,
+    BudgetRow,
+    budget_rows,
+    make_budget,
+)
+from sparkwright.serve.preflight.checkpoint import Checkpoint, cache_folder, find_folder, read_checkpoint
+from sparkwright.serve.preflight.compilers import check_caches, check_compilers, check_dead, check_offline
+from sparkwright.serve.preflight.completeness import check_files
+from sparkwright.serve.preflight.demand import kv_options, make_demand, stated_bytes
+from sparkwright.serve.preflight.drafter import (
+    check_draft_cache,
+    check_drafter,
+    drafter_layers,
+)
+from sparkwright.serve.preflight.engine import EngineFacts, read_installed, read_wheel
+from sparkwright.serve.preflight.finding import Finding, sorted_findings
+from sparkwright.serve.preflight.host import read_host
+from sparkwright.serve.preflight.link import LinkFacts, check_link, read_link
+from sparkwright.serve.preflight.machine_checks import (
+    check_architecture,
+    check_card,
+    check_disk,
+    check_ports,
+    check_rules,
+    check_wheel,
+)
+from sparkwright.serve.preflight.memory_checks import check_memory
+from sparkwright.serve.preflight.quantization import check_quantization
+from sparkwright.serve.preflight.request import PreflightRequest, StartFacts
+from sparkwright.serve.preflight.shape import model_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@dataclass(frozen=True)
+class PreflightReport:
+    """What preflight found.
+
+    Attributes:
+        findings: the worst first.
+        rows: the memory budget as a table.
+        budget: the same as figures.
+    """
+
+    findings: tuple[Finding, ...]
+    rows: tuple[BudgetRow, ...]
+    budget: Budget
+
+
+def run_preflight(request: PreflightRequest) -> tuple[Finding, ...]:
+    """Return what speaks against starting *request*, the worst first; nothing is loaded or downloaded."""
+    return inspect_start(request).findings
+
+
+def inspect_start(request: PreflightRequest) -> PreflightReport:
+    """Return findings and memory budget of *request*; nothing is loaded or downloaded."""
+    recipe, variables = request.recipe, request.variables
+    models = cache_folder(variables)
+    host = request.host or read_host(variables, models=models, ports=(request.port,), address=request.address)
+    engine, problems = _engine(request)
+    target = _checkpoint(recipe.model, variables, str(recipe.flags.get("revision") or ""))
+    drafter = _checkpoint(recipe.drafter, variables)
+    facts = StartFacts(request, host, engine, target, drafter, kv_options(recipe, target, host, engine))
+    budget = make_budget(make_demand(facts), host.memory(int(request.sidecars_gib * GIB)))
+    found = [*problems, *_machine(facts), *_models(facts), *_link(facts)]
+    if not recipe.made_up:
+        found += check_memory(budget)
+    return PreflightReport(sorted_findings(found), budget_rows(budget), budget)
+
+
+def _engine(request: PreflightRequest) -> tuple[EngineFacts | None, list[Finding]]:
+    if request.engine is not None:
+        return request.engine, []
+    try:
+        if request.python is not None:
+            return read_installed(request.python), []
+        if request.wheel is not None:
+            return read_wheel(request.wheel), []
+    except SparkwrightError as error:
+        return None, [Finding("engine", "refuse", error.what, error.because, error.next_step)]
+    return None, []
+
+
+def _checkpoint(name: str, variables: Mapping[str, str], revision: str = "") -> Checkpoint | None:
+    if not name:
+        return None
+    if name.startswith(TINY):
+        return _generated(name)
+    folder = find_folder(name, variables, revision)
+    return read_checkpoint(name, folder) if folder is not None else None
+
+
+def _generated(name: str) -> Checkpoint:
+    """Return the checkpoint that a generated model will have: a configuration and a tokenizer, no weights."""
+    from sparkwright.verify.tiny import write_tiny_models
+
+    with tempfile.TemporaryDirectory() as folder:
+        target, drafter = write_tiny_models(Path(folder))
+        return read_checkpoint(name, target if name == f"{TINY}target" else drafter)
+
+
+def _machine(facts: StartFacts) -> Iterator[Finding]:
+    request, host = facts.request, facts.host
+    yield from check_card(facts.recipe, host)
+    yield from check_ports(host, request.address, (request.port,) if request.port else ())
+    if facts.engine is not None:
+        yield from check_rules(facts.recipe, host, facts.engine)
+        yield from check_wheel(host, facts.engine)
+        yield from check_architecture(facts.engine, facts.target, facts.drafter)
+    yield from check_compilers(host, request.variables, facts.engine)
+    yield from check_caches(host)
+    yield from check_dead(request.variables, request.dead_variables)
+
+
+def _models(facts: StartFacts) -> Iterator[Finding]:
+    recipe, variables = facts.recipe, facts.request.variables
+    names = {recipe.model: facts.target, **({recipe.drafter: facts.drafter} if recipe.drafter else {})}
+    real = {name: checkpoint for name, checkpoint in names.items() if not name.startswith(TINY)}
+    yield from check_offline(variables, real)
+    stated = {recipe.model: stated_bytes(recipe)}
+    yield from check_disk(facts.host, cache_folder(variables), real, stated)
+    weights = recipe.flags.get("load-format") != "dummy"
+    if facts.target is not None:
+        own = not recipe.flags.get("tokenizer") and not recipe.flags.get("skip-tokenizer-init")
+        yield from check_files(facts.target, weights=weights, tokenizer=own)
+        if weights:
+            yield from check_quantization(recipe, facts.target)
+        if recipe.speculative and (facts.drafter is not None or not recipe.drafter):
+            yield from check_drafter(recipe, facts.target, facts.drafter)
+            yield from _draft_cache(facts, facts.target)
+    if facts.drafter is not None:
+        yield from check_files(facts.drafter, weights=weights, tokenizer=False)
+
+
+def _draft_cache(facts: StartFacts, target: Checkpoint) -> Iterator[Finding]:
+    engine = facts.engine or EngineFacts()
+    yield from check_draft_cache(
+        model_shape(target.text),
+        drafter_layers(facts.recipe, target, facts.drafter),
+        facts.options,
+        version=engine.version,
+        carries=engine.carries,
+    )
+
+
+def _link(facts: StartFacts) -> Iterator[Finding]:
+    request = facts.request
+    if request.machines > 1:
+        here = request.link or this_end(request, facts.engine)
+        yield from check_link((here, *([request.peer] if request.peer else [])))
+
+
+def this_end(request: PreflightRequest, engine: EngineFacts | None = None) -> LinkFacts:
+    """Return the facts of this end of the link between two machines.
+
+    Args:
+        request: the start.
+        engine: the vLLM that would serve; read from the request's wheel or interpreter where `None`.
+    """
+    engine = engine or _engine(request)[0] or EngineFacts()
+    return read_link(
+        request.variables,
+        host=platform.node() or "this machine",
+        nccl=engine.nccl,
+        wheel=engine.files,
+        version=engine.version,
+    )
