@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Sliding windows in DFlash drafters on one GPU: what is computed, that it serves, that windows are applied.
 
-Needs a GPU, torch and a vLLM wheel of 0.24 that holds the carry ``dflash-sliding-window``; downloads nothing
-and imports nothing of this project but its tiny models::
+Needs a GPU, torch and a vLLM wheel of 0.24 that holds the carry ``dflash-sliding-window``, or for ``compare``
+on model runner V2 one of 0.33; downloads nothing and imports nothing of this project but its tiny models::
 
     python3 tests/gpu/draft_attention.py --out /tmp/draft
     python3 tests/gpu/draft_attention.py --out /tmp/draft --only attention compare serve-full-flash
     python3 tests/gpu/draft_attention.py --out /tmp/draft --only attention --device cpu   # small, Triton only
+    python3 tests/gpu/draft_attention.py --out /tmp/draft --runner v2                   # 0.33: compare alone
 
 The parts, each in processes of its own, and what fails the script:
 
@@ -17,7 +18,8 @@ The parts, each in processes of its own, and what fails the script:
 - ``refuse``: asked for model runner V2, vLLM says that it takes no windows and what to do.
 - ``compare``: drafters with the same weights, and windows of 64, of more than the context, and none. In the
   first proposal after a prompt shorter than 64 the first two must give the same, after a longer one not;
-  the third must differ from the second, since its layers are not causal.
+  the third must differ from the second, since its layers are not causal. The layers' windows and backend
+  must be those asked for.
 - ``serve-…``: a tiny Qwen3 with a drafter of four sliding layers and a full one, window 64, on model runner
   V1, at 1 to 65 requests at once with prompts on both sides of the window, as `serve_pair.py` does it:
   tokens and vLLM's counters as predicted, runner, backend, window, causality and KV cache group of every
@@ -152,12 +154,18 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the results; made when missing")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--runner", choices=("v1", "v2"), default="v1", help="v2 has the part compare alone")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="all of the runner's by default")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="for the part attention")
     parser.add_argument("--levels", nargs="+", type=int, default=LEVELS)
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.5)
     parser.add_argument("--boot-seconds", type=int, default=300)
-    return parser.parse_args()
+    args = parser.parse_args()
+    parts = PARTS if args.runner == "v1" else ["compare"]
+    args.only = args.only or parts
+    if others := [part for part in args.only if part not in parts]:
+        parser.error(f"not on model runner {args.runner}: {', '.join(others)}")
+    return args
 
 
 def ended(name: str, status: int | None, log: str) -> list[Check]:
@@ -227,13 +235,15 @@ def compare(work: Work) -> list[Check]:
     for name in DRAFTERS:
         run = f"compare-{name}"
         status = work.engine(
-            run, "pair.draft", SECONDS["compare"], drafter=str(work.scratch / name), prompts=PROMPTS,
+            run, "pair.draft", SECONDS["compare"], "1" if work.args.runner == "v2" else "0",
+            drafter=str(work.scratch / name), prompts=PROMPTS,
             speculative={"attention_backend": "FLASH_ATTN"},
         )  # fmt: skip
         lines = work.lines(run)
         states |= {(name, line["prompt"]): line["states"] for line in lines}
         tokens |= {(name, line["prompt"]): line["tokens"] for line in lines}
         checks += ended(run, status, work.log(run))
+        checks += [window_check(name, line["layers"]) for line in lines[:1]]
     short, long = PROMPTS
     for what, left, right, prompt, same in (
         ("within the window, windows change nothing", "window", "wide", short, True),
@@ -248,6 +258,17 @@ def compare(work: Work) -> list[Check]:
         detail = f"hidden states differ by {found:.2e}, drafts are {equal}"
         checks.append(Check(f"{what} (prompt {prompt})", ok, detail))
     return checks
+
+
+def window_check(name: str, layers: list[dict[str, Any]]) -> Check:
+    """Windows and backend of the drafter *name*, one of `DRAFTERS`."""
+    window = DRAFTERS[name]
+    sliding = [kind == "sliding_attention" and window is not None for kind in WINDOW_LAYERS]
+    wanted = [[window - 1, 0] if one and window else [-1, -1] for one in sliding]
+    found = [layer["window"] for layer in layers]
+    backends = {layer["backend"] for layer in layers}
+    ok = found == wanted and backends == {"FLASH_ATTN"}
+    return Check(f"windows of {name}", ok, f"{found} on {', '.join(sorted(backends))}")
 
 
 def draft_layer_checks(serving: Serving, boot: dict[str, Any], end: dict[str, Any]) -> list[Check]:

@@ -44,7 +44,13 @@ def failed(checks: list[Any]) -> list[str]:
 
 def work(tmp_path: Path, **arguments: Any) -> Work:
     args = argparse.Namespace(
-        out=tmp_path, device="cuda", levels=[], boot_seconds=1, gpu_memory_utilization=0.5, **arguments
+        out=tmp_path,
+        device="cuda",
+        runner="v1",
+        levels=[],
+        boot_seconds=1,
+        gpu_memory_utilization=0.5,
+        **arguments,
     )
     return Work(args, tmp_path)
 
@@ -171,13 +177,28 @@ def test_each_fault_of_an_engine_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert served(tmp_path, monkeypatch, serving_lines()[1:]) == ["boot and end"]
 
 
+def asked_layers(name: str) -> list[dict[str, Any]]:
+    window = draft_attention.DRAFTERS[name]
+    sliding = [-1, -1] if window is None else [window - 1, 0]
+    return [{"window": one, "backend": "FLASH_ATTN"} for one in (*[sliding] * 4, [-1, -1])]
+
+
 def compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[tuple[str, int], Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    states: dict[tuple[str, int], Any],
+    layers: dict[str, Any] | None = None,
 ) -> list[str]:
     def start(self: Work, run: str, *_rest: Any) -> int:
         name = run.removeprefix("compare-")
+        told = {"run": run, "kind": "compare", "tokens": [1]}
         lines = [
-            {"run": run, "kind": "compare", "prompt": prompt, "states": vector, "tokens": [1]}
+            {
+                **told,
+                "prompt": prompt,
+                "states": vector,
+                "layers": {name: asked_layers(name), **(layers or {})}[name],
+            }
             for (of, prompt), vector in states.items()
             if of == name
         ]
@@ -209,6 +230,42 @@ def test_windows_must_show_beyond_them_and_only_there(
     ):
         found = compared(tmp_path, monkeypatch, healthy | change)
         assert [name for name in found if name.startswith(words)] == found != []
+    for name, other_layers in (
+        ("window", asked_layers("none")),
+        ("wide", asked_layers("window")),
+        ("none", [layer | {"backend": "TRITON_ATTN"} for layer in asked_layers("none")]),
+    ):
+        assert compared(tmp_path, monkeypatch, healthy, {name: other_layers}) == [f"windows of {name}"]
+
+
+@pytest.mark.parametrize(("runner", "asked"), [("v1", "0"), ("v2", "1")])
+def test_the_comparison_runs_on_the_runner_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str, asked: str
+) -> None:
+    seen = set()
+
+    def start(self: Work, run: str, _command: list[str], _seconds: float, chosen: str | None) -> int:
+        seen.add(chosen)
+        (self.out / f"{run}.log").write_text("")
+        return 0
+
+    monkeypatch.setattr(Work, "start", start)
+    here = work(tmp_path)
+    here.args.runner = runner
+    draft_attention.compare(here)
+    assert seen == {asked}
+
+
+def test_model_runner_v2_has_the_comparison_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(*more: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["draft_attention.py", "--out", "x", *more])
+        only: list[str] = draft_attention.arguments().only
+        return only
+
+    assert chosen() == draft_attention.PARTS
+    assert chosen("--runner", "v2") == ["compare"]
+    with pytest.raises(SystemExit):
+        chosen("--runner", "v2", "--only", "refuse")
 
 
 def test_a_refusal_is_one_only_if_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,11 +28,12 @@ class DraftView(PairView):
 
     def pair_draft_layers(self) -> list[dict[str, Any]]:
         """The draft layers in order; from here on, the causality of their metadata is noted."""
-        drafter = self.model_runner.drafter
+        drafter = self._pair_drafter()
         self._pair_note_causality(drafter)
         context = self.vllm_config.compilation_config.static_forward_context
         groups = self.model_runner.kv_cache_config.kv_cache_groups
-        names = sorted(drafter._draft_attn_layer_names, key=lambda name: int(name.split(".")[-3]))
+        unsorted = _first_of(drafter, "_draft_attn_layer_names", "draft_attn_layer_names")
+        names = sorted(unsorted, key=lambda name: int(name.split(".")[-3]))
         return [
             {
                 "name": name,
@@ -44,17 +45,23 @@ class DraftView(PairView):
             for name in names
         ]
 
+    def _pair_drafter(self) -> Any:
+        """Return the drafter of model runner V1, or the speculator of V2."""
+        return _first_of(self.model_runner, "drafter", "speculator")
+
     def _pair_note_causality(self, drafter: Any) -> None:
-        build = drafter.build_per_group_and_layer_attn_metadata
+        v1 = hasattr(drafter, "build_per_group_and_layer_attn_metadata")
+        name = "build_per_group_and_layer_attn_metadata" if v1 else "_build_attn_metadata"
+        build = getattr(drafter, name)
         self._pair_causality: dict[str, set[str]] = {}
 
         def noting(*arguments: Any, **named: Any) -> Any:
-            by_group, by_layer = build(*arguments, **named)
-            for name, metadata in by_layer.items():
-                self._pair_causality.setdefault(name, set()).add(str(metadata.causal))
-            return by_group, by_layer
+            built = build(*arguments, **named)
+            for layer, metadata in ((built[1] if v1 else built) or {}).items():
+                self._pair_causality.setdefault(layer, set()).add(str(metadata.causal))
+            return built
 
-        drafter.build_per_group_and_layer_attn_metadata = noting
+        setattr(drafter, name, noting)
 
     def pair_draft_causality(self) -> dict[str, list[str]]:
         """Which causality each layer's metadata had since `pair_draft_layers` was called."""
@@ -62,9 +69,9 @@ class DraftView(PairView):
 
     def pair_draft_weights(self) -> int:
         """Give the drafter's own weights a usual size, the same for the same names; return their number."""
-        model = self.model_runner.drafter.model
+        model = self._pair_drafter().model
         count = 0
-        with torch.no_grad():
+        with torch.inference_mode():
             for name, weight in model.named_parameters():
                 if "embed_tokens" in name or "lm_head" in name:  # the target's
                     continue
@@ -74,28 +81,43 @@ class DraftView(PairView):
                     continue
                 generator = torch.Generator(device=weight.device).manual_seed(zlib.crc32(name.encode()))
                 weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
-        model.model._build_fused_kv_buffers()
+            model.model._build_fused_kv_buffers()  # copies of the weights
         return count
 
     def pair_draft_watch(self) -> None:
         """From here on, keep what the drafter's last layer gives in the first proposal."""
-        drafter = self.model_runner.drafter
+        drafter = self._pair_drafter()
+        v1 = hasattr(drafter, "_sample_draft_tokens")
+        name = "_sample_draft_tokens" if v1 else "sample_draft"
         if not hasattr(self, "_pair_sample"):
-            self._pair_sample = drafter._sample_draft_tokens
+            self._pair_sample = getattr(drafter, name)
         self._pair_first: list[list[float]] = []
 
         def keeping(hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
             tokens = self._pair_sample(hidden_states, *arguments, **named)
             if not self._pair_first:
                 self._pair_first.append(hidden_states.float().flatten().tolist())
-                self._pair_first.append(tokens[0].flatten().tolist())
+                self._pair_first.append((tokens[0] if v1 else tokens).flatten().tolist())
             return tokens
 
-        drafter._sample_draft_tokens = keeping
+        setattr(drafter, name, keeping)
 
     def pair_draft_first(self) -> list[list[float]]:
         """Hidden states and tokens of the first proposal since `pair_draft_watch`; empty without one."""
         return self._pair_first
+
+
+def _first_of(thing: Any, *names: str) -> Any:
+    """Return the attribute of *thing* that is there and not None: releases and runners name it differently.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    found = [getattr(thing, name, None) for name in names]
+    for value in found:
+        if value is not None:
+            return value
+    raise AttributeError(f"{type(thing).__name__} has none of {', '.join(names)}")
 
 
 async def compare(spec: dict[str, Any]) -> None:
