@@ -6,6 +6,7 @@ Read `recipe` first: `Recipe`, `load_recipe`. `rules` refuses options that are k
 
 from sparkwright.recipes.evidence import GRADES, Evidence, Grade
 from sparkwright.recipes.recipe import (
+    REHEARSAL,
     TINY,
     Recipe,
     Runner,
@@ -14,12 +15,14 @@ from sparkwright.recipes.recipe import (
     load_recipe,
     recipes,
     serve_arguments,
+    shipped_path,
     variant,
 )
 from sparkwright.recipes.rules import RULES, Rule, check_compatible, incompatibilities
 
 __all__ = [
     "GRADES",
+    "REHEARSAL",
     "RULES",
     "TINY",
     "Evidence",
@@ -34,5 +37,6 @@ __all__ = [
     "load_recipe",
     "recipes",
     "serve_arguments",
+    "shipped_path",
     "variant",
 ]
