@@ -159,7 +159,7 @@ def _installed(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Installat
 
     if asked["python"]:
         return existing(asked["python"], recipe)
-    wheel = _wheel(asked)
+    wheel = _wheel(store, asked)
     requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
     return install_wheel(store, wheel, recipe, requirements, offline=asked["offline"])
 
@@ -176,7 +176,7 @@ def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
         return install_rehearsal(job, recipe)
 
 
-def _wheel(asked: dict[str, Any]) -> Path:
+def _wheel(store: Store, asked: dict[str, Any]) -> Path:
     """Return the wheel that the user named, or the newest one for this machine and series."""
     from platform import machine
 
@@ -185,9 +185,14 @@ def _wheel(asked: dict[str, Any]) -> Path:
     if asked["wheel"]:
         return Path(asked["wheel"])
     if asked["channel"]:
-        from sparkwright.cli.serve_channel import channel_wheel
+        from sparkwright.cli.channel_place import now, pinned_roots
+        from sparkwright.publish.seen import default_memory
+        from sparkwright.serve.channel import channel_wheel
 
-        return channel_wheel(asked["channel"], machine(), asked["series"], offline=asked["offline"])
+        return channel_wheel(
+            store, asked["channel"], machine(), asked["series"], roots=pinned_roots(None),
+            memory=default_memory(), now=now(), offline=asked["offline"],
+        )  # fmt: skip
     return built_wheel(dist_folder(Path()), machine(), asked["series"])
 
 
@@ -219,7 +224,7 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
         return
     from sparkwright.serve.environment import environment_folder, wheel_requirements
 
-    wheel = _wheel(asked)
+    wheel = _wheel(store, asked)
     requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
     python = environment_folder(store, wheel, requirements) / "bin" / "python"
     show_plan(planned(recipe, options, store, python=python, wheel=wheel), as_json=as_json)

@@ -56,7 +56,7 @@ def _assigned(name: str, value: str) -> str:
 
 def example(url: str, model: str, key_file: object = None) -> str:
     """Return a command that asks the server one question; a key goes in by its file, never as an argument."""
-    body = json.dumps({"model": model, "messages": [_QUESTION], "max_tokens": 32})
+    body = json.dumps({"model": model, "messages": [_QUESTION], "max_tokens": 32, "temperature": 0})
     asked = f"curl -s {url}/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     if not key_file:
         return asked

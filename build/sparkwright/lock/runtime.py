@@ -36,6 +36,7 @@ _ALWAYS = {
 _HEAD = """\
 # The runtime of vLLM {release} on {machine}, locked: `sparkwright lock runtime` makes it anew.
 """
+_OVERRIDE = "# override: "
 _AFTER = "make it again: sparkwright lock runtime"
 
 
@@ -70,9 +71,11 @@ class LockedRuntime:
 
     Attributes:
         packages: the packages, by name.
+        overrides: requirements that count instead of those of the same project, wherever they are stated.
     """
 
     packages: tuple[LockedPackage, ...]
+    overrides: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -92,6 +95,7 @@ class LockedRuntime:
             environment: values of markers, as `packaging.markers.default_environment` has them.
         """
         given = {**environment, "extra": ""}
+        instead = {canonicalize_name(Requirement(one).name): Requirement(one) for one in self.overrides}
         versions = {
             package.name: Version(package.version)
             for package in self.packages
@@ -102,8 +106,9 @@ class LockedRuntime:
             requirement = Requirement(text)
             if requirement.marker is not None and not requirement.marker.evaluate(given):
                 continue
-            version = versions.get(canonicalize_name(requirement.name))
-            if version is None or not requirement.specifier.contains(version, prereleases=True):
+            name = canonicalize_name(requirement.name)
+            version, wanted = versions.get(name), instead.get(name, requirement).specifier
+            if version is None or not wanted.contains(version, prereleases=True):
                 found.append(text)
         return tuple(found)
 
@@ -115,7 +120,8 @@ def runtime_name(series: str, machine: str) -> str:
 
 def format_runtime(runtime: LockedRuntime, *, release: str, machine: str) -> str:
     """Return the file with *runtime*."""
-    return _HEAD.format(release=release, machine=machine) + runtime.text
+    overrides = "".join(f"{_OVERRIDE}{override}\n" for override in runtime.overrides)
+    return _HEAD.format(release=release, machine=machine) + overrides + runtime.text
 
 
 def read_runtime(path: Path) -> LockedRuntime:
@@ -137,14 +143,16 @@ def parse_runtime(text: str, what: str) -> LockedRuntime:
     Raises:
         ConfigError: a line is no exact requirement with digests.
     """
-    packages = []
+    packages, overrides = [], []
     for number, line in enumerate(text.replace("\\\n", " ").splitlines(), start=1):
+        if line.startswith(_OVERRIDE):
+            overrides.append(line.removeprefix(_OVERRIDE).strip())
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         packages.append(_package(line, f"{what}, line {number}"))
     if not packages:
         raise ConfigError(f"{what} is no locked runtime", because="it holds no package", next_step=_AFTER)
-    return LockedRuntime(tuple(packages))
+    return LockedRuntime(tuple(packages), tuple(overrides))
 
 
 def _package(line: str, where: str) -> LockedPackage:

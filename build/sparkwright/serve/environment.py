@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
 from sparkwright.base.events import task
 from sparkwright.serve.model import Installation
-from sparkwright.serve.runtime import find_runtime, locked_requirements
+from sparkwright.serve.runtime import ExactRequirements, find_runtime, locked_requirements
 from sparkwright.verify.server import find_installed, prepare_wheel
 
 if TYPE_CHECKING:
@@ -19,24 +19,29 @@ if TYPE_CHECKING:
     from sparkwright.store import Store
 
 
-def environment_folder(store: Store, wheel: Path, requirements: str) -> Path:
+def environment_folder(store: Store, wheel: Path, requirements: ExactRequirements) -> Path:
     """Return the folder of the environment of *wheel* with *requirements*, whether it is made or not."""
-    parts = [sha256_file(wheel), sha256_bytes(requirements.encode()), sys.version, sysconfig.get_platform()]
+    parts = [
+        sha256_file(wheel),
+        sha256_bytes(requirements.text.encode()),
+        sys.version,
+        sysconfig.get_platform(),
+    ]
     return store.environments / digest_of(parts)[:16]
 
 
-def wheel_requirements(wheel: Path, patchsets: Path | None, *, locked: bool) -> str:
-    """Return the requirements by which *wheel* is installed; empty for whatever the index has today.
+def wheel_requirements(wheel: Path, patchsets: Path | None, *, locked: bool) -> ExactRequirements:
+    """Return the requirements by which *wheel* is installed; without any if it is not to be *locked*.
 
     Raises:
         ConfigError: it has no locked runtime.
         LockMismatchError: the runtime does not fit the wheel.
     """
-    return locked_requirements(wheel, find_runtime(wheel, patchsets)) if locked else ""
+    return locked_requirements(wheel, find_runtime(wheel, patchsets)) if locked else ExactRequirements()
 
 
 def install_wheel(
-    store: Store, wheel: Path, recipe: Recipe, requirements: str, *, offline: bool = False
+    store: Store, wheel: Path, recipe: Recipe, requirements: ExactRequirements, *, offline: bool = False
 ) -> Installation:
     """Return *wheel* installed with *requirements*.
 
@@ -53,7 +58,9 @@ def install_wheel(
     """
     folder = environment_folder(store, wheel, requirements)
     with task(f"the environment of {wheel.name}"):
-        python = prepare_wheel(wheel, folder, offline=offline, requirements=requirements)
+        python = prepare_wheel(
+            wheel, folder, offline=offline, requirements=requirements.text, overrides=requirements.overrides
+        )
     store.claim(folder)
     return Installation(python, sha256_file(wheel), recipe, wheel.name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import dataclass, replace
 from email import message_from_bytes
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,7 +66,12 @@ def find_uv() -> str:
 
 
 def resolve_runtime(
-    requirements: Sequence[str], machine: str, *, offline: bool = False, as_of: str = ""
+    requirements: Sequence[str],
+    machine: str,
+    *,
+    offline: bool = False,
+    as_of: str = "",
+    overrides: Sequence[str] = (),
 ) -> LockedRuntime:
     """Resolve *requirements* for *machine*, on every Python from 3.11 on, by the user's package index.
 
@@ -74,6 +80,7 @@ def resolve_runtime(
         machine: the machine, such as ``aarch64``; it need not be this one.
         offline: ask no index: resolve from uv's cache.
         as_of: a date; later files count as not there.
+        overrides: requirements that count instead of those of the same project.
 
     Raises:
         LockMismatchError: they cannot be met together, or a package has no file for the machine.
@@ -83,10 +90,12 @@ def resolve_runtime(
     words = ["pip", "compile", "--quiet", "--universal", "--python-version", OLDEST_PYTHON, "--no-header"]
     words += ["--format", "pylock.toml", *(["--offline"] if offline else [])]
     words += ["--exclude-newer", as_of] if as_of else []
+    words += ["--override", "overrides.txt"] if overrides else []
     with TemporaryDirectory() as name, task(f"resolve the runtime for {machine}"):
         folder = Path(name)
         (folder / "pyproject.toml").write_text(_PROJECT.format(machine=machine), encoding="utf-8")
         (folder / "requirements.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
+        (folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
         try:
             run(
                 [find_uv(), *words, "--output-file", "pylock.toml", "requirements.in"],
@@ -94,7 +103,8 @@ def resolve_runtime(
             )  # fmt: skip
         except ProcessError as error:
             raise _unresolved(machine, error, offline=offline) from error
-        return runtime_of((folder / "pylock.toml").read_text(encoding="utf-8"), machine)
+        locked = runtime_of((folder / "pylock.toml").read_text(encoding="utf-8"), machine)
+    return replace(locked, overrides=tuple(overrides))
 
 
 def _unresolved(machine: str, error: ProcessError, *, offline: bool) -> LockMismatchError | NotInStoreError:
@@ -131,7 +141,20 @@ def find_runtime(wheel: Path, patchsets: Path | None = None) -> Path:
     return found
 
 
-def locked_requirements(wheel: Path, runtime: Path) -> str:
+@dataclass(frozen=True)
+class ExactRequirements:
+    """The requirements by which an installer makes an environment.
+
+    Attributes:
+        text: exact requirements with digests, in pip's format; empty for what the index has today.
+        overrides: requirements that count instead of those of the same project.
+    """
+
+    text: str = ""
+    overrides: tuple[str, ...] = ()
+
+
+def locked_requirements(wheel: Path, runtime: Path) -> ExactRequirements:
     """Return the requirements by which *wheel* is installed with its *runtime*, every file by its digest.
 
     Raises:
@@ -152,11 +175,12 @@ def locked_requirements(wheel: Path, runtime: Path) -> str:
             next_step="fetch both again from where they were published",
         )
     environment = {**default_environment(), "platform_machine": parse_name(wheel.name).machine}
-    rest = LockedRuntime(tuple(package for package in locked.packages if package.name != "vllm"))
+    rest = replace(locked, packages=tuple(one for one in locked.packages if one.name != "vllm"))
     if missing := rest.missing(requirements_of(wheel), environment):  # type: ignore[arg-type] # a TypedDict
         raise LockMismatchError(
             f"{runtime.name} does not fit {wheel.name}",
             because=f"it lacks {', '.join(missing[:5])}",
             next_step="make it again: sparkwright lock runtime",
         )
-    return f"vllm @ {wheel.absolute().as_uri()} --hash=sha256:{sha256}\n{rest.text}"
+    own_line = f"vllm @ {wheel.absolute().as_uri()} --hash=sha256:{sha256}\n"
+    return ExactRequirements(own_line + rest.text, rest.overrides)

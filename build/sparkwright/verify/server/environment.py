@@ -10,8 +10,12 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import NotInStoreError, ProcessError, ServerError, ToolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _BEGUN = ".sparkwright-environment"
 _DONE = ".sparkwright-wheel.json"
@@ -73,7 +77,14 @@ def find_installed(python: Path) -> Installed:
         ) from error
 
 
-def prepare_wheel(wheel: Path, folder: Path, *, offline: bool = False, requirements: str = "") -> Path:
+def prepare_wheel(
+    wheel: Path,
+    folder: Path,
+    *,
+    offline: bool = False,
+    requirements: str = "",
+    overrides: Sequence[str] = (),
+) -> Path:
     """Create an environment with *wheel* and its requirements; return its interpreter.
 
     A folder that was created for the same wheel, byte by byte, is reused, and one that was begun and not
@@ -85,6 +96,7 @@ def prepare_wheel(wheel: Path, folder: Path, *, offline: bool = False, requireme
         offline: install from the installer's cache alone.
         requirements: exact requirements with digests, in pip's format, which name the wheel too; a file with
             another digest is refused, and so is a package that they lack. Empty: what the index has today.
+        overrides: requirements that count instead of those of the same project that packages state.
 
     Raises:
         ServerError: it cannot be created, or *folder* holds something else.
@@ -103,7 +115,7 @@ def prepare_wheel(wheel: Path, folder: Path, *, offline: bool = False, requireme
             return python
         _clear(folder)
         try:
-            _make(folder, python, _wanted(folder, wheel, requirements), offline=offline)
+            _make(folder, python, _wanted(folder, wheel, requirements), overrides, offline=offline)
         except (ProcessError, ToolError) as error:
             if offline and _NOT_CACHED.search(error.because):
                 raise NotInStoreError(
@@ -147,7 +159,9 @@ def _wanted(folder: Path, wheel: Path, requirements: str) -> list[str | Path]:
     return ["--require-hashes", "--requirement", listed]
 
 
-def _make(folder: Path, python: Path, wanted: list[str | Path], *, offline: bool) -> None:
+def _make(
+    folder: Path, python: Path, wanted: list[str | Path], overrides: Sequence[str], *, offline: bool
+) -> None:
     """Create the environment and install *wanted*: by uv where it is installed, else by venv and pip."""
     from sparkwright.base.process import run
 
@@ -159,6 +173,10 @@ def _make(folder: Path, python: Path, wanted: list[str | Path], *, offline: bool
             [uv, "venv", "--quiet", "--allow-existing", *cached, "--python", sys.executable, folder],
             timeout=_INSTALL_S,
         )
+        if overrides:
+            listed = folder / "overrides.txt"
+            listed.write_text("\n".join(overrides) + "\n", encoding="utf-8")
+            wanted = ["--override", listed, *wanted]
         run(
             [uv, "pip", "install", "--quiet", *cached, "--python", python, *wanted],
             timeout=_INSTALL_S,
@@ -166,5 +184,6 @@ def _make(folder: Path, python: Path, wanted: list[str | Path], *, offline: bool
     else:
         run([sys.executable, "-m", "venv", folder], timeout=_INSTALL_S)
         cached = ["--no-index"] if offline else []  # pip reads its cache only after it has asked an index
+        cached += ["--no-deps"] if overrides else []  # pip has no overrides; the list is whole
         pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         run([*pip, *cached, *wanted], timeout=_INSTALL_S)
