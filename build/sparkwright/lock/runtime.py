@@ -34,7 +34,7 @@ _ALWAYS = {
     "platform_python_implementation != 'PyPy'",
 }
 _HEAD = """\
-# The runtime of vLLM {release} on {machine}, locked: `sparkwright lock runtime` makes it anew.
+# The runtime of vLLM {release} on {machine}, locked: `sparkwright lock runtime` makes it again.
 """
 _OVERRIDE = "# override: "
 _AFTER = "make it again: sparkwright lock runtime"
