@@ -184,6 +184,7 @@ def _make(
     else:
         run([sys.executable, "-m", "venv", folder], timeout=_INSTALL_S)
         cached = ["--no-index"] if offline else []  # pip reads its cache only after it has asked an index
-        cached += ["--no-deps"] if overrides else []  # pip has no overrides; the list is whole
+        # The list is whole. pip knows no overrides, and takes `name[extra]` for another package than `name`.
+        cached += ["--no-deps"] if "--require-hashes" in wanted else []
         pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         run([*pip, *cached, *wanted], timeout=_INSTALL_S)
