@@ -38,6 +38,7 @@ COMMANDS = {
     "lock": "Check upstream.lock against the release itself, or move it to another release or commit.",
     "store": "List, verify and prune the store, and share it with other machines.",
     "doctor": "Check that this machine has what is needed.",
+    "preflight": "Check that a recipe would start here: checkpoint, memory, card, ports, link.",
 }
 
 # Syntax trees and git's trees are many objects without a cycle, and Python looks for cycles after every
