@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
-from sparkwright.base.events import JsonlSink, subscribe
+from sparkwright.base.events import JsonlSink, subscribe, warn
 from sparkwright.cli.output import expect_json, unforeseen
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.verify import built_wheel, require_libraries
@@ -58,6 +59,7 @@ _SOURCES = ("wheel", "channel", "python")
 @click.option("--no-warm-up", is_flag=True, help="Announce the server without a warm-up.")
 @click.option("--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime.")
 @click.option("--dry-run", is_flag=True, help="Show the command, and why each flag is there; start nothing.")
+@click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
 @click.option("--interval", type=click.FloatRange(min=0.2), help="Seconds between two states.")
 @click.option("--boot-seconds", "boot_s", type=click.FloatRange(min=1), help="Limit of the boot.")
 @click.option(
@@ -97,7 +99,7 @@ def command(
         folder = new_run_folder(store, chosen.name)
         with _kept(folder):
             installed = _installed(store, chosen, asked)
-            _preflight(installed, options)
+            _preflight(installed, options, force=asked["force"])
             from sparkwright.serve.run import serve
 
             asyncio.run(serve(installed, options, folder, caches_of(store)))
@@ -205,9 +207,30 @@ def _patchsets() -> Path | None:
     return None
 
 
-def _preflight(installed: Installation, options: ServeOptions) -> None:
-    """Refuse a server that would not start, or that the host would not survive, before weights are read."""
-    del installed, options
+def _preflight(installed: Installation, options: ServeOptions, *, force: bool) -> None:
+    """Refuse a server that would not start, or that the host would not survive, before weights are read.
+
+    What does not stop it becomes a warning.
+
+    Raises:
+        PreflightError: it would not start, or the host not survive it.
+    """
+    from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
+
+    offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
+    found = run_preflight(
+        PreflightRequest(
+            recipe=installed.recipe,
+            python=installed.python,
+            environment={**os.environ, **offline},
+            address=options.host,
+            port=options.port,
+        )
+    )
+    for one in found:
+        if one.level == "warn" or (one.level == "refuse" and force and one.liftable):
+            warn(f"{one.what}: {one.because}", check=one.check, next_step=one.next_step)
+    require_clear(found, force=force)
 
 
 # What is shown ----------------------------------------------------------------------------------------------
