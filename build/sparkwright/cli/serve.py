@@ -40,7 +40,12 @@ _SOURCES = ("wheel", "channel", "python")
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Serve with this interpreter's vLLM instead of a wheel.",
 )
-@click.option("--series", default="", envvar="SPARKWRIGHT_SERIES", help="Take a wheel of this series only.")
+@click.option(
+    "--series",
+    default="",
+    envvar="SPARKWRIGHT_SERIES",
+    help="Take a wheel of this series only; by default of those that the recipe is meant for.",
+)
 @click.option("--use", default="", help="A use of the recipe, such as single, shared or many.")
 @click.option(
     "--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'; may be repeated."
@@ -161,7 +166,7 @@ def _installed(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Installat
 
     if asked["python"]:
         return existing(asked["python"], recipe)
-    wheel = _wheel(store, asked)
+    wheel = _wheel(store, recipe, asked)
     requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
     return install_wheel(store, wheel, recipe, requirements, offline=asked["offline"])
 
@@ -178,24 +183,25 @@ def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
         return install_rehearsal(job, recipe)
 
 
-def _wheel(store: Store, asked: dict[str, Any]) -> Path:
-    """Return the wheel that the user named, or the newest one for this machine and series."""
+def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Path:
+    """Return the wheel that the user named, or the newest one for this machine and the recipe's series."""
     from platform import machine
 
     from sparkwright.publish import dist_folder
 
     if asked["wheel"]:
         return Path(asked["wheel"])
+    series = (asked["series"],) if asked["series"] else recipe.series
     if asked["channel"]:
         from sparkwright.cli.channel_place import now, pinned_roots
         from sparkwright.publish.seen import default_memory
         from sparkwright.serve.channel import channel_wheel
 
         return channel_wheel(
-            store, asked["channel"], machine(), asked["series"], roots=pinned_roots(None),
+            store, asked["channel"], machine(), *series, roots=pinned_roots(None),
             memory=default_memory(), now=now(), offline=asked["offline"],
         )  # fmt: skip
-    return built_wheel(dist_folder(Path()), machine(), asked["series"])
+    return built_wheel(dist_folder(Path()), machine(), *series)
 
 
 def _patchsets() -> Path | None:
@@ -247,7 +253,7 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
         return
     from sparkwright.serve.environment import environment_folder, wheel_requirements
 
-    wheel = _wheel(store, asked)
+    wheel = _wheel(store, recipe, asked)
     requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
     python = environment_folder(store, wheel, requirements) / "bin" / "python"
     show_plan(planned(recipe, options, store, python=python, wheel=wheel), as_json=as_json)
