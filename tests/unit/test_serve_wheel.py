@@ -1,4 +1,4 @@
-"""The wheel that is served where none is named: of this machine, and of a series that the recipe is meant for."""
+"""The wheel that is served where none is named: of this machine and of a wanted series."""
 
 from __future__ import annotations
 
