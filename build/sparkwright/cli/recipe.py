@@ -115,7 +115,9 @@ def _show_known(recipe: Recipe) -> None:
         click.echo(f"note     {printable(note)}")
     for one in recipe.evidence:
         differs = f"; there: {one.differs}" if one.differs else ""
-        click.echo(printable(f"seen     {one.grade}: {one.where}, by {one.by} {one.date} {one.source}{differs}"))
+        click.echo(
+            printable(f"seen     {one.grade}: {one.where}, by {one.by} {one.date} {one.source}{differs}")
+        )
     for figures in references(recipe):
         click.echo(printable(f"figures  {figures.grade}: {figures}"))
 
@@ -147,7 +149,9 @@ def check(session: Session, *, names: tuple[str, ...], wanted: str) -> None:
     from sparkwright.serve.check_recipes import check_recipes
 
     found = [load_recipe(name) for name in names] if names else list(recipes().values())
-    results = check_recipes(session.checkout, session.store, session.repository, found, wanted, offline=session.offline)
+    results = check_recipes(
+        session.checkout, session.store, session.repository, found, wanted, offline=session.offline
+    )
     if session.as_json:
         print_json([to_builtins_of(result) for result in results])
     else:
@@ -209,7 +213,9 @@ def new(*, name: str, base: str, model: str, drafter: str | None, out: Path | No
 
 @command.command("export")
 @click.argument("name")
-@click.option("--format", "to", type=click.Choice(["vllm", "sparkrun"]), required=True, help="The other tool.")
+@click.option(
+    "--format", "to", type=click.Choice(["vllm", "sparkrun"]), required=True, help="The other tool."
+)
 @_USE
 @click.option("--container", default="", help="For sparkrun: the image that holds the wheel.")
 @click.option("--date", default="", help="For vLLM's catalogue: the entry's day; today by default.")
