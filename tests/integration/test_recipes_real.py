@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from kit import Recorder
 
+from sparkwright.base.events import subscribe
 from sparkwright.git import open_repository
 from sparkwright.pipeline import open_checkout
 from sparkwright.pipeline.checkout import series_names
 from sparkwright.recipes import Recipe, recipes
 from sparkwright.serve.check_recipes import CheckedRecipe, check_recipes
 from sparkwright.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = recipes()
@@ -81,6 +80,8 @@ PLANTED: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     ),
 }
 
+Results = dict[tuple[str, str], list[CheckedRecipe]]
+
 pytestmark = [pytest.mark.slow, pytest.mark.upstream]
 
 
@@ -88,18 +89,23 @@ def made(name: str, changes: dict[str, Any]) -> Recipe:
     return Recipe(**({"format": 1, "name": name, "title": "Made up", "model": "some/model"} | changes))
 
 
-@pytest.fixture(scope="module")
-def results() -> Mapping[tuple[str, str], list[CheckedRecipe]]:
-    """Outcomes by recipe and series, all asked at once: starting vLLM's parser takes a minute."""
+def check_all() -> Results:
+    """Return outcomes by recipe and series."""
     ill = [made(f"ill-{name}", planted) for name, (planted, _, _) in PLANTED.items()]
     twins = [made(f"twin-{name}", twin) for name, (_, _, twin) in PLANTED.items()]
     store = open_store()
     with contextlib.closing(open_repository(store.git)) as repository:
         checked = check_recipes(open_checkout(ROOT), store, repository, [*SHIPPED.values(), *ill, *twins])
-    found: dict[tuple[str, str], list[CheckedRecipe]] = {}
+    found: Results = {}
     for one in checked:
         found.setdefault((one.recipe, one.series), []).append(one)
     return found
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    """Everything asked at once: starting vLLM's parser takes a minute."""
+    return check_all()
 
 
 @pytest.mark.parametrize("series", series_names(ROOT))
@@ -122,3 +128,11 @@ def test_planted_fault_is_named_and_its_twin_is_silent(results: Any, name: str, 
     (said,) = [str(problem) for problem in ill.problems]
     assert said.startswith(PLANTED[name][1])
     assert (twin.problems, twin.refused) == ((), ())
+
+
+def test_what_was_asked_once_is_answered_by_the_store(results: Results) -> None:
+    recorder = Recorder()
+    with subscribe(recorder):
+        again = check_all()
+    assert again == results
+    assert [data["name"] for data in recorder.of("task.started") if "ask vllm" in data["name"]] == []
