@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from sparkwright.serve.model import Installation, ServeOptions
     from sparkwright.store import Store
 
+# The extra of this name in pyproject.toml.
+_LIBRARIES = ("aiohttp",)
 _SOURCES = ("wheel", "channel", "python")
 
 
@@ -87,7 +89,7 @@ def command(
     RECIPE is a name ('sparkwright recipe list') or a TOML file. The wheel is installed once, with the locked
     runtime of its series. Ctrl-C asks the server to end; a second one kills it.
     """
-    require_libraries()
+    require_libraries(_LIBRARIES, "serve")
     from sparkwright.recipes import load_recipe
     from sparkwright.serve.places import caches_of, new_run_folder
     from sparkwright.serve.settings import with_settings

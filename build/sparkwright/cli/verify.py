@@ -19,7 +19,7 @@ from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.results import Results
@@ -234,17 +234,17 @@ def built_wheel(folder: Path, machine: str, *series: str) -> Path:
     return max(fitting, key=lambda wheel: wheel.stat().st_mtime_ns)
 
 
-def require_libraries() -> None:
-    """Do nothing if the libraries that verification needs are installed.
+def require_libraries(names: Collection[str] = _LIBRARIES, extra: str = "verify") -> None:
+    """Do nothing if the libraries of *extra* are installed, by default those of verification.
 
     Raises:
         ToolError: one is not.
     """
-    if missing := [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
         raise ToolError(
-            "verification needs libraries that are not installed",
+            f"the command needs libraries of the extra {extra!r} that are not installed",
             because=f"{', '.join(missing)} cannot be imported",
-            next_step="install the extra: pip install 'sparkwright[verify]', or 'make verify' in a clone",
+            next_step=f"install the extra: pip install 'sparkwright[{extra}]', or 'make {extra}' in a clone",
         )
 
 
