@@ -63,6 +63,9 @@ _SOURCES = ("wheel", "channel", "python")
     envvar="SPARKWRIGHT_API_KEY_FILE",
     help="File of mode 600 with the key that clients must send.",
 )
+@click.option(
+    "--head", default="", metavar="ADDRESS", help="Of two machines, this one, where both reach each other."
+)
 @click.option("--no-warm-up", is_flag=True, help="Announce the server without a warm-up.")
 @click.option("--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime.")
 @click.option("--dry-run", is_flag=True, help="Show the command, and why each flag is there; start nothing.")
@@ -92,10 +95,10 @@ def command(
     require_libraries(_LIBRARIES, "serve")
     from sparkwright.recipes import load_recipe
     from sparkwright.serve.places import caches_of, new_run_folder
-    from sparkwright.serve.settings import with_settings
+    from sparkwright.serve.settings import as_head, with_settings
     from sparkwright.store import open_store
 
-    chosen = with_settings(load_recipe(recipe, use), settings)
+    chosen = as_head(with_settings(load_recipe(recipe, use), settings), asked["head"])
     options = _options(asked, quick=as_json)
     _require_one_source(chosen, asked)
     if dry_run:
