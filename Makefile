@@ -18,7 +18,7 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove nightly publish status doctor releases bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove nightly publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -27,6 +27,10 @@ help: ## Show the targets
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.ready-serve: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[serve]'
 	@touch $@
 
 $(VENV)/.ready-verify: $(VENV)/.ready
@@ -43,9 +47,12 @@ wheel: $(VENV)/.ready ## Build the wheel for PLATFORM (aarch64 or x86_64) into D
 plan: $(VENV)/.ready ## Show what `make wheel` would do
 	@$(BIN)/sparkwright plan $(JOB) $(ARGS)
 
-# The recipe of `make verify`, and the simulator's fault in `make verify-demo`.
+# The recipe of `make serve` and `make verify`, and the simulator's fault in `make verify-demo`.
 RECIPE   ?= qwen3.6-27b-dflash
 FAULT    ?=
+
+serve: $(VENV)/.ready-serve ## Serve the newest wheel in DIST for this machine by RECIPE; RECIPE=rehearsal-smollm2 needs no GPU
+	@$(BIN)/sparkwright serve $(RECIPE) $(if $(SERIES),--series $(SERIES)) $(ARGS)
 
 verify: $(VENV)/.ready-verify ## Serve the newest wheel in DIST for this machine by RECIPE, verify it and report
 	@$(BIN)/sparkwright verify --recipe $(RECIPE) $(ARGS)

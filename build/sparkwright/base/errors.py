@@ -288,6 +288,12 @@ class PreflightError(SparkwrightError):
     exit_code = 76
 
 
+class ServerEndedError(SparkwrightError):
+    """A served model's engine ended by itself, or could not be started again."""
+
+    exit_code = 77
+
+
 class ServerError(SparkwrightError):
     """The server under test could not be started, or exited."""
 

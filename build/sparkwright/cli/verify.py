@@ -20,7 +20,7 @@ from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.results import Results
@@ -219,38 +219,45 @@ def _attach(results: Results, options: VerifyOptions) -> None:
     )
 
 
-def built_wheel(folder: Path, machine: str) -> Path:
-    """The wheel in *folder* for *machine* that was made last.
+def built_wheel(folder: Path, machine: str, *series: str) -> Path:
+    """The wheel in *folder* for *machine*, of one of *series* if any is given, that was made last.
 
     Raises:
         ConfigError: there is none.
     """
     from sparkwright.publish import wheels_in
+    from sparkwright.publish.series import series_of
     from sparkwright.wheel import parse_name
 
     found = wheels_in(folder)
-    fitting = [wheel for wheel in found if parse_name(wheel.name).machine == machine]
+    names = {wheel: parse_name(wheel.name) for wheel in found}
+    fitting = [
+        wheel
+        for wheel, name in names.items()
+        if name.machine == machine and (not series or series_of(name.version) in series)
+    ]
     if not fitting:
         others = ", ".join(wheel.name for wheel in found)
+        of_series = f" of series {' or '.join(series)}" if series else ""
         raise ConfigError(
-            f"{folder} holds no wheel for this machine, which is {machine}",
+            f"{folder} holds no wheel{of_series} for this machine, which is {machine}",
             because=f"it holds {others}" if others else "it holds none at all",
             next_step=f"make wheel PLATFORM={machine}, or give a wheel, --python, --url or --demo",
         )
     return max(fitting, key=lambda wheel: wheel.stat().st_mtime_ns)
 
 
-def require_libraries() -> None:
-    """Do nothing if the libraries that verification needs are installed.
+def require_libraries(names: Collection[str] = _LIBRARIES, extra: str = "verify") -> None:
+    """Do nothing if the libraries of *extra* are installed, by default those of verification.
 
     Raises:
         ToolError: one is not.
     """
-    if missing := [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
         raise ToolError(
-            "verification needs libraries that are not installed",
+            f"the command needs libraries of the extra {extra!r} that are not installed",
             because=f"{', '.join(missing)} cannot be imported",
-            next_step="install the extra: pip install 'sparkwright[verify]', or 'make verify' in a clone",
+            next_step=f"install the extra: pip install 'sparkwright[{extra}]', or 'make {extra}' in a clone",
         )
 
 

@@ -6,6 +6,7 @@ Read `recipe` first: `Recipe`, `load_recipe`. `rules` refuses options that are k
 
 from sparkwright.recipes.evidence import GRADES, Evidence, Grade
 from sparkwright.recipes.recipe import (
+    REHEARSAL,
     TINY,
     About,
     Recipe,
@@ -16,12 +17,14 @@ from sparkwright.recipes.recipe import (
     node_arguments,
     recipes,
     serve_arguments,
+    shipped_path,
     variant,
 )
 from sparkwright.recipes.rules import RULES, Rule, check_compatible, incompatibilities
 
 __all__ = [
     "GRADES",
+    "REHEARSAL",
     "RULES",
     "TINY",
     "About",
@@ -38,5 +41,6 @@ __all__ = [
     "node_arguments",
     "recipes",
     "serve_arguments",
+    "shipped_path",
     "variant",
 ]

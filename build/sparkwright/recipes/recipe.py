@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 TINY = "tiny:"  # begins what stands for a generated model: "tiny:target", "tiny:drafter"
+REHEARSAL = "rehearsal:"  # begins what stands for a model of rehearsals, which the store holds
 _SHIPPED = Path(__file__).with_name("shipped")
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 
@@ -144,6 +145,11 @@ def recipes() -> Mapping[str, Recipe]:
     """Return the recipes that ship, by name."""
     found = (_load(path) for path in sorted(_SHIPPED.glob("*.toml")))
     return {recipe.name: recipe for recipe in found}
+
+
+def shipped_path(name: str) -> Path:
+    """Return the file of the recipe *name* that ships."""
+    return _SHIPPED / f"{name}.toml"
 
 
 def load_recipe(name_or_path: str | Path, use: str = "") -> Recipe:

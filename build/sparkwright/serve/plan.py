@@ -1,0 +1,81 @@
+"""The plan of a server: its command and variables, with the reason of each; nothing is started."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.recipes import serve_arguments
+from sparkwright.serve.caches import cache_key
+from sparkwright.serve.explain import Reason, explain_flags, explain_variables
+from sparkwright.serve.places import caches_of
+from sparkwright.serve.run import server_variables
+from sparkwright.verify.server import card_capability
+from sparkwright.verify.server.environment import vllm_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.recipes import Recipe
+    from sparkwright.serve.model import ServeOptions
+    from sparkwright.store import Store
+
+
+_UNKNOWN_PYTHON, _UNKNOWN_KEY = "PYTHON", "KEY"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A server that would be started.
+
+    Attributes:
+        command: program and arguments, for a shell.
+        flags: each flag with its reason.
+        variables: each variable with its reason; a key's value is not among them.
+        wheel: the wheel's name; empty without one.
+        made: true if the environment is there already.
+        notes: the recipe's known limits.
+    """
+
+    command: str
+    flags: tuple[Reason, ...]
+    variables: tuple[Reason, ...]
+    wheel: str
+    made: bool
+    notes: tuple[str, ...]
+
+
+def planned(
+    recipe: Recipe,
+    options: ServeOptions,
+    store: Store,
+    *,
+    python: Path | None = None,
+    identity: str = "",
+    wheel: str = "",
+) -> Plan:
+    """Return the plan of a server.
+
+    Args:
+        recipe: the recipe, with its use and settings applied.
+        options: the user's choices.
+        store: holds environments and caches.
+        python: the interpreter; `None` if it is known only once it is made.
+        identity: digest of the wheel; empty if it is known only once that is made.
+        wheel: the wheel's name, if there is one.
+    """
+    key = cache_key(identity, recipe, card_capability()) if identity else _UNKNOWN_KEY
+    variables = {**recipe.environment, **server_variables(recipe, options, caches_of(store) / key)}
+    if options.api_key:
+        variables["VLLM_API_KEY"] = ""
+    interpreter = str(python) if python is not None else _UNKNOWN_PYTHON
+    program = (interpreter, *vllm_command(store.home)[1:])
+    return Plan(
+        command=shlex.join([*program, *serve_arguments(recipe, host=options.host, port=options.port)]),
+        flags=explain_flags(recipe, host=options.host, port=options.port),
+        variables=explain_variables(recipe, variables),
+        wheel=wheel,
+        made=python is not None and python.exists(),
+        notes=recipe.notes,
+    )
