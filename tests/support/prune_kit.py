@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from channel_kit import ChannelWorld, now
 
 from sparkwright.base.digests import sha256_bytes
+from sparkwright.base.errors import LostRaceError
 from sparkwright.publish.channel import pointer_path
 from sparkwright.publish.condemned import CONDEMNED
 from sparkwright.publish.policy import ChannelPolicy
@@ -157,3 +158,31 @@ def broken_links(target: Target, channel: str) -> list[str]:
                 if target.read(f"{wheel}.metadata") is None:
                     broken.append(f"{wheel}.metadata")
     return broken
+
+
+def interleaved(world: ChannelWorld, target: Target, publishing: int, pruning: int) -> tuple[bool, bool]:
+    """Stop a publisher after *publishing* steps, a pruner after *pruning*; then let both end, and look.
+
+    *target* is as `world_with_spare` made it; the publisher promotes the condemned wheel.
+
+    Returns:
+        whether the publisher and the pruner were stopped, and not at their ends already.
+    """
+    first, second = Gate(publishing), Gate(pruning)
+    publisher = replace(world.publisher(SteppedTarget(target, first.step)), patience_s=0.0)
+    promoting = Stopped(first, lambda: world.promote_file(spare_wheel(world), publisher=publisher))
+    due = pruner(world, SteppedTarget(target, second.step), hours=HOURS)
+    removing = Stopped(second, due.prune)
+    stopped = promoting.finish(), removing.finish()
+    for error in (promoting.error, removing.error):
+        if error is not None and not isinstance(error, LostRaceError):
+            raise error
+    listed = world.publisher(target).require("nightly").state.files
+    if promoting.error is None:
+        assert SPARE in {file.version for file in listed}
+    assert broken_links(target, "nightly") == []
+    # The one that lost runs the same command again, and everything is there.
+    pruner(world, target, hours=HOURS + 1).prune()
+    world.promote_file(spare_wheel(world), publisher=world.publisher(target))
+    assert broken_links(target, "nightly") == []
+    return stopped

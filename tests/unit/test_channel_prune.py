@@ -13,10 +13,9 @@ from prune_kit import (
     HOURS,
     POLICIES,
     SPARE,
-    Gate,
     SteppedTarget,
-    Stopped,
     broken_links,
+    interleaved,
     pruner,
     spare_wheel,
     world_with_spare,
@@ -253,27 +252,8 @@ def test_a_publisher_lifts_what_is_condemned(world: ChannelWorld) -> None:
 
 
 def interleave(world: ChannelWorld, publishing: int, pruning: int) -> tuple[bool, bool]:
-    """Stop a publisher after *publishing* steps, a pruner after *pruning*; then let both end, and check all.
-
-    Returns:
-        whether the publisher and the pruner were stopped, and not at their ends already.
-    """
-    target = FolderTarget(world.published)
-    first, second = Gate(publishing), Gate(pruning)
-    publisher = replace(world.publisher(SteppedTarget(target, first.step)), patience_s=0.0)
-    promoting = Stopped(first, lambda: world.promote_file(spare_wheel(world), publisher=publisher))
-    due = pruner(world, SteppedTarget(target, second.step), hours=HOURS)
-    removing = Stopped(second, due.prune)
-    stopped = promoting.finish(), removing.finish()
-    for error in (promoting.error, removing.error):
-        if error is not None and not isinstance(error, LostRaceError):
-            raise error
-    if promoting.error is None:
-        assert {SPARE, "0.24.1"} <= set(world.listed())
-    assert broken_links(target, "nightly") == []
-    # Whoever lost runs the same command again, and everything is there.
-    pruner(world, hours=HOURS + 1).prune()
-    world.promote_file(spare_wheel(world))
+    """Stop both after so many steps, let both end, and verify the channel; return if they were stopped."""
+    stopped = interleaved(world, FolderTarget(world.published), publishing, pruning)
     assert set(world.listed()) == {SPARE, "0.24.1"}
     verify(world, hours=HOURS + 1)
     return stopped
