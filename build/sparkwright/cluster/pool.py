@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from sparkwright.cluster.serving import run_task
 from sparkwright.cluster.worker import MIB, SLOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from sparkwright.base.ssh import SshHost
@@ -41,6 +42,7 @@ _ENDS_S = 15.0
 _POLL_S = 0.1
 _LOOK_S = 1.0
 _PORTS = (20_000, 32_000)
+_REFUSALS = 3
 
 
 @dataclass
@@ -59,6 +61,8 @@ class Pool:
     _futures: dict[Any, ClusterTask] = field(default_factory=dict)
     _unfit: set[str] = field(default_factory=set)
     _submitted: int = 0
+    _homes: dict[str, list[str]] = field(default_factory=dict)
+    _refused: Counter[str] = field(default_factory=Counter)
     _running: list[dict[str, Any]] = field(default_factory=list)
     _looked: float = 0.0
 
@@ -94,13 +98,34 @@ class Pool:
                 ]
         return self._running
 
-    def submit(self, asked: ClusterTask) -> None:
-        """Have a task run; the longest ones are started first.
+    def submit_again(self, asked: ClusterTask, machine: str) -> None:
+        """Have a task run again whose result from *machine* was refused: elsewhere, if there are others.
+
+        A worker of which several results were refused is left out, if others have delivered all of theirs.
+
+        Raises:
+            ClusterError: no worker is left.
+        """
+        homes = self._homes.pop(asked.name, [])
+        self._refused.update(homes)
+        for home in homes:
+            sound = (other for other in self.workers if not self._refused[other])
+            if self._refused[home] >= _REFUSALS and home not in self._unfit and any(sound):
+                warn(
+                    f"{machine} is left out: {_REFUSALS} of its results did not arrive; "
+                    "check there that it reaches the store: sparkwright store status"
+                )
+                self._unfit.add(home)
+        self.submit(asked, avoid=homes)
+
+    def submit(self, asked: ClusterTask, *, avoid: Sequence[str] = ()) -> None:
+        """Have a task run, not by the workers at *avoid* if there are others; the longest are started first.
 
         Raises:
             ClusterError: no worker is left.
         """
         workers = self._require_workers()
+        preferred = [home for home in workers if home not in avoid]
         largest = max(found.get(MIB, 0) for found in workers.values())
         self._submitted += 1
         future = self.client.submit(
@@ -109,7 +134,8 @@ class Pool:
             key=f"{asked.name}-{self._submitted}",
             resources={SLOT: 1, MIB: min(asked.expected.mib, largest)},
             # One that connects later is found by the tasks that are submitted later.
-            workers=list(workers) if self._unfit else None,
+            workers=(preferred or list(workers)) if self._unfit or avoid else None,
+            allow_other_workers=not self._unfit and bool(preferred) and bool(avoid),
             priority=asked.expected.seconds,
             pure=False,
         )
@@ -159,6 +185,7 @@ class Pool:
         homes = [home for found in self.client.who_has([future]).values() for home in found]
         reply: TaskReply | WorkerUnfit = msgspec.json.decode(future.result(), type=TaskReply | WorkerUnfit)
         if not isinstance(reply, WorkerUnfit):
+            self._homes[asked.name] = homes
             return reply
         if not self._unfit.issuperset(homes):
             warn(f"{reply.machine} is left out: {reply.because}; {reply.next_step}")
