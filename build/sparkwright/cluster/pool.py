@@ -107,14 +107,16 @@ class Pool:
             ClusterError: no worker is left.
         """
         homes = self._homes.pop(asked.name, [])
-        self._refused.update(homes)
         for home in homes:
+            if not self._refused[home]:
+                warn(
+                    f"a result of {machine} did not arrive, and is made again; after {_REFUSALS} the machine "
+                    "is left out: check there that it reaches the store (sparkwright store status)"
+                )
+            self._refused[home] += 1
             sound = (other for other in self.workers if not self._refused[other])
             if self._refused[home] >= _REFUSALS and home not in self._unfit and any(sound):
-                warn(
-                    f"{machine} is left out: {_REFUSALS} of its results did not arrive; "
-                    "check there that it reaches the store: sparkwright store status"
-                )
+                emit("cluster.left-out", machine=machine, refused=self._refused[home])
                 self._unfit.add(home)
         self.submit(asked, avoid=homes)
 
