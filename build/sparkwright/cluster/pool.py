@@ -8,7 +8,6 @@ go through ssh, so that no other user of these machines can speak with either si
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,32 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright import __version__
 from sparkwright.base.errors import ClusterError, ToolError
 from sparkwright.base.events import emit, task, warn
-from sparkwright.base.process import Dialogue
-from sparkwright.cluster.messages import TaskReply, WorkerHello, WorkerSettings, WorkerUnfit, own_code
+from sparkwright.cluster.messages import TaskReply, WorkerUnfit
 from sparkwright.cluster.serving import run_task
+from sparkwright.cluster.starting import HELLO_S, start_worker
 from sparkwright.cluster.worker import MIB, SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from sparkwright.base.ssh import SshHost
     from sparkwright.cluster.address import ClusterAddress
     from sparkwright.cluster.messages import ClusterTask
 
-_START = (
-    'PATH="$PATH:$HOME/.local/bin"; command -v sparkwright >/dev/null || exit 127; '
-    "exec sparkwright worker --settings"
-)
-_NOT_FOUND, _OF_SSH = 127, 255
-_HELLO_S = 90.0
-_ENDS_S = 15.0
 _POLL_S = 0.1
 _LOOK_S = 1.0
-_PORTS = (20_000, 32_000)
 _REFUSALS = 3
 
 
@@ -281,7 +270,7 @@ def open_pool(
                 why
                 for host in address.hosts
                 if (
-                    why := _start(
+                    why := start_worker(
                         stack,
                         host,
                         cluster.scheduler_address,
@@ -295,7 +284,7 @@ def open_pool(
             warn(f"{why.what}: {why.because}; {why.next_step}")
         if len(refused) == len(address.hosts):
             raise refused[0]
-        client.wait_for_workers(len(address.hosts) - len(refused), timeout=_HELLO_S)
+        client.wait_for_workers(len(address.hosts) - len(refused), timeout=HELLO_S)
         yield pool
 
 
@@ -326,86 +315,6 @@ def _connected(distributed: Any, address: ClusterAddress) -> Iterator[Any]:
         ) from error
     with client:
         yield client
-
-
-def _start(
-    stack: contextlib.ExitStack,
-    host: SshHost,
-    scheduler: str,
-    security: Any,
-    *,
-    store_url: str,
-    silent_s: float,
-) -> ClusterError | ToolError | None:
-    """Start a worker on *host* for the length of *stack*; return the error of one that cannot be used."""
-    there, listen, contact = random.sample(range(*_PORTS), 3)
-    port = scheduler.rpartition(":")[2]
-    forwards = (
-        "-oExitOnForwardFailure=yes",
-        "-R", f"127.0.0.1:{there}:127.0.0.1:{port}",
-        "-L", f"127.0.0.1:{contact}:127.0.0.1:{listen}",
-    )  # fmt: skip
-    tls = security.get_tls_config_for_role("worker")
-    settings = WorkerSettings(
-        scheduler=f"tls://127.0.0.1:{there}",
-        listen=f"tls://127.0.0.1:{listen}",
-        contact=f"tls://127.0.0.1:{contact}",
-        ca=tls["ca_file"],
-        cert=tls["cert"],
-        key=tls["key"],
-        store_url=store_url,
-        name=host.shown,
-    )
-    dialogue = stack.enter_context(
-        Dialogue(host.argv(_START, forwards=forwards), patience_s=min(_ENDS_S, silent_s))
-    )
-    dialogue.send(msgspec.json.encode(settings) + b"\n")
-    end = time.monotonic() + _HELLO_S
-    while (left := end - time.monotonic()) > 0:
-        try:
-            line = dialogue.line(left)
-        except EOFError:
-            return _of_ssh(host, dialogue)
-        with contextlib.suppress(msgspec.MsgspecError):
-            hello = msgspec.json.decode(line or b"", type=WorkerHello)
-            if hello.code != own_code():
-                dialogue.end()
-                return _other_version(host, hello)
-            emit("cluster.worker", machine=hello.machine, slots=hello.slots, mib=hello.mib)
-            return None
-    dialogue.end()
-    return ClusterError(
-        f"{host.host} does not answer",
-        because=f"its worker was not ready within {_HELLO_S:g} s",
-        next_step="check the machine, and what its shell does at a login",
-    )
-
-
-def _other_version(host: SshHost, hello: WorkerHello) -> ToolError:
-    different = hello.version if hello.version != __version__ else "another state of the same version"
-    return ToolError(
-        f"{host.host} cannot work for this program",
-        because=f"sparkwright is {different} there, and {__version__} here",
-        next_step="install the same commit there",
-    )
-
-
-def _of_ssh(host: SshHost, dialogue: Dialogue) -> ClusterError | ToolError:
-    done = dialogue.end()
-    last = done.stderr.strip().rpartition("\n")[2] or f"it ended with status {done.status}"
-    if done.status == _NOT_FOUND:
-        return ToolError(
-            f"{host.host} has no sparkwright",
-            because="it is neither on PATH there nor in ~/.local/bin",
-            next_step="install the same commit there, with the extra [cluster]",
-        )
-    if done.status == _OF_SSH:
-        return ClusterError(
-            f"{host.host} cannot be reached", because=last, next_step=f"try it by hand: ssh {host.host} true"
-        )
-    return ClusterError(
-        f"the worker of {host.host} did not start", because=last, next_step="install the same commit there"
-    )
 
 
 def task_order(tasks: Iterable[ClusterTask]) -> list[ClusterTask]:

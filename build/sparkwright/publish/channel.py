@@ -14,6 +14,7 @@ The two folders of pages are equally deep, so that a page has the same bytes, an
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
@@ -200,6 +201,19 @@ class ChannelState(Model, frozen=True):
     def find(self, sha256: str) -> ListedWheel | None:
         """Return the wheel with that digest, `None` if it is not listed."""
         return next((file for file in self.files if file.sha256 == sha256), None)
+
+
+@dataclass(frozen=True)
+class PointedChannel:
+    """A channel as its pointer at a target describes it.
+
+    Attributes:
+        state: its present generation.
+        tag: of the pointer, for replacing it.
+    """
+
+    state: ChannelState
+    tag: str
 
 
 def wheel_folder(sha256: str) -> str:

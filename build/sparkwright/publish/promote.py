@@ -34,6 +34,7 @@ from sparkwright.publish.channel import (
     ChannelAction,
     ChannelState,
     ListedWheel,
+    PointedChannel,
     attestations_path,
     decode_state,
     keeping,
@@ -69,19 +70,6 @@ if TYPE_CHECKING:
     from sparkwright.publish.trust import TrustRoot
 
 _METADATA = ".metadata"
-
-
-@dataclass(frozen=True)
-class PointedChannel:
-    """A channel as its pointer at a target describes it.
-
-    Attributes:
-        state: its present generation.
-        tag: of the pointer, for replacing it.
-    """
-
-    state: ChannelState
-    tag: str
 
 
 @dataclass(frozen=True)
