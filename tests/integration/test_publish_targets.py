@@ -165,6 +165,24 @@ def test_files_are_listed_by_folder(address: str, wheel: Path) -> None:
     assert target.list("absent") == []
 
 
+def test_a_file_is_removed_and_can_be_put_again(address: str, tmp_path: Path) -> None:
+    """A wheel of more than 1 MiB has a note beside it on some targets, which goes with it."""
+    target, wheel = open_target(address), file_of(tmp_path, (1 << 20) + 5)
+    target.put_file(WHEEL, wheel, sha256(wheel))
+    target.replace(PAGE, b"page", expected=None)
+    target.replace("stable/channel.json", b"x", expected=None)
+    assert target.sizes("") == {WHEEL: (1 << 20) + 5, PAGE: 4, "stable/channel.json": 1}
+    assert target.sizes("stable/simple") == {PAGE: 4}
+    for path in (WHEEL, PAGE, "files/ab/absent.whl", "absent.json"):
+        target.remove(path)
+    assert target.sizes("") == {"stable/channel.json": 1}
+    assert open_target(address).stat(WHEEL) is None
+    other = file_of(tmp_path, (1 << 20) + 7, seed=2)
+    target.put_file(WHEEL, other, sha256(other))
+    assert target.read(WHEEL).data == other.read_bytes()
+    target.replace(PAGE, b"new", expected=None)
+
+
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "a//b", "../a", "a/../../b", "a\\b", "a\nb"])
 def test_paths_that_lead_elsewhere_are_refused(address: str, wheel: Path, path: str) -> None:
     target = open_target(address)
@@ -173,6 +191,7 @@ def test_paths_that_lead_elsewhere_are_refused(address: str, wheel: Path, path: 
         lambda: target.stat(path),
         lambda: target.put_file(path, wheel, sha256(wheel)),
         lambda: target.replace(path, b"", expected=None),
+        lambda: target.remove(path),
     )
     for call in calls:
         with pytest.raises(PublishError, match="not a relative path"):

@@ -78,6 +78,12 @@ def contents(options: argparse.Namespace, path: str, ref: str) -> None:
         fail('Invalid request.\n\n"sha" wasn\'t supplied. (HTTP 422)')
     if "sha" in body and body["sha"] != present:
         fail(f"{path} does not match {body['sha']} (HTTP 409)")
+    if options.method == "DELETE":
+        if present is None:
+            fail("Not Found (HTTP 404)")
+        at.unlink()
+        say(json.dumps({"content": None}))
+        return
     at.parent.mkdir(parents=True, exist_ok=True)
     at.write_bytes(base64.b64decode(body["content"]))
     say(json.dumps({"content": {"sha": blob_id(at.read_bytes())}}))
@@ -111,7 +117,10 @@ def api(arguments: list[str]) -> None:
             say(json.dumps({"content": base64.encodebytes(data).decode()}))
         case ["git", "trees", "gh-pages"]:
             files = [at for at in PAGES.rglob("*") if at.is_file()]
-            tree = [{"type": "blob", "path": at.relative_to(PAGES).as_posix()} for at in files]
+            tree = [
+                {"type": "blob", "path": at.relative_to(PAGES).as_posix(), "size": at.stat().st_size}
+                for at in files
+            ]
             say(json.dumps({"tree": tree, "truncated": False}))
         case ["contents", *path]:
             contents(options, "/".join(path), parse_qs(parts.query).get("ref", [""])[0])

@@ -199,7 +199,7 @@ class PublishError(SparkwrightError):
 
 
 class LostRaceError(PublishError):
-    """Another publisher changed the channel first."""
+    """Another publisher changed the channel first, or a prune is removing what is to be published."""
 
     exit_code = 62
 

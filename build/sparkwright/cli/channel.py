@@ -17,6 +17,7 @@ from sparkwright.cli.channel_place import (
     promote_wheel,
     signing_options,
 )
+from sparkwright.cli.channel_prune import prune
 from sparkwright.cli.channel_show import described_state, show_change, show_wheels
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_read_only
@@ -30,7 +31,7 @@ def command() -> None:
     """Promote wheels to signed channels, take them back, and verify channels."""
 
 
-for one in (key, channel_read.list_command, channel_read.log, channel_read.diff, channel_read.verify):
+for one in (key, channel_read.list_command, channel_read.log, channel_read.diff, channel_read.verify, prune):
     command.add_command(one)
 
 

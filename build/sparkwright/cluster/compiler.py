@@ -95,7 +95,8 @@ class ClusterCompiler:
         def take(asked: UnitTask, reply: UnitCompiled) -> bool:
             """Take the object of *reply* into the store; return if it is there, and of the files here."""
             unit = asked.unit
-            if store.find_file(reply.sha256, size=reply.size) is None:
+            # Of a repeated unit the object is the same, and it may have been missing the first time.
+            if store.find_file(reply.sha256, size=reply.size, fresh=True) is None:
                 return False
             if reply.record is not None:
                 record = msgspec.convert(reply.record, UnitRecord)

@@ -8,39 +8,30 @@ go through ssh, so that no other user of these machines can speak with either si
 from __future__ import annotations
 
 import contextlib
-import random
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright import __version__
 from sparkwright.base.errors import ClusterError, ToolError
 from sparkwright.base.events import emit, task, warn
-from sparkwright.base.process import Dialogue
-from sparkwright.cluster.messages import TaskReply, WorkerHello, WorkerSettings, WorkerUnfit, own_code
+from sparkwright.cluster.messages import TaskReply, WorkerUnfit
 from sparkwright.cluster.serving import run_task
+from sparkwright.cluster.starting import HELLO_S, start_worker
 from sparkwright.cluster.worker import MIB, SLOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from sparkwright.base.ssh import SshHost
     from sparkwright.cluster.address import ClusterAddress
     from sparkwright.cluster.messages import ClusterTask
 
-_START = (
-    'PATH="$PATH:$HOME/.local/bin"; command -v sparkwright >/dev/null || exit 127; '
-    "exec sparkwright worker --settings"
-)
-_NOT_FOUND, _OF_SSH = 127, 255
-_HELLO_S = 90.0
-_ENDS_S = 15.0
 _POLL_S = 0.1
 _LOOK_S = 1.0
-_PORTS = (20_000, 32_000)
+_REFUSALS = 3
 
 
 @dataclass
@@ -59,6 +50,8 @@ class Pool:
     _futures: dict[Any, ClusterTask] = field(default_factory=dict)
     _unfit: set[str] = field(default_factory=set)
     _submitted: int = 0
+    _homes: dict[str, list[str]] = field(default_factory=dict)
+    _refused: Counter[str] = field(default_factory=Counter)
     _running: list[dict[str, Any]] = field(default_factory=list)
     _looked: float = 0.0
 
@@ -94,13 +87,36 @@ class Pool:
                 ]
         return self._running
 
-    def submit(self, asked: ClusterTask) -> None:
-        """Have a task run; the longest ones are started first.
+    def submit_again(self, asked: ClusterTask, machine: str) -> None:
+        """Have a task run again whose result from *machine* was refused: elsewhere, if there are others.
+
+        A worker of which several results were refused is left out, if others have delivered all of theirs.
+
+        Raises:
+            ClusterError: no worker is left.
+        """
+        homes = self._homes.pop(asked.name, [])
+        for home in homes:
+            if not self._refused[home]:
+                warn(
+                    f"a result of {machine} did not arrive, and is made again; after {_REFUSALS} the machine "
+                    "is left out: check there that it reaches the store (sparkwright store status)"
+                )
+            self._refused[home] += 1
+            sound = (other for other in self.workers if not self._refused[other])
+            if self._refused[home] >= _REFUSALS and home not in self._unfit and any(sound):
+                emit("cluster.left-out", machine=machine, refused=self._refused[home])
+                self._unfit.add(home)
+        self.submit(asked, avoid=homes)
+
+    def submit(self, asked: ClusterTask, *, avoid: Sequence[str] = ()) -> None:
+        """Have a task run, not by the workers at *avoid* if there are others; the longest are started first.
 
         Raises:
             ClusterError: no worker is left.
         """
         workers = self._require_workers()
+        preferred = [home for home in workers if home not in avoid]
         largest = max(found.get(MIB, 0) for found in workers.values())
         self._submitted += 1
         future = self.client.submit(
@@ -109,7 +125,8 @@ class Pool:
             key=f"{asked.name}-{self._submitted}",
             resources={SLOT: 1, MIB: min(asked.expected.mib, largest)},
             # One that connects later is found by the tasks that are submitted later.
-            workers=list(workers) if self._unfit else None,
+            workers=(preferred or list(workers)) if self._unfit or avoid else None,
+            allow_other_workers=not self._unfit and bool(preferred) and bool(avoid),
             priority=asked.expected.seconds,
             pure=False,
         )
@@ -159,6 +176,7 @@ class Pool:
         homes = [home for found in self.client.who_has([future]).values() for home in found]
         reply: TaskReply | WorkerUnfit = msgspec.json.decode(future.result(), type=TaskReply | WorkerUnfit)
         if not isinstance(reply, WorkerUnfit):
+            self._homes[asked.name] = homes
             return reply
         if not self._unfit.issuperset(homes):
             warn(f"{reply.machine} is left out: {reply.because}; {reply.next_step}")
@@ -252,7 +270,7 @@ def open_pool(
                 why
                 for host in address.hosts
                 if (
-                    why := _start(
+                    why := start_worker(
                         stack,
                         host,
                         cluster.scheduler_address,
@@ -266,7 +284,7 @@ def open_pool(
             warn(f"{why.what}: {why.because}; {why.next_step}")
         if len(refused) == len(address.hosts):
             raise refused[0]
-        client.wait_for_workers(len(address.hosts) - len(refused), timeout=_HELLO_S)
+        client.wait_for_workers(len(address.hosts) - len(refused), timeout=HELLO_S)
         yield pool
 
 
@@ -297,86 +315,6 @@ def _connected(distributed: Any, address: ClusterAddress) -> Iterator[Any]:
         ) from error
     with client:
         yield client
-
-
-def _start(
-    stack: contextlib.ExitStack,
-    host: SshHost,
-    scheduler: str,
-    security: Any,
-    *,
-    store_url: str,
-    silent_s: float,
-) -> ClusterError | ToolError | None:
-    """Start a worker on *host* for the length of *stack*; return the error of one that cannot be used."""
-    there, listen, contact = random.sample(range(*_PORTS), 3)
-    port = scheduler.rpartition(":")[2]
-    forwards = (
-        "-oExitOnForwardFailure=yes",
-        "-R", f"127.0.0.1:{there}:127.0.0.1:{port}",
-        "-L", f"127.0.0.1:{contact}:127.0.0.1:{listen}",
-    )  # fmt: skip
-    tls = security.get_tls_config_for_role("worker")
-    settings = WorkerSettings(
-        scheduler=f"tls://127.0.0.1:{there}",
-        listen=f"tls://127.0.0.1:{listen}",
-        contact=f"tls://127.0.0.1:{contact}",
-        ca=tls["ca_file"],
-        cert=tls["cert"],
-        key=tls["key"],
-        store_url=store_url,
-        name=host.shown,
-    )
-    dialogue = stack.enter_context(
-        Dialogue(host.argv(_START, forwards=forwards), patience_s=min(_ENDS_S, silent_s))
-    )
-    dialogue.send(msgspec.json.encode(settings) + b"\n")
-    end = time.monotonic() + _HELLO_S
-    while (left := end - time.monotonic()) > 0:
-        try:
-            line = dialogue.line(left)
-        except EOFError:
-            return _of_ssh(host, dialogue)
-        with contextlib.suppress(msgspec.MsgspecError):
-            hello = msgspec.json.decode(line or b"", type=WorkerHello)
-            if hello.code != own_code():
-                dialogue.end()
-                return _other_version(host, hello)
-            emit("cluster.worker", machine=hello.machine, slots=hello.slots, mib=hello.mib)
-            return None
-    dialogue.end()
-    return ClusterError(
-        f"{host.host} does not answer",
-        because=f"its worker was not ready within {_HELLO_S:g} s",
-        next_step="check the machine, and what its shell does at a login",
-    )
-
-
-def _other_version(host: SshHost, hello: WorkerHello) -> ToolError:
-    different = hello.version if hello.version != __version__ else "another state of the same version"
-    return ToolError(
-        f"{host.host} cannot work for this program",
-        because=f"sparkwright is {different} there, and {__version__} here",
-        next_step="install the same commit there",
-    )
-
-
-def _of_ssh(host: SshHost, dialogue: Dialogue) -> ClusterError | ToolError:
-    done = dialogue.end()
-    last = done.stderr.strip().rpartition("\n")[2] or f"it ended with status {done.status}"
-    if done.status == _NOT_FOUND:
-        return ToolError(
-            f"{host.host} has no sparkwright",
-            because="it is neither on PATH there nor in ~/.local/bin",
-            next_step="install the same commit there, with the extra [cluster]",
-        )
-    if done.status == _OF_SSH:
-        return ClusterError(
-            f"{host.host} cannot be reached", because=last, next_step=f"try it by hand: ssh {host.host} true"
-        )
-    return ClusterError(
-        f"the worker of {host.host} did not start", because=last, next_step="install the same commit there"
-    )
 
 
 def task_order(tasks: Iterable[ClusterTask]) -> list[ClusterTask]:

@@ -84,7 +84,7 @@ def run_tasks(
                             next_step="check the store that the machines share: sparkwright store status",
                         )
                     emit("cluster.result-refused", task=asked.name, machine=reply.machine)
-                    pool.submit(asked)
+                    pool.submit_again(asked, reply.machine)
                     continue
                 del left[asked.name]
                 shown.advance(1)

@@ -20,6 +20,7 @@ from sparkwright.cluster.messages import WorkerHello, own_code
 from sparkwright.cluster.serving import Serving, serve_with
 from sparkwright.native.machine import look
 from sparkwright.native.schedule import default_reserve_mib
+from sparkwright.store.owned import owned_folder, sweep_abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 SLOT, MIB = "SLOT", "MIB"
 """Dask's resources: a compiler or probe, and a MiB of memory."""
+_FOLDER = "sparkwright-worker-"
 _GIVES_UP_S = 30
 _ENDS_S = 3.0
 
@@ -66,12 +68,14 @@ def serve(
         cuda: an installed CUDA toolkit, for builds that take one.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    temporary = Path(tempfile.gettempdir())
+    sweep_abandoned(temporary, _FOLDER)  # a worker that was killed has left its own
     with (
-        tempfile.TemporaryDirectory(prefix="sparkwright-worker-") as folder,
-        contextlib.closing(Serving(access, Path(folder), cuda, hello.machine)) as serving,
+        owned_folder(temporary, _FOLDER) as folder,
+        contextlib.closing(Serving(access, folder, cuda, hello.machine)) as serving,
     ):
         serve_with(serving)
-        asyncio.run(_serve(settings, hello, Path(folder), told, say))
+        asyncio.run(_serve(settings, hello, folder, told, say))
 
 
 async def _serve(

@@ -14,6 +14,7 @@ The two folders of pages are equally deep, so that a page has the same bytes, an
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
@@ -35,6 +36,8 @@ CHANNELS = "channels"
 POINTER = "channel.json"
 STABLE = "simple"
 _FORMAT = 1
+_PRUNED_FORMAT = 2
+"""Of a state with `ChannelState.oldest`; others keep the format that older readers know."""
 _UP = "../../../../"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MOST_WHEELS = 100_000
@@ -130,12 +133,12 @@ class ChannelAction(Model, frozen=True):
     """The change that made a generation.
 
     Attributes:
-        kind: ``renew`` writes the same content with a new expiry.
+        kind: ``renew`` writes the same content with a new expiry, ``prune`` drops what is kept no longer.
         detail: the wheel, the reason or the status.
         to: of a rollback, the generation whose content was taken.
     """
 
-    kind: Literal["promote", "rollback", "renew", "status"]
+    kind: Literal["promote", "rollback", "renew", "status", "prune"]
     detail: str = ""
     to: int = 0
 
@@ -157,6 +160,7 @@ class ChannelState(Model, frozen=True):
         root: version of the publisher's root by which it was signed; 0 without a signature by a key.
         pages: SHA-256 of every page by its path below ``simple/``.
         files: its wheels.
+        oldest: number of the oldest generation that is kept; unset if none was dropped.
     """
 
     channel: str
@@ -172,6 +176,12 @@ class ChannelState(Model, frozen=True):
     root: int = 0
     pages: dict[str, str] = msgspec.field(default_factory=dict)
     format: int = _FORMAT
+    oldest: int | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def first_kept(self) -> int:
+        """The number of the oldest generation that is kept."""
+        return self.oldest or 1
 
     @property
     def payload(self) -> bytes:
@@ -191,6 +201,19 @@ class ChannelState(Model, frozen=True):
     def find(self, sha256: str) -> ListedWheel | None:
         """Return the wheel with that digest, `None` if it is not listed."""
         return next((file for file in self.files if file.sha256 == sha256), None)
+
+
+@dataclass(frozen=True)
+class PointedChannel:
+    """A channel as its pointer at a target describes it.
+
+    Attributes:
+        state: its present generation.
+        tag: of the pointer, for replacing it.
+    """
+
+    state: ChannelState
+    tag: str
 
 
 def wheel_folder(sha256: str) -> str:
@@ -238,6 +261,11 @@ def pages_of(state: ChannelState) -> dict[str, bytes]:
     return {**series_pages(entries, status), **index_pages(entries, status)}
 
 
+def keeping(state: ChannelState, oldest: int) -> ChannelState:
+    """Return *state* with *oldest* as the number of the oldest generation that is kept."""
+    return msgspec.structs.replace(state, oldest=oldest, format=_PRUNED_FORMAT)
+
+
 def with_pages(state: ChannelState) -> tuple[ChannelState, dict[str, bytes]]:
     """Return *state* with the digests of its pages, and the pages."""
     pages = pages_of(state)
@@ -257,7 +285,7 @@ def decode_state(payload: bytes, channel: str, what: str) -> ChannelState:
         NewerFormatError: it was written by a newer sparkwright.
         SignatureError: it is no state, or one of another channel.
     """
-    state = decode_signed(payload, ChannelState, _FORMAT, what)
+    state = decode_signed(payload, ChannelState, _PRUNED_FORMAT, what)
     if state.channel != channel:
         raise SignatureError(
             f"{what} is not of channel {channel}",

@@ -82,13 +82,23 @@ class FolderTarget:
 
     def list(self, prefix: str) -> list[str]:
         """See `Target.list`; hidden files are left out."""
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """See `Target.sizes`."""
         start = self._at(prefix.rstrip("/")) if prefix else self.folder
         with self._using(f"listing {prefix or self.folder}"):
-            return sorted(
-                at.relative_to(self.folder).as_posix()
-                for at in start.rglob("*")
-                if at.is_file() and not at.name.startswith(".")
-            )
+            found = {}
+            for at in start.rglob("*"):
+                with contextlib.suppress(FileNotFoundError):  # removed since its folder was read
+                    if at.is_file() and not at.name.startswith("."):
+                        found[at.relative_to(self.folder).as_posix()] = at.stat().st_size
+            return found
+
+    def remove(self, path: str) -> None:
+        """See `Target.remove`; its folder stays, as another publisher may be about to write into it."""
+        with self._using(f"removing {path}"):
+            self._at(path).unlink(missing_ok=True)
 
     def url(self, path: str) -> str:
         """See `Target.url`."""

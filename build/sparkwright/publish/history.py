@@ -42,14 +42,15 @@ def read_history(target: Target, channel: str) -> Iterator[ChannelState]:
 
 
 def generations_of(target: Target, state: ChannelState) -> Iterator[ChannelState]:
-    """Yield *state* and the generations before it, each held to the digest that its successor names.
+    """Yield *state* and the kept generations before it, each held to the digest that its successor names.
 
     Raises:
         SignatureError: one is damaged.
         TamperedError: one is missing, or was changed.
     """
     yield state
-    while state.previous:
+    oldest = state.first_kept
+    while state.previous and state.generation > oldest:
         folder = generation_folder(state.channel, state.generation - 1, state.previous)
         what = f"generation {state.generation - 1} of {state.channel}"
         stored = target.read(f"{folder}/{POINTER}")
@@ -65,12 +66,18 @@ def generations_of(target: Target, state: ChannelState) -> Iterator[ChannelState
 
 
 def content_of(state: ChannelState, generations: dict[int, ChannelState]) -> int:
-    """Return the generation whose content *state* has: rollbacks and renewals add none of their own."""
+    """Return the generation whose content *state* has: rollbacks and renewals add none of their own.
+
+    Of a content whose generation is not kept any longer, the oldest kept generation with it is returned.
+    """
     while True:
         match state.action.kind:
             case "rollback":
-                state = generations[state.action.to]
-            case "renew" | "status" if state.generation > 1:
-                state = generations[state.generation - 1]
+                earlier = state.action.to
+            case "renew" | "status" | "prune":
+                earlier = state.generation - 1
             case _:
                 return state.generation
+        if earlier not in generations:
+            return state.generation
+        state = generations[earlier]

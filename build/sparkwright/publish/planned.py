@@ -26,12 +26,12 @@ class PlannedWrite:
     Attributes:
         path: of the file at the target.
         size: in bytes.
-        change: ``new``, or ``replaced`` for a pointer or page that is there.
+        change: ``new``, ``replaced`` for a pointer or page that is there, or ``removed``.
     """
 
     path: str
     size: int
-    change: Literal["new", "replaced"]
+    change: Literal["new", "replaced", "removed"]
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,15 @@ class PlannedTarget:
         target: the target, which is only read.
         writes: the writes, in order.
         files: content of the planned small files by path.
+        removed: paths whose removal is planned.
+        listed: bytes of the files that were listed, by path.
     """
 
     target: Target
     writes: list[PlannedWrite] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+    listed: dict[str, int] = field(default_factory=dict)
 
     def read(self, path: str) -> Stored | None:
         """See `Target.read`."""
@@ -91,8 +95,20 @@ class PlannedTarget:
 
     def list(self, prefix: str) -> list[str]:
         """See `Target.list`."""
-        planned = {write.path for write in self.writes if write.path.startswith(prefix)}
-        return sorted({*self.target.list(prefix), *planned})
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """See `Target.sizes`."""
+        found, below = self.target.sizes(prefix), prefix.rstrip("/") + "/" if prefix else ""
+        self.listed.update(found)
+        found |= {write.path: write.size for write in self.writes if write.path.startswith(below)}
+        return {path: size for path, size in found.items() if path not in self.removed}
+
+    def remove(self, path: str) -> None:
+        """Plan the removal of *path*."""
+        self.removed.add(checked_path(path))
+        self.files.pop(path, None)
+        self._plan(PlannedWrite(path, self.listed.get(path, 0), "removed"), None)
 
     def url(self, path: str) -> str:
         """See `Target.url`."""

@@ -25,11 +25,21 @@ class ChannelPolicy(Model, frozen=True):
         requires: kinds of evidence, in the order in which they are made.
         expires_days: days after which a generation is trusted no longer.
         capability: compute capability that ``verify`` has to have run on, such as ``12.1``; empty for any.
+        keep_generations: number of newest generations that ``channel prune`` keeps.
+        keep_days: age in days up to which it keeps a generation, beside those. With neither, everything is
+            kept for ever.
     """
 
     requires: tuple[EvidenceKind, ...]
     expires_days: Annotated[int, msgspec.Meta(ge=1, le=3650)]
     capability: str = ""
+    keep_generations: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    keep_days: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Tell if nothing of the channel is ever removed."""
+        return self.keep_generations is None and self.keep_days is None
 
 
 class ChannelPolicies(Model, frozen=True):
@@ -46,11 +56,20 @@ def load_policy(path: Path, channel: str) -> ChannelPolicy:
         ConfigError: the file is missing or does not match its format.
         UnknownNameError: it has no such channel.
     """
-    policies = load_toml(path, ChannelPolicies, newest_format=_FORMAT)
-    if channel not in policies.channel:
+    policies = load_policies(path)
+    if channel not in policies:
         raise UnknownNameError(
             f"channel {channel} has no policy",
-            because=f"{path} has {', '.join(policies.channel)}",
+            because=f"{path} has {', '.join(policies)}",
             next_step=f"name one of these, or add [channel.{channel}] with requires and expires-days there",
         )
-    return policies.channel[channel]
+    return policies[channel]
+
+
+def load_policies(path: Path) -> dict[str, ChannelPolicy]:
+    """Return the policies by channel in the file at *path*.
+
+    Raises:
+        ConfigError: the file is missing or does not match its format.
+    """
+    return load_toml(path, ChannelPolicies, newest_format=_FORMAT).channel

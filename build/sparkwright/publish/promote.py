@@ -14,17 +14,14 @@ which the next command on the channel replaces.
 from __future__ import annotations
 
 import secrets
-import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.base.digests import sha256_bytes, to_json
+from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import (
-    LostRaceError,
     PublishError,
     SignatureError,
     TamperedError,
@@ -32,59 +29,47 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import emit, task, warn
 from sparkwright.publish.channel import (
-    CHANNELS,
     POINTER,
-    STABLE,
     AttestationLink,
     ChannelAction,
     ChannelState,
     ListedWheel,
+    PointedChannel,
     attestations_path,
     decode_state,
+    keeping,
     pointer_path,
     require_channel_name,
     stamp,
     with_pages,
 )
+from sparkwright.publish.condemned import Deposits
 from sparkwright.publish.history import content_of, generations_of
 from sparkwright.publish.index import describe
-from sparkwright.publish.provenance import STATEMENT
+from sparkwright.publish.promotion import promotion_statement
 from sparkwright.publish.signing import (
     CHANNEL_TYPE,
     STATEMENT_TYPE,
     open_envelope,
     verify_envelope,
 )
+from sparkwright.publish.stable_pages import write_stable_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
+    from pathlib import Path
 
     from sparkwright.publish.channel import StatusMarker
     from sparkwright.publish.evidence import FoundEvidence
     from sparkwright.publish.policy import ChannelPolicy
+    from sparkwright.publish.retention import Retained
     from sparkwright.publish.seen import SeenChannels
     from sparkwright.publish.signing import PayloadSigner
     from sparkwright.publish.target import Target
     from sparkwright.publish.trust import TrustRoot
 
-PROMOTION = "urn:sparkwright:promotion:v1"
-"""The predicate type of promotion statements."""
 _METADATA = ".metadata"
-_TRIES = 5
-
-
-@dataclass(frozen=True)
-class PointedChannel:
-    """A channel as its pointer at a target describes it.
-
-    Attributes:
-        state: its present generation.
-        tag: of the pointer, for replacing it.
-    """
-
-    state: ChannelState
-    tag: str
 
 
 @dataclass(frozen=True)
@@ -99,6 +84,7 @@ class ChannelPublisher:
         memory: what was seen before: a pointer that went back is not built upon.
         adopt: build on a pointer that no trusted key signed.
         dry_run: the target only plans what is written to it.
+        patience_s: longest wait for a prune that is removing what is published, in seconds.
     """
 
     target: Target
@@ -108,6 +94,7 @@ class ChannelPublisher:
     memory: SeenChannels
     adopt: bool = False
     dry_run: bool = False
+    patience_s: float = 30.0
 
     def read(self, channel: str) -> PointedChannel | None:
         """Return the present generation of *channel*, `None` if there is no such channel yet.
@@ -196,7 +183,7 @@ class ChannelPublisher:
             )
         listed = current.state.find(file.sha256) if current else None
         if current and listed and listed.yanked is None:
-            self._write_stable_pages(channel)
+            self.write_stable_pages(channel)
             return current.state
         files = current.state.files if current else ()
         if any(one.filename == file.filename and one.sha256 != file.sha256 for one in files):
@@ -208,7 +195,7 @@ class ChannelPublisher:
         draft = self._draft(
             channel, current, ChannelAction(kind="promote", detail=file.filename), policy, now
         )
-        statement = _promotion(file.filename, file.sha256, draft, evidence)
+        statement = promotion_statement(file.filename, file.sha256, draft, evidence)
         envelope = self.signer.sign(statement, STATEMENT_TYPE)
         origin = self.signer.sign(provenance, STATEMENT_TYPE) if provenance else b""
         entry = ListedWheel(
@@ -219,18 +206,19 @@ class ChannelPublisher:
         )  # fmt: skip
         if elsewhere := self.target.elsewhere(entry.path):
             entry = msgspec.structs.replace(entry, url=elsewhere)
+        deposits = Deposits(self.target, self.patience_s)
         if attestations:
-            entry = self._with_attestations(entry, attestations)
+            entry = self._with_attestations(entry, attestations, deposits)
         with task(f"publish {file.filename}", total=file.size, unit="bytes"):
-            self.target.put_file(entry.path, wheel, file.sha256)
-        self._put(entry.path + _METADATA, metadata)
+            deposits.put(entry.path, wheel, file.sha256)
+        deposits.put(entry.path + _METADATA, metadata)
         for one in evidence:
-            self._put(f"{entry.folder}/evidence/{one.sha256}.json", one.data)
+            deposits.put(f"{entry.folder}/evidence/{one.sha256}.json", one.data)
         if origin:
-            self._put(entry.provenance_path, origin)
-        self._put(entry.promotion_path, envelope)
+            deposits.put(entry.provenance_path, origin)
+        deposits.put(entry.promotion_path, envelope)
         kept = tuple(one for one in files if one.sha256 != file.sha256)
-        return self._commit(current, msgspec.structs.replace(draft, files=(*kept, entry)))
+        return self._commit(current, msgspec.structs.replace(draft, files=(*kept, entry)), deposits)
 
     def rollback(
         self, channel: str, policy: ChannelPolicy, now: datetime, *, to: int | None, reason: str
@@ -254,7 +242,8 @@ class ChannelPublisher:
         if wanted not in generations or wanted == current.state.generation:
             raise UnknownNameError(
                 f"channel {channel} cannot go back to generation {wanted}",
-                because=f"it has generations 1 to {current.state.generation}, the last one is present",
+                because=f"it has generations {min(generations)} to {current.state.generation}, "
+                "the last one is present",
                 next_step=f"sparkwright channel log {channel}",
             )
         earlier = generations[wanted].files
@@ -276,9 +265,23 @@ class ChannelPublisher:
             LostRaceError: another publisher changed the channel meanwhile.
         """
         current = self.require(channel)
-        files = tuple(self._signed_again(file) for file in current.state.files)
+        deposits = Deposits(self.target, self.patience_s)
+        files = tuple(self._signed_again(file, deposits) for file in current.state.files)
         draft = self._draft(channel, current, ChannelAction(kind="renew"), policy, now)
-        return self._commit(current, msgspec.structs.replace(draft, files=files))
+        return self._commit(current, msgspec.structs.replace(draft, files=files), deposits)
+
+    def drop(
+        self, current: PointedChannel, kept: Retained, policy: ChannelPolicy, now: datetime
+    ) -> ChannelState:
+        """Take the wheels and generations that are not *kept* out of a channel; no file is removed.
+
+        Raises:
+            LostRaceError: another publisher changed the channel meanwhile.
+        """
+        detail = f"{len(kept.dropped)} wheels, and the generations before {kept.oldest}"
+        action = ChannelAction(kind="prune", detail=detail)
+        draft = self._draft(current.state.channel, current, action, policy, now)
+        return self._commit(current, keeping(msgspec.structs.replace(draft, files=kept.files), kept.oldest))
 
     def set_status(
         self, channel: str, status: StatusMarker, reason: str, policy: ChannelPolicy, now: datetime
@@ -318,80 +321,48 @@ class ChannelPublisher:
             status=state.status if state else "active",
             reason=state.reason if state else "",
             root=self.root.version if self.root else 0,
+            oldest=state.oldest if state else msgspec.UNSET,
+            format=state.format if state else 1,
         )
 
-    def _commit(self, current: PointedChannel | None, draft: ChannelState) -> ChannelState:
+    def _commit(
+        self, current: PointedChannel | None, draft: ChannelState, deposits: Deposits | None = None
+    ) -> ChannelState:
         """Write *draft* as the channel's next generation; see the module for the order.
 
+        Args:
+            current: the channel as it was read.
+            draft: its next generation, without pages.
+            deposits: the files that were put for it.
+
         Raises:
-            LostRaceError: the pointer is not *current* any more.
+            LostRaceError: the pointer is not *current* any more, or a file is being removed.
         """
+        deposits = deposits or Deposits(self.target, self.patience_s)
         if self.root is None:
             warn(f"channel {draft.channel} is UNSIGNED: a reader cannot tell it from a forged one")
         state, pages = with_pages(draft)
         envelope = self.signer.sign(state.payload, CHANNEL_TYPE)
         for path in self.root_files:
-            self._put(f"trust/{path.name}", path.read_bytes())
+            deposits.put(f"trust/{path.name}", path.read_bytes())
         for name, data in pages.items():
-            self._put(f"{state.folder}/{name}", data)
-        self._put(f"{state.folder}/{POINTER}", envelope)
+            deposits.put(f"{state.folder}/{name}", data)
+        deposits.put(f"{state.folder}/{POINTER}", envelope)
+        deposits.settle()
         self.target.replace(pointer_path(state.channel), envelope, expected=current.tag if current else None)
+        deposits.confirm()
         self.memory.remember(state)
         kind = "channel.planned" if self.dry_run else "channel.changed"
         emit(kind, channel=state.channel, generation=state.generation, action=state.action.kind,
              detail=state.action.detail, signer=self.signer.name)  # fmt: skip
-        self._write_stable_pages(state.channel)
+        self.write_stable_pages(state.channel)
         return state
 
-    def _write_stable_pages(self, channel: str) -> None:
-        """Write the pages of the pointer's generation to the stable address, also while another one moves it.
+    def write_stable_pages(self, channel: str) -> None:
+        """Write the pages of the present generation to the stable address; see `write_stable_pages`."""
+        write_stable_pages(self.target, channel, lambda: self.require(channel).state)
 
-        Each page is read before the pointer and replaced only if it is still what was read: then no page goes
-        back to an older generation, however many publishers do this at once.
-        """
-        for _ in range(_TRIES):
-            names = self.require(channel).state.pages
-            tags = {name: self.target.read(f"{CHANNELS}/{channel}/{STABLE}/{name}") for name in names}
-            pages = self._pages(self.require(channel).state)
-            if pages.keys() != names.keys():
-                continue
-            try:
-                for name, data in pages.items():
-                    found = tags[name]
-                    if found is None or found.data != data:
-                        self.target.replace(
-                            f"{CHANNELS}/{channel}/{STABLE}/{name}",
-                            data,
-                            expected=found.tag if found else None,
-                        )
-            except LostRaceError:
-                continue
-            return
-        raise LostRaceError(
-            f"the pages of {channel} were not all written",
-            because="other publishers changed the channel all the time",
-            next_step="run the same command again: the channel itself is changed, its pages follow",
-        )
-
-    def _pages(self, state: ChannelState) -> dict[str, bytes]:
-        """Return the pages of *state* as they were written, in their order; the root pages last.
-
-        Raises:
-            TamperedError: one is missing, or was changed.
-        """
-        pages = {}
-        for name in sorted(state.pages, key=lambda name: ("/" not in name, name)):
-            stored = self.target.read(f"{state.folder}/{name}")
-            if stored is None or sha256_bytes(stored.data) != state.pages[name]:
-                raise TamperedError(
-                    f"page {name} of generation {state.generation} of {state.channel} is not what was signed",
-                    because="it is missing" if stored is None else "its SHA-256 is another",
-                    next_step=f"write another generation: sparkwright channel renew {state.channel}",
-                )
-            pages[name] = stored.data
-        return pages
-
-    def _with_attestations(self, entry: ListedWheel, data: bytes) -> ListedWheel:
+    def _with_attestations(self, entry: ListedWheel, data: bytes, deposits: Deposits) -> ListedWheel:
         """Publish *data* and return *entry* with a link to it; without one where no address is public."""
         sha256 = sha256_bytes(data)
         path = attestations_path(entry.folder, sha256)
@@ -399,10 +370,10 @@ class ChannelPublisher:
         if not url.startswith(("https://", "http://")):
             warn(f"no page links to the attestations of {entry.filename}: a folder has no public address")
             return entry
-        self._put(path, data)
+        deposits.put(path, data)
         return msgspec.structs.replace(entry, attestations=AttestationLink(sha256=sha256, url=url))
 
-    def _signed_again(self, file: ListedWheel) -> ListedWheel:
+    def _signed_again(self, file: ListedWheel, deposits: Deposits) -> ListedWheel:
         promotion = self._resigned(file.promotion_path, file.promotion)
         provenance = self._resigned(file.provenance_path, file.provenance) if file.provenance else b""
         again = msgspec.structs.replace(
@@ -410,9 +381,9 @@ class ChannelPublisher:
             promotion=sha256_bytes(promotion),
             provenance=sha256_bytes(provenance) if provenance else "",
         )
-        self._put(again.promotion_path, promotion)
+        deposits.put(again.promotion_path, promotion)
         if provenance:
-            self._put(again.provenance_path, provenance)
+            deposits.put(again.provenance_path, provenance)
         return again
 
     def _resigned(self, path: str, sha256: str) -> bytes:
@@ -425,38 +396,3 @@ class ChannelPublisher:
                 next_step="take it from another copy of the target",
             )
         return self.signer.sign(open_envelope(stored.data, STATEMENT_TYPE, path).payload, STATEMENT_TYPE)
-
-    def _put(self, path: str, data: bytes) -> None:
-        """Put *data* at *path*, where it never changes."""
-        with tempfile.TemporaryDirectory(prefix="sparkwright-") as folder:
-            file = Path(folder) / "file"
-            file.write_bytes(data)
-            self.target.put_file(path, file, sha256_bytes(data))
-
-
-def _promotion(filename: str, sha256: str, draft: ChannelState, evidence: Sequence[FoundEvidence]) -> bytes:
-    """Return the in-toto statement that a wheel came into a generation by this evidence."""
-    return to_json(
-        {
-            "_type": STATEMENT,
-            "subject": [{"name": filename, "digest": {"sha256": sha256}}],
-            "predicateType": PROMOTION,
-            "predicate": {
-                "channel": draft.channel,
-                "origin": draft.origin,
-                "generation": draft.generation,
-                "promoted": draft.written,
-                "evidence": [
-                    {
-                        "kind": one.evidence.kind,
-                        "name": one.name,
-                        "digest": {"sha256": one.sha256},
-                        "made": one.evidence.made,
-                        "tool": one.evidence.tool,
-                        "files": one.evidence.files,
-                    }
-                    for one in evidence
-                ],
-            },
-        }
-    )

@@ -80,6 +80,15 @@ class Target(Protocol):
     def list(self, prefix: str) -> list[str]:
         """Return the paths of all files below the folder *prefix* (all files if it is empty), sorted."""
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the bytes of all files below the folder *prefix* by path, hidden files left out."""
+
+    def remove(self, path: str) -> None:
+        """Remove the file at *path*, and hidden notes of it; do nothing if there is none.
+
+        Only for files that no pointer and no page names; see `sparkwright.publish.prune`.
+        """
+
     def url(self, path: str) -> str:
         """Return the address under which clients read *path*."""
 

@@ -151,7 +151,9 @@ class Store:
         """Return where the file with that digest is, or would be."""
         return self.files / sha256[:2] / sha256
 
-    def find_file(self, sha256: str, *, size: int | None = None, remote: bool = True) -> Path | None:
+    def find_file(
+        self, sha256: str, *, size: int | None = None, remote: bool = True, fresh: bool = False
+    ) -> Path | None:
         """Return the file with that digest, or `None`; its bytes were verified when it came in.
 
         What is not here is brought from the remote tier, where there is one.
@@ -161,6 +163,7 @@ class Store:
             size: where given, a file of another size counts as none: a machine that lost power may
                 have kept a file's name and not its bytes.
             remote: false to look here only.
+            fresh: true to ask the remote tier again, though this command has asked before.
         """
         if not _DIGEST.fullmatch(sha256):  # what a damaged record names
             return None
@@ -171,7 +174,7 @@ class Store:
                 note_use(path, state)
                 return path
         if remote and self.remote is not None:
-            return self.remote.fetch_file(self, sha256, size)
+            return self.remote.fetch_file(self, sha256, size, fresh=fresh)
         return None
 
     def find_intact(self, sha256: str, *, remote: bool = True) -> Path | None:

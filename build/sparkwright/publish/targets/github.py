@@ -158,6 +158,10 @@ class GithubTarget:
 
     def list(self, prefix: str) -> list[str]:
         """See `Target.list`; hidden files are left out."""
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """See `Target.sizes`."""
         start = checked_path(prefix.rstrip("/")) + "/" if prefix else ""
         answer = self._find("api", f"{self._api}/git/trees/{quote(self.branch, safe='')}?recursive=1")
         tree = json.loads(answer) if answer else {}
@@ -165,9 +169,22 @@ class GithubTarget:
             raise UploadError(
                 f"the files of {self._shown} were not listed", because="the branch has too many"
             )
-        paths = [entry["path"] for entry in tree.get("tree", ()) if entry["type"] == "blob"]
-        paths += [asset["label"] or asset["name"] for asset in self._assets()]
-        return sorted(path for path in paths if path.startswith(start) and not is_hidden(path))
+        found = {entry["path"]: entry["size"] for entry in tree.get("tree", ()) if entry["type"] == "blob"}
+        found |= {asset["label"] or asset["name"]: asset["size"] for asset in self._assets()}
+        return {path: size for path, size in found.items() if path.startswith(start) and not is_hidden(path)}
+
+    def remove(self, path: str) -> None:
+        """See `Target.remove`; of assets, one whose label is *path*: another wheel may have its name."""
+        if _is_asset(checked_path(path)):
+            if any(asset["name"] == _name(path) and asset["label"] == path for asset in self._assets()):
+                where = ("--yes", "--repo", self._name)
+                self._change("release", "delete-asset", self.release, _name(path), *where)
+            return
+        page = self._page(path)
+        if page is not None:
+            body = {"message": f"Remove {path}", "sha": page["sha"], "branch": self.branch}
+            command = ("api", "--method", "DELETE", f"{self._api}/contents/{quote(path)}", "--input", "-")
+            self._change(*command, stdin=json.dumps(body).encode())
 
     def url(self, path: str) -> str:
         """See `Target.url`."""

@@ -23,7 +23,13 @@ from sparkwright.base.digests import sha256_stream
 from sparkwright.base.errors import LostRaceError, ToolError, UploadError
 from sparkwright.base.events import task
 from sparkwright.publish.target import Stored, StoredStat, checked_path
-from sparkwright.publish.targets.verified import content_type, is_hidden, put_verified, require_digest
+from sparkwright.publish.targets.verified import (
+    content_type,
+    is_hidden,
+    note_path,
+    put_verified,
+    require_digest,
+)
 from sparkwright.upstream.network import InterruptedFetch, reason_of, retrying
 from sparkwright.upstream.settings import IndexSettings
 
@@ -165,14 +171,25 @@ class S3Target:
 
     def list(self, prefix: str) -> list[str]:
         """See `Target.list`; hidden files are left out."""
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """See `Target.sizes`."""
         start = self._key(prefix.rstrip("/")) + "/" if prefix else self._key("")
         base = len(self._key(""))
 
-        def names() -> list[str]:
+        def found() -> dict[str, int]:
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=start)
-            return [item["Key"][base:] for page in pages for item in page.get("Contents", ())]
+            items = (item for page in pages for item in page.get("Contents", ()))
+            return {item["Key"][base:]: item["Size"] for item in items}
 
-        return sorted(name for name in self._do("listing", prefix or ".", names) if not _is_extra(name))
+        listed = self._do("listing", prefix or ".", found)
+        return {path: size for path, size in listed.items() if not _is_extra(path)}
+
+    def remove(self, path: str) -> None:
+        """See `Target.remove`."""
+        for one in (self._object(note_path(path)), self._object(path)):
+            self._do("removing", path, functools.partial(self._client.delete_object, **one))
 
     def url(self, path: str) -> str:
         """See `Target.url`."""

@@ -86,14 +86,14 @@ def put_verified(target: RemoteFiles, path: str, file: Path, sha256: str) -> Non
         require_digest(path, target.digest(path), sha256)
     if found is not None and found.size >= _NOTED_BYTES:
         note = VerifiedNote(sha256=sha256, size=found.size, tag=found.tag)
-        target.overwrite(_note_path(path), msgspec.json.encode(note))
+        target.overwrite(note_path(path), msgspec.json.encode(note))
 
 
 def noted_digest(target: RemoteFiles, path: str, found: StoredStat) -> str | None:
     """Return the noted SHA-256 of *path*, `None` if the note is missing or is of another size or ETag."""
     if found.size < _NOTED_BYTES or not found.tag:
         return None
-    stored = target.read(_note_path(path))
+    stored = target.read(note_path(path))
     if stored is None:
         return None
     try:
@@ -141,5 +141,6 @@ def beside(path: str, suffix: str) -> str:
     return f"{folder}{slash}.{name}.{suffix}"
 
 
-def _note_path(path: str) -> str:
+def note_path(path: str) -> str:
+    """Return the hidden path of the note of *path*."""
     return beside(path, "verified")

@@ -87,6 +87,14 @@ class WebTarget:
         """Refuse: a plain web server lists no files."""
         self._refuse(f"the files below {prefix or self.base} were not listed")
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Refuse: a plain web server lists no files."""
+        self._refuse(f"the files below {prefix or self.base} were not listed")
+
+    def remove(self, path: str) -> None:
+        """Refuse: a plain web server removes no files."""
+        self._refuse(f"{path} was not removed")
+
     def url(self, path: str) -> str:
         """See `Target.url`."""
         return f"{self.base}/{quote(path, safe='/')}"

@@ -32,6 +32,7 @@ from sparkwright.publish.target import StoredStat, checked_path
 from sparkwright.publish.targets.verified import (
     beside,
     is_hidden,
+    note_path,
     noted_digest,
     other_bytes,
     put_verified,
@@ -140,11 +141,20 @@ class WebdavTarget(WebTarget):
 
     def list(self, prefix: str) -> list[str]:
         """See `Target.list`; hidden files are left out."""
-        return sorted(self._walk(checked_path(prefix.rstrip("/")) + "/" if prefix else ""))
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """See `Target.sizes`."""
+        return dict(self._walk(checked_path(prefix.rstrip("/")) + "/" if prefix else ""))
+
+    def remove(self, path: str) -> None:
+        """See `Target.remove`; its folder stays, as another publisher may be about to write into it."""
+        self._delete(note_path(checked_path(path)))
+        self._delete(path)
 
     # Files and folders ------------------------------------------------------------------------------------
 
-    def _walk(self, folder: str) -> Iterator[str]:
+    def _walk(self, folder: str) -> Iterator[tuple[str, int]]:
         response = self.ask("PROPFIND", folder, accept={_NOT_FOUND, _NOT_ALLOWED}, headers={"Depth": "1"})
         if response.status_code == _NOT_FOUND:
             return
@@ -156,14 +166,14 @@ class WebdavTarget(WebTarget):
             )
         root = urlsplit(self.base + "/").path
         # libexpat limits the expansion of entities since 2.4.1.
-        for found in ET.fromstring(response.content).iter("{DAV:}href"):  # noqa: S314
-            path = unquote(urlsplit(found.text or "").path).removeprefix(unquote(root))
+        for found in ET.fromstring(response.content).iter("{DAV:}response"):  # noqa: S314
+            path = unquote(urlsplit(found.findtext("{DAV:}href", "")).path).removeprefix(unquote(root))
             if not path.startswith(folder) or path == folder or is_hidden(path.rstrip("/")):
                 continue
             if path.endswith("/"):
                 yield from self._walk(path)
             else:
-                yield path
+                yield path, int(found.findtext(".//{DAV:}getcontentlength") or 0)
 
     def _make_folders(self, path: str) -> None:
         parts = path.split("/")[:-1]

@@ -141,14 +141,19 @@ class RemoteTier:
 
     # Reading -----------------------------------------------------------------------------
 
-    def fetch_file(self, store: Store, sha256: str, size: int | None = None) -> Path | None:
+    def fetch_file(
+        self, store: Store, sha256: str, size: int | None = None, *, fresh: bool = False
+    ) -> Path | None:
         """Return the file with that digest, brought into *store*; `None` where it cannot be had.
 
         Args:
             store: receives it.
             sha256: the digest.
             size: the size that it should have, where known.
+            fresh: true to ask again, though this command has asked before.
         """
+        if fresh:
+            self._absent.discard(f"cas/{sha256}")
         most = self.settings.limits.most_bytes if size is None else size
         try:
             with store.scratch() as scratch:

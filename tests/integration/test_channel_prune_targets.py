@@ -1,0 +1,91 @@
+"""Pruning on real servers: moto's S3, nginx with WebDAV, and a stand-in for gh; beside a publisher."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import target_kit
+from channel_kit import ChannelWorld
+from prune_kit import HOURS, SPARE, broken_links, interleaved, pruner, world_with_spare
+from test_publish_targets import credentials, empty, servers  # noqa: F401 - a fixture
+
+from sparkwright.base.errors import UploadError
+from sparkwright.publish.condemned import read_condemned
+from sparkwright.publish.targets import open_target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.publish.target import Target
+
+KINDS = ("folder", "s3", "nginx", "github")
+# Steps of the publisher and of the pruner: before and after the list is read, changed, and files are removed.
+ORDERS = ((0, 6), (2, 8), (6, 9), (9, 12), (14, 10), (99, 10), (4, 99))
+
+
+def wheels(target: Target) -> set[str]:
+    """The versions of all wheels at *target*."""
+    return {path.split("-")[1] for path in target.list("wheels") if path.endswith(".whl")}
+
+
+@pytest.fixture(params=KINDS)
+def target(
+    request: pytest.FixtureRequest,
+    servers,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Target:
+    return open_target(empty(request.param, servers, tmp_path, monkeypatch))
+
+
+def test_a_condemned_wheel_is_removed_after_its_grace(target: Target, tmp_path: Path) -> None:
+    world = ChannelWorld(tmp_path / "world")
+    world_with_spare(world, target)
+    assert pruner(world, target, hours=1).prune().removed == []
+    assert wheels(target) == {"0.24.1", SPARE}
+    report = pruner(world, target, hours=HOURS).prune()
+    assert {path for unit in report.removed for path in unit.files}.isdisjoint(target.list(""))
+    assert wheels(target) == {"0.24.1"}
+    assert read_condemned(target)[0] == {}
+    assert broken_links(target, "nightly") == []
+    assert pruner(world, target, hours=HOURS).prune().removed == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_publisher_and_a_pruner_at_once_lose_no_file(
+    target: Target, tmp_path: Path, order: tuple[int, int]
+) -> None:
+    world = ChannelWorld(tmp_path / "world")
+    world_with_spare(world, target)
+    interleaved(world, target, *order)
+    assert wheels(target) == {"0.24.1", SPARE}
+
+
+@pytest.mark.parametrize("dropped", [(), ("If-Match", "If-None-Match")])
+def test_a_store_that_ignores_conditions_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dropped: tuple[str, ...],
+    servers,  # noqa: F811
+) -> None:
+    credentials(monkeypatch)
+    plain = open_target(empty("s3", servers, tmp_path, monkeypatch))
+    world = ChannelWorld(tmp_path / "world")
+    world_with_spare(world, plain)
+    with target_kit.FaultProxy(plain.endpoint.removeprefix("http://"), dropped=dropped) as proxy:
+        through = open_target(f"s3://wheels/{plain.prefix}?endpoint=http://{proxy.address}")
+        if dropped:
+            with pytest.raises(UploadError, match="ignores If-Match or If-None-Match"):
+                pruner(world, through, hours=HOURS).prune()
+            assert SPARE in wheels(plain)
+        else:
+            assert pruner(world, through, hours=HOURS).prune().removed
+            assert SPARE not in wheels(plain)
+
+
+def test_a_plain_web_server_is_refused(tmp_path: Path) -> None:
+    target = open_target("http://127.0.0.1:9/wheels")
+    with pytest.raises(UploadError, match="plain web server"):
+        pruner(ChannelWorld(tmp_path / "world"), target).prune()

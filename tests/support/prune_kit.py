@@ -1,0 +1,188 @@
+"""Channels with something to prune, and publishers and pruners that are stopped in the middle."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import threading
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from channel_kit import ChannelWorld, now
+
+from sparkwright.base.digests import sha256_bytes
+from sparkwright.base.errors import LostRaceError
+from sparkwright.publish.channel import pointer_path
+from sparkwright.publish.condemned import CONDEMNED
+from sparkwright.publish.policy import ChannelPolicy
+from sparkwright.publish.prune import Pruner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sparkwright.publish.target import Stored, StoredStat, Target
+
+LIMITED = ChannelPolicy(requires=("audit",), expires_days=3650, keep_generations=2)
+FOREVER = ChannelPolicy(requires=("audit",), expires_days=3650)
+POLICIES = {"nightly": LIMITED, "stable": FOREVER}
+HOURS = 25
+"""Hours after which what was condemned at the start may be removed."""
+SPARE = "0.24.99"
+"""The version of the wheel that is condemned in `world_with_spare`."""
+
+
+def pruner(world: ChannelWorld, target: Target | None = None, *, hours: float = 0) -> Pruner:
+    """Return a pruner that runs *hours* from now, with a day of grace."""
+    publisher = replace(world.publisher(target), patience_s=0.0)
+    return Pruner(publisher, POLICIES, now() + timedelta(hours=hours), timedelta(hours=24))
+
+
+def spare_wheel(world: ChannelWorld) -> Path:
+    """Return the file of the wheel that is condemned."""
+    return world.dist / f"vllm-{SPARE}-py3-none-any.whl"
+
+
+def world_with_spare(world: ChannelWorld, target: Target) -> None:
+    """Publish a channel of one wheel at *target*, and a condemned wheel that no channel has."""
+    publisher = world.publisher(target)
+    world.promote("0.24.1", publisher=publisher)
+    world.promote(SPARE, "abandoned", publisher=publisher)
+    target.remove(pointer_path("abandoned"))
+    pruner(world, target).prune()
+
+
+@dataclass
+class Gate:
+    """Stops the thread that passes it for the *limit*-th time, until it is opened.
+
+    Attributes:
+        limit: passages before the stop.
+        passed: passages so far.
+    """
+
+    limit: int
+    passed: int = 0
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+
+    def step(self) -> None:
+        """Pass, or wait here."""
+        if self.passed == self.limit:
+            self.reached.set()
+            assert self.opened.wait(120)
+        self.passed += 1
+
+
+@dataclass(frozen=True)
+class SteppedTarget:
+    """A target that calls *step* before each operation that another party can notice or depends on."""
+
+    target: Target
+    step: Callable[[], None]
+
+    def read(self, path: str) -> Stored | None:
+        if path == CONDEMNED or path.endswith("channel.json"):
+            self.step()
+        return self.target.read(path)
+
+    def stat(self, path: str) -> StoredStat | None:
+        return self.target.stat(path)
+
+    def put_file(self, path: str, file: Path, sha256: str) -> None:
+        self.step()
+        self.target.put_file(path, file, sha256)
+
+    def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
+        self.step()
+        return self.target.replace(path, data, expected=expected)
+
+    def remove(self, path: str) -> None:
+        self.step()
+        self.target.remove(path)
+
+    def list(self, prefix: str) -> list[str]:
+        return self.target.list(prefix)
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        self.step()
+        return self.target.sizes(prefix)
+
+    def url(self, path: str) -> str:
+        return self.target.url(path)
+
+    def elsewhere(self, path: str) -> str:
+        return self.target.elsewhere(path)
+
+
+class Stopped(threading.Thread):
+    """A thread that runs *work* up to a gate and keeps what it raises."""
+
+    def __init__(self, gate: Gate, work: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self.gate, self.work = gate, work
+        self.error: Exception | None = None
+        self.start()
+        while self.is_alive() and not gate.reached.wait(0.002):
+            pass
+
+    def run(self) -> None:
+        """Work."""
+        try:
+            self.work()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def finish(self) -> bool:
+        """Open the gate and wait for the end; return if the gate had stopped it."""
+        self.gate.opened.set()
+        self.join(120)
+        assert not self.is_alive()
+        return self.gate.reached.is_set()
+
+
+def broken_links(target: Target, channel: str) -> list[str]:
+    """Return what pages of *channel* at its stable address link to and is missing or has other bytes."""
+    top = f"channels/{channel}/simple"
+    broken = []
+    for path in target.list(top):
+        if path.endswith("vllm/index.json"):
+            stored = target.read(path)
+            for file in json.loads(stored.data)["files"] if stored else ():
+                wheel = posixpath.normpath(posixpath.join(posixpath.dirname(path), unquote(file["url"])))
+                found = target.read(wheel)
+                if found is None or sha256_bytes(found.data) != file["hashes"]["sha256"]:
+                    broken.append(wheel)
+                if target.read(f"{wheel}.metadata") is None:
+                    broken.append(f"{wheel}.metadata")
+    return broken
+
+
+def interleaved(world: ChannelWorld, target: Target, publishing: int, pruning: int) -> tuple[bool, bool]:
+    """Stop a publisher after *publishing* steps, a pruner after *pruning*; then let both end, and look.
+
+    *target* is as `world_with_spare` made it; the publisher promotes the condemned wheel.
+
+    Returns:
+        whether the publisher and the pruner were stopped, and not at their ends already.
+    """
+    first, second = Gate(publishing), Gate(pruning)
+    publisher = replace(world.publisher(SteppedTarget(target, first.step)), patience_s=0.0)
+    promoting = Stopped(first, lambda: world.promote_file(spare_wheel(world), publisher=publisher))
+    due = pruner(world, SteppedTarget(target, second.step), hours=HOURS)
+    removing = Stopped(second, due.prune)
+    stopped = promoting.finish(), removing.finish()
+    for error in (promoting.error, removing.error):
+        if error is not None and not isinstance(error, LostRaceError):
+            raise error
+    listed = world.publisher(target).require("nightly").state.files
+    if promoting.error is None:
+        assert SPARE in {file.version for file in listed}
+    assert broken_links(target, "nightly") == []
+    # The one that lost runs the same command again, and everything is there.
+    pruner(world, target, hours=HOURS + 1).prune()
+    world.promote_file(spare_wheel(world), publisher=world.publisher(target))
+    assert broken_links(target, "nightly") == []
+    return stopped
