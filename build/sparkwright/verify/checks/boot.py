@@ -269,8 +269,8 @@ def _kernels(seen: CheckedCells, boots: _Boots) -> Finding:
         seen.on_facts(),
         "FP4 weights run on FP4 kernels",
         "A card of compute capability 10, 11 or 12 computes in FP4. Where vLLM finds no kernels for that, it"
-        " unpacks the weights to 16 bits, emulates FP4 or runs without graphs, and serves on. That is no defect"
-        " where the recipe names the backend.",
+        " unpacks the weights to 16 bits, emulates FP4 or runs without graphs, and serves on. That is no"
+        " defect where the recipe names the backend.",
         against=against,
         passed="; ".join(f"{name}: {_kernels_shown(facts)}" for name, facts in boots.items()) or "no start",
         threshold="no slower path that the recipe does not name",
