@@ -282,6 +282,12 @@ class ClusterError(SparkwrightError):
     exit_code = 75
 
 
+class ServerEndedError(SparkwrightError):
+    """A served model's engine ended by itself, or could not be started again."""
+
+    exit_code = 77
+
+
 class ServerError(SparkwrightError):
     """The server under test could not be started, or exited."""
 
