@@ -11,6 +11,7 @@ import click
 from msgspec import structs
 
 from sparkwright.base.config import to_builtins
+from sparkwright.cli.lock_runtime import command as runtime_command
 from sparkwright.cli.options import series_option, tree_options
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 @click.group("lock")
 def command() -> None:
     """Check upstream.lock against the release itself, or move it to another release or commit."""
+
+
+command.add_command(runtime_command)
 
 
 def _access(session: Session) -> Access:

@@ -14,6 +14,7 @@ from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.publish import PublishedIndex, dist_folder, publish, wheels_in
 from sparkwright.publish.evidence import FOLDER as EVIDENCE
+from sparkwright.publish.runtimes import runtimes_in
 
 
 @click.command("publish")
@@ -45,7 +46,8 @@ def command(session: Session, *, folder: Path | None, variants: bool, channel: s
     dry_run = options["dry_run"]
     if dry_run and variants:
         raise ConfigError("--variants cannot be planned", because="a dry run would have to make the variants")
-    index = publish(wheels, where, variants=variants, dry_run=dry_run)
+    runtimes = runtimes_in(session.checkout.patchsets)
+    index = publish(wheels, where, runtimes=runtimes, variants=variants, dry_run=dry_run)
     if not channel or (dry_run and not session.as_json):
         _show(index, dry_run=dry_run, as_json=session.as_json)
     if channel:

@@ -201,21 +201,28 @@ def _attach(results: Results, options: VerifyOptions) -> None:
     )
 
 
-def built_wheel(folder: Path, machine: str) -> Path:
-    """The wheel in *folder* for *machine* that was made last.
+def built_wheel(folder: Path, machine: str, series: str = "") -> Path:
+    """The wheel in *folder* for *machine*, of *series* if that is given, that was made last.
 
     Raises:
         ConfigError: there is none.
     """
     from sparkwright.publish import wheels_in
+    from sparkwright.publish.series import series_of
     from sparkwright.wheel import parse_name
 
     found = wheels_in(folder)
-    fitting = [wheel for wheel in found if parse_name(wheel.name).machine == machine]
+    names = {wheel: parse_name(wheel.name) for wheel in found}
+    fitting = [
+        wheel
+        for wheel, name in names.items()
+        if name.machine == machine and series in {"", series_of(name.version)}
+    ]
     if not fitting:
         others = ", ".join(wheel.name for wheel in found)
+        of_series = f" of series {series}" if series else ""
         raise ConfigError(
-            f"{folder} holds no wheel for this machine, which is {machine}",
+            f"{folder} holds no wheel{of_series} for this machine, which is {machine}",
             because=f"it holds {others}" if others else "it holds none at all",
             next_step=f"make wheel PLATFORM={machine}, or give a wheel, --python, --url or --demo",
         )

@@ -11,6 +11,7 @@ from sparkwright.pipeline.state import require
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sparkwright.lock.runtime import LockedRuntime
     from sparkwright.pipeline.job import Job
     from sparkwright.pipeline.state import BuildState
 
@@ -50,7 +51,10 @@ class Publish:
     name: ClassVar[str] = "index"
 
     def key(self, job: Job, state: BuildState) -> str | None:
-        return None if state.placed is None else digest_of(_listing(job.out))
+        if state.placed is None:
+            return None
+        runtimes = {name: locked.digest for name, locked in _runtimes(job).items()}
+        return digest_of([*_listing(job.out), runtimes] if runtimes else _listing(job.out))
 
     def find(self, job: Job, state: BuildState) -> bool:
         record = job.store.find_record("index", self.key(job, state) or "")
@@ -64,11 +68,18 @@ class Publish:
         listed = None
         # A run for another platform may place its wheel while this one writes pages without it.
         while listed != (listed := _listing(out)):
-            index = publish(wheels_in(out), out, digests=_known_digests(job))
+            index = publish(wheels_in(out), out, digests=_known_digests(job), runtimes=_runtimes(job))
             for file in index.files:
                 _note_digest(job, out / file.filename, file.sha256)
         job.store.put_record("index", self.key(job, state) or "", {"folder": str(out), "pages": _pages(out)})
         state.published = True
+
+
+def _runtimes(job: Job) -> dict[str, LockedRuntime]:
+    """Return the locked runtimes of the checkout, by file name."""
+    from sparkwright.publish.runtimes import runtimes_in
+
+    return runtimes_in(job.checkout.patchsets)
 
 
 def _known_digests(job: Job) -> dict[str, str]:

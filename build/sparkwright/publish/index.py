@@ -16,7 +16,9 @@ from packaging.version import InvalidVersion, Version
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit
+from sparkwright.lock.runtime import SUFFIX
 from sparkwright.publish.pages import PublishedFile, is_index_page
+from sparkwright.publish.runtimes import runtime_page
 from sparkwright.publish.series import FOLDER, index_pages, series_pages
 from sparkwright.publish.variants import FOLDER as VARIANTS
 from sparkwright.publish.variants import listed_variants, make_variants
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from sparkwright.lock.runtime import LockedRuntime
+
 SIMPLE = "simple"
 _METADATA = ".metadata"
 _LOCK = ".publish.lock"
@@ -36,6 +40,7 @@ _WRITTEN = f"{SIMPLE}/.written.json"
 """The list of files that `publish` wrote, with digests: no other file is ever replaced or removed."""
 _INDEX_FILE = re.compile(
     rf"{SIMPLE}/({FOLDER}/[0-9.]+/)?([^/]+/)?index\.(html|json)"
+    rf"|[^/]+{re.escape(SUFFIX)}"
     rf"|({VARIANTS}/)?[^/]+\.whl{re.escape(_METADATA)}|{VARIANTS}/[^/]+-variants\.json"
 )
 
@@ -74,6 +79,7 @@ def publish(
     folder: Path,
     *,
     digests: Mapping[str, str] | None = None,
+    runtimes: Mapping[str, LockedRuntime] | None = None,
     variants: bool = False,
     dry_run: bool = False,
 ) -> PublishedIndex:
@@ -88,6 +94,7 @@ def publish(
         wheels: the wheels to list.
         folder: folder for the index; the pages go to ``simple/`` in it.
         digests: SHA-256 of wheels by file name, if the caller has it; the other wheels are read.
+        runtimes: locked runtimes by file name, see `runtimes_in`; each wheel gets its own beside it.
         variants: whether to make variants of the wheels that have kernels for the card. Variants that are
             there already are listed in any case.
         dry_run: write nothing, and emit ``publish.planned`` with each page that would be written; *wheels*
@@ -102,7 +109,7 @@ def publish(
     """
     _check_wheels(wheels)
     if dry_run:
-        return _planned(wheels, folder, digests)
+        return _planned(wheels, folder, digests, runtimes or {})
     with storing(f"publishing into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         with hold(folder / _LOCK, f"the index in {folder}"):
@@ -110,7 +117,7 @@ def publish(
             described = [describe(_placed(wheel, folder), digests) for wheel in wheels]
             if variants:
                 make_variants([folder / file.filename for file, _ in described], folder)
-            files, entries, pages = _content(described, folder)
+            files, entries, pages = _content(described, folder, runtimes or {})
             digests_of_pages = {name: sha256_bytes(data) for name, data in pages.items()}
             _refuse_others(folder, digests_of_pages, earlier)
             # After a kill at any moment, the next run still has the list of its files.
@@ -123,21 +130,27 @@ def publish(
 
 
 def _content(
-    described: Sequence[tuple[PublishedFile, bytes]], folder: Path
+    described: Sequence[tuple[PublishedFile, bytes]], folder: Path, runtimes: Mapping[str, LockedRuntime]
 ) -> tuple[list[PublishedFile], list[PublishedFile], dict[str, bytes]]:
     """Return the files of an index in order, their variants, and pages and METADATA by path in *folder*."""
     files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
     pages = {file.filename + _METADATA: metadata for file, metadata in described}
+    pages |= dict(filter(None, (runtime_page(file, runtimes) for file in files)))
     entries, needed = listed_variants(described, folder)
     pages |= needed
     pages |= {f"{SIMPLE}/{path}": page for path, page in _pages([*files, *entries]).items()}
     return files, entries, pages
 
 
-def _planned(wheels: Sequence[Path], folder: Path, digests: Mapping[str, str] | None) -> PublishedIndex:
+def _planned(
+    wheels: Sequence[Path],
+    folder: Path,
+    digests: Mapping[str, str] | None,
+    runtimes: Mapping[str, LockedRuntime],
+) -> PublishedIndex:
     """Return the index that `publish` would write, and emit an event with each file that it would change."""
     earlier = _read_written(folder)
-    files, entries, pages = _content([describe(wheel, digests) for wheel in wheels], folder)
+    files, entries, pages = _content([describe(wheel, digests) for wheel in wheels], folder, runtimes)
     _refuse_others(folder, {name: sha256_bytes(data) for name, data in pages.items()}, earlier)
     written = [name for name, data in pages.items() if not _has(folder / name, data)]
     for name in written:

@@ -4,27 +4,39 @@ Read `recipe` first: `Recipe`, `load_recipe`. `rules` refuses options that are k
 `shipped/` holds the recipes of this package.
 """
 
+from sparkwright.recipes.evidence import GRADES, Evidence, Grade
 from sparkwright.recipes.recipe import (
+    REHEARSAL,
     TINY,
     Recipe,
     Runner,
+    Use,
+    apply_use,
     load_recipe,
     recipes,
     serve_arguments,
+    shipped_path,
     variant,
 )
 from sparkwright.recipes.rules import RULES, Rule, check_compatible, incompatibilities
 
 __all__ = [
+    "GRADES",
+    "REHEARSAL",
     "RULES",
     "TINY",
+    "Evidence",
+    "Grade",
     "Recipe",
     "Rule",
     "Runner",
+    "Use",
+    "apply_use",
     "check_compatible",
     "incompatibilities",
     "load_recipe",
     "recipes",
     "serve_arguments",
+    "shipped_path",
     "variant",
 ]

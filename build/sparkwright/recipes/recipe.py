@@ -11,16 +11,39 @@ from msgspec import field
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.recipes.evidence import Evidence, Grade, best_grade
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FORMAT = 1
 TINY = "tiny:"  # begins what stands for a generated model: "tiny:target", "tiny:drafter"
+REHEARSAL = "rehearsal:"  # begins what stands for a model of rehearsals, which the store holds
 _SHIPPED = Path(__file__).with_name("shipped")
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 
 Runner = Literal["", "v1", "v2"]
+UseName = Literal["single", "shared", "many"]
+
+
+class Use(Model, frozen=True):
+    """One way to use a server, as changes of its recipe.
+
+    Attributes:
+        title: for people.
+        flags: flags in place of the recipe's, or on top of them.
+        speculative: the same for the speculative configuration.
+        environment: the same for variables.
+        speculation: draft tokens; without it, the recipe's drafter and its configuration are left out.
+        why: reasons, as in `Recipe`.
+    """
+
+    title: str
+    flags: dict[str, Any] = field(default_factory=dict)
+    speculative: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    speculation: bool = True
+    why: dict[str, str] = field(default_factory=dict)
 
 
 class Recipe(Model, frozen=True):
@@ -42,6 +65,15 @@ class Recipe(Model, frozen=True):
         capability: compute capability of the intended card, such as ``12.1``; empty for any.
         profile: sizes in place of the profile's own, by their names there.
         band: key of the reference band, or empty.
+        uses: ways to use the server: for one user (``single``), for about 16 (``shared``) or 64 (``many``)
+            requests at a time.
+        nodes: machines that serve together; the tensor-parallel size is a flag.
+        series: lines of releases that it is meant for, such as ``0.33``; any if empty.
+        why: reason of each flag by its name, of keys of the speculative configuration as
+            ``speculative.KEY``, and of variables by their names.
+        evidence: where and by whom it was served; none: it was never seen served.
+        reference: keys of published figures in ``reference.toml``.
+        notes: known failures and limits, for people.
     """
 
     format: int
@@ -57,6 +89,18 @@ class Recipe(Model, frozen=True):
     capability: str = ""
     profile: dict[str, Any] = field(default_factory=dict)
     band: str = ""
+    uses: dict[UseName, Use] = field(default_factory=dict)
+    nodes: Literal[1, 2] = 1
+    series: tuple[str, ...] = ()
+    why: dict[str, str] = field(default_factory=dict)
+    evidence: tuple[Evidence, ...] = ()
+    reference: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def grade(self) -> Grade:
+        """Return the best grade of the recipe's evidence; ``never`` without any."""
+        return best_grade(self.evidence)
 
     @property
     def made_up(self) -> bool:
@@ -70,13 +114,27 @@ def recipes() -> Mapping[str, Recipe]:
     return {recipe.name: recipe for recipe in found}
 
 
-def load_recipe(name_or_path: str | Path) -> Recipe:
+def shipped_path(name: str) -> Path:
+    """Return the file of the recipe *name* that ships."""
+    return _SHIPPED / f"{name}.toml"
+
+
+def load_recipe(name_or_path: str | Path, use: str = "") -> Recipe:
     """Return a recipe that ships, by its name, or one of the user's, by its path.
 
+    Args:
+        name_or_path: the recipe.
+        use: the use that is applied to it; none if empty.
+
     Raises:
-        UnknownNameError: there is neither such a name nor such a file.
+        UnknownNameError: there is neither such a name nor such a file, or the recipe has no such use.
         ConfigError: the file does not follow its format.
     """
+    recipe = _find(name_or_path)
+    return apply_use(recipe, use) if use else recipe
+
+
+def _find(name_or_path: str | Path) -> Recipe:
     path = Path(name_or_path)
     if path.suffix == ".toml" and path.exists():
         return _load(path)
@@ -92,20 +150,54 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 
 def _load(path: Path) -> Recipe:
     recipe = load_toml(path, Recipe, newest_format=FORMAT)
-    flags = {name.replace("_", "-"): value for name, value in recipe.flags.items()}
-    if reserved := sorted(flags.keys() & _RESERVED):
+    uses = {
+        name: msgspec.structs.replace(use, flags=_checked(path, use.flags, use.speculative))
+        for name, use in recipe.uses.items()
+    }
+    flags = _checked(path, recipe.flags, recipe.speculative)
+    return msgspec.structs.replace(recipe, flags=flags, uses=uses)
+
+
+def _checked(path: Path, flags: dict[str, Any], speculative: dict[str, Any]) -> dict[str, Any]:
+    """Return *flags* with dashes; refuse those that are decided when the server is started."""
+    spelled = {name.replace("_", "-"): value for name, value in flags.items()}
+    if reserved := sorted(spelled.keys() & _RESERVED):
         raise ConfigError(
             f"{path} does not follow its format",
             because=f"{', '.join(reserved)} cannot be a flag: it is decided when the server is started",
             next_step="use the recipe's own keys model, drafter and speculative; ports are chosen",
         )
-    if "model" in recipe.speculative:
+    if "model" in speculative:
         raise ConfigError(
             f"{path} does not follow its format",
             because="speculative.model is the recipe's own key `drafter`",
             next_step="move it there",
         )
-    return msgspec.structs.replace(recipe, flags=flags)
+    return spelled
+
+
+def apply_use(recipe: Recipe, name: str) -> Recipe:
+    """Return *recipe* with the flags, variables and speculation of its use *name*.
+
+    Raises:
+        UnknownNameError: it has no such use.
+    """
+    use = next((found for known, found in recipe.uses.items() if known == name), None)
+    if use is None:
+        raise UnknownNameError(
+            f"the recipe {recipe.name} has no use {name!r}",
+            because=f"its uses are {', '.join(recipe.uses)}" if recipe.uses else "it has no uses",
+            next_step="name one of these, or none",
+        )
+    return msgspec.structs.replace(
+        recipe,
+        title=f"{recipe.title}; {use.title}",
+        flags={**recipe.flags, **use.flags},
+        environment={**recipe.environment, **use.environment},
+        speculative={**recipe.speculative, **use.speculative} if use.speculation else {},
+        drafter=recipe.drafter if use.speculation else "",
+        why={**recipe.why, **use.why},
+    )
 
 
 def variant(

@@ -8,7 +8,7 @@ installs the wheel with other Python files, and `outcome` and `statements` say w
 """
 
 from sparkwright.rehearsal.model import DEFAULT, CheckOutcome, RehearsalOptions, RehearsalResult, ServedTree
-from sparkwright.rehearsal.run import rehearse, verify_server
+from sparkwright.rehearsal.run import rehearse, serve_nearest, verify_server
 from sparkwright.rehearsal.stock import nearest_release
 from sparkwright.rehearsal.tree import prepare
 
@@ -21,5 +21,6 @@ __all__ = [
     "nearest_release",
     "prepare",
     "rehearse",
+    "serve_nearest",
     "verify_server",
 ]

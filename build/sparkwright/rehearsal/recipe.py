@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.recipes import load_recipe, serve_arguments
+from sparkwright.recipes import load_recipe, serve_arguments, shipped_path
 from sparkwright.store import write_atomically
 from sparkwright.verify.server.environment import vllm_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from sparkwright.store import Store
 
-_TEMPLATE = Path(__file__).with_name("recipe.toml")
-_MODEL = "rehearsal:model"
+NAME = "rehearsal-smollm2"
+"""The name of the recipe that rehearsals serve."""
+_MODEL = "rehearsal:smollm2"
 _SPECULATIVE = """
 [speculative]
 method = "ngram"
@@ -52,7 +53,7 @@ class WrittenRecipe:
 
 def write_recipe(store: Store, model: Path, *, speculative: bool = False) -> WrittenRecipe:
     """Write the recipe that serves the folder *model*, with n-gram speculation if *speculative*."""
-    text = _TEMPLATE.read_text(encoding="utf-8").replace(_MODEL, str(model))
+    text = shipped_path(NAME).read_text(encoding="utf-8").replace(_MODEL, str(model))
     if speculative:
         text += _SPECULATIVE
     data = text.encode()

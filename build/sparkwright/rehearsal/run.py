@@ -69,9 +69,8 @@ def rehearse(job: Job, report: MergeReport, options: RehearsalOptions | None = N
         job = replace(job, options=replace(job.options, offline=True))
     started = time.monotonic()
     wanted = report.version
-    version = nearest_release(job, wanted)
-    if version != wanted:
-        report = _merged_onto(job, report, version)
+    report = servable(job, report)
+    version = report.version
     served = prepare(job, _changes(job, report), version)
     pristine = prepare(job, {}, version) if options.against_pristine else None
     folder = _folder(job, options, served, pristine)
@@ -87,6 +86,27 @@ def rehearse(job: Job, report: MergeReport, options: RehearsalOptions | None = N
         statements=statements(report, served, wanted=wanted),
     )
     return write_report(result, folder)
+
+
+def servable(job: Job, report: MergeReport) -> MergeReport:
+    """Return *report*, or the merge of its carries onto the nearest older release that the CPU can serve.
+
+    Raises:
+        RehearsalError: there is none.
+    """
+    version = nearest_release(job, report.version)
+    return report if version == report.version else _merged_onto(job, report, version)
+
+
+def serve_nearest(job: Job, report: MergeReport) -> ServedTree:
+    """Return the merged Python of *report* over the CPU's wheel of its release, or of the nearest older one.
+
+    Raises:
+        RehearsalError: wheel, model or environment cannot be had.
+        NotInStoreError: one of them is not in the store, and the network is off.
+    """
+    report = servable(job, report)
+    return prepare(job, _changes(job, report), report.version)
 
 
 def serve_exact(job: Job, report: MergeReport) -> ServedTree | None:

@@ -36,6 +36,8 @@ _FOLDERS = {
     "toolchains/made": "toolchains",
     "environments": "environments",
     "models": "models",
+    "serve/caches": "compiled",
+    "serve/runs": "servers",
 }
 
 

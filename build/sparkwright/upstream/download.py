@@ -16,7 +16,7 @@ from sparkwright.base.events import emit, task
 from sparkwright.lock import Artifact
 from sparkwright.store import storing
 from sparkwright.upstream.commit_index import locate_in_commit
-from sparkwright.upstream.index import local_path, locate, remote_size
+from sparkwright.upstream.index import IndexFile, local_path, locate, remote_size
 from sparkwright.upstream.network import InterruptedFetch, fetch_failed, open_session, retrying
 
 if TYPE_CHECKING:
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
     from sparkwright.base.events import Task
     from sparkwright.store import Store
-    from sparkwright.upstream.index import IndexFile
     from sparkwright.upstream.settings import IndexSettings
 
 _CHUNK = 1 << 16  # small enough that a dropped connection costs little of what had come
 
 
-def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings, *, otherwise: str = "") -> Path:
+def fetch_artifact(
+    store: Store, artifact: Artifact, settings: IndexSettings, *, otherwise: str = "", address: str = ""
+) -> Path:
     """Return the file *artifact* in the store, fetched from the remote tier or an index if it is not there.
 
     A run that is interrupted leaves what it got in the store's ``partial`` folder, and the next
@@ -44,6 +45,7 @@ def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings, *,
         artifact: the file.
         settings: how to reach the index.
         otherwise: where else it may come from, for the message to those who have no network.
+        address: its address, where no index lists it.
 
     Raises:
         NotInStoreError: the network is off, and the store does not hold it.
@@ -62,7 +64,7 @@ def fetch_artifact(store: Store, artifact: Artifact, settings: IndexSettings, *,
     with store.lock(f"download-{artifact.sha256}", f"the download of {artifact.filename}"):
         if found := store.find_intact(artifact.sha256, remote=False):
             return found
-        path = _download(store, artifact, settings)
+        path = _download(store, artifact, settings, address)
     store.share(artifact.sha256, download=True)
     return path
 
@@ -105,8 +107,11 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         yield stream
 
 
-def _download(store: Store, artifact: Artifact, settings: IndexSettings) -> Path:
-    file = locate_in_commit(artifact, settings) if artifact.commit else locate(artifact, settings)
+def _download(store: Store, artifact: Artifact, settings: IndexSettings, address: str) -> Path:
+    if address:
+        file = IndexFile(artifact.filename, address, artifact.sha256, artifact.size, False, False)  # noqa: FBT003
+    else:
+        file = locate_in_commit(artifact, settings) if artifact.commit else locate(artifact, settings)
     if source := local_path(file.url):
         return adopt_copy(store, source, artifact)
     partial = store.partial / artifact.sha256

@@ -10,8 +10,12 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import NotInStoreError, ProcessError, ServerError, ToolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _BEGUN = ".sparkwright-environment"
 _DONE = ".sparkwright-wheel.json"
@@ -73,7 +77,14 @@ def find_installed(python: Path) -> Installed:
         ) from error
 
 
-def prepare_wheel(wheel: Path, folder: Path, *, offline: bool = False) -> Path:
+def prepare_wheel(
+    wheel: Path,
+    folder: Path,
+    *,
+    offline: bool = False,
+    requirements: str = "",
+    overrides: Sequence[str] = (),
+) -> Path:
     """Create an environment with *wheel* and its requirements; return its interpreter.
 
     A folder that was created for the same wheel, byte by byte, is reused, and one that was begun and not
@@ -83,6 +94,9 @@ def prepare_wheel(wheel: Path, folder: Path, *, offline: bool = False) -> Path:
         wheel: a wheel of vLLM.
         folder: destination; it must not exist, be empty, or be such an environment.
         offline: install from the installer's cache alone.
+        requirements: exact requirements with digests, in pip's format, which name the wheel too; a file with
+            another digest is refused, and so is a package that they lack. Empty: what the index has today.
+        overrides: requirements that count instead of those of the same project that packages state.
 
     Raises:
         ServerError: it cannot be created, or *folder* holds something else.
@@ -94,12 +108,14 @@ def prepare_wheel(wheel: Path, folder: Path, *, offline: bool = False) -> Path:
     with FileLock(folder.with_name(folder.name + ".lock")):
         with wheel.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if requirements:
+            digest += "-" + hashlib.sha256(requirements.encode()).hexdigest()
         python = folder / "bin" / "python"
         if python.exists() and _made_for(folder) == digest:
             return python
         _clear(folder)
         try:
-            _make(folder, python, wheel, offline=offline)
+            _make(folder, python, _wanted(folder, wheel, requirements), overrides, offline=offline)
         except (ProcessError, ToolError) as error:
             if offline and _NOT_CACHED.search(error.because):
                 raise NotInStoreError(
@@ -134,8 +150,19 @@ def _clear(folder: Path) -> None:
     (folder / _BEGUN).touch()
 
 
-def _make(folder: Path, python: Path, wheel: Path, *, offline: bool) -> None:
-    """Create the environment and install into it: by uv where it is installed, else by venv and pip."""
+def _wanted(folder: Path, wheel: Path, requirements: str) -> list[str | Path]:
+    """Return the arguments of an installer: the wheel, or a file with exact requirements."""
+    if not requirements:
+        return [wheel.resolve()]
+    listed = folder / "requirements.txt"
+    listed.write_text(requirements, encoding="utf-8")
+    return ["--require-hashes", "--requirement", listed]
+
+
+def _make(
+    folder: Path, python: Path, wanted: list[str | Path], overrides: Sequence[str], *, offline: bool
+) -> None:
+    """Create the environment and install *wanted*: by uv where it is installed, else by venv and pip."""
     from sparkwright.base.process import run
 
     beside = Path(sys.executable).with_name("uv")
@@ -146,12 +173,18 @@ def _make(folder: Path, python: Path, wheel: Path, *, offline: bool) -> None:
             [uv, "venv", "--quiet", "--allow-existing", *cached, "--python", sys.executable, folder],
             timeout=_INSTALL_S,
         )
+        if overrides:
+            listed = folder / "overrides.txt"
+            listed.write_text("\n".join(overrides) + "\n", encoding="utf-8")
+            wanted = ["--override", listed, *wanted]
         run(
-            [uv, "pip", "install", "--quiet", *cached, "--python", python, wheel.resolve()],
+            [uv, "pip", "install", "--quiet", *cached, "--python", python, *wanted],
             timeout=_INSTALL_S,
         )
     else:
         run([sys.executable, "-m", "venv", folder], timeout=_INSTALL_S)
         cached = ["--no-index"] if offline else []  # pip reads its cache only after it has asked an index
+        # The list is whole. pip knows no overrides, and takes `name[extra]` for another package than `name`.
+        cached += ["--no-deps"] if "--require-hashes" in wanted else []
         pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, *cached, wheel.resolve()], timeout=_INSTALL_S)
+        run([*pip, *cached, *wanted], timeout=_INSTALL_S)

@@ -1,0 +1,101 @@
+"""``sparkwright lock runtime``: lock what a series' wheels run with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from sparkwright.cli.options import series_option
+from sparkwright.cli.output import print_json
+from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.tables import show_table
+from sparkwright.cli.verify import built_wheel
+from sparkwright.store import write_atomically
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.lock.runtime import LockedRuntime
+
+
+@click.command("runtime")
+@click.option(
+    "--platform",
+    "machines",
+    multiple=True,
+    help="Lock for this machine only; may be repeated. By default for every machine that the lock has.",
+)
+@click.option("--as-of", default="", metavar="DATE", help="Leave out files that were uploaded after DATE.")
+@click.option(
+    "--override",
+    "overrides",
+    multiple=True,
+    metavar="REQUIREMENT",
+    help="Count this instead of what any package requires of the same project; recorded in the file.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
+@series_option
+@common_options
+@run_in_session
+def command(
+    session: Session, *, machines: tuple[str, ...], as_of: str, overrides: tuple[str, ...], dry_run: bool
+) -> None:
+    """Resolve what the series' wheels in dist/ require, and write every package by version and digests.
+
+    One file for each machine, beside the series' patchset, in pip's format and without the name of any index.
+    'sparkwright publish' puts it beside each wheel, and 'sparkwright serve' installs by it. uv resolves
+    it, for any machine and without downloading packages.
+    """
+    from sparkwright.lock.runtime import format_runtime, read_runtime, runtime_name
+    from sparkwright.publish import dist_folder
+    from sparkwright.serve.runtime import requirements_of, resolve_runtime
+
+    checkout = session.checkout
+    dist = dist_folder(checkout.root)
+    told = {}
+    for machine in machines or tuple(sorted(checkout.lock.wheels)):
+        wheel = built_wheel(dist, machine, checkout.series)
+        runtime = resolve_runtime(
+            requirements_of(wheel), machine, offline=session.offline, as_of=as_of, overrides=overrides
+        )
+        path = checkout.patchsets / runtime_name(checkout.series, machine)
+        before = read_runtime(path) if path.is_file() else None
+        if not dry_run:
+            text = format_runtime(runtime, release=checkout.lock.release.version, machine=machine)
+            write_atomically(path, text.encode())
+        told[path] = (before, runtime)
+    if session.as_json:
+        print_json({str(path): _described(*pair) for path, pair in told.items()})
+        return
+    for path, (before, runtime) in told.items():
+        _show(path, before, runtime, dry_run=dry_run)
+
+
+def _versions(runtime: LockedRuntime | None) -> dict[str, str]:
+    """Return the versions of each package, joined where markers choose between several."""
+    found: dict[str, str] = {}
+    for package in runtime.packages if runtime is not None else ():
+        found[package.name] = ", ".join(filter(None, (found.get(package.name), package.version)))
+    return found
+
+
+def _changes(before: LockedRuntime | None, after: LockedRuntime) -> list[tuple[str, str, str]]:
+    old, new = _versions(before), _versions(after)
+    return [
+        (name, old.get(name, "-"), new.get(name, "-"))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _described(before: LockedRuntime | None, after: LockedRuntime) -> dict[str, object]:
+    changes = [dict(zip(("name", "old", "new"), change, strict=True)) for change in _changes(before, after)]
+    return {"packages": len(after.packages), "sha256": after.digest, "changes": changes}
+
+
+def _show(path: Path, before: LockedRuntime | None, after: LockedRuntime, *, dry_run: bool) -> None:
+    if before is not None and (changes := _changes(before, after)):
+        show_table(("package", "old", "new"), changes)
+    click.echo(f"{'would write' if dry_run else 'wrote'}    {path}")
+    click.echo(f"packages {len(after.packages)}, sha256 {after.digest}")

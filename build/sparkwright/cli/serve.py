@@ -1,0 +1,260 @@
+"""``sparkwright serve``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.base.errors import ConfigError, SparkwrightError
+from sparkwright.base.events import JsonlSink, subscribe
+from sparkwright.cli.output import expect_json, unforeseen
+from sparkwright.cli.serve_show import Lines, Screen, show_plan
+from sparkwright.cli.verify import built_wheel, require_libraries
+from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.recipes import Recipe
+    from sparkwright.serve.model import Installation, ServeOptions
+    from sparkwright.store import Store
+
+_SOURCES = ("wheel", "channel", "python")
+
+
+@click.command("serve")
+@click.argument("recipe", metavar="RECIPE")
+@click.option(
+    "--wheel",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Serve with this wheel; by default the newest in dist/ for this machine and series.",
+)
+@click.option("--channel", default="", metavar="URL|FOLDER", help="Serve with the newest wheel of a channel.")
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Serve with this interpreter's vLLM instead of a wheel.",
+)
+@click.option("--series", default="", envvar="SPARKWRIGHT_SERIES", help="Take a wheel of this series only.")
+@click.option("--use", default="", help="A use of the recipe, such as single, shared or many.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'; may be repeated."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one."
+)
+@click.option(
+    "--api-key-file",
+    "key_file",
+    type=click.Path(path_type=Path),
+    envvar="SPARKWRIGHT_API_KEY_FILE",
+    help="File of mode 600 with the key that clients must send.",
+)
+@click.option("--no-warm-up", is_flag=True, help="Announce the server without a warm-up.")
+@click.option("--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime.")
+@click.option("--dry-run", is_flag=True, help="Show the command, and why each flag is there; start nothing.")
+@click.option("--interval", type=click.FloatRange(min=0.2), help="Seconds between two states.")
+@click.option("--boot-seconds", "boot_s", type=click.FloatRange(min=1), help="Limit of the boot.")
+@click.option(
+    "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
+)
+@click.option("--quiet", "-q", is_flag=True, help="Show warnings, the ready line and the end only.")
+@click.option("--json", "as_json", is_flag=True, help="Print each event as one line of JSON.")
+def command(
+    *,
+    recipe: str,
+    use: str,
+    settings: tuple[str, ...],
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Serve RECIPE in the foreground: install, start, warm up, announce, report, and stop cleanly.
+
+    RECIPE is a name ('sparkwright recipe list') or a TOML file. The wheel is installed once, with the locked
+    runtime of its series. Ctrl-C asks the server to end; a second one kills it.
+    """
+    require_libraries()
+    from sparkwright.recipes import load_recipe
+    from sparkwright.serve.places import caches_of, new_run_folder
+    from sparkwright.serve.settings import with_settings
+    from sparkwright.store import open_store
+
+    chosen = with_settings(load_recipe(recipe, use), settings)
+    options = _options(asked, quick=as_json)
+    _require_one_source(chosen, asked)
+    if dry_run:
+        _plan(chosen, options, asked, as_json=as_json)
+        return
+    store = open_store()
+    with store.running(), _shown(quiet=quiet, as_json=as_json, options=options):
+        folder = new_run_folder(store, chosen.name)
+        with _kept(folder):
+            installed = _installed(store, chosen, asked)
+            _preflight(installed, options)
+            from sparkwright.serve.run import serve
+
+            asyncio.run(serve(installed, options, folder, caches_of(store)))
+
+
+def _options(asked: dict[str, Any], *, quick: bool) -> ServeOptions:
+    from sparkwright.serve.model import ServeOptions
+    from sparkwright.serve.settings import read_key
+
+    key_file: Path | None = asked["key_file"]
+    given = {name: asked[name] for name in ("boot_s",) if asked[name]}
+    return ServeOptions(
+        host=asked["host"],
+        port=asked["port"],
+        api_key=read_key(key_file) if key_file else "",
+        key_file=key_file.absolute() if key_file else None,
+        warm_up=not asked["no_warm_up"],
+        offline=asked["offline"],
+        interval_s=asked["interval"] or (10.0 if quick else Screen.interval_s()),
+        **given,
+    )
+
+
+def _require_one_source(recipe: Recipe, asked: dict[str, Any]) -> None:
+    """Refuse more than one source of vLLM.
+
+    Raises:
+        ConfigError: they exclude each other.
+    """
+    named = [f"--{name}" for name in _SOURCES if asked[name]]
+    if len(named) > 1:
+        raise ConfigError(
+            "it is not clear what to serve with",
+            because=f"{' and '.join(named)} exclude each other",
+            next_step="leave one out",
+        )
+    if named and _is_rehearsal(recipe) and named != ["--python"]:
+        raise ConfigError(
+            f"the recipe {recipe.name} takes no wheel",
+            because="it is served by upstream's wheel for the CPU with the merged Python of this checkout",
+            next_step=f"leave out {named[0]}",
+        )
+
+
+def _is_rehearsal(recipe: Recipe) -> bool:
+    from sparkwright.recipes import REHEARSAL
+
+    return recipe.model.startswith(REHEARSAL)
+
+
+# The vLLM ---------------------------------------------------------------------------------------------------
+
+
+def _installed(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Installation:
+    """Return the vLLM to serve with, installed."""
+    if _is_rehearsal(recipe):
+        return _rehearsal(recipe, asked)
+    from sparkwright.serve.environment import existing, install_wheel, wheel_requirements
+
+    if asked["python"]:
+        return existing(asked["python"], recipe)
+    wheel = _wheel(store, asked)
+    requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
+    return install_wheel(store, wheel, recipe, requirements, offline=asked["offline"])
+
+
+def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
+    from platform import machine
+
+    from sparkwright.pipeline import open_job
+    from sparkwright.serve.rehearsed import install_rehearsal
+
+    platform = machine() if machine() in {"aarch64", "x86_64"} else DEFAULT_PLATFORM
+    build = BuildOptions(series=asked["series"], platform=platform, offline=asked["offline"])
+    with open_job(Path(), build) as job:
+        return install_rehearsal(job, recipe)
+
+
+def _wheel(store: Store, asked: dict[str, Any]) -> Path:
+    """Return the wheel that the user named, or the newest one for this machine and series."""
+    from platform import machine
+
+    from sparkwright.publish import dist_folder
+
+    if asked["wheel"]:
+        return Path(asked["wheel"])
+    if asked["channel"]:
+        from sparkwright.cli.channel_place import now, pinned_roots
+        from sparkwright.publish.seen import default_memory
+        from sparkwright.serve.channel import channel_wheel
+
+        return channel_wheel(
+            store, asked["channel"], machine(), asked["series"], roots=pinned_roots(None),
+            memory=default_memory(), now=now(), offline=asked["offline"],
+        )  # fmt: skip
+    return built_wheel(dist_folder(Path()), machine(), asked["series"])
+
+
+def _patchsets() -> Path | None:
+    """Return the folder of patchsets of the checkout around the current folder; `None` outside of one."""
+    from sparkwright.pipeline import open_checkout
+
+    with contextlib.suppress(SparkwrightError):
+        return open_checkout(Path()).patchsets
+    return None
+
+
+def _preflight(installed: Installation, options: ServeOptions) -> None:
+    """Refuse a server that would not start, or that the host would not survive, before weights are read."""
+    del installed, options
+
+
+# What is shown ----------------------------------------------------------------------------------------------
+
+
+def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_json: bool) -> None:
+    from sparkwright.serve.plan import planned
+    from sparkwright.store import open_store
+
+    store = open_store()
+    if asked["python"] or _is_rehearsal(recipe):
+        python = Path(asked["python"] or "PYTHON").absolute() if asked["python"] else None
+        show_plan(planned(recipe, options, store, python=python), as_json=as_json)
+        return
+    from sparkwright.serve.environment import environment_folder, wheel_requirements
+
+    wheel = _wheel(store, asked)
+    requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
+    python = environment_folder(store, wheel, requirements) / "bin" / "python"
+    show_plan(planned(recipe, options, store, python=python, wheel=wheel), as_json=as_json)
+
+
+@contextlib.contextmanager
+def _shown(*, quiet: bool, as_json: bool, options: ServeOptions) -> Iterator[None]:
+    """Show events inside the block; with *as_json*, an error is the last line too."""
+    if not as_json:
+        with Screen(options, quiet=quiet).showing():
+            yield
+        return
+    expect_json(expected=False)
+    lines = Lines()
+    with subscribe(lines):
+        try:
+            yield
+        except SparkwrightError as error:
+            lines.fail(error)
+            raise
+
+
+@contextlib.contextmanager
+def _kept(folder: Path) -> Iterator[None]:
+    """Keep the events of the block in *folder*, and the traceback of an unforeseen error."""
+    log = JsonlSink(folder / "events.jsonl")
+    try:
+        with contextlib.closing(log), subscribe(log):
+            yield
+    except (SparkwrightError, click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        raise
+    except Exception as error:
+        raise unforeseen(error, folder) from error

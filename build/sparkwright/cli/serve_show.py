@@ -1,0 +1,189 @@
+"""How ``sparkwright serve`` shows its plan, its progress, the ready line and the server's state."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.base.config import to_builtins
+from sparkwright.base.events import subscribe
+from sparkwright.base.text import human_seconds
+from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.tables import show_table
+from sparkwright.cli.terminal import showing_events
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.status import Status as Spinner
+
+    from sparkwright.base.errors import SparkwrightError
+    from sparkwright.base.events import Event
+    from sparkwright.serve.model import ServeOptions
+    from sparkwright.serve.plan import Plan
+
+_SHOWN = ("serve.", "warmup.", "warning", "server.evidence")
+_TERMINAL_S, _PLAIN_S = 2.0, 30.0
+_QUESTION = {"role": "user", "content": "What is the capital of France?"}
+
+
+def show_plan(plan: Plan, *, as_json: bool) -> None:
+    """Print a plan."""
+    if as_json:
+        print_json(to_builtins(plan))
+        return
+    if plan.wheel:
+        click.echo(f"wheel    {plan.wheel}")
+        click.echo(f"runtime  {'installed' if plan.made else 'to be installed first'}")
+    show_table(("flag", "value", "why"), [(one.name, one.value, one.why) for one in plan.flags])
+    show_table(("variable", "value", "why"), [(one.name, one.value, one.why) for one in plan.variables])
+    for note in plan.notes:
+        click.echo(f"note     {printable(note)}")
+    click.echo("\nenv " + " ".join(_assigned(one.name, one.value) for one in plan.variables) + " \\")
+    click.echo(f"  {plan.command}")
+    click.echo("\na dry run: nothing was started")
+
+
+def _assigned(name: str, value: str) -> str:
+    """Return an assignment for a shell; a hidden value is read from the file that has it."""
+    return f'{name}="$(cat KEY-FILE)"' if value == "***" else f"{name}={shlex.quote(value)}"
+
+
+def example(url: str, model: str, key_file: object = None) -> str:
+    """Return a command that asks the server one question; a key goes in by its file, never as an argument."""
+    body = json.dumps({"model": model, "messages": [_QUESTION], "max_tokens": 32, "temperature": 0})
+    asked = f"curl -s {url}/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    if not key_file:
+        return asked
+    header = f"""printf 'Authorization: Bearer %s\\n' "$(cat {shlex.quote(str(key_file))})" """
+    return f"{header}| {asked.replace('curl -s', 'curl -s -H @-', 1)}"
+
+
+def state_line(data: dict[str, Any]) -> str:
+    """Return the server's state as one line; what cannot be read is left out."""
+    parts = (
+        [f"{data['running']:.0f} running", f"{data['waiting']:.0f} waiting"] if data["running"] >= 0 else []
+    )
+    if data["tokens_per_s"] >= 0:
+        parts.append(f"{data['tokens_per_s']:.1f} tok/s")
+    if data["prompt_tokens_per_s"] > 0:
+        parts.append(f"{data['prompt_tokens_per_s']:.0f} prompt tok/s")
+    if data["acceptance_length"] >= 0:
+        parts.append(f"acceptance {data['acceptance_length']:.2f}")
+    if data["kv_usage"] >= 0:
+        parts.append(f"KV {data['kv_usage']:.1%}")
+    if data["available_gib"] >= 0:
+        parts.append(f"{data['available_gib']:.1f} GiB left")
+    if data["pressure"] >= 0:
+        parts.append(f"pressure {data['pressure']:.1f} %")
+    return "  ".join(parts)
+
+
+class Lines:
+    """Prints events as lines of JSON, one each; what tasks do is not among them."""
+
+    def __call__(self, event: Event) -> None:
+        """Print *event* if it is about the server."""
+        if event.kind.startswith(_SHOWN):
+            click.echo(event.to_json())
+
+    def fail(self, error: SparkwrightError) -> None:
+        """Print *error* as the last line."""
+        told = {"what": error.what, "because": error.because, "next-step": error.next_step}
+        kind = {"error": type(error).__name__, "exit-code": error.exit_code}
+        click.echo(json.dumps({"kind": "serve.failed", **kind, **told}))
+
+
+class Screen:
+    """Shows progress until the server is ready, then its state: a line that changes, or lines."""
+
+    def __init__(self, options: ServeOptions, *, quiet: bool) -> None:
+        self._options, self._quiet = options, quiet
+        self._starting = contextlib.ExitStack()
+        self._spinner: Spinner | None = None
+
+    @staticmethod
+    def interval_s() -> float:
+        """Return the seconds between two states, for a terminal or for a file."""
+        return _TERMINAL_S if sys.stdout.isatty() else _PLAIN_S  # noqa: TID251
+
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[None]:
+        """Show events inside the block."""
+        with subscribe(self._show), self._starting:
+            try:
+                with self._progress():
+                    yield
+            finally:
+                self._quieten()
+
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[None]:
+        with showing_events(quiet=self._quiet or sys.stderr.isatty()):  # noqa: TID251
+            yield
+
+    def _show(self, event: Event) -> None:
+        data = event.data
+        match event.kind:
+            case "task.started":
+                self._wait_for(str(data["name"]))
+            case "serve.starting":
+                self._say(f"serving  {data['recipe']} with {data['vllm']}")
+                self._say(f"log      {data['log']}")
+            case "serve.ready":
+                self._ready(data)
+            case "serve.status":
+                self._state(data)
+            case "serve.stopping":
+                at_once = ": killed" if data["at_once"] else "; once more kills it"
+                self._say(f"stopping on {data['signal']}{at_once}")
+            case "serve.stopped":
+                self._quieten()
+                click.echo(f"stopped  after {human_seconds(data['seconds'])}; no process is left")
+            case _:
+                pass
+
+    def _ready(self, data: dict[str, Any]) -> None:
+        self._quieten()
+        warm = ""
+        if data["warm_up_s"] is not None:
+            warm = f", warm-up {human_seconds(data['warm_up_s'])} ({data['warm_up_requests']} requests)"
+        click.echo(
+            f"ready    {data['url']}  {data['model']}, started in {human_seconds(data['boot_s'])}{warm}"
+        )
+        click.echo(f"try      {example(data['url'], data['model'], self._options.key_file)}")
+        click.echo("stop     Ctrl-C, which waits for the server to end; twice kills it")
+
+    def _state(self, data: dict[str, Any]) -> None:
+        if self._quiet:
+            return
+        if sys.stdout.isatty():  # noqa: TID251
+            self._wait_for(state_line(data))
+        else:
+            click.echo(f"state    {state_line(data)}")
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            click.echo(line)
+
+    def _wait_for(self, text: str) -> None:
+        """Show *text* in the line that changes, on a terminal."""
+        if self._quiet or not sys.stderr.isatty():  # noqa: TID251
+            return
+        if self._spinner is None:
+            from rich.console import Console
+
+            self._spinner = Console(stderr=True).status(text)
+            self._spinner.start()
+        else:
+            self._spinner.update(text)
+
+    def _quieten(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None

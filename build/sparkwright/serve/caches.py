@@ -1,0 +1,68 @@
+"""Folders of what is compiled while a server starts, one for each wheel, recipe and card.
+
+Variables are those that vLLM 0.24 to 0.33 and its pinned FlashInfer, Triton and torch read: see
+``vllm/envs.py``, ``vllm/compilation/compiler_interface.py`` and ``flashinfer/jit/env.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import digest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkwright.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class CacheVariable:
+    """A variable that names a folder of compiled results.
+
+    Attributes:
+        name: the variable.
+        folder: the folder below the server's own.
+        why: contents of the folder.
+    """
+
+    name: str
+    folder: str
+    why: str
+
+
+CACHES = (
+    CacheVariable("VLLM_CACHE_ROOT", "vllm", "torch.compile's graphs, and FlashInfer's tuned tactics"),
+    CacheVariable("TRITON_CACHE_DIR", "triton", "kernels that Triton compiles"),
+    CacheVariable("TORCHINDUCTOR_CACHE_DIR", "inductor", "what torch compiles outside of vLLM's own cache"),
+    CacheVariable("FLASHINFER_WORKSPACE_BASE", "flashinfer", "kernels that FlashInfer compiles"),
+    CacheVariable("CUDA_CACHE_PATH", "cuda", "machine code that the driver makes of PTX"),
+)
+
+
+def cache_key(identity: str, recipe: Recipe, card: str) -> str:
+    """Return the name of the folder for a wheel, a recipe and a card.
+
+    Titles, notes and reasons do not count: they change nothing that is compiled.
+
+    Args:
+        identity: digest of the wheel, or of the installed tree.
+        recipe: the recipe, with its use and settings applied.
+        card: compute capability of the card; empty without one.
+    """
+    parts = [recipe.model, recipe.drafter, recipe.flags, recipe.speculative, recipe.environment]
+    return digest_of([identity, to_builtins(parts), card])[:16]
+
+
+def cache_variables(folder: Path, taken: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep compiled results below *folder*, but those already *taken*."""
+    return {cache.name: str(folder / cache.folder) for cache in CACHES if cache.name not in taken}
+
+
+def reason_of(variable: str) -> str:
+    """Return the reason of a cache's variable; empty for any other."""
+    found = next((cache for cache in CACHES if cache.name == variable), None)
+    return f"{found.why}, kept for this wheel, recipe and card" if found else ""

@@ -1,0 +1,78 @@
+"""The environment of a wheel: made once for a wheel and its runtime, and reused."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from typing import TYPE_CHECKING
+
+from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
+from sparkwright.base.events import task
+from sparkwright.serve.model import Installation
+from sparkwright.serve.runtime import ExactRequirements, find_runtime, locked_requirements
+from sparkwright.verify.server import find_installed, prepare_wheel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.recipes import Recipe
+    from sparkwright.store import Store
+
+
+def environment_folder(store: Store, wheel: Path, requirements: ExactRequirements) -> Path:
+    """Return the folder of the environment of *wheel* with *requirements*, whether it is made or not."""
+    parts = [
+        sha256_file(wheel),
+        sha256_bytes(requirements.text.encode()),
+        sys.version,
+        sysconfig.get_platform(),
+    ]
+    return store.environments / digest_of(parts)[:16]
+
+
+def wheel_requirements(wheel: Path, patchsets: Path | None, *, locked: bool) -> ExactRequirements:
+    """Return the requirements by which *wheel* is installed; without any if it is not to be *locked*.
+
+    Raises:
+        ConfigError: it has no locked runtime.
+        LockMismatchError: the runtime does not fit the wheel.
+    """
+    return locked_requirements(wheel, find_runtime(wheel, patchsets)) if locked else ExactRequirements()
+
+
+def install_wheel(
+    store: Store, wheel: Path, recipe: Recipe, requirements: ExactRequirements, *, offline: bool = False
+) -> Installation:
+    """Return *wheel* installed with *requirements*.
+
+    Args:
+        store: holds the environment.
+        wheel: the wheel.
+        recipe: the recipe that is served.
+        requirements: from `wheel_requirements`.
+        offline: install from the installer's cache alone.
+
+    Raises:
+        ServerError: it cannot be installed: it is of another machine, or a file has another digest.
+        NotInStoreError: something would have to be fetched, and the network is off.
+    """
+    folder = environment_folder(store, wheel, requirements)
+    with task(f"the environment of {wheel.name}"):
+        python = prepare_wheel(
+            wheel, folder, offline=offline, requirements=requirements.text, overrides=requirements.overrides
+        )
+    store.claim(folder)
+    return Installation(python, sha256_file(wheel), recipe, wheel.name)
+
+
+def existing(python: Path, recipe: Recipe) -> Installation:
+    """Return the vLLM that the interpreter *python* has.
+
+    Raises:
+        ServerError: it has none.
+    """
+    found = find_installed(python.absolute())
+    described = f"vllm {found.version} of {python}"
+    return Installation(
+        python.absolute(), digest_of([str(python.absolute()), found.version]), recipe, described
+    )

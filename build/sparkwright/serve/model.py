@@ -1,0 +1,70 @@
+"""What is served and how: an installed vLLM, a recipe, and the user's choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sparkwright.serve.warmup import LIMIT_S
+from sparkwright.verify.server import BOOT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkwright.recipes import Recipe
+
+PORT = 8000
+"""The port of `vllm serve`."""
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1"}  # noqa: S104 - replaced, not bound
+
+
+@dataclass(frozen=True)
+class Installation:
+    """An installed vLLM and the recipe that it serves, with every path in it.
+
+    Attributes:
+        python: its interpreter.
+        identity: digest of the wheel, or of the installed tree.
+        recipe: the recipe, with its use and settings applied.
+        described: the wheel or tree in words.
+    """
+
+    python: Path
+    identity: str
+    recipe: Recipe
+    described: str
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The user's choices of a server.
+
+    Attributes:
+        host: address to listen at.
+        port: port to listen at; 0 chooses a free one.
+        api_key: key that clients must send; empty for none.
+        key_file: the file that it is in.
+        warm_up: send a warm-up before the server is announced.
+        warm_up_s: seconds after which no further round of it begins.
+        offline: fetch nothing.
+        interval_s: seconds between two states.
+        boot_s: limit of the boot, in seconds.
+        environment: variables on top of the recipe's.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    api_key: str = field(default="", repr=False)
+    key_file: Path | None = None
+    warm_up: bool = True
+    warm_up_s: float = LIMIT_S
+    offline: bool = False
+    interval_s: float = 10.0
+    boot_s: float = BOOT_S
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reachable_host(self) -> str:
+        """Return the address by which this machine reaches the server."""
+        return _EVERYWHERE.get(self.host, self.host)

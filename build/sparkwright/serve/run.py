@@ -1,0 +1,219 @@
+"""Start a server, warm it up, announce it, report its state, and stop it with all its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from sparkwright.base.errors import EndpointError, ServerEndedError
+from sparkwright.base.events import emit, task, warn
+from sparkwright.serve.caches import cache_key, cache_variables
+from sparkwright.serve.status import memory_pressure, status_between
+from sparkwright.serve.warmup import Limits, WarmUp, warm_up
+from sparkwright.verify.client import open_session
+from sparkwright.verify.metrics import fetch_snapshot
+from sparkwright.verify.server import card_capability, diagnose, sample_host, start_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import aiohttp
+
+    from sparkwright.serve.model import Installation, ServeOptions
+    from sparkwright.verify.model import MetricsSnapshot
+    from sparkwright.verify.server import ServerProcess
+
+_OFFLINE = {"HF_HUB_OFFLINE": "1"}
+_POLL_S = 0.25
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def server_variables(installed: Installation, options: ServeOptions, caches: Path) -> dict[str, str]:
+    """Return the variables of the server on top of the recipe's and this process's, but for the key.
+
+    Args:
+        installed: the vLLM and its recipe.
+        options: the user's choices.
+        caches: the folder of all servers' caches.
+    """
+    folder = caches / cache_key(installed.identity, installed.recipe, card_capability())
+    taken = {**os.environ, **installed.recipe.environment, **options.environment}
+    offline = _OFFLINE if options.offline else {}
+    return {**cache_variables(folder, taken), **offline, **options.environment}
+
+
+def make_server(installed: Installation, options: ServeOptions, folder: Path, caches: Path) -> ServerProcess:
+    """Return the server, which starts when its block of ``async with`` begins.
+
+    Args:
+        installed: the vLLM and its recipe.
+        options: the user's choices.
+        folder: folder for its log and evidence.
+        caches: the folder of all servers' caches.
+
+    Raises:
+        IncompatibleOptionsError: the recipe's options are known not to work together.
+        ServerError: the interpreter has no vLLM.
+    """
+    variables = server_variables(installed, options, caches)
+    kept = caches / cache_key(installed.identity, installed.recipe, card_capability())
+    kept.mkdir(parents=True, exist_ok=True)
+    os.utime(kept)  # so that what is pruned for its age is not in use
+    return start_server(
+        installed.recipe,
+        folder=folder,
+        python=installed.python,
+        environment=variables,
+        host=options.host,
+        port=options.port,
+        api_key=options.api_key,
+        boot_s=options.boot_s,
+    )
+
+
+async def serve(installed: Installation, options: ServeOptions, folder: Path, caches: Path) -> None:
+    """Serve until a signal or an error ends it; afterwards none of the server's processes runs.
+
+    The first SIGINT, SIGTERM or SIGHUP asks the server to end and waits for it; another one kills it at once.
+
+    Args:
+        installed: the vLLM and its recipe.
+        options: the user's choices.
+        folder: folder for its log and evidence.
+        caches: the folder of all servers' caches.
+
+    Raises:
+        ServerFailedError: it did not start.
+        ServerError: its port is in use, or the warm-up failed.
+        ServerEndedError: it ended by itself.
+    """
+    server = make_server(installed, options, folder, caches)
+    began = time.monotonic()
+    with _stopped_by_signals() as asked:
+        try:
+            await _serve(server, installed, options)
+        except asyncio.CancelledError:
+            if not asked:
+                raise
+    emit("serve.stopped", signal=asked[0], seconds=round(time.monotonic() - began, 1), orphans=server.orphans)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[list[str]]:
+    """Cancel this task at each signal that ends programs; yield the names of those that came.
+
+    A cancelled block of ``async with`` ends its server; cancelled again meanwhile, it kills it.
+    """
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
+    assert this is not None  # noqa: S101 - called by a coroutine
+    asked: list[str] = []
+
+    def stop(number: signal.Signals) -> None:
+        asked.append(number.name)
+        emit("serve.stopping", signal=number.name, at_once=len(asked) > 1)
+        this.cancel()
+
+    # nohup has SIGHUP ignored, and it stays so.
+    heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    for number in heard:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield asked
+    finally:
+        for number in heard:
+            loop.remove_signal_handler(number)
+
+
+async def _serve(server: ServerProcess, installed: Installation, options: ServeOptions) -> None:
+    emit(
+        "serve.starting", recipe=installed.recipe.name, vllm=installed.described, log=str(server.log),
+        python=str(installed.python),
+    )  # fmt: skip
+    async with contextlib.AsyncExitStack() as stack:
+        with task("start the engine"):
+            await stack.enter_async_context(server)
+        session = await stack.enter_async_context(open_session(server.endpoint))
+        warmed = await _warmed(server, session, installed, options) if options.warm_up else None
+        emit(
+            "serve.ready",
+            url=f"http://{options.reachable_host}:{server.launch.port}/v1",
+            model=server.model,
+            boot_s=round(server.facts.seconds, 1),
+            warm_up_s=round(warmed.seconds, 1) if warmed else None,
+            warm_up_requests=warmed.requests if warmed else None,
+            slowest_first_token_s=round(warmed.slowest_s, 2) if warmed else None,
+            log=str(server.log),
+        )
+        await _report(server, session, options)
+
+
+async def _warmed(
+    server: ServerProcess, session: aiohttp.ClientSession, installed: Installation, options: ServeOptions
+) -> WarmUp:
+    """Warm the server up; an engine that ends meanwhile is reported as such.
+
+    Raises:
+        ServerError: a request failed.
+        ServerEndedError: the server ended by itself.
+    """
+    limits = Limits.of(installed.recipe, server.facts)
+    warming = asyncio.create_task(
+        warm_up(session, server.endpoint, limits, server.launch.deadlines, limit_s=options.warm_up_s)
+    )
+    try:
+        while not warming.done():
+            await asyncio.wait({warming}, timeout=_POLL_S)
+            if server.died is not None:
+                raise await _ended(server)
+        return warming.result()
+    finally:
+        warming.cancel()
+        await asyncio.wait({warming})
+
+
+async def _report(server: ServerProcess, session: aiohttp.ClientSession, options: ServeOptions) -> None:
+    """Emit the server's state regularly, for as long as it runs.
+
+    Raises:
+        ServerEndedError: it ended by itself.
+    """
+    before: MetricsSnapshot | None = None
+    due = time.monotonic()
+    while server.died is None:
+        if time.monotonic() >= due:
+            due = time.monotonic() + options.interval_s
+            before = await _look(server, session, before)
+        await asyncio.sleep(_POLL_S)
+    raise await _ended(server)
+
+
+async def _look(
+    server: ServerProcess, session: aiohttp.ClientSession, before: MetricsSnapshot | None
+) -> MetricsSnapshot | None:
+    """Emit the state since *before* and return the counters; those before it, if they cannot be read."""
+    try:
+        after = await fetch_snapshot(session, server.endpoint)
+    except EndpointError as error:
+        if server.died is None:
+            warn(f"the server's counters cannot be read: {error.because}")
+        return before
+    host = await sample_host()
+    state = status_between(before or after, after, host, memory_pressure())
+    emit("serve.status", **{name: round(getattr(state, name), 3) for name in state.__struct_fields__})
+    return after
+
+
+async def _ended(server: ServerProcess) -> ServerEndedError:
+    """Return the error of a server that ended by itself, with evidence kept."""
+    evidence = await server.keep_evidence("it ended by itself")
+    cause = diagnose(server.log.read_text(encoding="utf-8", errors="replace"), server.died)
+    return ServerEndedError(
+        f"the server at {server.url} ended by itself with status {server.died} ({cause.name})",
+        because=cause.because,
+        next_step=f"{cause.next_step}; see {evidence} and {server.log}",
+    )

@@ -1,0 +1,186 @@
+"""Locked runtimes: resolved by uv, found for a wheel, and installed with every digest checked."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from email import message_from_bytes
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from sparkwright.base.digests import sha256_file
+from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ProcessError, ToolError
+from sparkwright.base.events import task
+from sparkwright.base.process import run
+from sparkwright.lock.runtime import (
+    OLDEST_PYTHON,
+    SUFFIX,
+    LockedRuntime,
+    plain_requirements,
+    read_runtime,
+    runtime_name,
+    runtime_of,
+)
+from sparkwright.publish.series import series_of
+from sparkwright.wheel.archive import open_archive
+from sparkwright.wheel.names import parse_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_RESOLVE_S = 1800.0
+_PROJECT = """\
+[tool.uv]
+environments = [
+  "sys_platform == 'linux' and platform_machine == '{machine}' and implementation_name == 'cpython'",
+]
+"""
+
+
+def requirements_of(wheel: Path) -> tuple[str, ...]:
+    """Return what *wheel* requires without its extras.
+
+    Raises:
+        ArchiveError: it cannot be read.
+        WheelError: it is not named as a wheel is.
+    """
+    name = parse_name(wheel.name)
+    with open_archive(wheel) as archive:
+        metadata = archive.read(f"{name.dist_info}/METADATA")
+    return plain_requirements(message_from_bytes(metadata).get_all("Requires-Dist") or ())
+
+
+def find_uv() -> str:
+    """Return the path of uv: the one beside this interpreter, or on PATH.
+
+    Raises:
+        ToolError: it is not installed.
+    """
+    beside = Path(sys.executable).with_name("uv")
+    found = str(beside) if beside.exists() else shutil.which("uv")
+    if found is None:
+        raise ToolError("uv was not found", because="it resolves runtimes", next_step="pip install uv")
+    return found
+
+
+def resolve_runtime(
+    requirements: Sequence[str],
+    machine: str,
+    *,
+    offline: bool = False,
+    as_of: str = "",
+    overrides: Sequence[str] = (),
+) -> LockedRuntime:
+    """Resolve *requirements* for *machine*, on every Python from 3.11 on, by the user's package index.
+
+    Args:
+        requirements: values of Requires-Dist.
+        machine: the machine, such as ``aarch64``; it need not be this one.
+        offline: ask no index: resolve from uv's cache.
+        as_of: a date; later files count as not there.
+        overrides: requirements that count instead of those of the same project.
+
+    Raises:
+        LockMismatchError: they cannot be met together, or a package has no file for the machine.
+        NotInStoreError: the network is off, and uv's cache lacks a package's metadata.
+        ToolError: uv is not installed.
+    """
+    words = ["pip", "compile", "--quiet", "--universal", "--python-version", OLDEST_PYTHON, "--no-header"]
+    words += ["--format", "pylock.toml", *(["--offline"] if offline else [])]
+    words += ["--exclude-newer", as_of] if as_of else []
+    words += ["--override", "overrides.txt"] if overrides else []
+    with TemporaryDirectory() as name, task(f"resolve the runtime for {machine}"):
+        folder = Path(name)
+        (folder / "pyproject.toml").write_text(_PROJECT.format(machine=machine), encoding="utf-8")
+        (folder / "requirements.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
+        (folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
+        try:
+            run(
+                [find_uv(), *words, "--output-file", "pylock.toml", "requirements.in"],
+                cwd=folder, timeout=_RESOLVE_S,
+            )  # fmt: skip
+        except ProcessError as error:
+            raise _unresolved(machine, error, offline=offline) from error
+        locked = runtime_of((folder / "pylock.toml").read_text(encoding="utf-8"), machine)
+    return replace(locked, overrides=tuple(overrides))
+
+
+def _unresolved(machine: str, error: ProcessError, *, offline: bool) -> LockMismatchError | NotInStoreError:
+    what = f"the runtime for {machine} cannot be resolved"
+    if offline:
+        return NotInStoreError(what, because=error.because, next_step="run once without --offline")
+    return LockMismatchError(
+        what, because=error.because, next_step="see which requirement of the wheel is in the way"
+    )
+
+
+def find_runtime(wheel: Path, patchsets: Path | None = None) -> Path:
+    """Return the file with the locked runtime of *wheel*: beside the wheel, or beside the series' patchset.
+
+    Args:
+        wheel: the wheel.
+        patchsets: the folder of patchsets of a checkout; `None` without one.
+
+    Raises:
+        ConfigError: there is none.
+        WheelError: it is not named as a wheel is.
+    """
+    name = parse_name(wheel.name)
+    places = [wheel.with_name(f"{wheel.name.removesuffix('.whl')}{SUFFIX}")]
+    if patchsets is not None:
+        places.append(patchsets / runtime_name(series_of(name.version), name.machine))
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"{wheel.name} has no locked runtime",
+            because=f"there is no {' and no '.join(map(str, places))}",
+            next_step=f"sparkwright lock runtime --series {series_of(name.version)}, or --unlocked",
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class ExactRequirements:
+    """The requirements by which an installer makes an environment.
+
+    Attributes:
+        text: exact requirements with digests, in pip's format; empty for what the index has today.
+        overrides: requirements that count instead of those of the same project.
+    """
+
+    text: str = ""
+    overrides: tuple[str, ...] = ()
+
+
+def locked_requirements(wheel: Path, runtime: Path) -> ExactRequirements:
+    """Return the requirements by which *wheel* is installed with its *runtime*, every file by its digest.
+
+    Raises:
+        ConfigError: the runtime's file does not follow its format.
+        LockMismatchError: it lacks something that the wheel requires, or is of another wheel.
+        ArchiveError: the wheel cannot be read.
+        WheelError: it is not named as a wheel is.
+    """
+    from packaging.markers import default_environment
+
+    sha256 = sha256_file(wheel)
+    locked = read_runtime(runtime)
+    own = [package for package in locked.packages if package.name == "vllm"]
+    if own and own[0].hashes != (sha256,):
+        raise LockMismatchError(
+            f"{runtime.name} is not of {wheel.name}",
+            because=f"it names SHA-256 {own[0].hashes[0]}, and the wheel has {sha256}",
+            next_step="fetch both again from where they were published",
+        )
+    environment = {**default_environment(), "platform_machine": parse_name(wheel.name).machine}
+    rest = replace(locked, packages=tuple(one for one in locked.packages if one.name != "vllm"))
+    if missing := rest.missing(requirements_of(wheel), environment):  # type: ignore[arg-type] # a TypedDict
+        raise LockMismatchError(
+            f"{runtime.name} does not fit {wheel.name}",
+            because=f"it lacks {', '.join(missing[:5])}",
+            next_step="make it again: sparkwright lock runtime",
+        )
+    own_line = f"vllm @ {wheel.absolute().as_uri()} --hash=sha256:{sha256}\n"
+    return ExactRequirements(own_line + rest.text, rest.overrides)

@@ -1,0 +1,83 @@
+"""The user's settings of a server: flags on top of a recipe, and the key in a file."""
+
+from __future__ import annotations
+
+import json
+import stat
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkwright.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sparkwright.recipes import Recipe
+
+SET_BY_USER = "set on the command line"
+"""The reason of a flag that the user set."""
+_DECIDED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
+_WORDS = {"true": True, "false": False}
+_MOST_BYTES = 4096
+
+
+def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """Return *recipe* with flags of the command line, each as ``NAME=VALUE``, or ``NAME`` for a switch.
+
+    A value is read as JSON where it is JSON, and as text otherwise.
+
+    Raises:
+        ConfigError: a setting has no name, or names a flag that is decided otherwise.
+    """
+    flags, why = dict(recipe.flags), dict(recipe.why)
+    for setting in settings:
+        name, given, text = setting.partition("=")
+        name = name.strip().lstrip("-").replace("_", "-")
+        if not name or name in _DECIDED:
+            raise ConfigError(
+                f"--set {setting} cannot be used",
+                because=f"{name} is decided when the server is started" if name else "it names no flag",
+                next_step="use --host, --port and --api-key-file; a model and a drafter belong into a recipe",
+            )
+        flags[name] = _value(text) if given else True
+        why[name] = SET_BY_USER
+    return msgspec.structs.replace(recipe, flags=flags, why=why)
+
+
+def _value(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def read_key(path: Path) -> str:
+    """Return the key in the file *path*, which only its owner may read.
+
+    Raises:
+        ConfigError: it is no plain file, others may read it, or it holds anything but one word.
+    """
+    try:
+        state = path.stat()
+        data = path.read_bytes()[: _MOST_BYTES + 1] if stat.S_ISREG(state.st_mode) else b""
+    except OSError as error:
+        raise _refused(path, str(error), "name a file that you may read") from error
+    if not stat.S_ISREG(state.st_mode):
+        raise _refused(path, "it is no plain file", "write the key into a file of mode 600")
+    if others := stat.S_IMODE(state.st_mode) & 0o077:
+        raise _refused(
+            path, f"its mode lets others in (0{stat.S_IMODE(state.st_mode):o}, of which 0{others:o})",
+            f"chmod 600 {path}",
+        )  # fmt: skip
+    key = data.decode("ascii", errors="replace").strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key or len(data) > _MOST_BYTES:
+        raise _refused(path, "it does not hold one word of plain ASCII", "write the key alone into it")
+    return key
+
+
+def _refused(path: Path, because: str, next_step: str) -> ConfigError:
+    return ConfigError(f"the key in {path} cannot be used", because=because, next_step=next_step)

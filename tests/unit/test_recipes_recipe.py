@@ -1,0 +1,103 @@
+"""A recipe's optional keys: old files stay valid, and uses are applied on top of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.recipes import Evidence, load_recipe
+from sparkwright.recipes.evidence import best_grade
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OLD = """
+format = 1
+name = "mine"
+title = "Mine"
+model = "some/model"
+drafter = "some/drafter"
+
+[flags]
+max-num-seqs = 4
+kv-cache-dtype = "auto"
+
+[speculative]
+method = "dflash"
+num_speculative_tokens = 7
+"""
+USES = """
+[why]
+max-num-seqs = "few users"
+
+[uses.many]
+title = "for 64 requests at a time"
+flags = { max_num_seqs = 64 }
+environment = { VLLM_LOGGING_LEVEL = "INFO" }
+speculative = { num_speculative_tokens = 3 }
+why = { max-num-seqs = "many users" }
+
+[uses.shared]
+title = "without speculation"
+speculation = false
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def written(text: str) -> Path:
+        path = tmp_path / "mine.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return written
+
+
+def test_old_file_is_valid(write):
+    recipe = load_recipe(write(OLD))
+    assert (recipe.nodes, recipe.series, recipe.uses, recipe.grade) == (1, (), {}, "never")
+
+
+def test_use_is_laid_over(write):
+    recipe = load_recipe(write(OLD + USES), "many")
+    assert recipe.flags == {"max-num-seqs": 64, "kv-cache-dtype": "auto"}
+    assert recipe.environment == {"VLLM_LOGGING_LEVEL": "INFO"}
+    assert recipe.speculative == {"method": "dflash", "num_speculative_tokens": 3}
+    assert recipe.why == {"max-num-seqs": "many users"}
+    assert recipe.title == "Mine; for 64 requests at a time"
+
+
+def test_without_use_nothing_changes(write):
+    recipe = load_recipe(write(OLD + USES))
+    assert recipe.flags["max-num-seqs"] == 4
+    assert recipe.why == {"max-num-seqs": "few users"}
+
+
+def test_use_without_speculation(write):
+    recipe = load_recipe(write(OLD + USES), "shared")
+    assert (recipe.drafter, recipe.speculative) == ("", {})
+
+
+def test_unknown_use_is_named(write):
+    with pytest.raises(UnknownNameError, match="no use 'single'") as raised:
+        load_recipe(write(OLD + USES), "single")
+    assert raised.value.because == "its uses are many, shared"
+
+
+def test_use_cannot_take_reserved_flags(write):
+    text = OLD + '[uses.many]\ntitle = "t"\nflags = { port = 1 }\n'
+    with pytest.raises(ConfigError, match="does not follow") as raised:
+        load_recipe(write(text))
+    assert "port" in raised.value.because
+
+
+def test_other_names_of_uses_are_refused(write):
+    with pytest.raises(ConfigError, match="does not match"):
+        load_recipe(write(OLD + '[uses.weekend]\ntitle = "t"\n'))
+
+
+def test_grade_is_the_best_one():
+    found = [Evidence(grade=grade, where="GB10", by="others", source="-") for grade in ("C", "A-", "B")]
+    assert best_grade(found) == "A-"
