@@ -13,6 +13,7 @@ from sparkwright.base.errors import ServerEndedError, ServerError
 from sparkwright.base.events import emit, warn
 from sparkwright.serve.incident import keep_incident
 from sparkwright.serve.notify import notify, write_state
+from sparkwright.serve.rotate import rotate
 from sparkwright.serve.watchdog import (
     EngineSample,
     Judgement,
@@ -137,6 +138,7 @@ async def watch(engine: WatchedEngine, options: WatchOptions) -> Judgement:
             if judgement.verdict.ends:
                 break
             notify("WATCHDOG=1")
+            await asyncio.to_thread(rotate, engine.log)
             await asyncio.sleep(options.interval_s / options.speed)
     finally:
         await canaries.stop()
