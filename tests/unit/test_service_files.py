@@ -138,7 +138,9 @@ def test_words_of_the_command_line_stay_words() -> None:
     line = directives(unit_text(told, places(Path("/"))))["ExecStart"][0]
     assert words[words.index("--set") + 1] == "chat-template=/srv/a b.jinja"
     assert '"chat-template=/srv/a b.jinja"' in line
-    assert '"seed=$$X%%n"' in line
+    assert " seed=$$X%%n " in line
+    variables = directives(unit_text(options(models=HOSTILE), places(Path("/"))))["Environment"]
+    assert '"HF_HOME=/srv/a b%%n\\"$HOME\\\\"' in variables
     with pytest.raises(ConfigError, match="cannot stand in a unit"):
         options(settings=("a=b\nExecStartPre=/bin/sh",))
     with pytest.raises(ConfigError, match="cannot be the name"):
