@@ -18,7 +18,7 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove nightly publish status doctor releases bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove nightly publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -43,9 +43,12 @@ wheel: $(VENV)/.ready ## Build the wheel for PLATFORM (aarch64 or x86_64) into D
 plan: $(VENV)/.ready ## Show what `make wheel` would do
 	@$(BIN)/sparkwright plan $(JOB) $(ARGS)
 
-# The recipe of `make verify`, and the simulator's fault in `make verify-demo`.
+# The recipe of `make serve` and `make verify`, and the simulator's fault in `make verify-demo`.
 RECIPE   ?= qwen3.6-27b-dflash
 FAULT    ?=
+
+serve: $(VENV)/.ready-verify ## Serve the newest wheel in DIST for this machine by RECIPE; RECIPE=rehearsal-smollm2 needs no GPU
+	@$(BIN)/sparkwright serve $(RECIPE) $(if $(SERIES),--series $(SERIES)) $(ARGS)
 
 verify: $(VENV)/.ready-verify ## Serve the newest wheel in DIST for this machine by RECIPE, verify it and report
 	@$(BIN)/sparkwright verify --recipe $(RECIPE) $(ARGS)

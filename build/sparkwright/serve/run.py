@@ -17,6 +17,7 @@ from sparkwright.serve.warmup import Limits, WarmUp, warm_up
 from sparkwright.verify.client import open_session
 from sparkwright.verify.metrics import fetch_snapshot
 from sparkwright.verify.server import card_capability, diagnose, sample_host, start_server
+from sparkwright.verify.server.failures import excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,9 +212,10 @@ async def _look(
 async def _ended(server: ServerProcess) -> ServerEndedError:
     """Return the error of a server that ended by itself, with evidence kept."""
     evidence = await server.keep_evidence("it ended by itself")
-    cause = diagnose(server.log.read_text(encoding="utf-8", errors="replace"), server.died)
+    log = server.log.read_text(encoding="utf-8", errors="replace")
+    cause = diagnose(log, server.died)
     return ServerEndedError(
         f"the server at {server.url} ended by itself with status {server.died} ({cause.name})",
-        because=cause.because,
+        because=f"{cause.because}; its log says:\n{excerpt(log)}",
         next_step=f"{cause.next_step}; see {evidence} and {server.log}",
     )

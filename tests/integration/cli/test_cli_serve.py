@@ -1,0 +1,177 @@
+"""``sparkwright serve``: the merged Python in miniature, served by the simulator as real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rehearsal_kit import stage
+from serve_kit import SECRET, Serving, all_files, key_file
+from world import World, wait_until
+
+from sparkwright.base.errors import ConfigError, ServerEndedError, ServerError, UnknownNameError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RECIPE = "rehearsal-smollm2"
+
+
+@pytest.fixture
+def staged(world: World) -> World:
+    world.list_carries([])
+    stage(world)
+    world.carry("words", {"vllm/words.py": "WORDS = ('uno',)\n"})
+    return world
+
+
+@pytest.fixture
+def serving(staged: World) -> Iterator[Any]:
+    started: list[Serving] = []
+
+    def start(*words: str | Path) -> Serving:
+        out = staged.folder / f"serve-{len(started)}.jsonl"
+        script = (
+            "import sys; from sparkwright.cli.main import main; "
+            f"sys.stdout = open({str(out)!r}, 'w', buffering=1); sys.exit(main(sys.argv[1:]))"
+        )
+        child = staged.start("serve", RECIPE, "--json", "--port", "0", *words, script=script)
+        started.append(Serving(child, out))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+def test_it_answers_reports_and_leaves_nothing(staged: World, serving: Any, tmp_path: Path) -> None:
+    this = serving("--interval", "0.2", "--api-key-file", key_file(tmp_path))
+    ready = this.wait_for("serve.ready")
+    assert ready["model"] == RECIPE
+    assert ready["warm_up_requests"] > 16, "as many at a time as the recipe lets run"
+    assert this.chat(ready["url"], "Hello", SECRET)["content"]
+    state = this.wait_for("serve.status")
+    assert state["running"] >= 0
+    assert state["available_gib"] > 0
+    assert len(this.family) >= 2, "guard and server"
+    assert SECRET not in this.command_lines()
+    this.child.send_signal(signal.SIGTERM)
+    status, errors = this.end()
+    assert status == 0, errors
+    assert this.lines()[-1]["kind"] == "serve.stopped"
+    assert this.lines()[-1]["orphans"] == 0
+    run = Path(ready["log"]).parent
+    assert run.stat().st_mode & 0o077 == 0, "others cannot read it"
+    assert SECRET not in all_files(run) + this.out.read_text() + errors
+    caches = list((staged.store.home / "serve" / "caches").iterdir())
+    assert len(caches) == 1
+    again = serving("--no-warm-up")
+    assert again.wait_for("serve.ready")["warm_up_s"] is None
+    again.child.send_signal(signal.SIGINT)
+    assert again.end()[0] == 0
+    assert list((staged.store.home / "serve" / "caches").iterdir()) == caches, "a second start reuses them"
+
+
+def test_a_server_that_ends_by_itself_is_an_error_of_its_own(staged: World, serving: Any) -> None:
+    this = serving("--no-warm-up")
+    this.wait_for("serve.ready")
+    (engine,) = (one for one in this.family if any("engine_process" in word for word in one.cmdline()))
+    os.kill(engine.pid, signal.SIGKILL)
+    status, errors = this.end()
+    assert status == ServerEndedError.exit_code
+    failed = this.lines()[-1]
+    assert (failed["kind"], failed["error"]) == ("serve.failed", "ServerEndedError")
+    assert "ended by itself" in errors
+    assert "(engine-died)" in errors
+    assert list((staged.store.home / "serve" / "runs").glob("*/incident-1/incident.json"))
+
+
+def test_killed_it_leaves_no_engine(serving: Any) -> None:
+    this = serving("--no-warm-up")
+    this.wait_for("serve.ready")
+    this.child.kill()
+    assert this.end()[0] == -signal.SIGKILL
+
+
+def test_a_second_signal_kills_a_server_that_ignores_the_first(staged: World, serving: Any) -> None:
+    staged.carry("deaf", {"vllm/words.py": DEAF})
+    this = serving("--no-warm-up")
+    this.wait_for("serve.ready")
+    this.child.send_signal(signal.SIGINT)
+    this.wait_for("serve.stopping")
+    assert this.child.poll() is None
+    this.child.send_signal(signal.SIGINT)
+    wait_until(lambda: sum(line["kind"] == "serve.stopping" for line in this.lines()) == 2)
+    assert this.lines()[-1]["kind"] in {"serve.stopping", "serve.stopped"}
+    assert this.end()[0] == 0
+
+
+DEAF = """\
+WORDS = ('due',)
+import asyncio
+import signal
+
+asyncio.unix_events._UnixSelectorEventLoop.add_signal_handler = lambda *_: None
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+"""
+
+
+def test_a_server_that_does_not_start_says_why(staged: World, serving: Any) -> None:
+    staged.carry("broken", {"vllm/fault.py": "FAULT = 'does-not-start'\n"})
+    this = serving()
+    status, errors = this.end()
+    assert status == ServerError.exit_code
+    assert "ImportError: cannot import name 'gone_" in errors
+    assert this.lines()[-1]["kind"] == "serve.failed"
+
+
+def test_a_dry_run_starts_nothing_and_gives_reasons(staged: World, tmp_path: Path) -> None:
+    ran = staged.good(
+        "serve", RECIPE, "--dry-run", "--json", "--set", "max-num-seqs=3", "--api-key-file",
+        key_file(tmp_path),
+    )  # fmt: skip
+    plan = ran.json
+    flags = {flag["name"]: (flag["value"], flag["why"]) for flag in plan["flags"]}
+    assert flags["--max-num-seqs"] == ("3", "set on the command line")
+    assert flags["--enforce-eager"][0] == ""
+    assert all(why for _, why in flags.values())
+    assert "--max-num-seqs 3" in plan["command"]
+    variables = {one["name"]: one["value"] for one in plan["variables"]}
+    assert variables["VLLM_API_KEY"] == "***"
+    assert SECRET not in ran.said
+    assert not (staged.store.home / "serve").exists()
+    assert not staged.store.environments.exists() or not list(staged.store.environments.glob("*/vllm"))
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--set", "port=1"), ConfigError),
+        (("--use", "many"), UnknownNameError),
+        (("--wheel", __file__), ConfigError),
+    ],
+)
+def test_refusals_come_before_anything_is_made(
+    staged: World, words: tuple[str, ...], error: type[ConfigError]
+) -> None:
+    ran = staged.call("serve", RECIPE, *words)
+    assert ran.status == error.exit_code, ran.said
+    assert not (staged.store.home / "serve").exists()
+
+
+def test_a_key_that_others_may_read_is_refused(staged: World, tmp_path: Path) -> None:
+    ran = staged.call("serve", RECIPE, "--api-key-file", key_file(tmp_path, 0o644))
+    assert ran.status == ConfigError.exit_code
+    assert "chmod 600" in ran.said
+    assert SECRET not in ran.said
+
+
+def test_a_wheel_without_a_locked_runtime_is_refused(staged: World) -> None:
+    staged.good("wheel", "--allow-unproved", "words", "--platform", "x86_64")
+    ran = staged.call("serve", "smoke", "--wheel", staged.wheels[0])
+    assert ran.status == ConfigError.exit_code
+    assert "locked runtime" in ran.said
+    assert "sparkwright lock runtime" in ran.said

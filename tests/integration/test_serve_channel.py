@@ -1,0 +1,110 @@
+"""The wheel that a channel offers for a machine: verified, fetched once, and never another."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import wheelkit
+from channel_kit import ChannelWorld, now, small_wheel
+
+from sparkwright.base.errors import DigestError, TamperedError, UnknownNameError, UntrustedKeyError
+from sparkwright.publish.evidence import attach
+from sparkwright.publish.seen import SeenChannels
+from sparkwright.publish.verification import pinned_root
+from sparkwright.serve.channel import channel_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sparkwright.store import Store
+
+MACHINE, OTHER = "aarch64", "x86_64"
+NEWEST = {"0.24": "0.24.0+spark.2", "0.33": "0.33.0+spark.1"}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> ChannelWorld:
+    """A channel with wheels of two series for one machine, and a newer one for another."""
+    made = ChannelWorld(tmp_path / "channel")
+    offered = [(version, MACHINE) for version in ("0.24.0+spark.1", NEWEST["0.24"], NEWEST["0.33"])]
+    for version, machine in [*offered, ("0.33.0+spark.9", OTHER)]:
+        wheel = small_wheel(made.dist, version, tag=f"py3-none-manylinux_2_28_{machine}")
+        attach(made.dist, "audit", wheelkit.sha256(wheel), {"checks": {}, "unchecked": []})
+        made.promote_file(wheel)
+    made.pin()
+    return made
+
+
+def fetch(world: ChannelWorld, store: Store, place: str, series: str = "", machine: str = MACHINE) -> Path:
+    root = pinned_root((world.folder / "pinned.json").read_bytes(), "pinned.json")
+    memory = SeenChannels(world.folder / "seen.json")
+    return channel_wheel(store, place, machine, series, roots=[root], memory=memory, now=now())
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/channels/nightly"
+        server.shutdown()
+
+
+def test_the_newest_for_this_machine_and_series_is_taken(world: ChannelWorld, store: Store) -> None:
+    place = str(world.published / "channels/nightly")
+    assert fetch(world, store, place).name.startswith(f"vllm-{NEWEST['0.33']}-")
+    for series, version in NEWEST.items():
+        assert fetch(world, store, place, series).name.startswith(f"vllm-{version}-")
+    assert MACHINE in fetch(world, store, place).name
+    with pytest.raises(UnknownNameError, match=r"has no wheel of series 0\.24 for x86_64"):
+        fetch(world, store, place, "0.24", OTHER)
+    with pytest.raises(UnknownNameError, match="names no channel"):
+        fetch(world, store, str(world.published))
+
+
+def test_over_http_it_is_fetched_by_digest_and_kept(world: ChannelWorld, store: Store) -> None:
+    with served(world.published) as place:
+        wheel = fetch(world, store, place)
+        assert wheel.is_relative_to(store.home)
+        original = world.dist / wheel.name
+        assert wheel.read_bytes() == original.read_bytes()
+        for copy in world.published.rglob(wheel.name):
+            copy.unlink()
+        assert fetch(world, store, place) == wheel, "it is in the store"
+
+
+@pytest.mark.parametrize("http", [True, False])
+def test_other_bytes_than_were_signed_are_refused(world: ChannelWorld, store: Store, *, http: bool) -> None:
+    (wheel,) = world.published.rglob(f"vllm-{NEWEST['0.33']}-*.whl")
+    data = wheel.read_bytes()
+    wheel.chmod(0o644)
+    wheel.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    if http:
+        with served(world.published) as place, pytest.raises(DigestError):
+            fetch(world, store, place)
+    else:
+        with pytest.raises(TamperedError, match="not those that were signed"):
+            fetch(world, store, str(world.published / "channels/nightly"))
+
+
+def test_a_channel_of_an_unknown_publisher_is_refused(
+    world: ChannelWorld, store: Store, tmp_path: Path
+) -> None:
+    stranger = ChannelWorld(tmp_path / "stranger")
+    stranger.promote("0.24.0+spark.1")
+    root = pinned_root(stranger.pin().read_bytes(), "pinned.json")
+    memory = SeenChannels(tmp_path / "seen.json")
+    with pytest.raises(UntrustedKeyError):
+        channel_wheel(
+            store, str(world.published / "channels/nightly"), MACHINE, roots=[root], memory=memory, now=now()
+        )

@@ -1,0 +1,177 @@
+"""Locked runtimes by the real uv and the real installer, from a folder of wheels: no index is asked."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+import wheelkit
+
+from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ServerError
+from sparkwright.lock.runtime import format_runtime, read_runtime
+from sparkwright.publish import publish, wheels_in
+from sparkwright.publish.runtimes import runtimes_in
+from sparkwright.recipes import Recipe
+from sparkwright.serve.environment import install_wheel, wheel_requirements
+from sparkwright.serve.runtime import find_runtime, locked_requirements, requirements_of, resolve_runtime
+from sparkwright.verify.server import find_installed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.store import Store
+
+MACHINE = platform.machine()
+RECIPE = Recipe(format=1, name="r", title="R", model="m")
+
+
+def pack(folder: Path, name: str, version: str, *requires: str, tag: str = "py3-none-any") -> Path:
+    """A wheel without any module."""
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {one}\n" for one in requires)
+    files = {
+        f"{info}/METADATA": metadata.encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n".encode(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    return wheelkit.pack(folder / f"{name}-{version}-{tag}.whl", wheelkit.with_record(files, info))
+
+
+@pytest.fixture
+def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the packages `alpha`, which needs `beta`, `gamma` and fillers of other machines."""
+    folder = tmp_path / "offered"
+    pack(folder, "alpha", "1.5", "beta<3")
+    pack(folder, "beta", "2.0")
+    pack(folder, "beta", "3.0")
+    for machine in ("aarch64", "x86_64"):
+        pack(folder, "gamma", "1.0", tag=f"py3-none-manylinux_2_28_{machine}")
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(folder))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    return folder
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    tag = f"py3-none-manylinux_2_28_{MACHINE}"
+    requires = ("alpha>=1", "gamma==1.0", "delta; extra == 'bench'")
+    return pack(tmp_path / "dist", "vllm", "0.24.0+spark.1", *requires, tag=tag)
+
+
+@pytest.fixture
+def patchsets(tmp_path: Path, offered: Path, wheel: Path) -> Path:
+    """A folder with the runtime of the wheel, locked."""
+    folder = tmp_path / "patchsets"
+    folder.mkdir()
+    runtime = resolve_runtime(requirements_of(wheel), MACHINE, offline=True)
+    text = format_runtime(runtime, release="0.24.0", machine=MACHINE)
+    (folder / f"0.24-{MACHINE}.requirements.txt").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
+def test_it_is_resolved_for_each_machine_on_any_machine(offered: Path, machine: str) -> None:
+    runtime = resolve_runtime(["alpha>=1", "gamma"], machine, offline=True)
+    assert [(one.name, one.version) for one in runtime.packages] == [
+        ("alpha", "1.5"), ("beta", "2.0"), ("gamma", "1.0"),
+    ]  # fmt: skip
+    (gamma,) = (one for one in runtime.packages if one.name == "gamma")
+    own = offered / f"gamma-1.0-py3-none-manylinux_2_28_{machine}.whl"
+    assert gamma.hashes == (wheelkit.sha256(own),)
+
+
+def test_an_override_resolves_what_cannot_be_met(offered: Path) -> None:
+    with pytest.raises(NotInStoreError, match="beta"):
+        resolve_runtime(["beta>=9"], "aarch64", offline=True)
+    runtime = resolve_runtime(["beta>=9"], "aarch64", offline=True, overrides=["beta>=3"])
+    assert [(one.name, one.version) for one in runtime.packages] == [("beta", "3.0")]
+    assert runtime.overrides == ("beta>=3",)
+
+
+def test_it_installs_exactly_what_is_locked_and_once(
+    store: Store, wheel: Path, patchsets: Path, offered: Path
+) -> None:
+    pack(offered, "alpha", "1.9")  # newer, and not locked
+    requirements = wheel_requirements(wheel, patchsets, locked=True)
+    installed = install_wheel(store, wheel, RECIPE, requirements, offline=True)
+    assert find_installed(installed.python).version == "0.24.0+spark.1"
+    packages = next(installed.python.parents[1].glob("lib/python*/site-packages"))
+    assert sorted(path.name for path in packages.glob("*.dist-info")) == [
+        "alpha-1.5.dist-info", "beta-2.0.dist-info", "gamma-1.0.dist-info", "vllm-0.24.0+spark.1.dist-info",
+    ]  # fmt: skip
+    made = (installed.python.parents[1] / "pyvenv.cfg").stat().st_mtime_ns
+    assert install_wheel(store, wheel, RECIPE, requirements, offline=True) == installed
+    assert (installed.python.parents[1] / "pyvenv.cfg").stat().st_mtime_ns == made, "it was not made again"
+
+
+def test_a_file_with_another_digest_is_refused(store: Store, wheel: Path, patchsets: Path) -> None:
+    (path,) = patchsets.iterdir()
+    text = path.read_text()
+    found = re.search(r"beta==2.0 --hash=sha256:([0-9a-f]{64})", text)
+    assert found is not None
+    path.write_text(text.replace(found[1], "0" * 64))
+    with pytest.raises(ServerError, match=r"(?i)hash mismatch"):
+        install_wheel(store, wheel, RECIPE, wheel_requirements(wheel, patchsets, locked=True), offline=True)
+
+
+def test_a_missing_package_is_refused(store: Store, wheel: Path, patchsets: Path) -> None:
+    (path,) = patchsets.iterdir()
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith("gamma")))
+    with pytest.raises(LockMismatchError, match=r"gamma==1\.0"):
+        wheel_requirements(wheel, patchsets, locked=True)
+    path.write_text("".join(line for line in lines if not line.startswith("beta")))
+    with pytest.raises(
+        ServerError, match="beta"
+    ):  # required by another package, so that the installer sees it
+        install_wheel(store, wheel, RECIPE, wheel_requirements(wheel, patchsets, locked=True), offline=True)
+
+
+def test_a_wheel_without_a_runtime_is_refused(wheel: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no locked runtime"):
+        find_runtime(wheel, tmp_path)
+    assert wheel_requirements(wheel, tmp_path, locked=False).text == ""
+
+
+class TestPublished:
+    def test_the_runtime_stands_beside_the_wheel_and_is_taken_first(
+        self, wheel: Path, patchsets: Path
+    ) -> None:
+        publish(wheels_in(wheel.parent), wheel.parent, runtimes=runtimes_in(patchsets))
+        beside = find_runtime(wheel, patchsets)
+        assert beside == wheel.with_name(f"{wheel.name.removesuffix('.whl')}.requirements.txt")
+        whole = read_runtime(beside)
+        assert [one.name for one in whole.packages] == ["vllm", "alpha", "beta", "gamma"]
+        assert whole.packages[0].hashes == (wheelkit.sha256(wheel),)
+        assert "alpha==1.5" in locked_requirements(wheel, beside).text
+
+    def test_one_of_another_wheel_is_refused(self, wheel: Path, patchsets: Path) -> None:
+        publish(wheels_in(wheel.parent), wheel.parent, runtimes=runtimes_in(patchsets))
+        tag = wheel.name.removesuffix(".whl").split("-", 2)[2]
+        other = pack(wheel.parent / "other", "vllm", "0.24.0+spark.1", "alpha", tag=tag)
+        wheel.write_bytes(other.read_bytes())
+        with pytest.raises(LockMismatchError, match="is not of"):
+            locked_requirements(wheel, find_runtime(wheel))
+
+    def test_it_goes_with_its_wheel_and_never_replaces_a_file_of_the_users(
+        self, wheel: Path, patchsets: Path
+    ) -> None:
+        folder, runtimes = wheel.parent, runtimes_in(patchsets)
+        publish(wheels_in(folder), folder, runtimes=runtimes)
+        beside = find_runtime(wheel)
+        again = publish(wheels_in(folder), folder, runtimes=runtimes)
+        assert again.written == ()
+        wheel.unlink()
+        assert beside.name in publish((), folder, runtimes=runtimes).removed
+        assert not beside.exists()
+
+    def test_a_wheel_of_another_series_gets_none(self, tmp_path: Path, patchsets: Path) -> None:
+        pack(tmp_path / "d", "vllm", "0.33.0", tag=f"py3-none-manylinux_2_28_{MACHINE}")
+        index = publish(wheels_in(tmp_path / "d"), tmp_path / "d", runtimes=runtimes_in(patchsets))
+        assert not [name for name in index.written if name.endswith(".requirements.txt")]
+        assert json.loads((tmp_path / "d/simple/vllm/index.json").read_bytes())["versions"] == ["0.33.0"]

@@ -1,0 +1,71 @@
+"""Reasons of flags and variables, and the folders of caches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from sparkwright.recipes import Recipe, recipes, serve_arguments
+from sparkwright.serve.caches import CACHES, cache_key, cache_variables
+from sparkwright.serve.explain import explain_flags, explain_variables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECIPE = Recipe(
+    format=1,
+    name="r",
+    title="R",
+    model="m",
+    drafter="d",
+    flags={"max-num-seqs": 4, "enforce-eager": True, "enable-prefix-caching": False, "odd": {"a": 1}},
+    speculative={"method": "dflash", "num_speculative_tokens": 7},
+    environment={"SOME_TOKEN": "hidden", "OTHER": "1"},
+    why={"max-num-seqs": "few users", "OTHER": "because"},
+)
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, *recipes().values()], ids=lambda recipe: recipe.name)
+def test_every_flag_of_the_command_is_explained(recipe: Recipe) -> None:
+    reasons = explain_flags(recipe, host="h", port=1)
+    explained = {reason.name.partition(" ")[0] for reason in reasons}
+    words = serve_arguments(recipe, host="h", port=1)
+    assert {word for word in words if word.startswith("--")} == explained - {"model"}
+    assert all(reason.why for reason in reasons)
+
+
+def test_the_recipes_own_reason_comes_first() -> None:
+    why = {reason.name: (reason.value, reason.why) for reason in explain_flags(RECIPE, host="h", port=1)}
+    assert why["--max-num-seqs"] == ("4", "few users")
+    assert why["--no-enable-prefix-caching"][0] == ""
+    assert why["--odd"] == ('{"a": 1}', "the recipe has it")
+    assert why["--speculative-config model"][0] == "d"
+
+
+def test_values_that_are_secrets_are_not_shown() -> None:
+    found = {one.name: (one.value, one.why) for one in explain_variables(RECIPE, RECIPE.environment)}
+    assert found["SOME_TOKEN"][0] == "***"
+    assert found["OTHER"] == ("1", "because")
+
+
+def test_caches_are_apart_for_wheel_recipe_and_card() -> None:
+    key = cache_key("wheel", RECIPE, "12.1")
+    retitled = msgspec.structs.replace(RECIPE, title="Another", notes=("a note",), why={})
+    assert cache_key("wheel", retitled, "12.1") == key, "a title compiles nothing"
+    other = msgspec.structs.replace(RECIPE, flags={**RECIPE.flags, "max-num-seqs": 5})
+    keys = {
+        key,
+        cache_key("wheel 2", RECIPE, "12.1"),
+        cache_key("wheel", RECIPE, ""),
+        cache_key("wheel", other, "12.1"),
+    }
+    assert len(keys) == 4
+
+
+def test_a_folder_that_the_user_names_is_left_to_them(tmp_path: Path) -> None:
+    found = cache_variables(tmp_path, {"TRITON_CACHE_DIR": "/mine"})
+    assert set(found) == {cache.name for cache in CACHES} - {"TRITON_CACHE_DIR"}
+    assert len(set(found.values())) == len(found)
+    assert all(value.startswith(str(tmp_path)) for value in found.values())

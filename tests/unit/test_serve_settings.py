@@ -1,0 +1,78 @@
+"""Flags of the command line, and the file with the key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkwright.base.errors import ConfigError
+from sparkwright.recipes import Recipe, serve_arguments
+from sparkwright.serve.settings import SET_BY_USER, read_key, with_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECIPE = Recipe(format=1, name="r", title="R", model="m", flags={"max-num-seqs": 4, "enforce-eager": True})
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("setting", "name", "value"),
+        [
+            ("max-num-seqs=8", "max-num-seqs", 8),
+            ("--max_num_seqs=8", "max-num-seqs", 8),
+            ("enforce-eager=false", "enforce-eager", False),
+            ("enable-x", "enable-x", True),
+            ("gpu-memory-utilization=0.6", "gpu-memory-utilization", 0.6),
+            ("kv-cache-dtype=fp8_e4m3", "kv-cache-dtype", "fp8_e4m3"),
+            ('attention-config={"backend": "TRITON_ATTN"}', "attention-config", {"backend": "TRITON_ATTN"}),
+            ("chat-template=a=b", "chat-template", "a=b"),
+        ],
+    )
+    def test_a_setting_replaces_the_recipes_flag(self, setting: str, name: str, value: Any) -> None:
+        changed = with_settings(RECIPE, [setting])
+        assert changed.flags[name] == value
+        assert changed.why[name] == SET_BY_USER
+        assert RECIPE.flags == {"max-num-seqs": 4, "enforce-eager": True}
+
+    def test_it_reaches_the_command(self) -> None:
+        changed = with_settings(RECIPE, ["enforce-eager=false", "max-num-seqs=8"])
+        words = serve_arguments(changed, host="h", port=1)
+        assert words[-3:] == ("--max-num-seqs", "8", "--no-enforce-eager")
+
+    @pytest.mark.parametrize("setting", ["port=1", "--host=0.0.0.0", "api_key=x", "model=m", "=1", ""])
+    def test_what_is_decided_otherwise_is_refused(self, setting: str) -> None:
+        with pytest.raises(ConfigError):
+            with_settings(RECIPE, [setting])
+
+
+class TestKey:
+    def test_a_file_of_its_owner_alone_is_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "key"
+        path.write_text("sk-1234\n")
+        for mode in (0o600, 0o400):
+            path.chmod(mode)
+            assert read_key(path) == "sk-1234"
+
+    @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])
+    def test_one_that_others_reach_is_refused(self, tmp_path: Path, mode: int) -> None:
+        path = tmp_path / "key"
+        path.write_text("sk-1234\n")
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match="lets others in") as caught:
+            read_key(path)
+        assert "sk-1234" not in str(caught.value)
+
+    @pytest.mark.parametrize("text", ["", "\n", "two words", "kä", "a\nb", "x" * 5000])
+    def test_anything_but_one_word_is_refused(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "key"
+        path.write_text(text)
+        path.chmod(0o600)
+        with pytest.raises(ConfigError, match="one word"):
+            read_key(path)
+
+    def test_a_folder_and_a_missing_file_are_refused(self, tmp_path: Path) -> None:
+        for path in (tmp_path, tmp_path / "none"):
+            with pytest.raises(ConfigError):
+                read_key(path)
