@@ -224,6 +224,7 @@ def _described(
 ) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
     from sparkwright.recipes import load_recipe
     from sparkwright.serve.service import ServiceOptions
+    from sparkwright.serve.service.model import IMAGE_UID
     from sparkwright.serve.settings import with_settings
 
     chosen = with_settings(load_recipe(recipe, asked["use"]), asked["settings"])
@@ -244,6 +245,7 @@ def _described(
         models=str(asked["models"].absolute()) if asked["models"] else "",
         offline=offline,
         image=asked["image"],
+        uid=os.getuid() or IMAGE_UID,
     )
     return chosen, options, places
 

@@ -15,6 +15,8 @@ name: {project}
 services:
   server:
     image: {image}
+    # The owner of the file with the key; the image takes any user.
+    user: {user}
     restart: unless-stopped
     environment:
       RECIPE: {recipe_word}
@@ -86,6 +88,7 @@ def compose_text(options: ServiceOptions, places: ServicePlaces) -> str:
         path=places.compose,
         project=f"sparkwright-{options.name.replace('.', '-')}",
         image=_word(options.image),
+        user=_word(f"{options.uid}:{options.uid}"),
         recipe_word=_word(options.recipe),
         more=more,
         variables=_word(str(places.variables)),

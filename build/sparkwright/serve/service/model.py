@@ -19,6 +19,8 @@ Scope = Literal["system", "user"]
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _FORMAT = 1
+IMAGE_UID = 10_001
+"""The user id that the image itself names."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class ServiceOptions:
         models: folder of downloaded models, for ``HF_HOME``; empty for the service's own.
         offline: serve without a network.
         image: image of the compose file.
+        uid: user id in its container.
     """
 
     name: str
@@ -52,6 +55,7 @@ class ServiceOptions:
     models: str = ""
     offline: bool = False
     image: str = "localhost/sparkwright:latest"
+    uid: int = IMAGE_UID
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
