@@ -282,6 +282,12 @@ class ClusterError(SparkwrightError):
     exit_code = 75
 
 
+class PreflightError(SparkwrightError):
+    """A server would not start, or the host would not survive it."""
+
+    exit_code = 76
+
+
 class ServerEndedError(SparkwrightError):
     """A served model's engine ended by itself, or could not be started again."""
 

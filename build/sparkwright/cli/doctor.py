@@ -7,7 +7,7 @@ import platform
 import shutil
 import sys
 from dataclasses import asdict
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -15,21 +15,31 @@ from sparkwright.base.errors import SparkwrightError, ToolError
 from sparkwright.base.text import human_size
 from sparkwright.cli.options import series_option
 from sparkwright.cli.output import print_json
+from sparkwright.cli.preflight import show_budget
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.git import require_git
-from sparkwright.native.doctor import MachineCheck, check_gpu, find_gpu, native_checks
+from sparkwright.native.doctor import MachineCheck, Verdict, check_gpu, find_gpu, native_checks
+from sparkwright.recipes import load_recipe
+from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sparkwright.serve.preflight import Finding, PreflightReport
 
 _NEEDED_BYTES = 3 << 30
 _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 
 
 @click.command("doctor")
+@click.option("--recipe", default="", help="Check too that this recipe, a name or file, would start here.")
 @series_option
 @common_options
 @run_in_session
-def command(session: Session) -> None:
+def command(session: Session, *, recipe: str) -> None:
     """Check that this machine has what is needed."""
+    report = _preflight(recipe)
     findings = [
         _python(),
         _git(),
@@ -38,6 +48,8 @@ def command(session: Session) -> None:
         MachineCheck("machine", "pass", f"{platform.machine()}, {platform.system()} {platform.release()}"),
         *_native(session),
     ]
+    if report is not None:
+        findings += _as_checks(report.findings)
     if session.as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -45,12 +57,35 @@ def command(session: Session) -> None:
             ("what", "verdict", "found", "remedy"),
             [(finding.what, finding.verdict, finding.detail, finding.remedy) for finding in findings],
         )
+        if report is not None:
+            show_budget(report)
+    if report is not None:
+        require_clear(report.findings)
     if failed := [finding for finding in findings if finding.verdict == "fail"]:
         raise ToolError(
             f"{len(failed)} of {len(findings)} checks failed",
             because="; ".join(f"{finding.what}: {finding.detail}" for finding in failed),
             next_step="; ".join(finding.remedy for finding in failed if finding.remedy),
         )
+
+
+def _preflight(recipe: str) -> PreflightReport | None:
+    return inspect_start(PreflightRequest(recipe=load_recipe(recipe))) if recipe else None
+
+
+def _as_checks(found: Iterable[Finding]) -> list[MachineCheck]:
+    """Return findings of preflight as checks of the machine."""
+    verdicts: dict[str, Verdict] = {"refuse": "fail", "warn": "to do", "note": "pass"}
+    rows = [
+        MachineCheck(
+            f"recipe: {one.check}",
+            verdicts[one.level],
+            f"{one.what}: {one.because}" if one.because else one.what,
+            one.next_step,
+        )
+        for one in found
+    ]
+    return rows or [MachineCheck("recipe", "pass", "nothing speaks against a start")]
 
 
 def _python() -> MachineCheck:

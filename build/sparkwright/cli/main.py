@@ -28,6 +28,7 @@ COMMANDS = {
     "channel": "Promote wheels to signed channels, take them back, and verify channels.",
     "serve": "Serve a recipe in the foreground: install, start, warm up, announce, report, stop.",
     "service": "Install a recipe as a service, and upgrade, roll back or remove it.",
+    "recipe": "List, show, check, write and export recipes of servers.",
     "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",
     "rehearse": "Serve the merged Python on the CPU with a real model, and verify it.",
     "bisect": "Name the change between a good and a bad build spec that makes the difference.",
@@ -39,6 +40,7 @@ COMMANDS = {
     "lock": "Check upstream.lock against the release itself, or move it to another release or commit.",
     "store": "List, verify and prune the store, and share it with other machines.",
     "doctor": "Check that this machine has what is needed.",
+    "preflight": "Check that a recipe would start here: checkpoint, memory, card, ports, link.",
 }
 
 # Syntax trees and git's trees are many objects without a cycle, and Python looks for cycles after every

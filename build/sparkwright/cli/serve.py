@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions
+    from sparkwright.serve.supervise import WatchOptions
     from sparkwright.store import Store
 
 _SOURCES = ("wheel", "channel", "python")
@@ -54,6 +55,10 @@ _SOURCES = ("wheel", "channel", "python")
     type=click.Path(path_type=Path),
     envvar="SPARKWRIGHT_API_KEY_FILE",
     help="File of mode 600 with the key that clients must send.",
+)
+@click.option("--watch", is_flag=True, help="Start the engine again where it wedges or ends by itself.")
+@click.option(
+    "--state", type=click.Path(path_type=Path, dir_okay=False), help="With --watch: file for its state."
 )
 @click.option("--no-warm-up", is_flag=True, help="Announce the server without a warm-up.")
 @click.option("--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime.")
@@ -100,7 +105,7 @@ def command(
             _preflight(installed, options)
             from sparkwright.serve.run import serve
 
-            asyncio.run(serve(installed, options, folder, caches_of(store)))
+            asyncio.run(serve(installed, options, folder, caches_of(store), _watching(chosen, asked)))
 
 
 def _options(asked: dict[str, Any], *, quick: bool) -> ServeOptions:
@@ -119,6 +124,14 @@ def _options(asked: dict[str, Any], *, quick: bool) -> ServeOptions:
         interval_s=asked["interval"] or (10.0 if quick else Screen.interval_s()),
         **given,
     )
+
+
+def _watching(recipe: Recipe, asked: dict[str, Any]) -> WatchOptions | None:
+    """Return the settings of the watch; `None` without ``--watch``."""
+    from sparkwright.serve.supervise import WatchOptions
+    from sparkwright.serve.watchdog import WatchLimits
+
+    return WatchOptions(WatchLimits.of(recipe), state=asked["state"]) if asked["watch"] else None
 
 
 def _require_one_source(recipe: Recipe, asked: dict[str, Any]) -> None:

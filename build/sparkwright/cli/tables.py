@@ -37,6 +37,9 @@ COLOURS = {
     "not absorbed": "red",
     "not proved": "red",
     "fail": "red",
+    "refuse": "red",
+    "warn": "yellow",
+    "note": "cyan",
 }
 
 

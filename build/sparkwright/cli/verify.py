@@ -15,6 +15,7 @@ from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError, Un
 from sparkwright.base.events import JsonlSink, subscribe
 from sparkwright.base.text import human_size
 from sparkwright.cli.output import print_json, unforeseen
+from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ _OPTIONS = (
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
 )
+@click.option("--force", is_flag=True, help="Start the server in spite of preflight's predictions.")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
@@ -128,6 +130,7 @@ def command(
     out: Path | None,
     resume: Path | None,
     offline: bool,
+    force: bool,
     quiet: bool,
     as_json: bool,
     api_key: str,
@@ -161,6 +164,7 @@ def command(
         _require_possible(options)
         folder = resume or out or _new_folder(options)
         log(folder)
+        check_before_verify(options, offline=offline, force=force)
         results = _verify(options, folder.absolute(), keys, offline=offline)
     _attach(results, options)
     if as_json:
@@ -305,7 +309,7 @@ def _refuse_others(context: click.Context, folder: Path, options: VerifyOptions)
     Raises:
         ConfigError: one does.
     """
-    usual = {"out", "resume", "offline", "quiet", "as_json", "api_key", "baseline_api_key"}
+    usual = {"out", "resume", "offline", "force", "quiet", "as_json", "api_key", "baseline_api_key"}
     usual |= {name for name in ("url", "baseline_url") if context.params[name] == getattr(options, name)}
     command_line = click.core.ParameterSource.COMMANDLINE
     told = [

@@ -16,7 +16,7 @@ GRADES: dict[Grade, str] = {
     "A-": "served by others, and a part of the configuration had to be worked out",
     "B": "served by others, configured in part",
     "C": "stated by others, without figures or without their configuration",
-    "never": "never served by this project, nor seen served by others",
+    "never": "never served by this project, nor seen served like this by others",
 }
 """Every grade, the best one first, in words."""
 

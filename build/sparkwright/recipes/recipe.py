@@ -46,6 +46,26 @@ class Use(Model, frozen=True):
     why: dict[str, str] = field(default_factory=dict)
 
 
+class About(Model, frozen=True):
+    """Facts of a model that its checkpoint's page states; unknown ones are empty or 0.
+
+    Attributes:
+        precision: of the weights: ``nvfp4``, ``mxfp4``, ``fp8``, ``int4`` or ``bf16``.
+        parameters: all of them, such as ``27B``.
+        active: those that one token uses; equal to `parameters` for a dense model.
+        context: longest context in tokens that the model was made for.
+        weights_gb: size of the checkpoint's weights, in 10^9 bytes.
+        page: public address of the model's page.
+    """
+
+    precision: Literal["nvfp4", "mxfp4", "fp8", "int4", "bf16"]
+    parameters: str = ""
+    active: str = ""
+    context: int = 0
+    weights_gb: float = 0
+    page: str = ""
+
+
 class Recipe(Model, frozen=True):
     """The options of a server.
 
@@ -69,6 +89,7 @@ class Recipe(Model, frozen=True):
             requests at a time.
         nodes: machines that serve together; the tensor-parallel size is a flag.
         series: lines of releases that it is meant for, such as ``0.33``; any if empty.
+        about: facts of the model, for people and for other tools' formats.
         why: reason of each flag by its name, of keys of the speculative configuration as
             ``speculative.KEY``, and of variables by their names.
         evidence: where and by whom it was served; none: it was never seen served.
@@ -92,6 +113,7 @@ class Recipe(Model, frozen=True):
     uses: dict[UseName, Use] = field(default_factory=dict)
     nodes: Literal[1, 2] = 1
     series: tuple[str, ...] = ()
+    about: About | None = None
     why: dict[str, str] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()
     reference: tuple[str, ...] = ()
@@ -99,8 +121,19 @@ class Recipe(Model, frozen=True):
 
     @property
     def grade(self) -> Grade:
-        """Return the best grade of the recipe's evidence; ``never`` without any."""
-        return best_grade(self.evidence)
+        """Return the best grade of evidence of this configuration; ``never`` without any."""
+        return best_grade([one for one in self.evidence if not one.differs])
+
+    @property
+    def near_grade(self) -> Grade:
+        """Return the best grade of evidence of a configuration that differs; ``never`` without any."""
+        return best_grade([one for one in self.evidence if one.differs])
+
+    @property
+    def standing(self) -> str:
+        """Return the grade in a word or two: ``A``, ``near A`` or ``never``."""
+        near = f"near {self.near_grade}" if self.near_grade != "never" else "never"
+        return self.grade if self.grade != "never" else near
 
     @property
     def made_up(self) -> bool:
@@ -130,15 +163,20 @@ def load_recipe(name_or_path: str | Path, use: str = "") -> Recipe:
         UnknownNameError: there is neither such a name nor such a file, or the recipe has no such use.
         ConfigError: the file does not follow its format.
     """
-    recipe = _find(name_or_path)
+    recipe = _load(recipe_path(name_or_path))
     return apply_use(recipe, use) if use else recipe
 
 
-def _find(name_or_path: str | Path) -> Recipe:
+def recipe_path(name_or_path: str | Path) -> Path:
+    """Return the file of a recipe that ships, by its name, or of one of the user's, by its path.
+
+    Raises:
+        UnknownNameError: there is neither such a name nor such a file.
+    """
     path = Path(name_or_path)
     if path.suffix == ".toml" and path.exists():
-        return _load(path)
-    shipped = recipes()
+        return path
+    shipped = {found.stem: found for found in sorted(_SHIPPED.glob("*.toml"))}
     if str(name_or_path) not in shipped:
         raise UnknownNameError(
             f"there is no recipe {str(name_or_path)!r}",
@@ -232,6 +270,17 @@ def variant(
         drafter=(drafter or recipe.drafter) if speculation else "",
         speculative=recipe.speculative if speculation else {},
     )
+
+
+def node_arguments(rank: int, address: str) -> tuple[str, ...]:
+    """Return the arguments that `serve_arguments` needs besides on each of two machines.
+
+    Args:
+        rank: 0 for the machine that answers requests, 1 for the other one.
+        address: of the first machine, on the network that both share.
+    """
+    behind = ("--headless",) if rank else ()
+    return ("--nnodes", "2", "--node-rank", str(rank), "--master-addr", address, *behind)
 
 
 def serve_arguments(recipe: Recipe, *, host: str, port: int) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ async def supervise(
         options: the settings.
 
     Raises:
-        ServerEndedError: it had to be started again too often.
+        ServerEndedError: it had to be started again too often, or ended in its first warm-up.
         ServerError: the first start failed, which another start would not cure.
     """
     restarts: tuple[float, ...] = ()
@@ -100,7 +100,7 @@ async def supervise(
                     notify("READY=1\nSTATUS=serving")
                 announced = True
                 judgement = await watch(engine, options)
-        except ServerError as error:
+        except (ServerError, ServerEndedError) as error:
             if not announced:
                 raise
             judgement = Judgement(WatchVerdict.DEAD, f"it could not be started: {error.what}")

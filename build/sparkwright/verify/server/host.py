@@ -55,6 +55,16 @@ def card_capability() -> str:
     return _ask("compute_cap").strip()
 
 
+def card_fields(*names: str) -> tuple[str, ...]:
+    """Return the fields of the first card by ``nvidia-smi``'s names, as it writes them; empty without a card.
+
+    A field that the card has not, such as a GB10's ``memory.total``, is ``[N/A]`` or ``Not Supported``.
+    """
+    line = _ask(",".join(names)).strip()
+    cells = tuple(cell.strip() for cell in line.split(","))
+    return cells if line and len(cells) == len(names) else ()
+
+
 def _card(query: str, count: int) -> tuple[float, ...]:
     return _numbers(_ask(query), count)
 

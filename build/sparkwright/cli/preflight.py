@@ -1,0 +1,161 @@
+"""``sparkwright preflight``, and its table for other commands."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.base.config import to_builtins
+from sparkwright.base.errors import ConfigError
+from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.tables import show_table
+
+if TYPE_CHECKING:
+    from sparkwright.serve.preflight import LinkFacts, PreflightReport
+    from sparkwright.verify.options import VerifyOptions
+
+
+@click.command("preflight")
+@click.argument("recipe")
+@click.option("--python", type=click.Path(path_type=Path), help="The interpreter that has vLLM.")
+@click.option(
+    "--wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel to serve with."
+)
+@click.option("--host", "address", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=int, default=0, help="Port to listen at; any by default.")
+@click.option(
+    "--sidecars", "sidecars_gib", type=float, default=0.0, help="GiB that other programs will take beside it."
+)
+@click.option("--nodes", type=click.IntRange(1, 2), help="Machines that serve together.")
+@click.option("--link", "link_only", is_flag=True, help="Print this machine's facts for --peer, and end.")
+@click.option(
+    "--peer",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="What --link printed on the other machine.",
+)
+@click.option("--force", is_flag=True, help="Count predictions as warnings.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(
+    *,
+    recipe: str,
+    nodes: int | None,
+    link_only: bool,
+    peer: Path | None,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Check that RECIPE would start on this machine, and that the machine would survive it.
+
+    Nothing is loaded and nothing is downloaded. Prints the memory budget and what was found; the exit code is
+    76 if the server should not be started.
+    """
+    from sparkwright.recipes import load_recipe
+    from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear, this_end
+
+    other = _read_end(peer) if peer else None
+    request = PreflightRequest(recipe=load_recipe(recipe), nodes=nodes or 0, peer=other, **asked)
+    if link_only:
+        print_json(to_builtins(this_end(request)))
+        return
+    report = inspect_start(request)
+    if as_json:
+        print_json(described(report))
+    else:
+        show_report(report)
+    require_clear(report.findings, force=request.force)
+
+
+def described(report: PreflightReport) -> dict[str, Any]:
+    """Return *report* as JSON-ready data."""
+    return {
+        "findings": [asdict(finding) for finding in report.findings],
+        "memory": [asdict(row) for row in report.rows],
+    }
+
+
+def show_report(report: PreflightReport) -> None:
+    """Print the memory budget and the findings of *report* as tables."""
+    show_budget(report)
+    if not report.findings:
+        click.echo("nothing speaks against a start")
+        return
+    show_table(
+        ("level", "check", "found", "because", "next"),
+        [(one.level, one.check, one.what, one.because, one.next_step) for one in report.findings],
+    )
+
+
+def show_budget(report: PreflightReport) -> None:
+    """Print the memory budget of *report* as a table."""
+    show_table(
+        ("part", "GiB", "from"),
+        [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows],
+    )
+
+
+def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -> None:
+    """Refuse to verify by a recipe whose server would not start; what does not stop it becomes a warning.
+
+    Recipes with generated weights, and models that are not on this machine, are left to the server.
+
+    Args:
+        options: of the run.
+        offline: the server will use no network.
+        force: start in spite of predictions.
+
+    Raises:
+        PreflightError: it would not start, or the host not survive it.
+    """
+    from sparkwright.base.events import warn
+    from sparkwright.recipes import load_recipe
+    from sparkwright.serve.preflight import PreflightRequest, find_folder, require_clear, run_preflight
+
+    if not options.recipe or options.url or options.simulator:
+        return
+    recipe = load_recipe(options.recipe)
+    network = {"HF_HUB_OFFLINE": "1"} if offline else {}
+    environment = {**os.environ, **network}
+    if recipe.made_up or find_folder(recipe.model, environment) is None:
+        return
+    found = run_preflight(
+        PreflightRequest(
+            recipe=recipe,
+            python=Path(options.python) if options.python else None,
+            wheel=Path(options.wheel) if options.wheel else None,
+            environment=environment,
+        )
+    )
+    for one in found:
+        if one.level == "warn" or (one.level == "refuse" and force and one.liftable):
+            warn(f"{one.what}: {one.because}", check=one.check, next_step=one.next_step)
+    require_clear(found, force=force)
+
+
+def _gib(gib: float | None, low: float | None, high: float | None) -> str:
+    if gib is None:
+        return "unknown"
+    return f"{gib:.2f}" if low is None or high is None else f"{gib:.2f} ({low:.1f} to {high:.1f})"
+
+
+def _read_end(path: Path) -> LinkFacts:
+    """Return the facts that ``--link`` printed into the file at *path*.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+    import msgspec
+
+    from sparkwright.serve.preflight.link import LinkFacts
+
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=LinkFacts)
+    except (msgspec.DecodeError, OSError) as error:
+        raise ConfigError(
+            f"{printable(str(path))} holds no facts of a link",
+            because=str(error),
+            next_step="write it on the other machine: sparkwright preflight RECIPE --link > FILE",
+        ) from error

@@ -1,0 +1,232 @@
+"""``sparkwright recipe``: list, show, check, write and export recipes of servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.base.config import to_builtins
+from sparkwright.base.errors import ConfigError, IncompatibleOptionsError
+from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.cli.tables import show_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.recipes import Recipe
+    from sparkwright.serve.check_recipes import CheckedRecipe
+
+_USES = ("single", "shared", "many")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+_USE = click.option("--use", type=click.Choice(_USES), default=None, help="Apply this use of the recipe.")
+
+
+@click.group("recipe")
+def command() -> None:
+    """List, show, check, write and export recipes of servers."""
+
+
+@command.command("list")
+@_JSON
+def list_(*, as_json: bool) -> None:
+    """List the recipes that ship, with what is known of each."""
+    from sparkwright.recipes import recipes
+
+    rows = [_row(recipe) for recipe in recipes().values()]
+    if as_json:
+        print_json(rows)
+        return
+    headings = tuple(rows[0])
+    show_table(headings, [tuple(_cell(row[heading]) for heading in headings) for row in rows])
+    click.echo("'sparkwright recipe show NAME' has reasons, sources and notes; docs/recipes.md the grades.")
+
+
+def _row(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "name": recipe.name,
+        "model": recipe.model,
+        "drafter": recipe.drafter or str(recipe.speculative.get("method", "")),
+        "kv": str(recipe.flags.get("kv-cache-dtype", "auto")),
+        "nodes": recipe.nodes,
+        "uses": list(recipe.uses),
+        "series": list(recipe.series),
+        "evidence": recipe.standing,
+        "capability": recipe.capability,
+    }
+
+
+def _cell(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+@command.command("show")
+@click.argument("name")
+@_USE
+@click.option("--command", "as_command", is_flag=True, help="Print the command that serves it, and no more.")
+@_JSON
+def show(*, name: str, use: str | None, as_command: bool, as_json: bool) -> None:
+    """Show the effective flags of the recipe NAME, a name or a file, each with its reason."""
+    from sparkwright.recipes import load_recipe
+
+    recipe = load_recipe(name, use or "")
+    if as_json:
+        print_json({**to_builtins(recipe), "standing": recipe.standing, "command": _commands(recipe)})
+        return
+    if as_command:
+        click.echo("\n".join(_commands(recipe)))
+        return
+    click.echo(f"{recipe.name}: {printable(recipe.title)}")
+    pairs = [("model", recipe.model), ("drafter", recipe.drafter), ("nodes", str(recipe.nodes))]
+    pairs += [("series", ", ".join(recipe.series) or "any"), ("uses", ", ".join(recipe.uses) or "none")]
+    pairs += [("evidence", _evidence(recipe))]
+    for key, value in pairs:
+        if value:
+            click.echo(f"{key:<9}{printable(value)}")
+    rows = [(f"--{flag}", _shown(value), recipe.why.get(flag, "")) for flag, value in recipe.flags.items()]
+    rows += [
+        (f"speculative {key}", _shown(value), recipe.why.get(f"speculative.{key}", ""))
+        for key, value in recipe.speculative.items()
+    ]
+    rows += [(key, value, recipe.why.get(key, "")) for key, value in recipe.environment.items()]
+    show_table(("option", "value", "because"), rows)
+    _show_known(recipe)
+
+
+def _evidence(recipe: Recipe) -> str:
+    from sparkwright.recipes import GRADES
+
+    if recipe.grade == "never" and recipe.near_grade != "never":
+        return f"{GRADES['never']}; the nearest: {recipe.near_grade}, {GRADES[recipe.near_grade]}"
+    return f"{recipe.grade}, {GRADES[recipe.grade]}"
+
+
+def _shown(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _show_known(recipe: Recipe) -> None:
+    """Print notes, evidence and published figures."""
+    from sparkwright.recipes.reference import references
+
+    for note in recipe.notes:
+        click.echo(f"note     {printable(note)}")
+    for one in recipe.evidence:
+        differs = f"; there: {one.differs}" if one.differs else ""
+        click.echo(
+            printable(f"seen     {one.grade}: {one.where}, by {one.by} {one.date} {one.source}{differs}")
+        )
+    for figures in references(recipe):
+        click.echo(printable(f"figures  {figures.grade}: {figures}"))
+
+
+def _commands(recipe: Recipe) -> list[str]:
+    """Return the command of each machine; the address of the first one is left to the reader."""
+    from sparkwright.recipes import node_arguments
+    from sparkwright.recipes.export import command_line
+
+    if recipe.nodes == 1:
+        return [command_line(recipe)]
+    alone = command_line(recipe)
+    nodes = [" ".join(node_arguments(rank, '"$HEAD_ADDRESS"')) for rank in range(recipe.nodes)]
+    return [f"{alone} \\\n  {node}" for node in nodes]
+
+
+@command.command("check")
+@click.argument("names", nargs=-1)
+@click.option("--series", "wanted", default="", help="Only this series, instead of all that a recipe is for.")
+@common_options
+@run_in_session
+def check(session: Session, *, names: tuple[str, ...], wanted: str) -> None:
+    """Check recipes by the own parser of each series' release, with its carries.
+
+    Parses the command line of every recipe, by each of its uses, and looks up its flags, values, speculative
+    keys and variables there. Without NAMES, all that ship. The first check of a series takes a minute.
+    """
+    from sparkwright.recipes import load_recipe, recipes
+    from sparkwright.serve.check_recipes import check_recipes
+
+    found = [load_recipe(name) for name in names] if names else list(recipes().values())
+    results = check_recipes(
+        session.checkout, session.store, session.repository, found, wanted, offline=session.offline
+    )
+    if session.as_json:
+        print_json([to_builtins_of(result) for result in results])
+    else:
+        _show_checked(results)
+    refused = [result for result in results if result.refused]
+    if refused:
+        raise IncompatibleOptionsError(
+            f"{len(refused)} of {len(results)} checks found options that do not work",
+            because="\n".join(f"{one.title}: {problem}" for one in refused for problem in one.refused),
+            next_step="change the recipe, or name in its `series` the releases that it is for",
+        )
+
+
+def to_builtins_of(result: CheckedRecipe) -> dict[str, Any]:
+    """Return *result* as JSON-ready values."""
+    return {
+        "recipe": result.recipe,
+        "use": result.use,
+        "series": result.series,
+        "version": result.version,
+        "problems": [
+            {"kind": one.kind, "name": one.name, "because": one.because, "exists-in": list(one.exists_in),
+             "nearest": one.nearest, "refuses": one.refuses}
+            for one in result.problems
+        ],
+        "rules": list(result.rules),
+    }  # fmt: skip
+
+
+def _show_checked(results: Sequence[CheckedRecipe]) -> None:
+    rows = [
+        (one.recipe, one.use or "-", one.series, one.version, "fail" if one.refused else "pass",
+         "; ".join(map(str, [*one.problems, *one.rules])))
+        for one in results
+    ]  # fmt: skip
+    show_table(("recipe", "use", "series", "vllm", "verdict", "because"), rows)
+
+
+@command.command("new")
+@click.argument("name")
+@click.option("--from", "base", required=True, metavar="RECIPE", help="The recipe to start from.")
+@click.option("--model", default="", help="Another model than its.")
+@click.option("--drafter", default=None, help="Another drafter; empty for none.")
+@click.option("--out", type=click.Path(path_type=Path), help="The file; NAME.toml by default.")
+def new(*, name: str, base: str, model: str, drafter: str | None, out: Path | None) -> None:
+    """Write a recipe NAME of your own, from one that ships or from a file.
+
+    Evidence, figures and the band belong to the other model, and are left out.
+    """
+    from sparkwright.recipes.write import new_recipe
+
+    path = out or Path(f"{name}.toml")
+    if path.exists():
+        raise ConfigError(f"{path} exists", next_step="name another file with --out")
+    path.write_text(new_recipe(name, base, model=model, drafter=drafter), encoding="utf-8")
+    click.echo(f"made     {path}")
+    click.echo(f"next     sparkwright recipe check {path}")
+
+
+@command.command("export")
+@click.argument("name")
+@click.option(
+    "--format", "to", type=click.Choice(["vllm", "sparkrun"]), required=True, help="The other tool."
+)
+@_USE
+@click.option("--container", default="", help="For sparkrun: the image that holds the wheel.")
+@click.option("--date", default="", help="For vLLM's catalogue: the entry's day; today by default.")
+def export(*, name: str, to: str, use: str | None, container: str, date: str) -> None:
+    """Print the recipe NAME as YAML of vLLM's catalogue of recipes, or of sparkrun."""
+    from datetime import UTC, datetime
+
+    from sparkwright.recipes import export as formats
+    from sparkwright.recipes import load_recipe
+
+    day = date or datetime.now(UTC).date().isoformat()
+    recipe = load_recipe(name, use or "")
+    text = formats.export(recipe, "vllm" if to == "vllm" else "sparkrun", date=day, container=container)
+    click.echo(text, nl=False)

@@ -1,0 +1,134 @@
+"""Check recipes by the releases that they are for: by their own parsers, and by the rules of `recipes`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkwright.base.errors import UnknownNameError
+from sparkwright.pipeline.checkout import open_checkout, series_names
+from sparkwright.pipeline.job import make_job
+from sparkwright.pipeline.options import BuildOptions
+from sparkwright.recipes import apply_use, incompatibilities, serve_arguments
+from sparkwright.recipes.release_options import problems
+from sparkwright.serve.ask_release import ask_release
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.git import Repository
+    from sparkwright.pipeline.checkout import Checkout
+    from sparkwright.recipes import Recipe
+    from sparkwright.recipes.release_options import ParsedCommand, Problem
+    from sparkwright.serve.ask_release import ReleaseAnswer
+    from sparkwright.store import Store
+
+
+@dataclass(frozen=True)
+class CheckedRecipe:
+    """One recipe with one of its uses, checked by one series.
+
+    Attributes:
+        recipe: name of the recipe.
+        use: name of the use; empty for the recipe alone.
+        series: the series.
+        version: its release.
+        problems: options that the release lacks or refuses, and those that it will lack.
+        rules: rules of `sparkwright.recipes.rules` that it breaks there, each with its reason.
+    """
+
+    recipe: str
+    use: str
+    series: str
+    version: str
+    problems: tuple[Problem, ...] = ()
+    rules: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Return recipe, use and series."""
+        return f"{self.recipe}{f' ({self.use})' if self.use else ''} on {self.series}"
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Return every reason why it cannot be served so."""
+        return (*(str(one) for one in self.problems if one.refuses), *self.rules)
+
+
+def check_recipes(
+    checkout: Checkout,
+    store: Store,
+    repository: Repository,
+    recipes: Sequence[Recipe],
+    series: str = "",
+    *,
+    offline: bool = False,
+) -> tuple[CheckedRecipe, ...]:
+    """Return the outcome of each of *recipes*, by each of its uses, in each series that it is for.
+
+    Args:
+        checkout: the clone of the project.
+        store: the store.
+        repository: its git repository.
+        recipes: the recipes.
+        series: check by this one alone, whatever recipes are for; by all of a recipe's if empty.
+        offline: use no network.
+
+    Raises:
+        UnknownNameError: there is no such series.
+        SparkwrightError: a release could not be asked; see `ask_release`.
+    """
+    known = series_names(checkout.root)
+    for name in [series] if series else [one for recipe in recipes for one in recipe.series]:
+        if name not in known:
+            raise UnknownNameError(
+                f"there is no series {name!r}",
+                because=f"there are {', '.join(known)}",
+                next_step="name one of these",
+            )
+    wanted = {name: _cases(recipes, name, series) for name in known}
+    answers: dict[str, ReleaseAnswer] = {}
+    carries: dict[str, frozenset[str]] = {}
+    for name in known:
+        other = open_checkout(checkout.root, name)
+        job = make_job(other, store, repository, BuildOptions(series=name, offline=offline))
+        lines = [serve_arguments(case, host="0.0.0.0", port=8000) for _, _, case in wanted[name]]  # noqa: S104
+        answers[name] = ask_release(job, lines)
+        carries[name] = frozenset(carry.name for carry in job.spec.carries)
+    return tuple(
+        _judge(name, case, parsed, answers, carries[name])
+        for name in known
+        for case, parsed in zip(wanted[name], answers[name].parsed, strict=True)
+    )
+
+
+def _cases(recipes: Sequence[Recipe], name: str, asked: str) -> list[tuple[str, str, Recipe]]:
+    """Return name, use and effective recipe of what is checked by the series *name*."""
+    cases = []
+    for recipe in recipes:
+        meant = not recipe.series or name in recipe.series
+        if name == asked or (not asked and meant):
+            cases.append((recipe.name, "", recipe))
+            cases += [(recipe.name, use, apply_use(recipe, use)) for use in recipe.uses]
+    return cases
+
+
+def _judge(
+    series: str,
+    case: tuple[str, str, Recipe],
+    parsed: ParsedCommand,
+    answers: dict[str, ReleaseAnswer],
+    carries: frozenset[str],
+) -> CheckedRecipe:
+    name, use, recipe = case
+    answer = answers[series]
+    others = {other: answers[other].options for other in answers if other != series}
+    broken = incompatibilities(recipe, answer.version, carries=carries)
+    return CheckedRecipe(
+        recipe=name,
+        use=use,
+        series=series,
+        version=answer.version,
+        problems=problems(recipe, answer.options, parsed, others),
+        rules=tuple(f"{rule.name}: {rule.reason}" for rule in broken),
+    )

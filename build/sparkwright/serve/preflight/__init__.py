@@ -1,0 +1,41 @@
+"""Preflight: find out that a server would not start, or the host not survive it, before weights are read.
+
+Open `run` first: `run_preflight` collects the findings, `inspect_start` the memory budget too. `checkpoint`,
+`host`, `engine` and `link` read facts; `completeness`, `quantization`, `drafter`, `memory_checks`,
+`machine_checks` and `compilers` judge them without touching the machine. `kv_plan` repeats vLLM's layout of
+the KV cache.
+"""
+
+from sparkwright.serve.preflight.budget import BudgetRow
+from sparkwright.serve.preflight.checkpoint import find_folder
+from sparkwright.serve.preflight.engine import EngineFacts
+from sparkwright.serve.preflight.finding import Finding, refusals, require_clear
+from sparkwright.serve.preflight.host import CardFacts, HostFacts, read_host
+from sparkwright.serve.preflight.link import LinkFacts, SysFs, read_link
+from sparkwright.serve.preflight.run import (
+    PreflightReport,
+    PreflightRequest,
+    inspect_start,
+    run_preflight,
+    this_end,
+)
+
+__all__ = [
+    "BudgetRow",
+    "CardFacts",
+    "EngineFacts",
+    "Finding",
+    "HostFacts",
+    "LinkFacts",
+    "PreflightReport",
+    "PreflightRequest",
+    "SysFs",
+    "find_folder",
+    "inspect_start",
+    "read_host",
+    "read_link",
+    "refusals",
+    "require_clear",
+    "run_preflight",
+    "this_end",
+]

@@ -1,0 +1,212 @@
+"""A checkpoint on this machine: configuration, tokenizer and headers of weights, as plain facts.
+
+A model is a folder, or a Hugging Face id whose snapshot is in the cache of huggingface_hub. Nothing is
+downloaded and nothing is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.serve.preflight.safetensors import Shard, Tensor, is_pointer, read_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+INDEX = "model.safetensors.index.json"
+TOKENIZERS = (
+    "tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model", "vocab.json", "spiece.model",
+    "tokenizer_config.json",
+)  # fmt: skip
+# Of these one is enough; tokenizer_config.json alone names a class without a vocabulary.
+_VOCABULARIES = TOKENIZERS[:-1]
+_LARGEST_JSON = 512 << 20
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth")
+
+
+@dataclass(frozen=True)
+class BadLink:
+    """A symbolic link that a reader of the folder may not be able to follow.
+
+    Attributes:
+        name: its name in the folder.
+        target: what it points to.
+        broken: true if nothing is there; else it is outside the folder, or the cache that it is in.
+    """
+
+    name: str
+    target: str
+    broken: bool
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The facts about one checkpoint.
+
+    Attributes:
+        name: the recipe's name of it.
+        folder: its folder; links are not resolved.
+        config: ``config.json``.
+        generation: ``generation_config.json``; empty without one.
+        modelopt: ``hf_quant_config.json``; empty without one.
+        shards: the safetensors files, by name.
+        index: file of each tensor by ``model.safetensors.index.json``; empty without one.
+        index_bytes: bytes of all tensors by that; -1 where it does not say.
+        tokenizer: names of the tokenizer's files.
+        pointers: names of small files that are Git LFS pointers.
+        links: links that cannot be followed, or lead out.
+        gguf: names of GGUF files.
+        other_weights: names of weights in other formats.
+        unreadable: what could not be read, by file name.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    modelopt: Mapping[str, Any] = field(default_factory=dict)
+    shards: tuple[Shard, ...] = ()
+    index: Mapping[str, str] = field(default_factory=dict)
+    index_bytes: int = -1
+    tokenizer: tuple[str, ...] = ()
+    pointers: tuple[str, ...] = ()
+    links: tuple[BadLink, ...] = ()
+    gguf: tuple[str, ...] = ()
+    other_weights: tuple[str, ...] = ()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that a loader reads: those of the index's files, or of all."""
+        named = set(self.index.values())
+        for shard in self.shards:
+            if not named or shard.name in named:
+                yield from shard.tensors
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The configuration of the language model, which multimodal models nest."""
+        for name in ("text_config", "llm_config", "language_config", "thinker_config"):
+            inner = self.config.get(name)
+            if isinstance(inner, dict):
+                deeper = inner.get("text_config")
+                return deeper if name == "thinker_config" and isinstance(deeper, dict) else inner
+        return self.config
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The architectures that the configuration names."""
+        listed = self.config.get("architectures")
+        return tuple(map(str, listed)) if isinstance(listed, list) else ()
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Tell if a tokenizer can be made of its files."""
+        return any(name in _VOCABULARIES for name in self.tokenizer)
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder of huggingface_hub's cache, by its variables."""
+    if hub := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(hub).expanduser()
+    if home := environment.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    root = environment.get("XDG_CACHE_HOME") or str(
+        Path(environment.get("HOME", "~")).expanduser() / ".cache"
+    )
+    return Path(root).expanduser() / "huggingface" / "hub"
+
+
+def find_folder(name: str, environment: Mapping[str, str], revision: str = "") -> Path | None:
+    """Return the folder of the model *name*, or `None` where it is not on this machine.
+
+    Args:
+        name: a folder, or a Hugging Face id.
+        environment: variables, which place the cache.
+        revision: branch, tag or commit; by default ``main``.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or name.count("/") > 1:
+        return None
+    repository = cache_folder(environment) / f"models--{name.replace('/', '--')}"
+    revision = revision or "main"
+    with contextlib.suppress(OSError):
+        revision = (repository / "refs" / revision).read_text(encoding="utf-8").strip()
+    snapshot = repository / "snapshots" / revision
+    return snapshot if snapshot.is_dir() else None
+
+
+def read_checkpoint(name: str, folder: Path) -> Checkpoint:
+    """Return the facts in *folder*; what cannot be read is listed and does not raise."""
+    unreadable: dict[str, str] = {}
+    files = sorted(path for path in folder.iterdir() if not path.is_dir() or path.is_symlink())
+    present = [path for path in files if path.is_file()]
+    names = [path.name for path in present]
+
+    def load(file: str) -> dict[str, Any]:
+        return _load(folder / file, unreadable) if file in names else {}
+
+    index = load(INDEX)
+    weights = index.get("weight_map")
+    metadata = index.get("metadata")
+    total = metadata.get("total_size", -1) if isinstance(metadata, dict) else -1
+    return Checkpoint(
+        name=name,
+        folder=folder,
+        config=load("config.json"),
+        generation=load("generation_config.json"),
+        modelopt=load("hf_quant_config.json"),
+        shards=tuple(read_shard(path) for path in present if path.suffix == ".safetensors"),
+        index={str(key): str(value) for key, value in weights.items()} if isinstance(weights, dict) else {},
+        index_bytes=int(total) if isinstance(total, (int, float)) else -1,
+        tokenizer=tuple(file for file in TOKENIZERS if file in names),
+        pointers=tuple(path.name for path in present if path.suffix != ".safetensors" and is_pointer(path)),
+        links=tuple(_bad_links(folder, files)),
+        gguf=tuple(file for file in names if file.endswith(".gguf")),
+        other_weights=tuple(path.name for glob in _OTHER_WEIGHTS for path in sorted(folder.glob(glob))),
+        unreadable=unreadable,
+    )
+
+
+def _load(path: Path, unreadable: dict[str, str]) -> dict[str, Any]:
+    if is_pointer(path):
+        return {}
+    why = "it is no JSON object"
+    try:
+        if (size := path.stat().st_size) <= _LARGEST_JSON:
+            found = json.loads(path.read_bytes())
+            if isinstance(found, dict):
+                return found
+        else:
+            why = f"it has {size} bytes"
+    except (OSError, ValueError, RecursionError) as error:
+        why = str(error)
+    unreadable[path.name] = why
+    return {}
+
+
+def _bad_links(folder: Path, files: list[Path]) -> Iterator[BadLink]:
+    """Yield links that are broken or lead out of the folder; those of a snapshot into its blobs do not."""
+    home = folder.resolve()
+    # …/models--org--name/snapshots/COMMIT: files are links into …/models--org--name/blobs.
+    if home.parent.name == "snapshots":
+        home = home.parent.parent
+    for path in files:
+        if not path.is_symlink():
+            continue
+        target = str(path.readlink())
+        if not path.exists():
+            yield BadLink(path.name, target, broken=True)
+        elif not path.resolve().is_relative_to(home):
+            yield BadLink(path.name, target, broken=False)

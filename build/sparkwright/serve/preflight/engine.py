@@ -1,0 +1,203 @@
+"""The vLLM that would serve: version, carries, kernels, known architectures. Nothing of it is imported."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.base.errors import ArchiveError, ProcessError, ServerError, ToolError, WheelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+REGISTRY = "vllm/model_executor/models/registry.py"
+COMPANION = "flashinfer-jit-cache"
+NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+_PACKAGES = ("torch", "triton", "flashinfer-python", "flashinfer-cubin", COMPANION, *NCCL)
+_ASK = """
+import json, platform, sys
+from importlib.metadata import PackageNotFoundError, distribution
+found = distribution("vllm")
+def version(name):
+    try:
+        return distribution(name).version
+    except PackageNotFoundError:
+        return ""
+try:
+    registry = open(found.locate_file(sys.argv[1]), encoding="utf-8").read()
+except OSError:
+    registry = ""
+print(json.dumps({
+    "version": found.version,
+    "machine": platform.machine(),
+    "carries": found.read_text("sparkwright/carries.json") or "",
+    "kernels": found.read_text("sparkwright/kernels.json") or "",
+    "record": found.read_text("RECORD") or "",
+    "packages": {name: version(name) for name in sys.argv[2:]},
+    "registry": registry,
+}))
+"""
+_ARCHITECTURE = re.compile(r'^    "([A-Z]\w+)":', re.MULTILINE)
+_CODE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+_MERGED = {"applied", "conflict-in-tests-or-docs", "conflict-in-texts"}
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """A vLLM, installed or as a wheel.
+
+    Attributes:
+        version: its version, local part included; empty where unknown.
+        machine: the machine that it is for; empty where it names none.
+        carries: names of its carries.
+        codes: device code that its compiled kernels were made for, such as ``sm_121a``; empty for a wheel
+            with upstream's, which are for many cards.
+        packages: versions of packages beside it, by name; empty for a wheel.
+        architectures: models that it knows; empty where that cannot be read.
+        files: digest of the wheel's list of files, the same before and after it is installed; empty where it
+            cannot be read.
+    """
+
+    version: str = ""
+    machine: str = ""
+    carries: frozenset[str] = frozenset()
+    codes: frozenset[str] = frozenset()
+    packages: Mapping[str, str] = field(default_factory=dict)
+    architectures: frozenset[str] = frozenset()
+    files: str = ""
+
+    @property
+    def installed(self) -> bool:
+        """Tell if it is installed, so that the packages beside it are known."""
+        return bool(self.packages)
+
+    @property
+    def nccl(self) -> str:
+        """The version of NCCL beside it; empty where there is none or it is not known."""
+        return next((self.packages[name] for name in NCCL if self.packages.get(name)), "")
+
+
+def read_installed(python: Path) -> EngineFacts:
+    """Return the facts about the vLLM of the interpreter *python*.
+
+    Raises:
+        ServerError: it has none, or cannot be run.
+    """
+    from sparkwright.base.process import run
+
+    try:
+        found = json.loads(run([python, "-c", _ASK, REGISTRY, *_PACKAGES], timeout=60).text)
+    except (ProcessError, ToolError, ValueError) as error:
+        because = error.because if isinstance(error, (ProcessError, ToolError)) else str(error)
+        raise ServerError(
+            f"{python} has no vLLM",
+            because=because.strip().rpartition("\n")[2],
+            next_step="name the interpreter of an environment that has it, or a wheel",
+        ) from error
+    return EngineFacts(
+        version=str(found["version"]),
+        machine=str(found["machine"]),
+        carries=_carries(_parsed(found["carries"])),
+        codes=_codes(_parsed(found["kernels"])),
+        packages=found["packages"],
+        architectures=frozenset(_ARCHITECTURE.findall(found["registry"])),
+        files=files_digest(found["record"]),
+    )
+
+
+def files_digest(record: str) -> str:
+    """Return the digest of the files of vLLM in *record*, a wheel's or an installation's RECORD.
+
+    Lines that installers add or change are left out: those of scripts, of metadata and without a digest.
+    """
+    import csv
+    import hashlib
+
+    rows = [row for row in csv.reader(record.splitlines()) if len(row) == 3]  # noqa: PLR2004 - PEP 376
+    kept = sorted(f"{path},{digest}" for path, digest, _ in rows if path.startswith("vllm/") and digest)
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest() if kept else ""
+
+
+def read_wheel(wheel: Path) -> EngineFacts:
+    """Return the facts about a *wheel* of vLLM.
+
+    Raises:
+        WheelError: its name is not a wheel's.
+        ArchiveError: it is damaged.
+    """
+    from zipfile import BadZipFile, ZipFile
+
+    from sparkwright.wheel.names import parse_name
+    from sparkwright.wheel.recorded import read_record
+
+    name = parse_name(wheel.name)
+    try:
+        record = read_record(wheel)
+    except WheelError:
+        record = None  # another project's wheel
+    try:
+        with ZipFile(wheel) as archive:
+            texts = {
+                member: archive.read(member).decode()
+                for member in (REGISTRY, f"{name.dist_info}/RECORD")
+                if member in archive.namelist()
+            }
+    except (BadZipFile, OSError, UnicodeDecodeError) as error:
+        raise ArchiveError(f"{wheel.name} cannot be read", because=str(error)) from error
+    kernels = record.kernels if record else None
+    return EngineFacts(
+        version=name.version,
+        machine=name.machine,
+        carries=frozenset(carry.name for carry in record.carries if carry.outcome in _MERGED)
+        if record
+        else frozenset(),
+        codes=_asked([vars_of(binary) for binary in kernels.binaries]) if kernels else frozenset(),
+        architectures=frozenset(_ARCHITECTURE.findall(texts.get(REGISTRY, ""))),
+        files=files_digest(texts.get(f"{name.dist_info}/RECORD", "")),
+    )
+
+
+def vars_of(binary: Any) -> dict[str, Any]:
+    """Return the keys of a binary's record as `_asked` reads them."""
+    return {"kernels": binary.kernels, "asked": binary.asked}
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _carries(record: dict[str, Any]) -> frozenset[str]:
+    listed = record.get("carries", [])
+    return frozenset(str(one.get("name")) for one in listed if one.get("outcome") in _MERGED)
+
+
+def _codes(record: dict[str, Any]) -> frozenset[str]:
+    return _asked(record.get("binaries", []))
+
+
+def _asked(binaries: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the device code that every compiled binary was made for."""
+    compiled = [set(one.get("asked", {})) for one in binaries if one.get("kernels") == "compiled"]
+    return frozenset(set.union(*compiled)) if compiled else frozenset()
+
+
+def runs_on(code: str, capability: str) -> bool:
+    """Tell if device *code*, such as ``sm_121a`` or ``compute_90``, runs on a card of *capability*."""
+    match = _CODE.fullmatch(code)
+    major, _, minor = capability.partition(".")
+    if match is None or not (major.isdecimal() and minor.isdecimal()):
+        return True  # not known here
+    kind, code_major, code_minor, suffix = match.groups()
+    made_for, card = (int(code_major), int(code_minor)), (int(major), int(minor))
+    if suffix == "a":
+        return made_for == card
+    if suffix == "f" or kind == "sm":
+        return made_for[0] == card[0] and made_for[1] <= card[1]
+    return made_for <= card

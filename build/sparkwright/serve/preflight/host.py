@@ -1,0 +1,217 @@
+"""The facts about this machine that decide whether a server can start, read once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.native.doctor import parse_meminfo
+from sparkwright.serve.preflight.budget import Memory
+from sparkwright.verify.server.host import card_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+SPARK = "12.1"
+_FIELDS = (
+    "name",
+    "compute_cap",
+    "driver_version",
+    "memory.total",
+    "memory.free",
+    "compute_mode",
+    "persistence_mode",
+)
+_MIB = 1 << 20
+_TOOLS = ("nvcc", "ptxas", "ninja", "g++")
+_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """A card as ``nvidia-smi`` describes it.
+
+    Attributes:
+        name: its name.
+        capability: compute capability, such as ``12.1``.
+        driver: version of the driver.
+        total: bytes of its own memory; -1 where it shares the machine's.
+        free: free bytes of it; -1 where it shares the machine's.
+        mode: compute mode; empty where it has none.
+        persistence: ``Enabled`` or ``Disabled``; empty where it has none.
+    """
+
+    name: str
+    capability: str
+    driver: str = ""
+    total: int = -1
+    free: int = -1
+    mode: str = ""
+    persistence: str = ""
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """A machine at one moment.
+
+    Attributes:
+        machine: ``aarch64`` or ``x86_64``.
+        meminfo: ``/proc/meminfo``, in bytes.
+        card: its first card, or `None`.
+        processes: lines of ``nvidia-smi`` about programs on the card: process id, name, memory.
+        disk_free: free bytes where models are cached; -1 where unknown.
+        taken: ports of those asked about that something listens at.
+        tools: paths of compilers that just-in-time compilation uses, by name, as far as they are there.
+        unwritable: cache folders that cannot be written to, by the cache's name.
+    """
+
+    machine: str = ""
+    meminfo: Mapping[str, int] = field(default_factory=dict)
+    card: CardFacts | None = None
+    processes: tuple[str, ...] = ()
+    disk_free: int = -1
+    taken: frozenset[int] = frozenset()
+    tools: Mapping[str, str] = field(default_factory=dict)
+    unwritable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unified(self) -> bool:
+        """Tell if the card shares the machine's memory."""
+        return self.card is not None and self.card.total < 0
+
+    @property
+    def spark(self) -> bool:
+        """Tell if the card is a GB10."""
+        return self.card is not None and self.card.capability == SPARK
+
+    def memory(self, sidecars: int = 0) -> Memory:
+        """Return the memory that a server takes its own from; *sidecars* are bytes that others will take."""
+        known = self.meminfo
+        swap = known.get("SwapTotal", 0) - known.get("SwapFree", 0)
+        if self.card is not None and not self.unified:
+            return Memory("card", self.card.total, self.card.free, sidecars=sidecars, swap_used=swap)
+        return Memory(
+            "unified" if self.card else "host",
+            known.get("MemTotal", 0),
+            known.get("MemAvailable", -1),
+            known.get("MemFree", -1),
+            known.get("Cached", 0),
+            swap,
+            sidecars,
+        )
+
+
+def read_host(
+    environment: Mapping[str, str], *, models: Path, ports: Iterable[int] = (), address: str = "127.0.0.1"
+) -> HostFacts:
+    """Return the facts about this machine.
+
+    Args:
+        environment: variables of the server, which place caches and compilers.
+        models: the folder that models are cached in, or would be.
+        ports: ports that will be listened at.
+        address: the address to listen at.
+    """
+    meminfo = Path("/proc/meminfo")
+    return HostFacts(
+        machine=platform.machine(),
+        meminfo=parse_meminfo(meminfo.read_text(encoding="utf-8")) if meminfo.exists() else {},
+        card=parse_card(card_fields(*_FIELDS)),
+        processes=_processes(),
+        disk_free=_disk_free(models),
+        taken=frozenset(port for port in ports if port and is_taken(address, port)),
+        tools=_tools(environment),
+        unwritable={
+            name: str(path) for name, path in cache_folders(environment).items() if not writable(path)
+        },
+    )
+
+
+def parse_card(fields: tuple[str, ...]) -> CardFacts | None:
+    """Return the card with these fields of ``nvidia-smi``, or `None` without any."""
+    if len(fields) != len(_FIELDS):
+        return None
+    name, capability, driver, total, free, mode, persistence = fields
+    return CardFacts(name, capability, driver, _mib(total), _mib(free), _word(mode), _word(persistence))
+
+
+def _mib(cell: str) -> int:
+    number = cell.split(maxsplit=1)[0] if cell else ""
+    return int(float(number) * _MIB) if number.replace(".", "", 1).isdecimal() else -1
+
+
+def _word(cell: str) -> str:
+    """Return *cell*, or nothing where the card has no such field."""
+    return "" if cell.strip("[]").lower() in {"n/a", "not supported", "unknown error"} else cell
+
+
+def _processes() -> tuple[str, ...]:
+    from sparkwright.base.errors import SparkwrightError
+    from sparkwright.base.process import run
+
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    query = "--query-compute-apps=pid,process_name,used_memory"
+    with contextlib.suppress(SparkwrightError):
+        text = run([program, query, "--format=csv,noheader"], timeout=_SECONDS).text
+        return tuple(line.strip() for line in text.splitlines() if line.strip())
+    return ()
+
+
+def _nearest(path: Path) -> Path:
+    """Return *path*, or the nearest folder above that is there."""
+    return next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+
+
+def _disk_free(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(_nearest(path)).free
+    return -1
+
+
+def is_taken(address: str, port: int) -> bool:
+    """Tell if something listens at *port* of *address*, so that a server could not."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return True
+    return False
+
+
+def _tools(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the compilers for run time that would be found, as torch and FlashInfer look for them."""
+    search = environment.get("PATH", "")
+    homes = [environment.get("CUDA_HOME", ""), environment.get("CUDA_PATH", ""), "/usr/local/cuda"]
+    search = os.pathsep.join([*(f"{home}/bin" for home in homes if home), search])
+    found = {name: shutil.which(name, path=search) for name in _TOOLS}
+    return {name: path for name, path in found.items() if path}
+
+
+def cache_folders(environment: Mapping[str, str]) -> dict[str, Path]:
+    """Return the folders of the caches that a server writes, by their names, as their owners place them."""
+    home = Path(environment.get("HOME") or "~").expanduser()
+    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
+    base = environment.get("FLASHINFER_WORKSPACE_BASE")
+    inductor = environment.get("TORCHINDUCTOR_CACHE_DIR")
+    found = {
+        "FlashInfer": Path(base or home) / ".cache" / "flashinfer",
+        "Triton": Path(environment.get("TRITON_CACHE_DIR") or home / ".triton" / "cache"),
+        "vLLM": Path(environment.get("VLLM_CACHE_ROOT") or cache / "vllm"),
+    }
+    return {**found, "torch.compile": Path(inductor)} if inductor else found
+
+
+def writable(path: Path) -> bool:
+    """Tell if a folder can be made at *path* and written to."""
+    nearest = _nearest(path)
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)

@@ -1,0 +1,235 @@
+"""The KV cache as vLLM lays it out: pages, blocks, groups of layers, and the tokens that fit.
+
+Repeats the arithmetic of vLLM 0.24.0 to 0.33.0 (v1/core/kv_cache_utils.py and kv_cache_planning.py,
+v1/kv_cache_interface.py, `_align_hybrid_block_size` of platforms/interface.py):
+
+* layers that attend to as many tokens form one group with one block table; in other models layers are split
+  into groups of as many layers as the smallest kind has, or as the largest if that is less than 1.5 times as
+  many;
+* all groups draw blocks of one size from one pool, so that pages are made equal: a smaller page gets more
+  tokens where that divides, or padding; a state is padded;
+* in a hybrid model a block has as many tokens as make its page at least as large as a state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from sparkwright.serve.preflight.shape import value_bytes
+
+if TYPE_CHECKING:
+    from sparkwright.serve.preflight.shape import Attention, ModelShape
+
+BLOCK = 16
+"""Tokens of a block where nothing asks for another size, on CUDA cards."""
+
+CPU_BLOCK = 128
+_MLA_ALIGNMENT = 128
+_EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
+_ONE_VALUE = ("auto", "bfloat16", "float16", "float32")
+_DS_MLA = 656  # bytes of a token of `fp8_ds_mla`
+_MUCH_LARGER = 1.5
+
+
+class UnknownFormatError(Exception):
+    """A type of KV cache whose size is not known here."""
+
+
+@dataclass(frozen=True)
+class KvOptions:
+    """Options that decide the layout.
+
+    Attributes:
+        dtype: type of the target's cache, as ``--kv-cache-dtype`` spells it.
+        draft_dtype: of the drafter's.
+        model_dtype: of the model's values, which ``auto`` stands for.
+        block: tokens of a block.
+        batch: tokens of the largest batch, which windows hold on top.
+        drafts: tokens drafted in a step.
+        prefix_caching: true if prefixes are cached, for which a state is held twice.
+        ranks: cards that share the heads.
+    """
+
+    dtype: str = "auto"
+    draft_dtype: str = ""
+    model_dtype: str = "bfloat16"
+    block: int = BLOCK
+    batch: int = 8192
+    drafts: int = 0
+    prefix_caching: bool = False
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class KvGroup:
+    """Layers of one kind, as the pool sees them.
+
+    Attributes:
+        what: the kind, in words.
+        layers: how many layers there are of the kind.
+        page: bytes of one layer's block.
+        values: bytes of it that hold values.
+        block: tokens of a block; 0 for states.
+        window: tokens of a sliding window; 0 for all.
+        states: blocks that a request holds, for states.
+        tables: groups that vLLM makes of them.
+        key: what has to be equal for two kinds to be one.
+    """
+
+    what: str
+    layers: int
+    page: int
+    values: int
+    block: int
+    window: int = 0
+    states: int = 0
+    tables: int = 1
+    key: tuple[object, ...] = field(default=(), repr=False)
+
+    def blocks(self, tokens: int, batch: int) -> int:
+        """Return the blocks of the pool that a request of so many *tokens* holds at most."""
+        if self.states:
+            return self.states * self.tables
+        if self.window:
+            return (-(-min(self.window - 1 + batch, tokens) // self.block) + 1) * self.tables
+        return -(-tokens // self.block) * self.tables
+
+
+@dataclass(frozen=True)
+class KvPlan:
+    """The layout of a KV cache.
+
+    Attributes:
+        groups: the kinds of layers.
+        block_bytes: bytes of one block of the pool, which serves all layers of one group.
+        batch: tokens of the largest batch.
+    """
+
+    groups: tuple[KvGroup, ...]
+    block_bytes: int
+    batch: int
+
+    def request_blocks(self, tokens: int) -> int:
+        """Return the blocks that one request of *tokens* holds."""
+        return sum(group.blocks(tokens, self.batch) for group in self.groups)
+
+    def request_bytes(self, tokens: int) -> int:
+        """Return the bytes that one request of *tokens* holds."""
+        return self.request_blocks(tokens) * self.block_bytes
+
+    def tokens(self, pool: int, length: int) -> int:
+        """Return the tokens that vLLM reports for a *pool* of so many bytes and requests of *length*."""
+        return int(pool // self.block_bytes / self.request_blocks(length) * length) if self.groups else 0
+
+    def longest(self, pool: int, most: int) -> int:
+        """Return the longest request, at *most* so many tokens, that a *pool* of bytes holds."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.request_bytes(middle) <= pool // self.block_bytes * self.block_bytes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def token_bytes(layer: Attention, dtype: str, model_dtype: str, ranks: int = 1) -> int:
+    """Return the bytes that one layer keeps for a token.
+
+    Raises:
+        UnknownFormatError: the size of that type is not known here.
+    """
+    value = value_bytes(model_dtype if dtype == "auto" else dtype)
+    if layer.latent:
+        if dtype == "fp8_ds_mla":
+            return _DS_MLA
+        if dtype not in {*_ONE_VALUE, *_EIGHT_BITS}:
+            raise UnknownFormatError(dtype)
+        return layer.latent * (1 if dtype in _EIGHT_BITS else value)
+    heads = max(1, layer.kv_heads // ranks)
+    if dtype in _EIGHT_BITS:
+        side = layer.head_size
+    elif dtype == "nvfp4":
+        side = layer.head_size // 2 + layer.head_size // 16
+    elif dtype in _ONE_VALUE:
+        side = layer.head_size * value
+    else:
+        raise UnknownFormatError(dtype)
+    return 2 * heads * side
+
+
+def plan_kv(target: ModelShape, drafter: tuple[Attention, ...], options: KvOptions) -> KvPlan:
+    """Return the layout of the cache of *target* with the layers of a *drafter*.
+
+    Args:
+        target: the target's sizes.
+        drafter: the drafter's layers of attention; those of an MTP head, if the target drafts for itself.
+        options: of the server.
+
+    Raises:
+        UnknownFormatError: the size of a type of cache is not known here.
+    """
+    block = _block(target, options)
+    groups = [_group("", layer, options.dtype, block, options) for layer in target.attention if layer.layers]
+    draft_dtype = options.draft_dtype or options.dtype
+    groups += [_group("drafter's ", layer, draft_dtype, block, options) for layer in drafter]
+    held = (2 if options.prefix_caching else 1) + options.drafts
+    for states in target.states:
+        own = states.bytes(options.drafts, value_bytes(options.model_dtype), options.ranks)
+        page = max(own, groups[0].page) if groups else own
+        groups.append(KvGroup("states", states.layers, page, own, 0, states=held, key=("states", page)))
+    return _pool(_merged(groups), options.batch)
+
+
+def _block(target: ModelShape, options: KvOptions) -> int:
+    """Return the tokens of a block: as asked for, or as many as a state needs."""
+    if not target.states or not target.attention:
+        return options.block
+    first = target.attention[0]
+    token = token_bytes(first, options.dtype, options.model_dtype, options.ranks)
+    align = max(options.block, _MLA_ALIGNMENT if first.latent else 0)
+    value = value_bytes(options.model_dtype)
+    state = max(one.bytes(options.drafts, value, options.ranks) for one in target.states)
+    return max(align, align * -(-state // (align * token)))
+
+
+def _group(whose: str, layer: Attention, dtype: str, block: int, options: KvOptions) -> KvGroup:
+    page = block * token_bytes(layer, dtype, options.model_dtype, options.ranks)
+    what = (
+        f"windows of {layer.window}" if layer.window else "latent attention" if layer.latent else "attention"
+    )
+    key = (dtype, layer.kv_heads, layer.head_size, layer.window, layer.latent)
+    return KvGroup(f"{whose}{what}", layer.layers, page, page, block, layer.window, key=key)
+
+
+def _merged(groups: list[KvGroup]) -> list[KvGroup]:
+    """Return *groups* with those of equal keys made one."""
+    found: dict[tuple[object, ...], KvGroup] = {}
+    for group in groups:
+        known = found.get(group.key)
+        found[group.key] = replace(known, layers=known.layers + group.layers) if known else group
+    return list(found.values())
+
+
+def _pool(groups: list[KvGroup], batch: int) -> KvPlan:
+    if not groups:
+        return KvPlan((), 1, batch)
+    if len({group.window for group in groups}) == 1 and not any(group.states for group in groups):
+        # One block table for all: nothing has to have the size of anything else.
+        whole = replace(groups[0], layers=sum(group.layers for group in groups))
+        return KvPlan((whole,), sum(group.page * group.layers for group in groups), batch)
+    page = max(group.page for group in groups)
+    groups = [_resized(group, page) for group in groups]
+    counts = [group.layers for group in groups]
+    size = max(counts) if max(counts) < _MUCH_LARGER * min(counts) else min(counts)
+    groups = [replace(group, tables=-(-group.layers // size)) for group in groups]
+    widest = max(-(-group.layers // group.tables) for group in groups)
+    return KvPlan(tuple(groups), widest * page, batch)
+
+
+def _resized(group: KvGroup, page: int) -> KvGroup:
+    """Return *group* with a *page* of that size: more tokens in a block where that divides, else padding."""
+    if group.page == page or group.states or page % group.page:
+        return replace(group, page=page)
+    return replace(group, page=page, values=page, block=group.block * (page // group.page))

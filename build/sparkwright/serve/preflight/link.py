@@ -1,0 +1,335 @@
+"""Two Sparks: the facts of each end's network, and findings about the link between them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.base.config import Model
+from sparkwright.serve.preflight.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+FAST_MBPS = 100_000
+"""A Spark's ConnectX-7 ports run at 200 Gb/s, and its other port at 10."""
+
+_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET")
+_HANGS = "2.28.9"
+_ACTIVE = "ACTIVE"
+
+
+class Interface(Model, frozen=True):
+    """A network interface.
+
+    Attributes:
+        name: such as ``enp1s0f0np0``.
+        mbps: speed in Mb/s; -1 where the driver does not say, as without a cable.
+        up: true if it is up.
+        physical: true if hardware is behind it.
+    """
+
+    name: str
+    mbps: int = -1
+    up: bool = False
+    physical: bool = True
+
+
+class RdmaPort(Model, frozen=True):
+    """A port of an RDMA device.
+
+    Attributes:
+        device: such as ``rocep1s0f0`` or ``mlx5_0``.
+        port: its number.
+        state: such as ``ACTIVE``.
+        mbps: rate in Mb/s; -1 where it is not known.
+        interfaces: network interfaces of the device.
+    """
+
+    device: str
+    port: int
+    state: str = ""
+    mbps: int = -1
+    interfaces: tuple[str, ...] = ()
+
+
+class LinkFacts(Model, frozen=True):
+    """One end.
+
+    Attributes:
+        host: its name.
+        interfaces: its network interfaces, sorted.
+        rdma: ports of its RDMA devices, sorted.
+        variables: NCCL's and Gloo's variables, as far as they are set.
+        nccl: version of NCCL in the environment; empty where it is not known.
+        wheel: digest of the files of the vLLM that it serves with; empty where it is not known.
+        version: version of vLLM there; empty where it is not known.
+    """
+
+    host: str
+    interfaces: tuple[Interface, ...] = ()
+    rdma: tuple[RdmaPort, ...] = ()
+    variables: dict[str, str] = {}  # noqa: RUF012 - msgspec copies empty defaults
+    nccl: str = ""
+    wheel: str = ""
+    version: str = ""
+
+    @property
+    def fast(self) -> tuple[Interface, ...]:
+        """The interfaces that are up and fast."""
+        return tuple(one for one in self.interfaces if one.up and one.mbps >= FAST_MBPS)
+
+
+@dataclass(frozen=True)
+class SysFs:
+    """The kernel's description of devices.
+
+    Attributes:
+        root: the folder with ``class``, ``/sys`` on a machine.
+    """
+
+    root: Path = field(default_factory=lambda: Path("/sys"))
+
+    def interfaces(self) -> tuple[Interface, ...]:
+        """Return the network interfaces (sysfs-class-net)."""
+        folder = self.root / "class" / "net"
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        return tuple(
+            Interface(
+                name=name,
+                mbps=_number(folder / name / "speed"),
+                up=_text(folder / name / "operstate") == "up",
+                physical=(folder / name / "device").exists(),
+            )
+            for name in names
+            if name != "lo" and (folder / name).is_dir()
+        )
+
+    def rdma(self) -> tuple[RdmaPort, ...]:
+        """Return the ports of RDMA devices (sysfs-class-infiniband)."""
+        folder = self.root / "class" / "infiniband"
+        found = []
+        for device in sorted(folder.iterdir()) if folder.is_dir() else ():
+            net = device / "device" / "net"
+            interfaces = tuple(sorted(path.name for path in net.iterdir())) if net.is_dir() else ()
+            ports = device / "ports"
+            for port in sorted(ports.iterdir()) if ports.is_dir() else ():
+                # They read `4: ACTIVE` and `200 Gb/sec (4X HDR)`.
+                state = _text(port / "state").rpartition(":")[2].strip()
+                rate = re.match(r"([\d.]+)\s*Gb/sec", _text(port / "rate"))
+                speed = int(float(rate.group(1)) * 1000) if rate else -1
+                number = int(port.name) if port.name.isdecimal() else 0
+                found.append(
+                    RdmaPort(device=device.name, port=number, state=state, mbps=speed, interfaces=interfaces)
+                )
+        return tuple(found)
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(
+        OSError, UnicodeDecodeError
+    ):  # speed cannot be read of an interface that is down
+        return path.read_text(encoding="ascii").strip()
+    return ""
+
+
+def _number(path: Path) -> int:
+    text = _text(path)
+    return int(text) if text.lstrip("-").isdecimal() else -1
+
+
+def read_link(
+    environment: Mapping[str, str],
+    sysfs: SysFs | None = None,
+    *,
+    host: str,
+    nccl: str = "",
+    wheel: str = "",
+    version: str = "",
+) -> LinkFacts:
+    """Return the facts of this end.
+
+    Args:
+        environment: variables of the server.
+        sysfs: the kernel's description; that of this machine by default.
+        host: a name for this end.
+        nccl: version of NCCL in the environment.
+        wheel: digest of the files of vLLM.
+        version: version of vLLM.
+    """
+    sysfs = sysfs or SysFs()
+    return LinkFacts(
+        host=host,
+        interfaces=sysfs.interfaces(),
+        rdma=sysfs.rdma(),
+        variables={name: environment[name] for name in _VARIABLES if environment.get(name)},
+        nccl=nccl,
+        wheel=wheel,
+        version=version,
+    )
+
+
+def check_link(ends: tuple[LinkFacts, ...]) -> Iterator[Finding]:
+    """Yield findings about each end, and about what differs between two.
+
+    Args:
+        ends: this end, and the other one if its facts are at hand.
+    """
+    for end in ends:
+        yield from _interfaces(end)
+        yield from _devices(end)
+        yield from _nccl(end)
+    if len(ends) == 1:
+        yield Finding(
+            "peer",
+            "note",
+            "the other machine was not compared",
+            "its facts were not given",
+            "run `sparkwright preflight RECIPE --link > peer.json` there, and give --peer peer.json here",
+        )
+    elif len(ends) > 1:
+        yield from _differences(ends[0], ends[1])
+
+
+def _interfaces(end: LinkFacts) -> Iterator[Finding]:
+    if not end.fast:
+        shown = ", ".join(
+            f"{one.name} {'up' if one.up else 'down'} {one.mbps if one.mbps >= 0 else '?'} Mb/s"
+            for one in end.interfaces
+            if one.physical
+        )
+        yield Finding(
+            "link",
+            "refuse",
+            f"{end.host} has no fast link to the other machine",
+            f"none of its interfaces is up at {FAST_MBPS // 1000} Gb/s or more: {shown or 'it has none'}",
+            "connect the QSFP ports of both machines, and bring the interface up (ip link)",
+            liftable=True,
+        )
+        return
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        yield from _chosen(end, name)
+
+
+def _chosen(end: LinkFacts, name: str) -> Iterator[Finding]:
+    """Yield a finding where the interfaces that *name* selects are not the fast ones."""
+    fast = {one.name for one in end.fast}
+    value = end.variables.get(name, "")
+    up = [one.name for one in end.interfaces if one.up]
+    taken = [one for one in up if selects(value, one, exact=name.startswith("GLOO"))] if value else up
+    slow = [one for one in taken if one not in fast]
+    remedy = f"{name}={end.fast[0].name}"
+    if value and not taken:
+        yield Finding(
+            "link-interface",
+            "refuse",
+            f"{name} of {end.host} names no interface that is up",
+            f"it is {value!r}, and {', '.join(up)} are up",
+            remedy,
+            liftable=True,
+        )
+    elif slow:
+        because = f"it is {value!r}" if value else "it is not set"
+        yield Finding(
+            "link-interface",
+            "refuse" if value and not fast & {*taken} else "warn",
+            f"traffic of {end.host} may go over the slow interface {slow[0]}",
+            f"{name} decides, and {because}; {', '.join(sorted(fast))} is fast",
+            remedy,
+            liftable=True,
+        )
+
+
+def selects(value: str, name: str, *, exact: bool = False) -> bool:
+    """Tell if the interface *name* is selected by *value*.
+
+    Args:
+        value: prefixes between commas, after ``^`` those left out, after ``=`` whole names (NCCL's syntax).
+        name: of the interface.
+        exact: true for Gloo, whose variable lists whole names.
+    """
+    excluded = value.startswith("^")
+    value = value.removeprefix("^")
+    exact = exact or value.startswith("=")
+    listed = [one.strip() for one in value.removeprefix("=").split(",") if one.strip()]
+    found = any(
+        name == one.partition(":")[0] if exact else name.startswith(one.partition(":")[0]) for one in listed
+    )
+    return found != excluded
+
+
+def _devices(end: LinkFacts) -> Iterator[Finding]:
+    """Yield findings about RDMA, without which NCCL copies through the kernel's sockets."""
+    active = [one for one in end.rdma if one.state == _ACTIVE]
+    if end.variables.get("NCCL_IB_DISABLE") == "1" or end.variables.get("NCCL_NET", "").lower() == "socket":
+        yield Finding(
+            "rdma",
+            "warn",
+            f"NCCL is told to use no RDMA on {end.host}",
+            ", ".join(
+                f"{name}={end.variables[name]}"
+                for name in ("NCCL_IB_DISABLE", "NCCL_NET")
+                if name in end.variables
+            ),
+            "unset it: over sockets each step of a decode waits for the kernel",
+        )
+    elif end.fast and not active:
+        shown = ", ".join(f"{one.device} {one.state or 'unknown'}" for one in end.rdma)
+        yield Finding(
+            "rdma",
+            "warn",
+            f"{end.host} has no active RDMA device",
+            shown or "/sys/class/infiniband has none",
+            "modprobe mlx5_ib; for a container, add --device /dev/infiniband --ulimit memlock=-1",
+        )
+    if value := end.variables.get("NCCL_IB_HCA", ""):
+        taken = [one for one in active if selects(value, one.device)]
+        if active and not taken:
+            yield Finding(
+                "rdma-device",
+                "refuse",
+                f"NCCL_IB_HCA of {end.host} names no active RDMA device",
+                f"it is {value!r}, and {', '.join(one.device for one in active)} are active",
+                f"NCCL_IB_HCA={active[0].device}",
+                liftable=True,
+            )
+
+
+def _nccl(end: LinkFacts) -> Iterator[Finding]:
+    if end.nccl == _HANGS:
+        yield Finding(
+            "nccl",
+            "warn",
+            f"NCCL {end.nccl} of {end.host} is known to hang between two Sparks",
+            "vllm-project/vllm#42354 reports it for the package of this version",
+            "use a newer nvidia-nccl-cu13",
+        )
+
+
+def _differences(here: LinkFacts, there: LinkFacts) -> Iterator[Finding]:
+    for check, what, own, other, liftable in (
+        ("link-wheel", "wheels", here.wheel, there.wheel, False),
+        ("link-version", "versions of vLLM", here.version, there.version, False),
+        ("link-nccl", "versions of NCCL", here.nccl, there.nccl, True),
+    ):
+        if own and other and own != other:
+            yield Finding(
+                check,
+                "refuse",
+                f"the two machines have different {what}",
+                f"{here.host} has {own}, and {there.host} {other}",
+                "install the same wheel and its locked requirements on both",
+                liftable=liftable,
+            )
+    speeds = [max((one.mbps for one in end.fast), default=0) for end in (here, there)]
+    if all(speeds) and speeds[0] != speeds[1]:
+        yield Finding(
+            "link-speed",
+            "warn",
+            "the two ends of the link run at different speeds",
+            f"{here.host} at {speeds[0] // 1000} Gb/s, {there.host} at {speeds[1] // 1000}",
+            "check cable and ports (ethtool)",
+        )

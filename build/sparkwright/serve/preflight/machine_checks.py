@@ -1,0 +1,191 @@
+"""Findings about the machine and its card: driver, mode, programs, ports, disk, the wheel's kind."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sparkwright.serve.preflight.budget import GIB
+from sparkwright.serve.preflight.completeness import missing_shards
+from sparkwright.serve.preflight.engine import runs_on
+from sparkwright.serve.preflight.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from sparkwright.recipes import Recipe
+    from sparkwright.serve.preflight.checkpoint import Checkpoint
+    from sparkwright.serve.preflight.engine import EngineFacts
+    from sparkwright.serve.preflight.host import HostFacts
+
+_OLDEST_DRIVER = 580
+_ROOMY = 50 * GIB  # what published guides ask for before a model is fetched
+_SPARE = 2 * GIB
+
+
+def check_card(recipe: Recipe, host: HostFacts) -> Iterator[Finding]:
+    """Yield findings about the card, its driver and mode, and other programs on it."""
+    card = host.card
+    if card is None:
+        if recipe.capability:
+            yield Finding(
+                "card",
+                "refuse",
+                "no NVIDIA card can be used",
+                f"the recipe is for compute capability {recipe.capability}, and nvidia-smi lists no card",
+                "check nvidia-smi; in a container, start it with --gpus all",
+                liftable=True,
+            )
+        return
+    if recipe.capability and card.capability != recipe.capability:
+        yield Finding(
+            "capability",
+            "warn",
+            f"the recipe is for another card than {card.name}",
+            f"it is for compute capability {recipe.capability}, and the card has {card.capability}",
+            "name the recipe for this card, or copy it and change capability",
+        )
+    major = re.match(r"\d+", card.driver)
+    if major and int(major.group()) < _OLDEST_DRIVER:
+        yield Finding(
+            "driver",
+            "refuse",
+            f"the driver {card.driver} is too old for CUDA 13",
+            f"CUDA 13 needs driver {_OLDEST_DRIVER} or newer",
+            "install a newer one: on a Spark with the system's update, on Ubuntu nvidia-driver-580-open",
+            liftable=True,
+        )
+    yield from _mode(host)
+    if host.processes:
+        yield Finding(
+            "card-processes",
+            "warn",
+            "other programs use the card",
+            "; ".join(host.processes[:4]),
+            "end them, or lower gpu-memory-utilization by what they take",
+        )
+
+
+def _mode(host: HostFacts) -> Iterator[Finding]:
+    card = host.card
+    if card is None:
+        return
+    if card.mode == "Prohibited":
+        yield Finding(
+            "compute-mode", "refuse", "the card allows no program", "its compute mode is Prohibited",
+            "sudo nvidia-smi -c DEFAULT",
+        )  # fmt: skip
+    elif card.mode.startswith("Exclusive") and host.processes:
+        yield Finding(
+            "compute-mode",
+            "refuse",
+            "the card allows one program, and one is running",
+            f"its compute mode is {card.mode}",
+            "end that program, or sudo nvidia-smi -c DEFAULT",
+        )
+    if card.persistence == "Disabled":
+        yield Finding(
+            "persistence",
+            "note",
+            "the driver does not stay loaded",
+            "persistence mode is off, so that each start initialises the card",
+            "sudo nvidia-smi -pm 1",
+        )
+
+
+def check_ports(host: HostFacts, address: str, ports: Iterable[int]) -> Iterator[Finding]:
+    """Yield a finding for each port that something listens at."""
+    for port in ports:
+        if port in host.taken:
+            yield Finding(
+                "port",
+                "refuse",
+                f"port {port} of {address} is taken",
+                "something listens there",
+                f"end it (ss -ltnp 'sport = :{port}'), or give another --port",
+            )
+
+
+def check_wheel(host: HostFacts, engine: EngineFacts) -> Iterator[Finding]:
+    """Yield findings about a wheel for another machine or another card."""
+    if engine.machine and host.machine and engine.machine != host.machine:
+        yield Finding(
+            "wheel-machine",
+            "refuse",
+            "the wheel is for another machine",
+            f"it is for {engine.machine}, and this is {host.machine}",
+            f"build or fetch the wheel for {host.machine}: make wheel PLATFORM={host.machine}",
+        )
+    card = host.card
+    if card and engine.codes and not any(runs_on(code, card.capability) for code in engine.codes):
+        yield Finding(
+            "wheel-card",
+            "refuse",
+            "the wheel's kernels do not run on this card",
+            f"they are for {', '.join(sorted(engine.codes))}, and {card.name} has {card.capability}",
+            "use a wheel with upstream's kernels, or compile for this card: make wheel KERNELS=native ARCH=…",
+        )
+
+
+def check_architecture(engine: EngineFacts, *checkpoints: Checkpoint | None) -> Iterator[Finding]:
+    """Yield findings about architectures that the release does not know."""
+    for checkpoint in checkpoints:
+        if checkpoint is None or not engine.architectures or not checkpoint.architectures:
+            continue
+        if checkpoint.config.get("auto_map") or checkpoint.config.get("speculators_model_type"):
+            continue  # code of its own, or a form that vLLM renames
+        if not engine.architectures & {*checkpoint.architectures, *_drafting(checkpoint)}:
+            yield Finding(
+                "architecture",
+                "warn",
+                f"vLLM {engine.version} has no {', '.join(checkpoint.architectures)}",
+                f"{checkpoint.name} names it, and the release's table of models does not; transformers' own "
+                "code may serve it, slowly, or nothing",
+                "use a series whose release has it",
+            )
+
+
+def _drafting(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield the names that vLLM gives a drafter's architectures (transformers_utils/configs/eagle.py)."""
+    for name in checkpoint.architectures:
+        yield from (f"Eagle{name}", f"Eagle3{name}", name.replace("ForCausalLM", "MTP"))
+
+
+def check_disk(
+    host: HostFacts, folder: Path, checkpoints: Mapping[str, Checkpoint | None]
+) -> Iterator[Finding]:
+    """Yield findings about room for weights that have to be fetched.
+
+    Args:
+        host: has the free bytes.
+        folder: where they would be fetched to.
+        checkpoints: the models by name; `None` for one that is not here.
+    """
+    if host.disk_free < 0:
+        return
+    for name, checkpoint in checkpoints.items():
+        missing = 0 if checkpoint is None else _missing_bytes(checkpoint)
+        if missing and host.disk_free < missing + _SPARE:
+            yield Finding(
+                "disk",
+                "refuse",
+                f"there is no room for the rest of {name}",
+                f"{missing / GIB:.1f} GiB are missing, and {host.disk_free / GIB:.1f} free in {folder}",
+                "free some, or set HF_HOME to a larger disk",
+                liftable=True,
+            )
+        elif checkpoint is None and host.disk_free < _ROOMY:
+            yield Finding(
+                "disk",
+                "warn",
+                f"there may be no room for {name}",
+                f"{host.disk_free / GIB:.1f} GiB are free in {folder}; its size is not known yet",
+                "free some, or set HF_HOME to a larger disk",
+            )
+
+
+def _missing_bytes(checkpoint: Checkpoint) -> int:
+    if checkpoint.index_bytes < 0 or not missing_shards(checkpoint):
+        return 0
+    return max(0, checkpoint.index_bytes - checkpoint.bytes)

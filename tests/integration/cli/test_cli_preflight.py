@@ -1,0 +1,148 @@
+"""Preflight as a person meets it: its own command, in ``doctor``, and before ``verify`` starts a server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from checkpoint_kit import DENSE, write_checkpoint
+
+from sparkwright.cli.main import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from world import World
+
+RECIPE = """\
+format = 1
+name = "small"
+title = "a small model"
+model = "{model}"
+
+[flags]
+max-model-len = 1024
+max-num-seqs = 2
+max-num-batched-tokens = 256
+gpu-memory-utilization = {utilization}
+
+[environment]
+VLLM_CPU_KVCACHE_SPACE = "{space}"
+HF_HUB_OFFLINE = "1"
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without a card: no nvidia-smi on PATH, but what other commands need."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("git", "uv", "g++", "gcc"):
+        if (found := shutil.which(name)) is not None:
+            (folder / name).symlink_to(found)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def write(tmp_path: Path, *, tokenizer: bool = True, utilization: float = 0.1, space: str = "0.1") -> Path:
+    model = write_checkpoint(tmp_path / "model", DENSE, tokenizer=tokenizer)
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE.format(model=model, utilization=utilization, space=space))
+    return path
+
+
+def test_a_healthy_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write(tmp_path)
+    assert main(["preflight", str(recipe)]) == 0
+    out = capsys.readouterr().out
+    assert "nothing speaks against a start" in out
+    assert "KV cache, one request of 1,024 tokens" in out
+    assert main(["preflight", str(recipe), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["findings"] == []
+    weights = next(row for row in told["memory"] if row["part"] == "weights")
+    assert weights["gib"] == pytest.approx(2 * 512 * 64 * 2 / (1 << 30))
+
+
+def test_a_refusal_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write(tmp_path, tokenizer=False)
+    assert main(["preflight", str(recipe)]) == 76
+    shown = capsys.readouterr()
+    assert "tokenizer" in shown.out
+    assert "has no tokenizer" in shown.err
+    assert main(["preflight", str(recipe), "--force"]) == 76
+
+
+def test_force_lifts_a_prediction(tmp_path: Path) -> None:
+    recipe = write(tmp_path, space="100000")
+    assert main(["preflight", str(recipe)]) == 76
+    assert main(["preflight", str(recipe), "--force"]) == 0
+
+
+def test_the_facts_of_a_link_go_to_the_other_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write(tmp_path)
+    assert main(["preflight", str(recipe), "--link"]) == 0
+    peer = tmp_path / "peer.json"
+    peer.write_text(capsys.readouterr().out)
+    main(["preflight", str(recipe), "--nodes", "2", "--peer", str(peer), "--json"])
+    assert "peer" not in {one["check"] for one in json.loads(capsys.readouterr().out)["findings"]}
+    main(["preflight", str(recipe), "--nodes", "2", "--json"])
+    assert "peer" in {one["check"] for one in json.loads(capsys.readouterr().out)["findings"]}
+    peer.write_text("{}")
+    assert main(["preflight", str(recipe), "--nodes", "2", "--peer", str(peer)]) == 10
+
+
+def test_doctor_checks_a_recipe(world: World, tmp_path: Path) -> None:
+    healthy = world.good("doctor", "--json", "--recipe", write(tmp_path))
+    assert {one["what"]: one["verdict"] for one in healthy.json}["recipe"] == "pass"
+    assert "the server may take" in world.good("doctor", "--recipe", write(tmp_path)).out
+    shutil.rmtree(tmp_path / "model")
+    broken = world.call("doctor", "--json", "--recipe", write(tmp_path, tokenizer=False))
+    assert broken.status == 76
+    assert {one["what"]: one["verdict"] for one in broken.json}["recipe: tokenizer"] == "fail"
+    assert not any(one["what"].startswith("recipe") for one in world.good("doctor", "--json").json)
+
+
+def test_verify_starts_nothing_that_would_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The finding comes before the interpreter is found to have no vLLM, and no server has a folder."""
+    monkeypatch.chdir(tmp_path)
+    recipe = write(tmp_path, tokenizer=False)
+    words = [
+        "verify",
+        "--python",
+        sys.executable,
+        "--recipe",
+        str(recipe),
+        "--out",
+        "run",
+        "--checks",
+        "boot",
+    ]
+    assert main(words) == 76
+    assert "has no tokenizer" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "servers").exists()
+
+
+def test_verify_leaves_models_that_are_not_here_to_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = tmp_path / "absent.toml"
+    recipe.write_text(RECIPE.format(model="org/absent", utilization=0.1, space="0.1"))
+    words = [
+        "verify",
+        "--python",
+        sys.executable,
+        "--recipe",
+        str(recipe),
+        "--out",
+        "run",
+        "--checks",
+        "boot",
+    ]
+    assert main(words) == 80
+    assert "has no vLLM" in capsys.readouterr().err

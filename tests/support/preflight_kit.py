@@ -1,0 +1,57 @@
+"""Machines, recipes and whole starts for preflight, none of which is the one that runs the tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight import CardFacts, EngineFacts, HostFacts, PreflightRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIB = 1 << 30
+SPARK_TOTAL = int(121.69 * GIB)
+GB10 = CardFacts("NVIDIA GB10", "12.1", "580.95.05", mode="Default", persistence="Enabled")
+H200 = CardFacts("NVIDIA H200", "9.0", "580.95.05", 140 * GIB, 139 * GIB, "Default", "Enabled")
+TOOLS = {"nvcc": "/usr/local/cuda/bin/nvcc"}
+ENGINE = EngineFacts(
+    version="0.24.0+spark.1",
+    machine="aarch64",
+    carries=frozenset({"kv-page-nvfp4", "draft-kv-dtype"}),
+    codes=frozenset({"sm_121a"}),
+    packages={"flashinfer-python": "0.6.1", "flashinfer-jit-cache": "0.6.1", "nvidia-nccl-cu13": "2.30.7"},
+)
+
+
+def spark(
+    *, available: float = 116, cached: float = 4, swap: float = 0, card: CardFacts | None = GB10, **keys: Any
+) -> HostFacts:
+    """A Spark with so many GiB available, in the page cache, and in swap."""
+    meminfo = {
+        "MemTotal": SPARK_TOTAL,
+        "MemAvailable": int(available * GIB),
+        "MemFree": int((available - cached) * GIB),
+        "Cached": int(cached * GIB),
+        "SwapTotal": 16 * GIB,
+        "SwapFree": int((16 - swap) * GIB),
+    }
+    keys = {"machine": "aarch64", "disk_free": 500 * GIB, "tools": TOOLS, **keys}
+    return HostFacts(meminfo=meminfo, card=card, **keys)
+
+
+def recipe(model: Path | str = "m", **keys: Any) -> Recipe:
+    """A recipe for *model*."""
+    flags = {
+        "max-model-len": 32768,
+        "max-num-seqs": 16,
+        "gpu-memory-utilization": 0.7,
+        **keys.pop("flags", {}),
+    }
+    return Recipe(**{"format": 1, "name": "r", "title": "r", "model": str(model), "flags": flags, **keys})
+
+
+def start(served: Recipe, host: HostFacts | None = None, **keys: Any) -> PreflightRequest:
+    """A start of a recipe on a Spark, with nothing of this machine in it."""
+    keys = {"engine": ENGINE, "environment": {"HF_HUB_OFFLINE": "1", "HOME": "/nonexistent"}, **keys}
+    return PreflightRequest(recipe=served, host=host or spark(), **keys)

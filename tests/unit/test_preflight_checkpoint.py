@@ -1,0 +1,296 @@
+"""Checkpoints: each planted fault in a folder is found, and the healthy twin is silent."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from checkpoint_kit import DENSE, MODELOPT, QWEN_27B, SMALL, nvfp4_27b, write_checkpoint, write_shard
+
+from sparkwright.recipes import Recipe
+from sparkwright.serve.preflight.checkpoint import cache_folder, find_folder, read_checkpoint
+from sparkwright.serve.preflight.completeness import check_files, missing_shards
+from sparkwright.serve.preflight.quantization import check_quantization, find_quantization
+from sparkwright.serve.preflight.safetensors import read_shard
+from sparkwright.serve.preflight.weights import loaded_weights
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4993448960\n"
+TWO = [{"a": ("BF16", (8, 8))}, {"b": ("BF16", (8, 8)), "c": ("F32", (4,))}]
+
+
+def recipe(**keys) -> Recipe:
+    return Recipe(**{"format": 1, "name": "r", "title": "r", "model": "m", **keys})
+
+
+def found(folder, **options) -> dict[str, str]:
+    """The checks that fired, with their levels."""
+    return {one.check: one.level for one in check_files(read_checkpoint("m", folder), **options)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_checkpoint(tmp_path / "model", DENSE, TWO)
+
+
+# Files ----------------------------------------------------------------------------------------------
+
+
+def test_a_whole_checkpoint_is_silent(folder, tmp_path):
+    assert found(folder) == {}
+    assert found(write_checkpoint(tmp_path / "one", DENSE)) == {}
+    checkpoint = read_checkpoint("m", folder)
+    assert checkpoint.bytes == 8 * 8 * 2 * 2 + 16 == checkpoint.index_bytes
+    assert [tensor.name for tensor in checkpoint.tensors] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "tokenizer.json", "config.json"])
+def test_a_git_lfs_pointer_is_found(folder, name):
+    (folder / name).write_text(POINTER)
+    assert found(folder)["lfs-pointer"] == "refuse"
+    assert "shard-size" not in found(folder)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_missing_shard_is_found(folder, indexed):
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    if not indexed:
+        (folder / "model.safetensors.index.json").unlink()
+    assert found(folder) == {"shard-missing": "refuse"}
+    assert missing_shards(read_checkpoint("m", folder)) == ("model-00002-of-00002.safetensors",)
+
+
+@pytest.mark.parametrize("missing", [1, 100])
+def test_a_shard_that_was_cut_off_is_found(folder, missing):
+    write_shard(folder / "model-00002-of-00002.safetensors", TWO[1], missing=missing)
+    (finding,) = check_files(read_checkpoint("m", folder))
+    assert (finding.check, finding.level, finding.liftable) == ("shard-size", "refuse", False)
+    assert "cut off" in finding.what
+
+
+def test_a_shard_that_is_too_long_is_found(folder):
+    with (folder / "model-00001-of-00002.safetensors").open("ab") as stream:
+        stream.write(b"\0")
+    (finding,) = check_files(read_checkpoint("m", folder))
+    assert "longer" in finding.what
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\1\0\0",
+        b"\xff" * 8,
+        b"\5\0\0\0\0\0\0\0[1,2]",
+        b"\2\0\0\0\0\0\0\0{]",
+        b"\7\0\0\0\0\0\0\0" + b'{"a":1}',
+    ],
+)
+def test_a_damaged_header_is_found(folder, content):
+    path = folder / "model-00001-of-00002.safetensors"
+    path.write_bytes(content)
+    assert read_shard(path).problem
+    assert found(folder)["shard-damaged"] == "refuse"
+
+
+def test_an_index_of_another_revision_is_found(folder):
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["gone"] = "model-00001-of-00002.safetensors"
+    path.write_text(json.dumps(index))
+    (finding,) = check_files(read_checkpoint("m", folder))
+    assert (finding.check, finding.level) == ("index", "refuse")
+    assert "gone" in finding.because
+
+
+def test_a_file_outside_the_index_is_not_counted(folder):
+    write_shard(folder / "consolidated.safetensors", {"huge": ("BF16", (1 << 20, 1 << 10))})
+    assert found(folder) == {}
+    assert read_checkpoint("m", folder).bytes == 272
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_json_that_cannot_be_read_is_found(folder, name):
+    (folder / name).write_text("[1, 2]")
+    assert found(folder)["unreadable"] == "refuse"
+    assert "no-config" not in found(folder)
+
+
+def test_a_folder_without_a_configuration_weights_or_tokenizer(folder, tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).unlink()
+    assert found(folder) == {"no-config": "refuse", "tokenizer": "refuse"}
+    assert found(folder, tokenizer=False) == {"no-config": "refuse"}
+    empty = write_checkpoint(tmp_path / "empty", DENSE, [])
+    assert found(empty) == {"no-weights": "refuse"}
+    assert found(empty, weights=False) == {}
+
+
+def test_a_tokenizers_configuration_alone_is_no_tokenizer(folder):
+    (folder / "tokenizer.json").rename(folder / "tokenizer_config.json")
+    assert found(folder) == {"tokenizer": "refuse"}
+
+
+def test_a_gguf_file_is_named(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert found(tmp_path) == {"gguf": "refuse"}
+
+
+# Links and the cache --------------------------------------------------------------------------------
+
+
+def snapshot(cache, name="org/model", commit="c0ffee"):
+    """A model in the cache as huggingface_hub lays it out: files are links into blobs."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    blobs, folder = repository / "blobs", repository / "snapshots" / commit
+    write_checkpoint(blobs, DENSE, TWO)
+    folder.mkdir(parents=True)
+    for path in sorted(blobs.iterdir()):
+        (folder / path.name).symlink_to(f"../../blobs/{path.name}")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    return folder
+
+
+def test_a_snapshot_is_healthy_and_found_by_its_name(tmp_path):
+    folder = snapshot(tmp_path / "hub")
+    assert find_folder("org/model", {"HF_HOME": str(tmp_path)}) == folder
+    assert find_folder("org/model", {"HF_HUB_CACHE": str(tmp_path / "hub")}) == folder
+    assert find_folder("org/model", {"HF_HOME": str(tmp_path)}, "c0ffee") == folder
+    assert find_folder("org/model", {"HF_HOME": str(tmp_path)}, "other") is None
+    assert find_folder("org/other", {"HF_HOME": str(tmp_path)}) is None
+    assert found(folder) == {}
+
+
+def test_the_cache_is_where_its_variables_say():
+    assert str(cache_folder({"HOME": "/h"})) == "/h/.cache/huggingface/hub"
+    assert str(cache_folder({"HOME": "/h", "XDG_CACHE_HOME": "/x"})) == "/x/huggingface/hub"
+
+
+def test_a_broken_link_is_found(tmp_path):
+    folder = snapshot(tmp_path / "hub")
+    (folder.parent.parent / "blobs" / "tokenizer.json").unlink()
+    assert found(folder) == {"broken-link": "refuse", "tokenizer": "refuse"}
+
+
+def test_a_link_that_leads_out_is_found(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(folder / "tokenizer.json", tmp_path / "elsewhere" / "tokenizer.json")
+    (folder / "tokenizer.json").symlink_to(tmp_path / "elsewhere" / "tokenizer.json")
+    assert found(folder) == {"outward-link": "warn"}
+    (folder / "other.json").symlink_to("config.json")
+    assert found(folder) == {"outward-link": "warn"}
+
+
+# Quantization ---------------------------------------------------------------------------------------
+
+
+def judged(folder, **keys) -> dict[str, str]:
+    return {one.check: one.level for one in check_quantization(recipe(**keys), read_checkpoint("m", folder))}
+
+
+@pytest.fixture
+def nvfp4(tmp_path):
+    return write_checkpoint(tmp_path / "nvfp4", QWEN_27B, nvfp4_27b(), modelopt=MODELOPT)
+
+
+def test_a_quantized_checkpoint_of_a_27b_is_silent(nvfp4):
+    assert found(nvfp4) == {}
+    assert judged(nvfp4, weights="modelopt") == {}
+    assert judged(nvfp4, weights="modelopt", flags={"quantization": "modelopt_fp4"}) == {}
+    quantization = find_quantization(read_checkpoint("m", nvfp4))
+    assert (quantization.method, quantization.algorithm) == ("modelopt", "NVFP4")
+
+
+def test_weights_that_the_recipe_has_otherwise_are_found(nvfp4, folder):
+    assert judged(nvfp4, weights="compressed-tensors") == {"quantization-recipe": "refuse"}
+    assert judged(nvfp4, weights="none") == {"quantization-recipe": "refuse"}
+    assert judged(folder, weights="modelopt") == {"quantization-recipe": "refuse"}
+    assert judged(folder, weights="none") == {}
+    assert judged(folder) == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [("modelopt", True), ("compressed-tensors", True), ("fp8", False), ("bitsandbytes", False)],
+)
+def test_a_quantization_that_the_checkpoint_has_not(folder, asked, refused):
+    assert judged(folder, flags={"quantization": asked}) == (
+        {"quantization-flag": "refuse"} if refused else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "has", "refused"),
+    [("awq_marlin", "awq", False), ("gptq", "awq", True), ("fp8", "compressed-tensors", True)],
+)
+def test_a_method_of_the_same_format_may_be_asked_for(tmp_path, asked, has, refused):
+    packed = {"l.weight": ("I32", (8, 8)), "l.scales": ("F16", (8,))}
+    folder = write_checkpoint(
+        tmp_path / "q", {**DENSE, "quantization_config": {"quant_method": has}}, [packed]
+    )
+    assert judged(folder, flags={"quantization": asked}) == (
+        {"quantization-flag": "refuse"} if refused else {}
+    )
+
+
+def test_a_configuration_that_was_left_behind_is_found(nvfp4):
+    (nvfp4 / "hf_quant_config.json").unlink()
+    assert judged(nvfp4) == {"quantization-unstated": "refuse"}
+
+
+def test_weights_that_were_swapped_are_found(tmp_path):
+    folder = write_checkpoint(tmp_path / "swapped", DENSE, [SMALL], modelopt=MODELOPT)
+    assert judged(folder) == {"quantization-absent": "refuse"}
+
+
+def test_two_configurations_that_disagree_are_found(nvfp4):
+    config = {**QWEN_27B, "quantization_config": {"quant_method": "compressed-tensors"}}
+    (nvfp4 / "config.json").write_text(json.dumps(config))
+    assert judged(nvfp4) == {"quantization-files": "warn"}
+    config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    (nvfp4 / "config.json").write_text(json.dumps(config))
+    assert judged(nvfp4) == {}
+
+
+def test_known_failures(nvfp4, tmp_path):
+    (nvfp4 / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4_SVD"}}))
+    assert judged(nvfp4) == {"quantization-known-failure": "refuse"}
+    vision = [{**nvfp4_27b()[0], "model.visual.blocks.0.proj.weight_scale": ("F8_E4M3", (8,))}]
+    folder = write_checkpoint(tmp_path / "vision", QWEN_27B, vision, modelopt=MODELOPT)
+    assert judged(folder) == {"vision-quantized": "warn"}
+
+
+# Weights in memory ----------------------------------------------------------------------------------
+
+
+def test_the_bytes_that_are_loaded(nvfp4):
+    checkpoint = read_checkpoint("m", nvfp4)
+    every = sum(path.stat().st_size for path in nvfp4.glob("*.safetensors"))
+    headers = sum(shard.size - sum(t.bytes for t in shard.tensors) for shard in checkpoint.shards)
+    assert checkpoint.bytes == every - headers
+    plain = loaded_weights(recipe(), checkpoint)
+    mtp = 5120 * 10240 * 2
+    assert (plain.bytes, plain.left_out) == (checkpoint.bytes - mtp, mtp)
+    assert plain.by_dtype["U8"] == 64 * 3 * 17408 * 5120 // 2
+    assert loaded_weights(recipe(speculative={"method": "mtp"}), checkpoint).bytes == checkpoint.bytes
+    text = loaded_weights(recipe(flags={"language-model-only": True}), checkpoint)
+    assert plain.bytes - text.bytes == 1152 * 1536 * 2
+    assert loaded_weights(recipe(flags={"tensor-parallel-size": 2}), checkpoint).bytes == plain.bytes // 2
+
+
+def test_types_are_the_models_once_loaded(tmp_path):
+    wide = {"a.weight": ("F32", (64, 64)), "a.A_log": ("F32", (64,)), "rotary_emb.inv_freq": ("F32", (64,))}
+    folder = write_checkpoint(tmp_path / "wide", {**DENSE, "torch_dtype": "float32"}, [wide])
+    checkpoint = read_checkpoint("m", folder)
+    assert loaded_weights(recipe(), checkpoint).bytes == 64 * 64 * 2 + 64 * 4
+    assert loaded_weights(recipe(flags={"dtype": "float32"}), checkpoint).bytes == 64 * 64 * 4 + 64 * 4
+    assert loaded_weights(recipe(flags={"quantization": "fp8"}), checkpoint).bytes == 64 * 64 + 64 * 4
+
+
+def test_a_tied_output_layer_is_not_loaded(tmp_path):
+    tied = write_checkpoint(tmp_path / "tied", {**DENSE, "tie_word_embeddings": True})
+    assert loaded_weights(recipe(), read_checkpoint("m", tied)).bytes == 512 * 64 * 2
+    untied = write_checkpoint(tmp_path / "untied", DENSE)
+    assert loaded_weights(recipe(), read_checkpoint("m", untied)).bytes == 2 * 512 * 64 * 2

@@ -1,0 +1,217 @@
+"""A drafter that does not fit its target is found, in each form of configuration; one that fits is silent."""
+
+from __future__ import annotations
+
+import pytest
+from checkpoint_kit import DENSE, QWEN_27B, QWEN_27B_DFLASH, dflash_27b, write_checkpoint
+from preflight_kit import ENGINE, recipe, start
+
+from sparkwright.serve.preflight import EngineFacts, run_preflight
+from sparkwright.serve.preflight.checkpoint import read_checkpoint
+from sparkwright.serve.preflight.drafter import (
+    check_draft_cache,
+    check_drafter,
+    drafter_layers,
+    read_drafting,
+)
+from sparkwright.serve.preflight.kv_plan import KvOptions
+from sparkwright.serve.preflight.shape import Attention, model_shape
+from sparkwright.verify.tiny import write_tiny_models
+
+DFLASH = {"method": "dflash", "num_speculative_tokens": 12}
+TEXT = QWEN_27B["text_config"]
+HYBRID, PLAIN = model_shape(TEXT), model_shape(DENSE)
+DRAFT = (Attention(5, 8, 128),)
+EAGLE3 = {
+    "architectures": ["Eagle3Qwen3ForCausalLM"],
+    "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
+    "hidden_size": 1024,
+    "vocab_size": 8192,
+    "draft_vocab_size": 4096,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+SPECULATORS = {
+    "architectures": ["DFlashSpeculator"],
+    "speculators_model_type": "dflash",
+    "aux_hidden_state_layer_ids": [2, 17, 32, 47, 62],
+    "mask_token_id": 248070,
+    "block_size": 16,
+    "draft_vocab_size": 248320,
+    "transformer_layer_config": {
+        name: QWEN_27B_DFLASH[name]
+        for name in (
+            "num_hidden_layers",
+            "hidden_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+        )
+    }
+    | {"vocab_size": 248320},
+}
+
+
+def found(tmp_path, config, tensors, *, target=QWEN_27B, speculative=DFLASH) -> dict[str, str]:
+    target_folder = write_checkpoint(tmp_path / "target", target)
+    folder = write_checkpoint(tmp_path / "drafter", config, tensors, tokenizer=False)
+    served = recipe(target_folder, drafter=str(folder), speculative=speculative)
+    main, drafter = read_checkpoint("target", target_folder), read_checkpoint("drafter", folder)
+    return {one.check: one.level for one in check_drafter(served, main, drafter)}
+
+
+@pytest.mark.parametrize("config", [QWEN_27B_DFLASH, SPECULATORS])
+def test_a_drafter_that_fits_is_silent(tmp_path, config):
+    assert found(tmp_path, config, dflash_27b()) == {}
+
+
+def test_both_forms_say_the_same():
+    native, other = read_drafting(QWEN_27B_DFLASH), read_drafting(SPECULATORS)
+    assert native.taken == other.taken == (1, 16, 31, 46, 61)
+    assert native.shape.attention == other.shape.attention == DRAFT
+    assert (native.mask, native.block) == (other.mask, other.block) == (248070, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        ({"hidden_size": 4096}, "drafter-hidden"),
+        ({"num_target_layers": 48}, "drafter-layers"),
+        ({"vocab_size": 151936}, "drafter-vocabulary"),
+        (
+            {"dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 16, 31, 46, 64]}},
+            "drafter-taken",
+        ),
+        (
+            {"dflash_config": {"mask_token_id": 248320, "target_layer_ids": [1, 16, 31, 46, 61]}},
+            "drafter-mask",
+        ),
+        ({"dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 16]}}, "drafter-inputs"),
+        ({"draft_vocab_size": 32000}, "drafter-table"),
+    ],
+)
+def test_a_drafter_of_another_target_is_found(tmp_path, change, check):
+    assert found(tmp_path, {**QWEN_27B_DFLASH, **change}, dflash_27b())[check] == "refuse"
+
+
+def test_more_drafts_than_a_block_has(tmp_path):
+    long = {**DFLASH, "num_speculative_tokens": 16}
+    assert found(tmp_path, QWEN_27B_DFLASH, dflash_27b(), speculative=long) == {"draft-length": "warn"}
+    whole = {**DFLASH, "num_speculative_tokens": 15}
+    assert found(tmp_path, QWEN_27B_DFLASH, dflash_27b(), speculative=whole) == {}
+
+
+def test_a_model_that_is_no_drafter(tmp_path):
+    config = {**TEXT, "architectures": ["Qwen3ForCausalLM"]}
+    assert found(tmp_path, config, dflash_27b()) == {"drafter-form": "refuse"}
+    eagle = {"method": "eagle3", "num_speculative_tokens": 3}
+    assert found(tmp_path, QWEN_27B_DFLASH, dflash_27b(), speculative=eagle) == {"drafter-form": "refuse"}
+
+
+def test_an_eagle3_drafter(tmp_path):
+    eagle = {"method": "eagle3", "num_speculative_tokens": 3}
+    tensors = [{"fc.weight": ("BF16", (1024, 3072)), "d2t": ("I64", (4096,))}]
+    assert found(tmp_path, EAGLE3, tensors, target=DENSE, speculative=eagle) == {}
+    tensors = [{"fc.weight": ("BF16", (1024, 2048))}]
+    assert found(tmp_path, EAGLE3, tensors, target=DENSE, speculative=eagle) == {
+        "drafter-inputs": "refuse",
+        "drafter-table": "refuse",
+    }
+
+
+def test_the_generated_pair_fits(tmp_path):
+    target, drafter = write_tiny_models(tmp_path)
+    served = recipe(target, drafter=str(drafter), speculative={**DFLASH, "num_speculative_tokens": 7})
+    main, other = read_checkpoint("t", target), read_checkpoint("d", drafter)
+    assert list(check_drafter(served, main, other)) == []
+    assert drafter_layers(served, main, other) == (Attention(2, 4, 128),)
+
+
+def test_an_mtp_head(tmp_path):
+    mtp = {"method": "mtp", "num_speculative_tokens": 3}
+    body = [{"mtp.fc.weight": ("BF16", (8, 8))}]
+    with_head = read_checkpoint("m", write_checkpoint(tmp_path / "with", QWEN_27B, body))
+    cut_off = read_checkpoint("m", write_checkpoint(tmp_path / "cut", QWEN_27B))  # its configuration has one
+    last = [{"model.layers.7.a.weight": ("BF16", (8, 8)), "model.layers.8.a.weight": ("BF16", (8, 8))}]
+    behind = read_checkpoint("m", write_checkpoint(tmp_path / "behind", DENSE, last))
+    without = read_checkpoint("m", write_checkpoint(tmp_path / "without", DENSE))
+    named = [{"mtp.fc.weight": ("BF16", (8, 8))}]
+    by_name = read_checkpoint("m", write_checkpoint(tmp_path / "named", DENSE, named))
+    served = recipe(speculative=mtp)
+    assert list(check_drafter(served, with_head, None)) == []
+    assert list(check_drafter(served, by_name, None)) == []
+    assert list(check_drafter(served, behind, None)) == []
+    for headless in (without, cut_off):
+        (finding,) = check_drafter(served, headless, None)
+        assert (finding.check, finding.level) == ("mtp-absent", "refuse")
+    assert drafter_layers(served, with_head, None) == (Attention(1, 4, 256),)
+    assert list(check_drafter(recipe(), without, None)) == []
+
+
+# The drafter's KV cache -----------------------------------------------------------------------------
+
+
+def cached(dtype, draft, *, target=HYBRID, version="0.24.0+spark.1", carries=frozenset()):
+    options = KvOptions(dtype=dtype, draft_dtype=draft)
+    found = check_draft_cache(target, DRAFT, options, version=version, carries=carries)
+    return {one.check: one.level for one in found}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "draft", "version", "carries", "expected"),
+    [
+        ("fp8", "bfloat16", "0.24.0", set(), {"draft-kv-pages": "refuse"}),
+        ("nvfp4", "bfloat16", "0.27.1", set(), {"draft-kv-pages": "refuse"}),
+        ("fp8", "bfloat16", "0.24.0+spark.1", {"kv-page-nvfp4"}, {"draft-kv-pages": "warn"}),
+        ("nvfp4", "bfloat16", "0.33.0", set(), {"draft-kv-pages": "warn"}),
+        ("fp8", "bfloat16", "", set(), {"draft-kv-pages": "warn"}),
+        ("fp8", "", "0.24.0", set(), {}),
+        ("fp8", "fp8", "0.24.0", set(), {}),
+        ("auto", "fp8", "0.24.0", set(), {}),
+        ("nvfp4", "nvfp4", "0.24.0", set(), {}),
+        ("auto", "bfloat16", "0.24.0", set(), {}),
+    ],
+)
+def test_pages_of_a_drafter_in_a_hybrid_model(dtype, draft, version, carries, expected):
+    """The probe of kv-page-nvfp4 asserts which of these the planning of 0.24.0 refuses."""
+    assert cached(dtype, draft, version=version, carries=frozenset(carries)) == expected
+
+
+def test_pages_of_a_drafter_elsewhere():
+    wide = model_shape({**DENSE, "num_key_value_heads": 8})
+    assert cached("fp8", "bfloat16", target=wide) == {}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "draft", "refused"),
+    [
+        ("nvfp4", "fp8", True),
+        ("auto", "nvfp4", True),
+        ("fp8", "nvfp4", True),
+        ("nvfp4", "bfloat16", False),
+        ("turboquant_k8v4", "fp8", False),
+        ("fp8", "bfloat16", False),
+    ],
+)
+def test_types_that_do_not_stand_side_by_side(dtype, draft, refused):
+    """The table of docs/nvfp4-kv.md."""
+    expected = {"draft-kv-pair": "refuse"} if refused else {}
+    assert cached(dtype, draft, target=PLAIN) == expected
+    assert cached(dtype, draft, target=PLAIN, version="0.33.0") == {}
+
+
+def test_the_whole_of_a_start(tmp_path):
+    target = write_checkpoint(tmp_path / "target", QWEN_27B)
+    drafter = write_checkpoint(tmp_path / "drafter", QWEN_27B_DFLASH, dflash_27b(), tokenizer=False)
+    flags = {"kv-cache-dtype": "fp8_e4m3", "max-num-seqs": 1}
+    served = recipe(
+        target, drafter=str(drafter), flags=flags, speculative={**DFLASH, "kv_cache_dtype": "bfloat16"}
+    )
+    with_carry = {one.check: one.level for one in run_preflight(start(served, engine=ENGINE))}
+    assert with_carry == {"draft-kv-pages": "warn"}
+    stock = EngineFacts(version="0.24.0", packages=ENGINE.packages)
+    assert {one.check for one in run_preflight(start(served, engine=stock)) if one.level == "refuse"} == {
+        "draft-kv-pages"
+    }

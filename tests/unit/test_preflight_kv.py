@@ -1,0 +1,188 @@
+"""The layout of a KV cache is vLLM's: figures of boots, recorded and published, come out to the unit."""
+
+from __future__ import annotations
+
+import pytest
+from checkpoint_kit import DENSE, GPT_OSS, QWEN_27B, QWEN_35B
+
+from sparkwright.serve.preflight.kv_plan import (
+    CPU_BLOCK,
+    KvOptions,
+    UnknownFormatError,
+    plan_kv,
+    token_bytes,
+)
+from sparkwright.serve.preflight.shape import Attention, model_shape
+
+GIB = 1 << 30
+SMOL = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "alone", "with_drafter"),
+    [("auto", 262_144, None), ("fp8", 524_288, 419_424), ("nvfp4", 932_064, 745_648)],
+)
+def test_the_record_of_the_h200(dtype, alone, with_drafter):
+    """docs/evidence/2026-11-nvfp4-kv-h200.md, "Capacity"."""
+    shape, options = model_shape(DENSE), KvOptions(dtype=dtype)
+    assert plan_kv(shape, (), options).tokens(4 * GIB, 1024) == alone
+    if with_drafter:
+        assert plan_kv(shape, (Attention(2, 4, 128),), options).tokens(4 * GIB, 1024) == with_drafter
+
+
+def test_a_boot_of_the_rehearsals_model():
+    """vLLM 0.24.0 on the CPU, 1 GiB: "GPU KV cache size: 46,592 tokens", "11.38x" of 4,096."""
+    plan = plan_kv(model_shape(SMOL), (), KvOptions(block=CPU_BLOCK, batch=256))
+    assert plan.tokens(GIB, 4096) == 46_592
+    assert round(GIB // plan.block_bytes / plan.request_blocks(4096), 2) == 11.38
+
+
+@pytest.mark.parametrize(
+    ("config", "pool", "ranks", "length", "tokens"),
+    [
+        # Qwen3.6-35B-A3B on vLLM 0.24.0, one RTX 5090 (noonghunna/club-3090#652 and #612)
+        (QWEN_35B, 6.01, 1, 131_072, 569_878),
+        (QWEN_35B, 5.98, 1, 131_072, 567_978),
+        # Qwen3.8-27B on two RTX 3090 (mitchross/talos-argocd-proxmox#1995)
+        (QWEN_27B, 4.99, 2, 131_072, 302_921),
+    ],
+)
+def test_published_boots_of_hybrid_models(config, pool, ranks, length, tokens):
+    options = KvOptions(dtype="fp8", prefix_caching=True, ranks=ranks)
+    assert plan_kv(model_shape(config["text_config"]), (), options).tokens(int(pool * GIB), length) == tokens
+
+
+def test_a_published_block_of_a_hybrid_model():
+    """noonghunna/club-3090#1047: blocks of 1568 tokens, and states padded by 0.13 %."""
+    plan = plan_kv(model_shape(QWEN_27B["text_config"]), (), KvOptions(dtype="fp8_e4m3", prefix_caching=True))
+    attention, states = plan.groups
+    assert attention.block == 1568
+    assert round(100 * (states.page / states.values - 1), 2) == 0.13
+
+
+@pytest.mark.parametrize("tokens", [622_408, 620_944])
+def test_a_published_boot_of_a_hybrid_model_that_drafts_for_itself(tokens):
+    """noonghunna/club-3090#294 and #295 do not state the pool; whole numbers of blocks give their tokens."""
+    options = KvOptions(dtype="fp8_e5m2", model_dtype="float16", prefix_caching=True, drafts=3, ranks=2)
+    plan = plan_kv(model_shape(QWEN_27B["text_config"]), (Attention(1, 4, 256),), options)
+    assert plan.groups[0].block == 1600  # as #584 logs it
+    found = {plan.tokens(blocks * plan.block_bytes, 262_144) for blocks in range(400, 450)}
+    assert tokens in found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "draft", "states", "pages"),
+    [
+        ("fp8", "fp8", 1.0, 1.0),
+        ("auto", "fp8", 1.0, 1.0),
+        ("fp8", "bfloat16", 2.0, 1.0),
+        ("nvfp4", "bfloat16", 32 / 9, 32 / 9),
+    ],
+)
+def test_a_drafter_enlarges_the_pages_of_a_hybrid_model(dtype, draft, states, pages):
+    """The table of docs/nvfp4-kv.md, which the planning of vLLM with the carry gave."""
+    shape = model_shape(QWEN_27B["text_config"])
+    alone = plan_kv(shape, (), KvOptions(dtype=dtype))
+    beside = plan_kv(shape, (Attention(5, 8, 128),), KvOptions(dtype=dtype, draft_dtype=draft))
+    found = {group.what: group for group in beside.groups}
+    first, state = alone.groups
+    assert found["states"].page / state.page == pytest.approx(states)
+    target = found["attention"]
+    assert (target.page / target.block) / (first.page / first.block) == pytest.approx(pages)
+
+
+def test_windows_hold_a_window_and_a_batch():
+    plan = plan_kv(model_shape(GPT_OSS), (), KvOptions(batch=2048))
+    full, windowed = plan.groups
+    assert (full.layers, windowed.layers, windowed.window) == (18, 18, 128)
+    assert full.blocks(131_072, 2048) == 8192
+    assert windowed.blocks(131_072, 2048) == (127 + 2048 + 15) // 16 + 1
+    assert windowed.blocks(64, 2048) == 5
+    assert plan.block_bytes == 18 * 16 * 2 * 8 * 64 * 2
+
+
+def test_heads_of_two_sizes_share_pages():
+    gemma = {
+        "num_hidden_layers": 30,
+        "hidden_size": 2816,
+        "num_attention_heads": 16,
+        "vocab_size": 262144,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "num_global_key_value_heads": 2,
+        "global_head_dim": 512,
+        "sliding_window": 1024,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+    }
+    full, windowed = plan_kv(model_shape(gemma), (), KvOptions()).groups
+    assert (full.layers, windowed.layers) == (5, 25)
+    assert full.page == windowed.page == 16 * 2 * 8 * 256 * 2
+    assert (full.block, windowed.block) == (32, 16)
+    assert (full.tables, windowed.tables) == (1, 5)
+
+
+def test_layers_that_share_keys_have_no_cache():
+    shared = {**DENSE, "num_kv_shared_layers": 3}
+    assert model_shape(shared).attention[0].layers == 5
+
+
+def test_latent_attention_has_one_vector():
+    layer = Attention(61, latent=576)
+    assert token_bytes(layer, "auto", "bfloat16") == 1152
+    assert token_bytes(layer, "fp8", "bfloat16") == 576
+    assert token_bytes(layer, "fp8_ds_mla", "bfloat16") == 656
+    config = {"num_hidden_layers": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_attention_heads": 128}
+    assert model_shape(config).attention == (Attention(4, latent=576),)
+
+
+def test_mamba_states():
+    nemotron = {
+        "hybrid_override_pattern": "MEM*-",
+        "hidden_size": 2688,
+        "num_attention_heads": 32,
+        "head_dim": 128,
+        "num_key_value_heads": 2,
+        "mamba_num_heads": 64,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+    }
+    shape = model_shape(nemotron)
+    (states,) = shape.states
+    assert (shape.attention[0].layers, states.layers) == (1, 2)
+    assert states.bytes(0, 2) == 3 * (64 * 64 + 2 * 8 * 128) * 2 + 64 * 64 * 128 * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "unknown"),
+    [
+        ({"layer_types": ["full_attention", "conv"]}, "conv"),
+        ({"attn_layer_period": 4}, "another key"),
+        ({"index_topk": 2048}, "sparse"),
+        ({"num_hidden_layers": 0}, "number of layers"),
+        ({"num_hidden_layers": 1 << 50}, "number of layers"),
+        ({"num_attention_heads": 0, "num_key_value_heads": 0, "head_dim": 0}, "heads"),
+        ({"layer_types": ["linear_attention"] * 8}, "states"),
+    ],
+)
+def test_other_layers_are_unknown(change, unknown):
+    shape = model_shape({**DENSE, **change})
+    assert unknown in shape.unknown
+    assert not shape.attention
+    assert not shape.states
+    assert not model_shape(DENSE).unknown
+
+
+def test_a_type_of_unknown_size_is_said_so():
+    with pytest.raises(UnknownFormatError, match="turboquant"):
+        plan_kv(model_shape(DENSE), (), KvOptions(dtype="turboquant_k8v4"))
+
+
+def test_the_longest_request_is_the_longest_that_fits():
+    plan = plan_kv(model_shape(DENSE), (), KvOptions())
+    longest = plan.longest(GIB, 1_000_000)
+    assert longest == GIB // (8 * 2048) == 65_536
+    assert plan.request_bytes(longest) <= GIB < plan.request_bytes(longest + 1)
+    assert plan.longest(10 * GIB, 4096) == 4096
+    assert plan.longest(0, 4096) == 0

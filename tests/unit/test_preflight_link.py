@@ -1,0 +1,177 @@
+"""The link of two Sparks, on made-up trees of sysfs with the layout of real ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from checkpoint_kit import DENSE, write_checkpoint
+from preflight_kit import ENGINE, recipe, start
+
+from sparkwright.serve.preflight import SysFs, read_link, run_preflight, this_end
+from sparkwright.serve.preflight.link import check_link, selects
+
+FAST, SLOW = "enp1s0f0np0", "enP7s7"
+GOOD = {"NCCL_SOCKET_IFNAME": FAST, "GLOO_SOCKET_IFNAME": FAST, "NCCL_IB_HCA": "rocep1s0f0"}
+
+
+def tree(root, *, fast="200000", state="up", port="4: ACTIVE", rdma=True):
+    """A Spark's sysfs: a ConnectX-7 port, the 10 Gb/s port, Wi-Fi, a bridge of containers, and loopback."""
+    devices = root / "devices"
+    for name, speed, up, physical in (
+        (FAST, fast, state, True),
+        ("enp1s0f1np1", None, "down", True),
+        (SLOW, "10000", "up", True),
+        ("wlP9s9", None, "down", True),
+        ("docker0", "10000", "up", False),
+        ("lo", None, "unknown", False),
+    ):
+        folder = devices / name
+        folder.mkdir(parents=True)
+        (folder / "operstate").write_text(f"{up}\n")
+        if speed is not None:
+            (folder / "speed").write_text(f"{speed}\n")
+        if physical:
+            (devices / f"pci-{name}").mkdir()
+            (folder / "device").symlink_to(devices / f"pci-{name}")
+        net = root / "class" / "net"
+        net.mkdir(parents=True, exist_ok=True)
+        (net / name).symlink_to(folder)
+    (root / "class" / "net" / "bonding_masters").write_text("\n")  # a file, as the driver makes it
+    if rdma:
+        device = root / "class" / "infiniband" / "rocep1s0f0"
+        (device / "ports" / "1").mkdir(parents=True)
+        (device / "ports" / "1" / "state").write_text(f"{port}\n")
+        (device / "ports" / "1" / "rate").write_text("200 Gb/sec (4X HDR)\n")
+        (device / "device" / "net" / FAST).mkdir(parents=True)
+    return SysFs(root)
+
+
+def end(sysfs, host="spark-1", variables=GOOD, **keys):
+    return read_link(variables, sysfs, host=host, **{"nccl": "2.30.7", "wheel": "a" * 64, **keys})
+
+
+def levels(*ends) -> dict[str, str]:
+    return {one.check: one.level for one in check_link(ends)}
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return end(tree(tmp_path / "a")), end(tree(tmp_path / "b"), "spark-2")
+
+
+def test_sysfs_is_read(tmp_path):
+    sysfs = tree(tmp_path)
+    found = {one.name: one for one in sysfs.interfaces()}
+    assert set(found) == {FAST, SLOW, "enp1s0f1np1", "wlP9s9", "docker0"}
+    assert (found[FAST].mbps, found[FAST].up, found[FAST].physical) == (200_000, True, True)
+    assert (found["wlP9s9"].mbps, found["wlP9s9"].up, found["docker0"].physical) == (-1, False, False)
+    (port,) = sysfs.rdma()
+    assert (port.state, port.mbps, port.interfaces) == ("ACTIVE", 200_000, (FAST,))
+    assert SysFs(tmp_path / "none").interfaces() == SysFs(tmp_path / "none").rdma() == ()
+
+
+def test_a_healthy_pair_is_silent(pair):
+    assert levels(*pair) == {}
+    assert levels(pair[0]) == {"peer": "note"}
+
+
+def test_facts_travel_as_json(pair):
+    assert msgspec.json.decode(msgspec.json.encode(pair[0]), type=type(pair[0])) == pair[0]
+
+
+@pytest.mark.parametrize("change", [{"fast": "10000"}, {"state": "down"}, {"fast": None}])
+def test_no_fast_link(tmp_path, change):
+    assert levels(end(tree(tmp_path, **change)))["link"] == "refuse"
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "warn"),
+        ({"NCCL_SOCKET_IFNAME": SLOW}, "refuse"),
+        ({"NCCL_SOCKET_IFNAME": "enp7"}, "refuse"),
+        ({"NCCL_SOCKET_IFNAME": "en"}, "warn"),
+        ({"NCCL_SOCKET_IFNAME": "^docker,lo"}, "warn"),
+        ({"NCCL_SOCKET_IFNAME": f"={FAST}"}, None),
+        ({"NCCL_SOCKET_IFNAME": "enp1s0f0"}, None),
+        ({"NCCL_SOCKET_IFNAME": f"^{SLOW},docker"}, None),
+    ],
+)
+def test_traffic_over_the_slow_interface(tmp_path, variables, expected):
+    found = levels(end(tree(tmp_path), variables={"GLOO_SOCKET_IFNAME": FAST, **variables}))
+    assert found.get("link-interface") == expected
+
+
+def test_gloo_has_an_interface_of_its_own(tmp_path):
+    found = levels(end(tree(tmp_path), variables={"NCCL_SOCKET_IFNAME": FAST}))
+    assert found["link-interface"] == "warn"
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "taken"),
+    [
+        ("eth", "eth0", True),
+        ("=eth", "eth0", False),
+        ("=eth0,eth1", "eth1", True),
+        ("^eth", "eth0", False),
+        ("^docker", "eth0", True),
+        ("^=eth", "eth0", True),
+        ("mlx5_0:1", "mlx5_0", True),
+    ],
+)
+def test_the_syntax_of_nccl(value, name, taken):
+    assert selects(value, name) is taken
+
+
+def test_rdma(tmp_path):
+    assert levels(end(tree(tmp_path / "a", rdma=False)))["rdma"] == "warn"
+    assert levels(end(tree(tmp_path / "b", port="1: DOWN")))["rdma"] == "warn"
+    disabled = end(tree(tmp_path / "c"), variables={**GOOD, "NCCL_IB_DISABLE": "1"})
+    assert levels(disabled)["rdma"] == "warn"
+    other = end(tree(tmp_path / "d"), variables={**GOOD, "NCCL_IB_HCA": "mlx5"})
+    assert levels(other)["rdma-device"] == "refuse"
+
+
+def test_a_version_of_nccl_that_hangs(pair):
+    assert levels(*(msgspec.structs.replace(one, nccl="2.28.9") for one in pair)) == {"nccl": "warn"}
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        ({"wheel": "b" * 64}, "link-wheel"),
+        ({"nccl": "2.29.1"}, "link-nccl"),
+        ({"version": "0.33.0"}, "link-version"),
+    ],
+)
+def test_ends_that_differ(pair, change, check):
+    here = msgspec.structs.replace(pair[0], version="0.24.0")
+    there = msgspec.structs.replace(here, host="spark-2")
+    assert levels(here, there) == {}
+    assert levels(here, msgspec.structs.replace(there, **change)) == {check: "refuse"}
+
+
+def test_ends_of_different_speed(tmp_path, pair):
+    slower = end(tree(tmp_path / "slower", fast="100000"), "spark-2")
+    assert levels(pair[0], slower) == {"link-speed": "warn"}
+
+
+def test_the_link_counts_for_two_machines_alone(tmp_path):
+    model = write_checkpoint(tmp_path / "m", DENSE)
+    broken = end(tree(tmp_path / "sys", fast="1000"))
+    alone = start(recipe(model), link=broken)
+    assert run_preflight(alone) == ()
+    two = replace(alone, nodes=2, engine=ENGINE)
+    assert "link" in {one.check for one in run_preflight(two)}
+
+
+def test_this_machines_own_facts_are_read(tmp_path):
+    request = start(recipe(write_checkpoint(tmp_path / "m", DENSE)), nodes=2, engine=ENGINE)
+    here = this_end(request, ENGINE)
+    assert (here.nccl, here.version) == ("2.30.7", ENGINE.version)
+    assert here.interfaces == SysFs().interfaces()
+    twin = replace(request, peer=msgspec.structs.replace(here, version="0.33.0"))
+    assert "link-version" in {one.check for one in run_preflight(twin)}
+    assert "link-version" not in {one.check for one in run_preflight(replace(request, peer=here))}

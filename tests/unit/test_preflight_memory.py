@@ -1,0 +1,235 @@
+"""The memory budget of made-up Sparks and of a card: what does not fit is refused; what fits is silent."""
+
+from __future__ import annotations
+
+import pytest
+from checkpoint_kit import (
+    DENSE,
+    MODELOPT,
+    QWEN_27B,
+    QWEN_27B_DFLASH,
+    Tensors,
+    dflash_27b,
+    nvfp4_27b,
+    write_checkpoint,
+)
+from preflight_kit import GIB, H200, SPARK_TOTAL, recipe, spark, start
+
+from sparkwright.base.errors import PreflightError
+from sparkwright.serve.preflight import inspect_start, refusals, require_clear, run_preflight
+
+SPECULATIVE = {"method": "dflash", "num_speculative_tokens": 12}
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_checkpoint(tmp_path / "27b", QWEN_27B, nvfp4_27b(), modelopt=MODELOPT)
+
+
+@pytest.fixture
+def drafter(tmp_path):
+    return write_checkpoint(tmp_path / "dflash", QWEN_27B_DFLASH, dflash_27b(), tokenizer=False)
+
+
+def levels(request) -> dict[str, str]:
+    return {one.check: one.level for one in run_preflight(request)}
+
+
+def found(request, check):
+    return next(one for one in run_preflight(request) if one.check == check)
+
+
+def heavy(tmp_path, gib: int):
+    """A checkpoint of so many GiB."""
+    tensors: Tensors = {f"t{one}": ("BF16", (1 << 19, 1 << 10)) for one in range(gib)}
+    return write_checkpoint(tmp_path / f"{gib}", {**DENSE, "max_position_embeddings": 1 << 24}, [tensors])
+
+
+def test_a_27b_with_its_drafter_fits_a_spark(model, drafter):
+    served = recipe(
+        model, drafter=str(drafter), speculative=SPECULATIVE, weights="modelopt", flags={"max-num-seqs": 4}
+    )
+    assert levels(start(served)) == {}
+    report = inspect_start(start(served))
+    rows = {row.part: row for row in report.rows}
+    assert rows["weights"].gib == pytest.approx(report.budget.demand.weights / GIB)
+    assert rows["the server may take"].gib == pytest.approx(0.7 * SPARK_TOTAL / GIB, abs=0.01)
+    assert rows["memory of CPU and GPU"].gib == pytest.approx(121.69, abs=0.01)
+    parts = [rows[part].gib for part in ("weights", "drafter", "activations", "CUDA graphs", "KV cache, all")]
+    taken = sum(parts) + rows["CUDA, engine's host memory"].gib
+    assert taken == pytest.approx(rows["the server may take"].gib, abs=0.01)
+    pool = rows["KV cache, all"]
+    assert pool.low < pool.gib < pool.high
+
+
+@pytest.mark.parametrize(("gib", "check"), [(60, None), (85, "weights"), (130, "weights")])
+def test_weights(tmp_path, gib, check):
+    request = start(recipe(heavy(tmp_path, gib)))
+    assert levels(request) == ({} if check is None else {check: "refuse"})
+    if check:
+        assert found(request, "weights").liftable == (gib < 121)
+
+
+@pytest.mark.parametrize(
+    ("length", "config", "fires"),
+    [
+        (65536, {}, False),
+        (65537, {}, True),
+        ("66K", {}, True),
+        ("64K", {}, False),
+        ("auto", {}, False),
+        (
+            131072,
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+            False,
+        ),
+        (131073, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, True),
+    ],
+)
+def test_a_context_that_the_model_has_not(tmp_path, length, config, fires):
+    folder = write_checkpoint(tmp_path / "m", {**DENSE, **config})
+    flags = {"max-model-len": length, "max-num-seqs": 1}
+    assert levels(start(recipe(folder, flags=flags))) == ({"context": "refuse"} if fires else {})
+    assert levels(start(recipe(folder, flags={**flags, "hf-overrides": {}}))) == {}
+
+
+@pytest.mark.parametrize(("length", "level"), [(65536, None), (8_000_000, "refuse")])
+def test_a_context_that_one_request_does_not_fit(tmp_path, length, level):
+    request = start(recipe(heavy(tmp_path, 40), flags={"max-model-len": length, "max-num-seqs": 1}))
+    assert levels(request) == ({} if level is None else {"kv-cache": level})
+    if level:
+        longest = int(found(request, "kv-cache").next_step.split()[3].replace(",", ""))
+        assert (
+            levels(start(recipe(heavy(tmp_path, 40), flags={"max-model-len": longest, "max-num-seqs": 1})))
+            == {}
+        )
+
+
+def test_a_context_within_the_error_of_the_estimates_is_a_warning(tmp_path):
+    folder = heavy(tmp_path, 40)
+    budget = inspect_start(start(recipe(folder))).budget
+    length = (budget.pool("low") + budget.pool()) // 2 // (8 * 2048)
+    flags = {"max-model-len": length, "max-num-seqs": 1}
+    assert levels(start(recipe(folder, flags=flags))) == {"kv-cache": "warn"}
+
+
+def test_requests_that_wait_are_noted(tmp_path):
+    request = start(recipe(heavy(tmp_path, 40), flags={"max-model-len": 1_000_000, "max-num-seqs": 64}))
+    assert levels(request) == {"kv-requests": "note"}
+
+
+def test_states_of_too_many_requests(model):
+    flags = {"max-num-seqs": 64, "enable-prefix-caching": True, "max-model-len": 32768}
+    request = start(recipe(model, weights="modelopt", flags=flags))
+    assert levels(request) == {"kv-requests": "note"}
+    drafting = {"method": "mtp", "num_speculative_tokens": 15}
+    more = start(recipe(model, weights="modelopt", flags=flags, speculative=drafting))
+    assert levels(more)["kv-states"] == "warn"
+
+
+@pytest.mark.parametrize(
+    ("utilization", "sidecars", "refused"),
+    [(0.7, 0, False), (0.88, 0, False), (0.9, 0, True), (0.98, 0, True), (0.7, 30, True), (0.6, 30, False)],
+)
+def test_a_utilization_that_the_host_does_not_survive(tmp_path, utilization, sidecars, refused):
+    served = recipe(heavy(tmp_path, 20), flags={"gpu-memory-utilization": utilization})
+    request = start(served, spark(available=121), sidecars_gib=sidecars)
+    assert levels(request) == ({"host-reserve": "refuse"} if refused else {})
+    if refused:
+        finding = found(request, "host-reserve")
+        assert finding.liftable
+        most = float(finding.next_step.split()[3])
+        lower = recipe(heavy(tmp_path, 20), flags={"gpu-memory-utilization": most})
+        assert levels(start(lower, spark(available=121), sidecars_gib=sidecars)) == {}
+
+
+def test_a_card_of_its_own_needs_no_reserve(tmp_path):
+    served = recipe(heavy(tmp_path, 20), flags={"gpu-memory-utilization": 0.95})
+    engine = start(served).engine
+    request = start(served, spark(card=H200), engine=type(engine)(version="0.24.0"))
+    assert levels(request) == {}
+    budget = inspect_start(request).budget
+    assert (budget.memory.kind, budget.limit) == ("card", int(0.95 * 140 * GIB))
+
+
+def test_less_memory_than_the_server_may_take(tmp_path):
+    folder = heavy(tmp_path, 20)
+    assert levels(start(recipe(folder), spark(available=80))) == {"available": "refuse"}
+    assert levels(start(recipe(folder), spark(available=90))) == {}
+
+
+def test_the_page_cache_and_swap(tmp_path):
+    folder = heavy(tmp_path, 20)
+    assert levels(start(recipe(folder), spark(cached=60))) == {"page-cache": "warn"}
+    assert "drop_caches" in found(start(recipe(folder), spark(cached=60)), "page-cache").next_step
+    assert levels(start(recipe(folder), spark(cached=20))) == {}  # what is free is enough
+    assert levels(start(recipe(folder), spark(swap=3))) == {"swap": "warn"}
+    assert levels(start(recipe(folder), spark(swap=0.5))) == {}
+
+
+def test_a_pool_that_the_recipe_fixes(tmp_path):
+    flags = {"kv-cache-memory-bytes": 10 * GIB, "gpu-memory-utilization": 0.98}
+    request = start(recipe(heavy(tmp_path, 20), flags=flags))
+    assert levels(request) == {}
+    assert inspect_start(request).budget.asked < 40 * GIB
+    more = start(recipe(heavy(tmp_path, 20), flags={**flags, "kv-cache-memory-bytes": 95 * GIB}))
+    assert levels(more)["host-reserve"] == "refuse"
+
+
+def test_the_parts_grow_with_what_is_asked_for(tmp_path):
+    folder = heavy(tmp_path, 20)
+
+    def part(name, **flags):
+        return inspect_start(start(recipe(folder, flags=flags))).budget.estimates.get(name)
+
+    assert part("activations", **{"max-num-batched-tokens": 32768}).likely > part("activations").likely
+    assert part("CUDA graphs") is not None
+    assert part("CUDA graphs", **{"enforce-eager": True}) is None
+
+
+def test_what_is_not_known_is_said_so(tmp_path):
+    odd = write_checkpoint(tmp_path / "odd", {**DENSE, "layer_types": ["conv"] * 8})
+    report = inspect_start(start(recipe(odd)))
+    assert any("conv" in row.source for row in report.rows)
+    assert report.findings == ()
+    turbo = recipe(write_checkpoint(tmp_path / "m", DENSE), flags={"kv-cache-dtype": "turboquant_k8v4"})
+    assert any("turboquant_k8v4" in row.source for row in inspect_start(start(turbo)).rows)
+    absent = inspect_start(start(recipe("org/absent"), environment={"HOME": "/nonexistent"}))
+    assert [row.gib for row in absent.rows if row.part in {"weights", "KV cache"}] == [None, None]
+    assert [one.check for one in absent.findings] == ["model-fetched"]
+
+
+def test_an_fp8_cache_that_the_checkpoint_asks_for(model):
+    plain = inspect_start(start(recipe(model))).budget.demand.plan
+    asked = inspect_start(start(recipe(model, flags={"kv-cache-dtype": "fp8_e4m3"}))).budget.demand.plan
+    assert plain == asked
+    wide = inspect_start(start(recipe(model, flags={"kv-cache-dtype": "bfloat16"}))).budget.demand.plan
+    assert wide != asked
+
+
+# Refusal --------------------------------------------------------------------------------------------
+
+
+def test_force_lifts_predictions_and_no_facts(tmp_path):
+    predicted = run_preflight(start(recipe(heavy(tmp_path, 20), flags={"gpu-memory-utilization": 0.98})))
+    assert refusals(predicted)
+    assert refusals(predicted, force=True) == ()
+    with pytest.raises(PreflightError) as caught:
+        require_clear(predicted)
+    assert "--force" in caught.value.next_step
+    require_clear(predicted, force=True)
+    broken = write_checkpoint(tmp_path / "broken", DENSE, tokenizer=False)
+    facts = run_preflight(start(recipe(broken)))
+    with pytest.raises(PreflightError) as caught:
+        require_clear(facts, force=True)
+    assert caught.value.exit_code == 76
+    assert "--force" not in caught.value.next_step
+
+
+def test_every_refusal_is_in_the_message(tmp_path):
+    broken = write_checkpoint(tmp_path / "broken", DENSE, tokenizer=False)
+    served = recipe(broken, flags={"gpu-memory-utilization": 0.98})
+    with pytest.raises(PreflightError) as caught:
+        require_clear(run_preflight(start(served)))
+    assert {"[host-reserve]", "[tokenizer]"} <= set(caught.value.because.split())
+    require_clear(run_preflight(start(recipe(write_checkpoint(tmp_path / "whole", DENSE)))))
