@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
-import wheelkit
+from service_kit import vllm_wheel
 
 from sparkwright.base.errors import IncompatibleOptionsError, ServerEndedError, ServerError, UnknownNameError
 from sparkwright.base.events import Event, subscribe
@@ -28,28 +28,6 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 60.0
 KEY = "sk-of-the-test"
-
-# A vLLM whose server is the simulator; releases differ in the faults that it gets.
-SERVER = """
-import os, sys
-FAULTS = {faults!r}
-simulator = [os.environ["SIMULATOR"], "-m", "sparkwright.verify.simulator.main", "--boot-seconds", "0"]
-os.execv(simulator[0], [*simulator, "--model", "vllm-{version}", "--no-engine", *FAULTS, *sys.argv[1:]])
-"""
-
-
-def wheel(folder: Path, version: str, *faults: str) -> Path:
-    """Build a wheel of ``vllm`` that starts a simulator with *faults*."""
-    info = f"vllm-{version}.dist-info"
-    words = [part for fault in faults for part in ("--fault", fault)]
-    files = {
-        "vllm/__init__.py": b"",
-        "vllm/server.py": SERVER.format(faults=words, version=version).encode(),
-        f"{info}/METADATA": f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n\n".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n\n",
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    return wheelkit.pack(folder / f"vllm-{version}-py3-none-any.whl", wheelkit.with_record(files, info))
 
 
 @dataclass
@@ -102,7 +80,7 @@ class Service:
     events: list[Event] = field(default_factory=list)
 
     def upgrade(self, version: str, *faults: str, preflight: Any = lambda _: None) -> None:
-        built = wheel(self.folder / "wheels", version, *faults)
+        built = vllm_wheel(self.folder / "wheels", version, *faults)
         with subscribe(self.events.append):
             name = prepare(self.slots, built, ExactRequirements(), offline=False)
             self.record = upgrade(

@@ -17,7 +17,7 @@ from sparkwright.cli.service_show import show_change, show_installed, show_plan,
 from sparkwright.cli.verify import built_wheel, require_libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.service import (
@@ -85,11 +85,19 @@ def command() -> None:
 )
 @_with(_WHEEL)
 @_with(_SCOPE)
+@click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
 @click.option("--no-start", is_flag=True, help="Write the files alone: install no wheel and start nothing.")
 @click.option("--dry-run", is_flag=True, help="Show every file and command; write nothing.")
 @reading_options
 def install(
-    *, recipe: str, no_start: bool, dry_run: bool, offline: bool, as_json: bool, **asked: Any
+    *,
+    recipe: str,
+    force: bool,
+    no_start: bool,
+    dry_run: bool,
+    offline: bool,
+    as_json: bool,
+    **asked: Any,
 ) -> None:
     """Install RECIPE as a service: a unit of systemd, a compose file, and an API key of mode 600."""
     from sparkwright.serve.service import apply_plan, make_key, plan_install
@@ -100,18 +108,22 @@ def install(
         show_plan(plan, places, as_json=as_json)
         return
     real = places.root == Path("/")
-    made = make_key(places.key)
+    with _writing(places):
+        made = make_key(places.key)
+        if no_start or not real:
+            apply_plan(plan, run_commands=False)
     if no_start or not real:
-        apply_plan(plan, run_commands=False)
         show_installed(places, made=made, started=False, as_json=as_json)
         return
     _require_systemd(places)
     require_libraries()
     wheel = _wheel(asked, asked["channel"], offline=offline)
     record = _first_record(options, places, asked["channel"])
-    slot = _prepared(places, wheel, asked, offline=offline)
-    apply_plan(plan, run_commands=True)
-    _change(places, record, slot, wheel, chosen, record_first=True)
+    with _writing(places):
+        slot = _prepared(places, wheel, asked, offline=offline)
+        record.write(places.record)
+        apply_plan(plan, run_commands=True)
+    _change(places, record, slot, wheel, chosen, predict=not force)
     show_installed(places, made=made, started=True, as_json=as_json)
 
 
@@ -271,6 +283,23 @@ def _wheel(asked: dict[str, Any], channel: str, *, offline: bool) -> Path:
     return built_wheel(dist_folder(Path()), machine(), asked["series"])
 
 
+@contextlib.contextmanager
+def _writing(places: ServicePlaces) -> Iterator[None]:
+    """Report a file that cannot be written.
+
+    Raises:
+        ConfigError: a folder of the service's may not be written, or is none.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or places.config} cannot be written",
+            because=str(error.strerror or error),
+            next_step="run it with sudo, or install for this user alone: --user",
+        ) from error
+
+
 def _require_systemd(places: ServicePlaces) -> None:
     from sparkwright.serve.service.manager import has_systemd
 
@@ -299,11 +328,11 @@ def _first_record(options: ServiceOptions, places: ServicePlaces, channel: str) 
         known = load_record(places)
         return msgspec.structs.replace(
             known, recipe=options.recipe, use=options.use, host=options.host, port=options.port,
-            channel=channel or known.channel,
+            channel=channel or known.channel, models=options.models,
         )  # fmt: skip
     return ServiceRecord(
         name=options.name, scope=options.scope, recipe=options.recipe, use=options.use, host=options.host,
-        port=options.port, channel=channel,
+        port=options.port, channel=channel, models=options.models,
     )  # fmt: skip
 
 
@@ -341,18 +370,21 @@ def _change(
     wheel: Path,
     recipe: Recipe,
     *,
-    record_first: bool = False,
+    predict: bool = False,
 ) -> None:
     from sparkwright.recipes import check_compatible
     from sparkwright.serve import service
+    from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
     from sparkwright.verify.server import card_capability, find_installed
 
     def preflight(python: Path) -> None:
         found = find_installed(python)
         check_compatible(recipe, found.version, capability=card_capability(), carries=found.carries)
+        environment = {**os.environ, "HF_HOME": record.models or str(places.models)}
+        findings = run_preflight(PreflightRequest(recipe, python=python, environment=environment))
+        # While the old server holds the memory, what the new one will find free cannot be predicted.
+        require_clear(findings, force=not predict)
 
-    if record_first:
-        record.write(places.record)
     slots = service.Slots(places.state)
     changed = service.upgrade(
         slots, record, slot, _manager(places, record), wheel=wheel.name, preflight=preflight

@@ -132,6 +132,11 @@ class ServicePlaces:
         return self._under(data) / "sparkwright" / "services" / self.name
 
     @property
+    def models(self) -> Path:
+        """Return the service's own folder of downloaded models."""
+        return self.state / "huggingface"
+
+    @property
     def record(self) -> Path:
         """Return the record of the installation."""
         return self.state / "service.json"
@@ -159,6 +164,7 @@ class ServiceRecord(Model, frozen=True):
         use: of the recipe.
         host: address that it listens at.
         port: port that it listens at.
+        models: folder of downloaded models; empty for the service's own.
         channel: place of the channel that its wheels come from; empty for wheels that were named.
         current: the environment that it serves with, a folder's name.
         previous: the one before; empty if there is none.
@@ -172,6 +178,7 @@ class ServiceRecord(Model, frozen=True):
     use: str = ""
     host: str = "127.0.0.1"
     port: int = 8000
+    models: str = ""
     channel: str = ""
     current: str = ""
     previous: str = ""

@@ -60,7 +60,7 @@ def unit_text(options: ServiceOptions, places: ServicePlaces) -> str:
     system = options.scope == "system"
     variables = {
         "SPARKWRIGHT_HOME": str(places.state / "store"),
-        "HF_HOME": options.models or str(places.state / "huggingface"),
+        "HF_HOME": options.models or str(places.models),
     }
     lines = [
         "[Unit]",
