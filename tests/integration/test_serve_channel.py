@@ -44,7 +44,8 @@ def world(tmp_path: Path) -> ChannelWorld:
 def fetch(world: ChannelWorld, store: Store, place: str, series: str = "", machine: str = MACHINE) -> Path:
     root = pinned_root((world.folder / "pinned.json").read_bytes(), "pinned.json")
     memory = SeenChannels(world.folder / "seen.json")
-    return channel_wheel(store, place, machine, series, roots=[root], memory=memory, now=now())
+    wanted = (series,) if series else ()
+    return channel_wheel(store, place, machine, *wanted, roots=[root], memory=memory, now=now())
 
 
 @contextmanager

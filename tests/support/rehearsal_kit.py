@@ -65,7 +65,15 @@ OWN = {"vllm/platforms.py": "PLATFORM = 'cpu'\n"}
 MODEL = "llm_tiny-0.1-py3-none-any.whl"
 _TRANSFORMERS = '''\
 """The part of transformers that reads GGUF, for a model of one byte."""
+import json
 from pathlib import Path
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "vocab_size": 8,
+    "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+    "head_dim": 64, "max_position_embeddings": 8192,
+}
+TENSOR = json.dumps({"lm_head.weight": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
 
 
 class _Config:
@@ -98,11 +106,18 @@ class _Model:
 
 
 class AutoTokenizer(_Model):
-    pass
+    def save_pretrained(self, folder):
+        super().save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            Path(folder, name).write_text("{}")
 
 
 class AutoModelForCausalLM(_Model):
-    pass
+    def save_pretrained(self, folder):
+        super().save_pretrained(folder)
+        Path(folder, "config.json").write_text(json.dumps(CONFIG))
+        header = len(TENSOR).to_bytes(8, "little") + TENSOR
+        Path(folder, "model.safetensors").write_bytes(header + bytes(2))
 '''
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
-from sparkwright.base.events import JsonlSink, subscribe
+from sparkwright.base.events import JsonlSink, subscribe, warn
 from sparkwright.cli.output import expect_json, unforeseen
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.verify import built_wheel, require_libraries
@@ -40,7 +41,12 @@ _SOURCES = ("wheel", "channel", "python")
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Serve with this interpreter's vLLM instead of a wheel.",
 )
-@click.option("--series", default="", envvar="SPARKWRIGHT_SERIES", help="Take a wheel of this series only.")
+@click.option(
+    "--series",
+    default="",
+    envvar="SPARKWRIGHT_SERIES",
+    help="Take a wheel of this series only; by default of those that the recipe is meant for.",
+)
 @click.option("--use", default="", help="A use of the recipe, such as single, shared or many.")
 @click.option(
     "--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'; may be repeated."
@@ -63,6 +69,7 @@ _SOURCES = ("wheel", "channel", "python")
 @click.option("--no-warm-up", is_flag=True, help="Announce the server without a warm-up.")
 @click.option("--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime.")
 @click.option("--dry-run", is_flag=True, help="Show the command, and why each flag is there; start nothing.")
+@click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
 @click.option("--interval", type=click.FloatRange(min=0.2), help="Seconds between two states.")
 @click.option("--boot-seconds", "boot_s", type=click.FloatRange(min=1), help="Limit of the boot.")
 @click.option(
@@ -102,7 +109,7 @@ def command(
         folder = new_run_folder(store, chosen.name)
         with _kept(folder):
             installed = _installed(store, chosen, asked)
-            _preflight(installed, options)
+            _preflight(installed, options, force=asked["force"])
             from sparkwright.serve.run import serve
 
             asyncio.run(serve(installed, options, folder, caches_of(store), _watching(chosen, asked)))
@@ -172,7 +179,7 @@ def _installed(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Installat
 
     if asked["python"]:
         return existing(asked["python"], recipe)
-    wheel = _wheel(store, asked)
+    wheel = _wheel(store, recipe, asked)
     requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
     return install_wheel(store, wheel, recipe, requirements, offline=asked["offline"])
 
@@ -189,24 +196,25 @@ def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
         return install_rehearsal(job, recipe)
 
 
-def _wheel(store: Store, asked: dict[str, Any]) -> Path:
-    """Return the wheel that the user named, or the newest one for this machine and series."""
+def _wheel(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Path:
+    """Return the wheel that the user named, or the newest one for this machine and the recipe's series."""
     from platform import machine
 
     from sparkwright.publish import dist_folder
 
     if asked["wheel"]:
         return Path(asked["wheel"])
+    series = (asked["series"],) if asked["series"] else recipe.series
     if asked["channel"]:
         from sparkwright.cli.channel_place import now, pinned_roots
         from sparkwright.publish.seen import default_memory
         from sparkwright.serve.channel import channel_wheel
 
         return channel_wheel(
-            store, asked["channel"], machine(), asked["series"], roots=pinned_roots(None),
+            store, asked["channel"], machine(), *series, roots=pinned_roots(None),
             memory=default_memory(), now=now(), offline=asked["offline"],
         )  # fmt: skip
-    return built_wheel(dist_folder(Path()), machine(), asked["series"])
+    return built_wheel(dist_folder(Path()), machine(), *series)
 
 
 def _patchsets() -> Path | None:
@@ -218,9 +226,30 @@ def _patchsets() -> Path | None:
     return None
 
 
-def _preflight(installed: Installation, options: ServeOptions) -> None:
-    """Refuse a server that would not start, or that the host would not survive, before weights are read."""
-    del installed, options
+def _preflight(installed: Installation, options: ServeOptions, *, force: bool) -> None:
+    """Refuse a server that would not start, or that the host would not survive, before weights are read.
+
+    What does not stop it becomes a warning.
+
+    Raises:
+        PreflightError: it would not start, or the host not survive it.
+    """
+    from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
+
+    offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
+    found = run_preflight(
+        PreflightRequest(
+            recipe=installed.recipe,
+            python=installed.python,
+            environment={**os.environ, **offline},
+            address=options.host,
+            port=options.port,
+        )
+    )
+    for one in found:
+        if one.level == "warn" or (one.level == "refuse" and force and one.liftable):
+            warn(f"{one.what}: {one.because}", check=one.check, next_step=one.next_step)
+    require_clear(found, force=force)
 
 
 # What is shown ----------------------------------------------------------------------------------------------
@@ -237,7 +266,7 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
         return
     from sparkwright.serve.environment import environment_folder, wheel_requirements
 
-    wheel = _wheel(store, asked)
+    wheel = _wheel(store, recipe, asked)
     requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
     python = environment_folder(store, wheel, requirements) / "bin" / "python"
     show_plan(planned(recipe, options, store, python=python, wheel=wheel), as_json=as_json)

@@ -205,8 +205,8 @@ def _attach(results: Results, options: VerifyOptions) -> None:
     )
 
 
-def built_wheel(folder: Path, machine: str, series: str = "") -> Path:
-    """The wheel in *folder* for *machine*, of *series* if that is given, that was made last.
+def built_wheel(folder: Path, machine: str, *series: str) -> Path:
+    """The wheel in *folder* for *machine*, of one of *series* if any is given, that was made last.
 
     Raises:
         ConfigError: there is none.
@@ -220,11 +220,11 @@ def built_wheel(folder: Path, machine: str, series: str = "") -> Path:
     fitting = [
         wheel
         for wheel, name in names.items()
-        if name.machine == machine and series in {"", series_of(name.version)}
+        if name.machine == machine and (not series or series_of(name.version) in series)
     ]
     if not fitting:
         others = ", ".join(wheel.name for wheel in found)
-        of_series = f" of series {series}" if series else ""
+        of_series = f" of series {' or '.join(series)}" if series else ""
         raise ConfigError(
             f"{folder} holds no wheel{of_series} for this machine, which is {machine}",
             because=f"it holds {others}" if others else "it holds none at all",

@@ -33,8 +33,7 @@ def channel_wheel(
     store: Store,
     place: str,
     machine: str,
-    series: str = "",
-    *,
+    *series: str,
     roots: Sequence[PinnedRoot],
     memory: SeenChannels,
     now: datetime,
@@ -46,7 +45,7 @@ def channel_wheel(
         store: where a fetched wheel goes.
         place: address or folder of a channel, such as ``…/channels/stable``.
         machine: such as ``aarch64``.
-        series: take a wheel of this series only; any if empty.
+        series: take a wheel of one of these series; of any, if none is given.
         roots: the pinned roots of publishers.
         memory: the generations that were seen before.
         now: the present time.
@@ -63,7 +62,7 @@ def channel_wheel(
     if not channel:
         raise UnknownNameError(f"{place} names no channel", next_step="give one, such as …/channels/stable")
     verified = verify_channel(mirror, channel, roots, memory=memory, now=now, options=_UNVERIFIED_BYTES)
-    chosen = newest_fitting(verified.state, machine, series)
+    chosen = newest_fitting(verified.state, machine, *series)
     if isinstance(mirror, FolderMirror):
         wheel = mirror.folder / chosen.path
         if not wheel.is_file() or sha256_file(wheel) != chosen.sha256:
@@ -80,17 +79,18 @@ def channel_wheel(
     return store.named_file(chosen.sha256, chosen.filename)
 
 
-def newest_fitting(state: ChannelState, machine: str, series: str = "") -> ListedWheel:
-    """Return the newest wheel of a channel for *machine*, of *series* if that is given.
+def newest_fitting(state: ChannelState, machine: str, *series: str) -> ListedWheel:
+    """Return the newest wheel of a channel for *machine*, of one of *series* if any is given.
 
     Raises:
         UnknownNameError: there is none.
     """
     offered = newest_first([file for file in state.files if file.yanked is None])
     for file in offered:
-        if parse_name(file.filename).machine == machine and series in {"", series_of(file.version)}:
+        of_them = not series or series_of(file.version) in series
+        if of_them and parse_name(file.filename).machine == machine:
             return file
-    of_series = f" of series {series}" if series else ""
+    of_series = f" of series {' or '.join(series)}" if series else ""
     raise UnknownNameError(
         f"channel {state.channel} has no wheel{of_series} for {machine}",
         because=f"it offers {', '.join(file.filename for file in offered) or 'none at all'}",

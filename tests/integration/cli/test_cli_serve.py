@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,13 @@ from rehearsal_kit import stage
 from serve_kit import SECRET, Serving, all_files, key_file
 from world import World, wait_until
 
-from sparkwright.base.errors import ConfigError, ServerEndedError, ServerError, UnknownNameError
+from sparkwright.base.errors import (
+    ConfigError,
+    PreflightError,
+    ServerEndedError,
+    ServerError,
+    UnknownNameError,
+)
 from sparkwright.serve.notify import read_state
 
 if TYPE_CHECKING:
@@ -193,3 +200,12 @@ def test_a_wheel_without_a_locked_runtime_is_refused(staged: World) -> None:
     assert ran.status == ConfigError.exit_code
     assert "locked runtime" in ran.said
     assert "sparkwright lock runtime" in ran.said
+
+
+def test_a_taken_port_is_found_before_anything_starts(staged: World) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        ran = staged.call("serve", RECIPE, "--port", str(listener.getsockname()[1]))
+    assert ran.status == PreflightError.exit_code, ran.said
+    assert not list((staged.store.home / "serve" / "runs").rglob("server.log"))
