@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.recipes import load_recipe, serve_arguments
+from sparkwright.recipes import load_recipe, recipes, serve_arguments
 from sparkwright.serve.entrypoint import plan_entry, write_entry
 from sparkwright.serve.variables import recipe_of
 
@@ -156,6 +156,15 @@ def test_the_key_stays_out_of_arguments_and_environment(tmp_path: Path) -> None:
     assert path.read_text() == "sk-secret\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert load_recipe(tmp_path / "recipe.toml") == plan.recipe
+
+
+@pytest.mark.parametrize("name", sorted(recipes()))
+def test_every_recipe_that_ships_is_written_as_it_is_served(name: str, tmp_path: Path) -> None:
+    plan = plan_entry({"RECIPE": name}, runtime=tmp_path)
+    write_entry(plan, tmp_path)
+    written = load_recipe(tmp_path / "recipe.toml")
+    assert serve_arguments(written, host="h", port=1) == serve_arguments(recipes()[name], host="h", port=1)
+    assert written.environment == recipes()[name].environment
 
 
 def test_a_key_in_a_file_is_passed_on_and_two_keys_are_refused(tmp_path: Path) -> None:

@@ -66,6 +66,12 @@ _SOURCES = ("wheel", "channel", "python")
 @click.option(
     "--state", type=click.Path(path_type=Path, dir_okay=False), help="With --watch: file for its state."
 )
+@click.option(
+    "--stall-seconds",
+    "stall_s",
+    type=click.FloatRange(min=1),
+    help="With --watch: seconds without any work after which an engine that holds requests is wedged.",
+)
 @click.option("--no-warm-up", is_flag=True, help="Announce the server without a warm-up.")
 @click.option("--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime.")
 @click.option("--dry-run", is_flag=True, help="Show the command, and why each flag is there; start nothing.")
@@ -138,7 +144,12 @@ def _watching(recipe: Recipe, asked: dict[str, Any]) -> WatchOptions | None:
     from sparkwright.serve.supervise import WatchOptions
     from sparkwright.serve.watchdog import WatchLimits
 
-    return WatchOptions(WatchLimits.of(recipe), state=asked["state"]) if asked["watch"] else None
+    if not asked["watch"]:
+        return None
+    limits, stall_s = WatchLimits.of(recipe), asked["stall_s"]
+    if stall_s:
+        limits = WatchLimits(stall_s=stall_s, warm_s=stall_s)
+    return WatchOptions(limits, state=asked["state"])
 
 
 def _require_one_source(recipe: Recipe, asked: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ def install(
     """Install RECIPE as a service: a unit of systemd, a compose file, and an API key of mode 600."""
     from sparkwright.serve.service import apply_plan, make_key, plan_install
 
-    chosen, options, places = _described(recipe, asked, offline=offline)
+    chosen, options, places = _described(recipe, asked, offline=offline, force=force)
     plan = plan_install(options, places)
     if dry_run:
         show_plan(plan, places, as_json=as_json)
@@ -232,7 +232,7 @@ def _places(name: str, asked: dict[str, Any]) -> ServicePlaces:
 
 
 def _described(
-    recipe: str, asked: dict[str, Any], *, offline: bool
+    recipe: str, asked: dict[str, Any], *, offline: bool, force: bool
 ) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
     from sparkwright.recipes import load_recipe
     from sparkwright.serve.service import ServiceOptions
@@ -256,6 +256,7 @@ def _described(
         run_as=asked["run_as"] or os.environ.get("SUDO_USER", "") or "sparkwright",
         models=str(asked["models"].absolute()) if asked["models"] else "",
         offline=offline,
+        force=force,
         image=asked["image"],
         uid=os.getuid() or IMAGE_UID,
     )

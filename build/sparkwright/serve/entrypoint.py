@@ -28,6 +28,11 @@ FOLDER = "SPARKWRIGHT_RUN"
 _KEYS = ("VLLM_API_KEY", "API_KEY")
 _KEY_FILES = ("API_KEY_FILE", "VLLM_API_KEY_FILE")
 _MOST_PORT = 65_535
+# Keys that decide what is served; the rest is for people, and of the recipe before variables changed it.
+_SERVED = (
+    "format", "name", "title", "model", "drafter", "flags", "environment", "speculative", "weights", "traits",
+    "capability", "nodes", "series",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,8 @@ def write_entry(plan: EntryPlan, runtime: Path = RUNTIME) -> None:
     if plan.recipe is None:
         return
     runtime.mkdir(parents=True, exist_ok=True)
-    table = {name: value for name, value in to_builtins(plan.recipe).items() if value not in ("", [], {}, ())}
+    told = to_builtins(plan.recipe)
+    table = {name: told[name] for name in _SERVED if told[name] not in ("", [], {}, ())}
     (runtime / "recipe.toml").write_text(tomlkit.dumps(table), encoding="utf-8")
     if plan.key:
         path = runtime / "api-key"

@@ -39,6 +39,7 @@ class ServiceOptions:
         run_as: user of a system's unit.
         models: folder of downloaded models, for ``HF_HOME``; empty for the service's own.
         offline: serve without a network.
+        force: start in spite of preflight's predictions.
         image: image of the compose file.
         uid: user id in its container.
     """
@@ -54,6 +55,7 @@ class ServiceOptions:
     run_as: str = "sparkwright"
     models: str = ""
     offline: bool = False
+    force: bool = False
     image: str = "localhost/sparkwright:latest"
     uid: int = IMAGE_UID
 

@@ -50,8 +50,8 @@ def command_line(options: ServiceOptions, places: ServicePlaces) -> tuple[str, .
         words += ["--use", options.use]
     for setting in options.settings:
         words += ["--set", setting]
-    if options.offline:
-        words.append("--offline")
+    words += ["--offline"] if options.offline else []
+    words += ["--force"] if options.force else []
     return tuple(words)
 
 
