@@ -1,33 +1,59 @@
-"""The predicted memory of a real model, and of a real start of vLLM on the CPU."""
+"""The predicted memory of a real start on the CPU, and layouts of KV caches beside vLLM's own planning."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, QWEN_27B, QWEN_35B
 
 from sparkwright.merge import merge_patchset
 from sparkwright.pipeline import BuildOptions, open_job
 from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal import RehearsalOptions, rehearse
 from sparkwright.rehearsal.run import serve_exact
+from sparkwright.rehearsal.tree import prepare
 from sparkwright.serve.preflight import PreflightRequest, inspect_start, read_host
+from sparkwright.serve.preflight.drafter import check_draft_cache
+from sparkwright.serve.preflight.kv_plan import KvOptions, plan_kv
+from sparkwright.serve.preflight.shape import Attention, model_shape
 from sparkwright.verify.server import read_boot_log
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.merge import MergeReport
+    from sparkwright.pipeline import Job
+    from sparkwright.rehearsal.model import ServedTree
+
 ROOT = Path(__file__).parents[2]
+ASK = ROOT / "tests" / "support" / "ask_planner.py"
+MEMORY, LENGTH = 20 << 30, 32768
 
 pytestmark = [pytest.mark.slow, pytest.mark.upstream]
 
 
-def test_weights_and_cache_of_a_real_start(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def opened() -> Iterator[tuple[Job, MergeReport, ServedTree]]:
     with open_job(ROOT, BuildOptions(series="0.24", platform="x86_64")) as job:
         release = job.spec.lock.release.version
         report = merge_patchset(job.repository, job.merge_request(job.pristine, release))
         served = serve_exact(job, report)
         assert served is not None
-        options = RehearsalOptions(checks=("boot",), out=tmp_path / "run", against_pristine=False)
-        assert rehearse(job, report, options).verdict == "passed"
+        yield job, report, served
+
+
+def test_weights_and_cache_of_a_real_start(
+    opened: tuple[Job, MergeReport, ServedTree], tmp_path: Path
+) -> None:
+    job, report, served = opened
+    options = RehearsalOptions(checks=("boot",), out=tmp_path / "run", against_pristine=False)
+    assert rehearse(job, report, options).verdict == "passed"
     recipe = load_recipe(served.recipe)
     model = Path(recipe.model)
     # Whatever card the tests' machine has, this server runs on the CPU.
@@ -48,3 +74,104 @@ def test_weights_and_cache_of_a_real_start(tmp_path: Path) -> None:
     assert plan.tokens(found.budget.pool(), 4096) == boot.kv_tokens
     requests = found.budget.pool() // plan.block_bytes / plan.request_blocks(4096)
     assert round(requests, 2) == boot.max_concurrency
+
+
+DRAFTERS = ((), (Attention(5, 8, 128),), (Attention(4, 8, 128, 2048), Attention(1, 8, 128)))
+TYPES = (("auto", ""), ("fp8", ""), ("nvfp4", ""), ("fp8", "bfloat16"), ("nvfp4", "bfloat16"))
+
+
+def asked(config: dict[str, Any], drafter: tuple[Attention, ...], options: KvOptions) -> dict[str, Any]:
+    """A case for vLLM's planning: what the worker would hand it, with the block size that it would choose."""
+    shape = model_shape(config.get("text_config", config))
+    plan = plan_kv(replace(shape, attention=shape.attention[:1]), (), options)
+    layers: list[dict[str, Any]] = [
+        {"kind": "attention", "count": one.layers, "heads": one.kv_heads, "size": one.head_size}
+        | {"window": one.window, "dtype": dtype}
+        for one, dtype in (
+            *((one, options.dtype) for one in shape.attention),
+            *((one, options.draft_dtype or options.dtype) for one in drafter),
+        )
+    ]
+    for one in shape.states:
+        page = plan.groups[0].page
+        layers.append(
+            {"kind": "state", "count": one.layers, "bytes": one.bytes(options.drafts, 2), "page": page}
+        )
+    return {
+        "layers": layers,
+        "block": plan.groups[0].block,
+        "batch": options.batch,
+        "drafts": options.drafts,
+        "prefix_caching": options.prefix_caching,
+        "length": LENGTH,
+        "memory": MEMORY,
+    }
+
+
+def mixtures(*, saves: bool) -> list[tuple[dict[str, Any], tuple[Attention, ...], KvOptions]]:
+    """Models, drafters, types of cache, and prefix caching with drafts or without both."""
+    models = (DENSE, QWEN_27B, QWEN_35B, GPT_OSS, GEMMA_26B)
+    return [
+        (
+            config,
+            drafter,
+            KvOptions(
+                dtype=dtype,
+                draft_dtype=draft,
+                prefix_caching=prefixes,
+                drafts=12 if prefixes and drafter else 0,
+                batch=2048,
+                saves=saves,
+            ),
+        )
+        for config, drafter, (dtype, draft), prefixes in product(models, DRAFTERS, TYPES, (False, True))
+    ]
+
+
+def answers(python: Path, cases: list[tuple[dict[str, Any], tuple[Attention, ...], KvOptions]]) -> list[Any]:
+    """What the vLLM of *python* plans for them."""
+    done = subprocess.run(
+        [python, ASK],
+        input=json.dumps([asked(*case) for case in cases]),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def planned(config: dict[str, Any], drafter: tuple[Attention, ...], options: KvOptions) -> dict[str, int]:
+    """What preflight plans."""
+    plan = plan_kv(model_shape(config.get("text_config", config)), drafter, options)
+    return {
+        "blocks": MEMORY // plan.block_bytes,
+        "tokens": plan.tokens(MEMORY, LENGTH),
+        "groups": sum(group.tables for group in plan.groups),
+    }
+
+
+def test_layouts_are_those_of_vllms_planning(opened: tuple[Job, MergeReport, ServedTree]) -> None:
+    """150 mixtures of models, drafters and types, planned by the merged tree itself."""
+    cases = mixtures(saves=True)
+    for case, answer in zip(cases, answers(opened[2].python, cases), strict=True):
+        assert answer == planned(*case), case
+
+
+def test_what_upstream_refuses_is_refused_before_loading(opened: tuple[Job, MergeReport, ServedTree]) -> None:
+    """Upstream's own 0.24.0 cannot plan 28 of them, and preflight refuses exactly these."""
+    job, report, _ = opened
+    cases = mixtures(saves=False)
+    found = answers(prepare(job, {}, report.version).python, cases)
+    refused = 0
+    for case, answer in zip(cases, found, strict=True):
+        config, drafter, options = case
+        shape = model_shape(config.get("text_config", config))
+        findings = check_draft_cache(shape, drafter, options, version=report.version)
+        assert any(one.check == "draft-kv-pages" and one.level == "refuse" for one in findings) is (
+            answer == {}
+        )
+        assert answer in ({}, planned(*case)), case
+        refused += not answer
+    assert refused == 28

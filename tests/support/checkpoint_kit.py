@@ -80,6 +80,19 @@ GPT_OSS = {
     "quantization_config": {"quant_method": "mxfp4"},
     "max_position_embeddings": 131072,
 }
+GEMMA_26B = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "num_hidden_layers": 30,
+    "hidden_size": 2816,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "num_global_key_value_heads": 2,
+    "global_head_dim": 512,
+    "vocab_size": 262144,
+    "sliding_window": 1024,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+}
 MODELOPT = {
     "producer": {"name": "modelopt"},
     "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"},

@@ -131,6 +131,12 @@ def test_a_tokenizers_configuration_alone_is_no_tokenizer(folder):
     assert found(folder) == {"tokenizer": "refuse"}
 
 
+def test_mistrals_own_configuration(folder):
+    (folder / "config.json").rename(folder / "params.json")
+    assert found(folder) == {"mistral-format": "note"}
+    assert judged(folder, weights="compressed-tensors") == {}
+
+
 def test_a_gguf_file_is_named(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -277,7 +283,11 @@ def test_the_bytes_that_are_loaded(nvfp4):
     assert loaded_weights(recipe(speculative={"method": "mtp"}), checkpoint).bytes == checkpoint.bytes
     text = loaded_weights(recipe(flags={"language-model-only": True}), checkpoint)
     assert plain.bytes - text.bytes == 1152 * 1536 * 2
-    assert loaded_weights(recipe(flags={"tensor-parallel-size": 2}), checkpoint).bytes == plain.bytes // 2
+    two = {"tensor-parallel-size": 2}
+    assert loaded_weights(recipe(flags=two), checkpoint).bytes == plain.bytes // 2
+    assert loaded_weights(recipe(flags=two), checkpoint, draft=True).bytes == checkpoint.bytes // 2
+    whole = recipe(flags=two, speculative={"draft_tensor_parallel_size": 1})
+    assert loaded_weights(whole, checkpoint, draft=True).bytes == checkpoint.bytes
 
 
 def test_types_are_the_models_once_loaded(tmp_path):

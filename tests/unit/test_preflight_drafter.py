@@ -121,6 +121,21 @@ def test_an_eagle3_drafter(tmp_path):
     }
 
 
+def test_a_drafter_with_packed_weights(tmp_path):
+    packed = [{"fc.weight": ("U8", (5120, 5 * 5120 // 2)), "fc.weight_scale": ("F8_E4M3", (5120, 1600))}]
+    assert found(tmp_path, QWEN_27B_DFLASH, packed) == {}
+
+
+def test_a_paired_head_reads_the_targets_cache(tmp_path):
+    target = read_checkpoint("t", write_checkpoint(tmp_path / "target", DENSE))
+    head = read_checkpoint("d", write_checkpoint(tmp_path / "head", {**DENSE, "num_hidden_layers": 4}))
+    mtp = recipe(drafter="d", speculative={"method": "mtp", "num_speculative_tokens": 4})
+    assert drafter_layers(mtp, target, head) == ()
+    assert list(check_drafter(mtp, target, head)) == []
+    model = recipe(drafter="d", speculative={"method": "draft_model", "num_speculative_tokens": 4})
+    assert drafter_layers(model, target, head) == (Attention(4, 4, 128),)
+
+
 def test_the_generated_pair_fits(tmp_path):
     target, drafter = write_tiny_models(tmp_path)
     served = recipe(target, drafter=str(drafter), speculative={**DFLASH, "num_speculative_tokens": 7})
@@ -163,7 +178,8 @@ def cached(dtype, draft, *, target=HYBRID, version="0.24.0+spark.1", carries=fro
     ("dtype", "draft", "version", "carries", "expected"),
     [
         ("fp8", "bfloat16", "0.24.0", set(), {"draft-kv-pages": "refuse"}),
-        ("nvfp4", "bfloat16", "0.27.1", set(), {"draft-kv-pages": "refuse"}),
+        ("nvfp4", "bfloat16", "0.24.0", set(), {"draft-kv-pages": "refuse"}),
+        ("nvfp4", "bfloat16", "0.27.1", set(), {"draft-kv-pages": "warn"}),
         ("fp8", "bfloat16", "0.24.0+spark.1", {"kv-page-nvfp4"}, {"draft-kv-pages": "warn"}),
         ("nvfp4", "bfloat16", "0.33.0", set(), {"draft-kv-pages": "warn"}),
         ("fp8", "bfloat16", "", set(), {"draft-kv-pages": "warn"}),
@@ -177,6 +193,14 @@ def cached(dtype, draft, *, target=HYBRID, version="0.24.0+spark.1", carries=fro
 def test_pages_of_a_drafter_in_a_hybrid_model(dtype, draft, version, carries, expected):
     """The probe of kv-page-nvfp4 asserts which of these the planning of 0.24.0 refuses."""
     assert cached(dtype, draft, version=version, carries=frozenset(carries)) == expected
+
+
+@pytest.mark.parametrize(("draft", "remedy"), [("bfloat16", 'kv_cache_dtype = "fp8"'), ("fp8", "KV heads")])
+def test_the_remedy_is_another(draft, remedy):
+    wide = (Attention(5, 16, 128),)
+    options = KvOptions(dtype="fp8", draft_dtype=draft)
+    (finding,) = check_draft_cache(HYBRID, wide, options, version="0.24.0")
+    assert remedy in finding.next_step
 
 
 def test_pages_of_a_drafter_elsewhere():
@@ -211,7 +235,7 @@ def test_the_whole_of_a_start(tmp_path):
     )
     with_carry = {one.check: one.level for one in run_preflight(start(served, engine=ENGINE))}
     assert with_carry == {"draft-kv-pages": "warn"}
-    stock = EngineFacts(version="0.24.0", packages=ENGINE.packages)
+    stock = EngineFacts(version="0.24.0", carries=frozenset({"draft-kv-dtype"}), packages=ENGINE.packages)
     assert {one.check for one in run_preflight(start(served, engine=stock)) if one.level == "refuse"} == {
         "draft-kv-pages"
     }

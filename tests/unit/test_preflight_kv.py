@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_kit import DENSE, GPT_OSS, QWEN_27B, QWEN_35B
+from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, QWEN_27B, QWEN_35B
 
 from sparkwright.serve.preflight.kv_plan import (
     CPU_BLOCK,
@@ -102,23 +102,20 @@ def test_windows_hold_a_window_and_a_batch():
 
 
 def test_heads_of_two_sizes_share_pages():
-    gemma = {
-        "num_hidden_layers": 30,
-        "hidden_size": 2816,
-        "num_attention_heads": 16,
-        "vocab_size": 262144,
-        "num_key_value_heads": 8,
-        "head_dim": 256,
-        "num_global_key_value_heads": 2,
-        "global_head_dim": 512,
-        "sliding_window": 1024,
-        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
-    }
-    full, windowed = plan_kv(model_shape(gemma), (), KvOptions()).groups
+    full, windowed = plan_kv(model_shape(GEMMA_26B), (), KvOptions()).groups
     assert (full.layers, windowed.layers) == (5, 25)
     assert full.page == windowed.page == 16 * 2 * 8 * 256 * 2
     assert (full.block, windowed.block) == (32, 16)
     assert (full.tables, windowed.tables) == (1, 5)
+
+
+@pytest.mark.parametrize(("saves", "nvfp4", "wide"), [(True, 1.0, 1.125), (False, 32 / 9, 1.0)])
+def test_nvfp4_beside_windows_of_16_bits(saves, nvfp4, wide):
+    """docs/nvfp4-kv.md: with the carry an NVFP4 page takes its own bytes, and a 16-bit one an eighth more."""
+    options = KvOptions(dtype="nvfp4", draft_dtype="bfloat16", saves=saves)
+    target, window = plan_kv(model_shape(DENSE), (Attention(8, 4, 128, 2048),), options).groups
+    assert target.page / target.block == pytest.approx(nvfp4 * 2 * 4 * 72)
+    assert window.page / window.block == pytest.approx(wide * 2 * 4 * 256)
 
 
 def test_layers_that_share_keys_have_no_cache():

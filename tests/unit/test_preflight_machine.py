@@ -14,7 +14,8 @@ from checkpoint_kit import DENSE, write_checkpoint
 from preflight_kit import ENGINE, GB10, GIB, H200, recipe, spark, start
 
 from sparkwright.base.errors import ArchiveError, ServerError
-from sparkwright.serve.preflight import EngineFacts, HostFacts, read_host, run_preflight
+from sparkwright.recipes import About, load_recipe
+from sparkwright.serve.preflight import EngineFacts, HostFacts, inspect_start, read_host, run_preflight
 from sparkwright.serve.preflight.engine import (
     REGISTRY,
     files_digest,
@@ -157,12 +158,21 @@ def test_disk_for_the_rest_of_a_model(tmp_path):
     assert absent == {"disk": "warn", "model-fetched": "note"}
 
 
+def test_disk_for_a_model_of_known_size():
+    served = recipe("org/absent", about=About(precision="nvfp4", weights_gb=60))
+    online = {"HOME": "/nonexistent"}
+    small = levels(served, spark(disk_free=50 * GIB), environment=online)
+    assert small == {"disk": "refuse", "model-fetched": "note"}
+    assert levels(served, spark(disk_free=60 * GIB), environment=online) == {"model-fetched": "note"}
+
+
 # The network ----------------------------------------------------------------------------------------
 
 
 def test_a_model_that_is_not_here(tmp_path):
     assert levels(recipe("org/absent")) == {"model-missing": "refuse"}
     assert levels(recipe(tmp_path / "absent"), environment={}) == {"model-missing": "refuse"}
+    assert levels(recipe("a/relative/folder"), environment={}) == {"model-missing": "refuse"}
     assert levels(recipe("org/absent"), environment={}) == {"model-fetched": "note"}
 
 
@@ -183,6 +193,8 @@ def test_kernels_that_are_compiled_late(model):
     bare = replace(ENGINE, packages={"flashinfer-python": "0.6.1"})
     assert levels(recipe(model), engine=bare) == {"jit": "note"}
     assert levels(recipe(model), spark(tools={}), engine=bare) == {"nvcc": "warn"}
+    assert levels(recipe(model), spark(nvcc=(12, 8)), engine=bare) == {"nvcc": "warn"}
+    assert levels(recipe(model), spark(nvcc=(12, 9)), engine=bare) == {"jit": "note"}
     assert levels(recipe(model), spark(tools={})) == {}  # the companion is there
     assert levels(recipe(model), spark(tools={}), engine=EngineFacts(packages={"torch": "2.11"})) == {}
 
@@ -215,8 +227,8 @@ def test_tritons_ptxas(model, tmp_path):
 
 
 def test_dead_variables(model):
-    dead = frozenset({"VLLM_NVFP4_GEMM_BACKEND"})
-    served = recipe(model, environment={"VLLM_NVFP4_GEMM_BACKEND": "cutlass", "VLLM_NO_USAGE_STATS": "1"})
+    dead = frozenset({"VLLM_GONE"})
+    served = recipe(model, environment={"VLLM_GONE": "1", "VLLM_NO_USAGE_STATS": "1"})
 
     def asked(environment):
         return sorted(dead & environment.keys())
@@ -224,6 +236,33 @@ def test_dead_variables(model):
     assert levels(served, dead_variables=asked) == {"dead-variable": "warn"}
     assert levels(recipe(model), dead_variables=asked) == {}
     assert levels(served) == {}
+
+
+def test_the_release_of_nvcc_is_read(tmp_path):
+    program = tmp_path / "bin" / "nvcc"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    program.chmod(0o755)
+    found = read_host({"CUDA_HOME": str(tmp_path), "PATH": ""}, models=tmp_path)
+    assert (found.tools["nvcc"], found.nvcc) == (str(program), (13, 0))
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert read_host({"CUDA_HOME": str(tmp_path), "PATH": ""}, models=tmp_path).nvcc == ()
+
+
+def test_options_that_do_not_work_together(model):
+    served = recipe(model, flags={"kv-cache-dtype": "fp8", "attention-backend": "FLASH_ATTN"})
+    assert levels(served) == {"rule flash-attn-fp8-kv": "refuse"}
+    assert levels(served, engine=replace(ENGINE, version="0.33.0")) == {}
+
+
+def test_the_generated_pair_of_the_smoke_recipe():
+    request = start(load_recipe("smoke"))
+    report = inspect_start(request)
+    assert report.findings == ()
+    rows = {row.part: row for row in report.rows}
+    assert rows["weights"].source == "made up when the server starts"
+    # Eight layers and two of the drafter, four heads of 128 in 16 bits, 65,536 tokens.
+    assert rows["KV cache, one request of 65,536 tokens"].gib == 10 * 2 * 4 * 128 * 2 * 65536 / GIB
 
 
 # The wheel ------------------------------------------------------------------------------------------

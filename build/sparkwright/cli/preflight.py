@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 @click.command("preflight")
 @click.argument("recipe")
+@click.option("--use", default="", help="The recipe's use: single, shared or many.")
 @click.option("--python", type=click.Path(path_type=Path), help="The interpreter that has vLLM.")
 @click.option(
     "--wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel to serve with."
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 def command(
     *,
     recipe: str,
+    use: str,
     nodes: int | None,
     link_only: bool,
     peer: Path | None,
@@ -57,7 +59,7 @@ def command(
     from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear, this_end
 
     other = _read_end(peer) if peer else None
-    request = PreflightRequest(recipe=load_recipe(recipe), nodes=nodes or 0, peer=other, **asked)
+    request = PreflightRequest(recipe=load_recipe(recipe, use), nodes=nodes or 0, peer=other, **asked)
     if link_only:
         print_json(to_builtins(this_end(request)))
         return
@@ -116,7 +118,7 @@ def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -
 
     if not options.recipe or options.url or options.simulator:
         return
-    recipe = load_recipe(options.recipe)
+    recipe = load_recipe(options.recipe, options.use)
     network = {"HF_HUB_OFFLINE": "1"} if offline else {}
     environment = {**os.environ, **network}
     if recipe.made_up or find_folder(recipe.model, environment) is None:

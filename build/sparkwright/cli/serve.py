@@ -127,6 +127,8 @@ def _options(asked: dict[str, Any], *, quick: bool) -> ServeOptions:
 
     key_file: Path | None = asked["key_file"]
     given = {name: asked[name] for name in ("boot_s",) if asked[name]}
+    if asked["interval"]:
+        given["compiled_s"] = asked["interval"]
     return ServeOptions(
         host=asked["host"],
         port=asked["port"],

@@ -80,6 +80,7 @@ _OPTIONS = (
     click.option(
         "--recipe", default="", help=f"What to serve, by name or file.  [default: {_DEFAULT_RECIPE}]"
     ),
+    click.option("--use", default="", help="The use of the recipe that is served, such as many."),
     click.option("--python", default="", help="Serve with this interpreter's vLLM instead of a wheel."),
     click.option("--smoke", is_flag=True, help="A small run with tiny random models, on any CUDA GPU."),
     click.option("--demo", is_flag=True, help="A run against the simulator, without any GPU."),

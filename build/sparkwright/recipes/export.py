@@ -128,7 +128,7 @@ def _vllm(recipe: Recipe, date: str) -> dict[str, Any]:
     about, version = _required_about(recipe), min(recipe.series, key=_ordered, default="0.24")
     strategy = "single_node_tp" if recipe.nodes == 1 else "multi_node_tp"
     features = _features(recipe)
-    taken = {*_TOOLS, *_REASONING}
+    taken = {*_TOOLS, *_REASONING, "tensor-parallel-size"}  # the strategy decides the last one
     rest = tuple(word for name in recipe.flags if name not in taken for word in _flag_words(recipe, name))
     provider = recipe.model.partition("/")[0]
     return {

@@ -31,6 +31,7 @@ class ReferenceFigures(Model, frozen=True):
         source: who published them, and where.
         unit: of `values`.
         values: figures by load, such as ``c=8``.
+        speculative: tokens were drafted.
     """
 
     key: str
@@ -40,6 +41,7 @@ class ReferenceFigures(Model, frozen=True):
     source: str
     unit: str = "tok/s"
     values: dict[str, float] = field(default_factory=dict)
+    speculative: bool = True
 
     def __str__(self) -> str:
         """Return one line."""

@@ -1,5 +1,8 @@
 """Options that are known not to work together, each with the reason and a working alternative.
 
+Options, values and variables that a release does not have are not listed here: `release_options` asks the
+release itself. Nor is what depends on the machine or the checkpoint, which preflight reads.
+
 Every rule was read in upstream's source: `Rule.source` is the release and file:line that it
 repeats. A rule refuses only options that are *known* to fail: where a release's source was not read, or the
 card is not known, it does not apply, and vLLM decides.
@@ -103,8 +106,9 @@ class ServerOptions:
 
     @property
     def k(self) -> int:
-        """Return the tokens drafted in a step; 0 without speculation, -1 where not given."""
-        return int(self.speculative.get("num_speculative_tokens", -1)) if self.speculative else 0
+        """Return the tokens drafted in a step; 0 without speculation, -1 where not given as a number."""
+        value = self.speculative.get("num_speculative_tokens", -1) if self.speculative else 0
+        return value if isinstance(value, int) else -1
 
     @property
     def runner(self) -> str:
@@ -157,13 +161,8 @@ class Rule:
 
 _EAGLE_LIKE = ("eagle", "eagle3", "dflash", "extract_hidden_states", "draft_model", "ngram_gpu")
 _NVFP4_CARRY = "nvfp4-kv-triton"
+_SIXTEEN_BITS = ("bfloat16", "float16")
 _NON_CAUSAL = {"FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION", "TRITON_ATTN"}
-_KV_024 = {
-    *("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4"),
-    *("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
-    *("int8_per_token_head", "fp8_per_token_head"),
-}
-_GONE = ("VLLM_NVFP4_GEMM_BACKEND", "VLLM_USE_FLASHINFER_MOE_")
 
 
 def _rates_wrong(options: ServerOptions) -> bool:
@@ -247,6 +246,19 @@ RULES: tuple[Rule, ...] = (
         carry="draft-kv-dtype",
     ),
     Rule(
+        "hybrid-draft-kv",
+        "all pages of a hybrid model's KV cache have one size, and this release cannot plan a drafter whose "
+        "pages are larger than the target's, such as one of 16 bits beside FP8 or NVFP4",
+        "use a wheel with the carry kv-page-nvfp4, where states then take 2 to 3.56 times the memory, or "
+        "leave kv_cache_dtype out of [speculative]",
+        "0.24.0 v1/core/kv_cache_utils.py:1049",
+        lambda o: (
+            "hybrid" in o.traits and o.draft_kv in _SIXTEEN_BITS and o.kv not in {"auto", *_SIXTEEN_BITS}
+        ),
+        before="0.26",
+        carry="kv-page-nvfp4",
+    ),
+    Rule(
         "nvfp4-kv-mla",
         "models with multi-head latent attention have no NVFP4 KV cache in this release",
         'use kv-cache-dtype = "fp8" or "auto"',
@@ -306,14 +318,6 @@ RULES: tuple[Rule, ...] = (
             and bool(name := str(o.speculative.get("attention_backend", "")).upper())
             and name not in {*_NON_CAUSAL, "AUTO"}
         ),
-        before="0.25",
-    ),
-    Rule(
-        "kv-type-unknown",
-        "this release has no such type of KV cache",
-        'use "auto", "fp8_e4m3" or another of its types',
-        "0.24.0 config/cache.py:19",
-        lambda o: o.kv not in _KV_024,
         before="0.25",
     ),
     Rule(
@@ -443,14 +447,6 @@ RULES: tuple[Rule, ...] = (
         "leave it out: vLLM derives it",
         "0.24.0 config/vllm.py:2179",
         lambda o: "mamba-block-size" in o.flags and o.flags.get("enable-prefix-caching") is False,
-    ),
-    Rule(
-        "removed-variables",
-        "VLLM_NVFP4_GEMM_BACKEND and VLLM_USE_FLASHINFER_MOE_* were removed: vLLM only warns of them, and"
-        " other kernels would be measured than the requested ones",
-        "use the flags linear-backend and moe-backend",
-        "0.24.0 envs.py:1998",
-        lambda o: any(name.startswith(_GONE) and not name.endswith("_INT4") for name in o.environment),
     ),
 )
 

@@ -6,7 +6,9 @@ Variables are those that vLLM 0.24 to 0.33 and its pinned FlashInfer, Triton and
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.config import to_builtins
@@ -14,9 +16,11 @@ from sparkwright.base.digests import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from sparkwright.recipes import Recipe
+
+
+_PASSING = (".lock", ".tmp")
 
 
 @dataclass(frozen=True)
@@ -27,15 +31,22 @@ class CacheVariable:
         name: the variable.
         folder: the folder below the server's own.
         why: contents of the folder.
+        compiled: the folder of compiled results inside of it; empty if all are.
     """
 
     name: str
     folder: str
     why: str
+    compiled: str = ""
 
 
 CACHES = (
-    CacheVariable("VLLM_CACHE_ROOT", "vllm", "torch.compile's graphs, and FlashInfer's tuned tactics"),
+    CacheVariable(
+        "VLLM_CACHE_ROOT",
+        "vllm",
+        "torch.compile's graphs, and FlashInfer's tuned tactics",
+        "torch_compile_cache",
+    ),
     CacheVariable("TRITON_CACHE_DIR", "triton", "kernels that Triton compiles"),
     CacheVariable("TORCHINDUCTOR_CACHE_DIR", "inductor", "what torch compiles outside of vLLM's own cache"),
     CacheVariable("FLASHINFER_WORKSPACE_BASE", "flashinfer", "kernels that FlashInfer compiles"),
@@ -60,6 +71,19 @@ def cache_key(identity: str, recipe: Recipe, card: str) -> str:
 def cache_variables(folder: Path, taken: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that keep compiled results below *folder*, but those already *taken*."""
     return {cache.name: str(folder / cache.folder) for cache in CACHES if cache.name not in taken}
+
+
+def compiled_results(variables: Mapping[str, str]) -> frozenset[str]:
+    """Return the files of compiled results in the caches that *variables* name, by path.
+
+    Other files that vLLM keeps in its cache, such as facts about models, do not count.
+    """
+    folders = [Path(variables[cache.name], cache.compiled) for cache in CACHES if cache.name in variables]
+    found: set[str] = set()
+    for folder in folders:
+        for parent, _, names in os.walk(folder):
+            found.update(os.path.join(parent, name) for name in names if not name.endswith(_PASSING))  # noqa: PTH118
+    return frozenset(found)
 
 
 def reason_of(variable: str) -> str:

@@ -49,6 +49,7 @@ class ServeOptions:
         warm_up_s: seconds after which no further round of it begins.
         offline: fetch nothing.
         interval_s: seconds between two states.
+        compiled_s: seconds between two searches for what was compiled while serving.
         boot_s: limit of the boot, in seconds.
         environment: variables on top of the recipe's.
     """
@@ -61,6 +62,7 @@ class ServeOptions:
     warm_up_s: float = LIMIT_S
     offline: bool = False
     interval_s: float = 10.0
+    compiled_s: float = 30.0
     boot_s: float = BOOT_S
     environment: Mapping[str, str] = field(default_factory=dict)
 

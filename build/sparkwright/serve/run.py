@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import EndpointError, ServerEndedError
 from sparkwright.base.events import emit, task, warn
-from sparkwright.serve.caches import cache_key, cache_variables
+from sparkwright.serve.caches import cache_key, cache_variables, compiled_results
 from sparkwright.serve.engine import ServedEngine
 from sparkwright.serve.kernels import warn_of_fallbacks
 from sparkwright.serve.status import memory_pressure, status_between
@@ -234,13 +234,28 @@ async def _report(server: ServerProcess, session: aiohttp.ClientSession, options
         ServerEndedError: it ended by itself.
     """
     before: MetricsSnapshot | None = None
-    due = time.monotonic()
+    compiled = await asyncio.to_thread(compiled_results, server.launch.environment)
+    due = searched = time.monotonic()
     while server.died is None:
         if time.monotonic() >= due:
             due = time.monotonic() + options.interval_s
             before = await _look(server, session, before)
+        if time.monotonic() - searched >= options.compiled_s:
+            searched = time.monotonic()
+            compiled = await _compiled_since(server, compiled)
         await asyncio.sleep(_POLL_S)
     raise await _ended(server)
+
+
+async def _compiled_since(server: ServerProcess, before: frozenset[str]) -> frozenset[str]:
+    """Warn of what was compiled while serving, and return all compiled results that there are now."""
+    now = await asyncio.to_thread(compiled_results, server.launch.environment)
+    if new := sorted(now - before):
+        warn(
+            f"{len(new)} files were compiled after the warm-up, while requests waited: {new[0]}",
+            compiled=new[:20],
+        )
+    return now
 
 
 async def _look(

@@ -53,7 +53,7 @@ def lacking_facts(options: VerifyOptions, known: EndpointFacts, log: BootFacts) 
 
     What a recipe configures is never lacking: the checks find that it is missing.
     """
-    recipe = load_recipe(options.recipe) if options.recipe else None
+    recipe = load_recipe(options.recipe, options.use) if options.recipe else None
     lacks = {}
     if not options.baseline_url:
         lacks[BASELINE] = "no --baseline-url was given"

@@ -28,6 +28,7 @@ class VerifyOptions(Model, frozen=True):
         require: capabilities that the server must have.
         log: file that the server at `url` writes its log to.
         recipe: a recipe's name or file: start vLLM so.
+        use: the use of the recipe that is applied to it, such as ``many``; none if empty.
         wheel: path of the wheel that the recipe's server is started from.
         python: interpreter of an environment with vLLM in it, instead of a wheel.
         runner: model runner to select: ``v1`` or ``v2``; the release's default if empty.
@@ -54,6 +55,7 @@ class VerifyOptions(Model, frozen=True):
     require: tuple[str, ...] = ()
     log: str = ""
     recipe: str = ""
+    use: str = ""
     wheel: str = ""
     python: str = ""
     runner: Literal["", "v1", "v2"] = ""

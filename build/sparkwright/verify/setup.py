@@ -135,9 +135,9 @@ async def prepare(
         lacks = {} if options.speculative_tokens else {SPECULATION: "this server does not speculate"}
     else:
         fleet, server, identity, profile = _by_recipe(options, profile, folder, offline=offline)
-        lacks = _lacks_by_recipe(load_recipe(options.recipe))
+        lacks = _lacks_by_recipe(load_recipe(options.recipe, options.use))
     refuse_lacking(lacks, options.require, server)
-    recipe = load_recipe(options.recipe) if options.recipe else None
+    recipe = load_recipe(options.recipe, options.use) if options.recipe else None
     suite = Suite(
         [ALL[name] for name in profile.checks],
         profile,
@@ -264,7 +264,7 @@ def _by_recipe(
     options: VerifyOptions, profile: Profile, folder: Path, *, offline: bool
 ) -> tuple[Starters, str, dict[str, str], Profile]:
     recipe = variant(
-        load_recipe(options.recipe), runner=options.runner, eager=True if options.eager else None
+        load_recipe(options.recipe, options.use), runner=options.runner, eager=True if options.eager else None
     )
     profile = _with_hints(profile, recipe, options)
     main, identity = _environment(options.wheel or options.python, folder, "wheel", offline=offline)

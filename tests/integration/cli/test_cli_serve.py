@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,7 @@ def test_it_answers_reports_and_leaves_nothing(staged: World, serving: Any, tmp_
     status, errors = this.end()
     assert status == 0, errors
     assert this.lines()[-1]["kind"] == "serve.stopped"
+    assert not [line for line in this.lines() if line["kind"] == "warning"], "nothing was compiled meanwhile"
     assert this.lines()[-1]["orphans"] == 0
     run = Path(ready["log"]).parent
     assert run.stat().st_mode & 0o077 == 0, "others cannot read it"
@@ -81,6 +83,40 @@ def test_it_answers_reports_and_leaves_nothing(staged: World, serving: Any, tmp_
     again.child.send_signal(signal.SIGINT)
     assert again.end()[0] == 0
     assert list((staged.store.home / "serve" / "caches").iterdir()) == caches, "a second start reuses them"
+
+
+def test_what_is_compiled_while_serving_is_told(staged: World, serving: Any) -> None:
+    staged.carry("compiling", {"vllm/fault.py": COMPILING})
+    this = serving("--no-warm-up", "--interval", "0.2")
+    ready = this.wait_for("serve.ready")
+    this.wait_for("serve.status")
+    (Path(ready["log"]).parent / "compile-now").touch()
+    warning = this.wait_for("warning")
+    assert "1 files were compiled after the warm-up" in warning["message"]
+    assert warning["compiled"][0].endswith("/triton/kernel.cubin")
+    this.child.send_signal(signal.SIGTERM)
+    assert this.end()[0] == 0
+    assert len([line for line in this.lines() if line["kind"] == "warning"]) == 1, "each file once"
+
+
+COMPILING = """\
+FAULT = ''
+import os
+import threading
+import time
+from pathlib import Path
+
+
+def compile_late():
+    while not Path('compile-now').exists():
+        time.sleep(0.05)
+    cache = Path(os.environ['TRITON_CACHE_DIR'])
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / 'kernel.cubin').write_bytes(b'late')
+
+
+threading.Thread(target=compile_late, daemon=True).start()
+"""
 
 
 def test_a_server_that_ends_by_itself_is_an_error_of_its_own(staged: World, serving: Any) -> None:
@@ -122,12 +158,13 @@ def test_killed_it_leaves_no_engine(serving: Any) -> None:
 
 
 def test_a_second_signal_kills_a_server_that_ignores_the_first(staged: World, serving: Any) -> None:
-    staged.carry("deaf", {"vllm/words.py": DEAF})
+    staged.carry("deaf", {"vllm/fault.py": DEAF})
     this = serving("--no-warm-up")
     this.wait_for("serve.ready")
     this.child.send_signal(signal.SIGINT)
     this.wait_for("serve.stopping")
-    assert this.child.poll() is None
+    time.sleep(2)
+    assert this.child.poll() is None, "it waits for a server that does not listen"
     this.child.send_signal(signal.SIGINT)
     wait_until(lambda: sum(line["kind"] == "serve.stopping" for line in this.lines()) == 2)
     assert this.lines()[-1]["kind"] in {"serve.stopping", "serve.stopped"}
@@ -135,7 +172,7 @@ def test_a_second_signal_kills_a_server_that_ignores_the_first(staged: World, se
 
 
 DEAF = """\
-WORDS = ('due',)
+FAULT = ''
 import asyncio
 import signal
 

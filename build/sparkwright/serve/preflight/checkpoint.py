@@ -61,6 +61,7 @@ class Checkpoint:
         links: links that cannot be followed, or lead out.
         gguf: names of GGUF files.
         other_weights: names of weights in other formats.
+        mistral: true if it has Mistral's own configuration, ``params.json``, which is not read here.
         unreadable: what could not be read, by file name.
     """
 
@@ -77,6 +78,7 @@ class Checkpoint:
     links: tuple[BadLink, ...] = ()
     gguf: tuple[str, ...] = ()
     other_weights: tuple[str, ...] = ()
+    mistral: bool = False
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -175,6 +177,7 @@ def read_checkpoint(name: str, folder: Path) -> Checkpoint:
         links=tuple(_bad_links(folder, files)),
         gguf=tuple(file for file in names if file.endswith(".gguf")),
         other_weights=tuple(path.name for glob in _OTHER_WEIGHTS for path in sorted(folder.glob(glob))),
+        mistral="params.json" in names,
         unreadable=unreadable,
     )
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _ARCHITECTURES = ("FLASHINFER_CUDA_ARCH_LIST", "TORCH_CUDA_ARCH_LIST", "CUTE_DSL_ARCH")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_FIRST_NVCC = {"12.1": (12, 9), "12.0": (12, 8), "10.0": (12, 8)}
 _TRUE = {"1", "true", "yes", "on"}
 
 
@@ -72,6 +73,15 @@ def _nvcc(host: HostFacts, engine: EngineFacts | None) -> Iterator[Finding]:
             f"{COMPANION} is not installed, and no nvcc is on PATH, in CUDA_HOME or in /usr/local/cuda",
             f"install the companion wheel {COMPANION} or CUDA 13, or set VLLM_USE_FLASHINFER_SAMPLER=0",
         )
+    elif host.nvcc and host.card and host.nvcc < _FIRST_NVCC.get(host.card.capability, ()):
+        oldest = ".".join(map(str, _FIRST_NVCC[host.card.capability]))
+        yield Finding(
+            "nvcc",
+            "warn",
+            "FlashInfer's kernels cannot be compiled for this card",
+            f"{found} is of CUDA {'.'.join(map(str, host.nvcc))}, and {host.card.capability} needs {oldest}",
+            f"install the companion wheel {COMPANION} or CUDA 13, and set CUDA_HOME to it",
+        )
     else:
         yield Finding(
             "jit",
@@ -116,15 +126,16 @@ def check_offline(
     """
     offline = any(environment.get(name, "").lower() in _TRUE for name in _OFFLINE)
     for name, checkpoint in models.items():
-        if checkpoint is None and (offline or name.startswith(("/", "."))):
+        path = name.startswith(("/", ".", "~")) or name.count("/") > 1
+        if checkpoint is None and (offline or path):
             yield Finding(
                 "model-missing",
                 "refuse",
                 f"{name} is not on this machine",
-                "it is no folder, and the network is off (HF_HUB_OFFLINE)"
-                if offline
-                else "there is no such folder",
-                f"fetch it first: hf download {name}" if offline else "correct the path",
+                "there is no such folder"
+                if path
+                else "it is not in the cache, and the network is off (HF_HUB_OFFLINE)",
+                "correct the path" if path else f"fetch it first: hf download {name}",
             )
         elif checkpoint is None:
             yield Finding(

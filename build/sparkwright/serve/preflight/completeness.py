@@ -98,6 +98,13 @@ def _config(checkpoint: Checkpoint) -> Iterator[Finding]:
             "name the safetensors checkpoint of the same model",
             liftable=True,
         )
+    elif not checkpoint.config and checkpoint.mistral:
+        yield Finding(
+            "mistral-format",
+            "note",
+            f"{checkpoint.name} has Mistral's own configuration",
+            "params.json is not read here, so that memory and quantization are not judged",
+        )
     elif not checkpoint.config and not {"config.json"} & {*checkpoint.unreadable, *checkpoint.pointers}:
         yield Finding(
             "no-config",

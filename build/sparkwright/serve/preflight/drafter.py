@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 _MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 _EAGLE3_LAYERS = 3  # hidden states that EAGLE3 takes by default
 _LARGER = 1.001
-_PAGES_CARRY, _PAGES_SINCE = "kv-page-nvfp4", "0.33"
-_PAIRS_UNTIL = "0.26"
+PAGES_CARRY = "kv-page-nvfp4"
+_PAGES_SINCE = "0.33"
+_READ_UNTIL = "0.25"
+_FLOATS = {"BF16", "F16", "F32"}
 _SIXTEEN = {"bfloat16", "float16", "auto"}
 _PLAIN = {*_SIXTEEN, "fp8", "fp8_e4m3", "fp8_e5m2"}
 
@@ -95,7 +97,8 @@ def drafter_layers(recipe: Recipe, target: Checkpoint, drafter: Checkpoint | Non
     if not recipe.speculative:
         return ()
     if drafter is not None:
-        return read_drafting(drafter.config).shape.attention
+        # A paired head, such as Gemma 4's assistant, reads the target's cache and has none.
+        return () if _is_mtp(recipe) else read_drafting(drafter.config).shape.attention
     if not _is_mtp(recipe):
         return ()
     shape, count = model_shape(target.text), max(1, _heads_of(target))
@@ -196,6 +199,8 @@ def _first_layer(method: str, found: Drafting, drafter: Checkpoint) -> Iterator[
     count = len(found.taken) or (_EAGLE3_LAYERS if method == "eagle3" else 0)
     if joined is None or not count or len(joined.shape) != 2:  # noqa: PLR2004 - a matrix
         return
+    if joined.dtype not in _FLOATS:
+        return  # packed, so that its sizes are not those of its values
     takes = joined.shape[1]
     if takes != count * found.target_hidden:
         because = (
@@ -248,17 +253,22 @@ def check_draft_cache(
         f"in a hybrid model all pages have one size, and the drafter's, of {draft}, are {factor:.2f} times "
         f"the target's, of {options.dtype}"
     )
-    remedy = f'give the drafter the target\'s type: kv_cache_dtype = "{options.dtype}" in [speculative]'
-    if _PAGES_CARRY in carries or (version and not _before(version, _PAGES_SINCE)):
+    remedy = (
+        "use a drafter with as many KV heads as the target"
+        if draft == options.dtype
+        else f'give the drafter the target\'s type: kv_cache_dtype = "{options.dtype}" in [speculative]'
+    )
+    if PAGES_CARRY in carries or (version and not _before(version, _PAGES_SINCE)):
         what = f"the drafter's KV cache makes each state take {factor:.2f} times its memory"
         yield Finding("draft-kv-pages", "warn", what, because, remedy)
         return
-    known = bool(version)
+    known = bool(version) and _before(version, _READ_UNTIL)
     yield Finding(
         "draft-kv-pages",
         "refuse" if known else "warn",
-        "the drafter's KV cache is refused after the weights are loaded",
-        f"{because}; vLLM {version or 'before 0.33'} without the carry {_PAGES_CARRY} cannot pad states",
+        f"the drafter's KV cache {'is' if known else 'may be'} refused after the weights are loaded",
+        f"{because}; vLLM {version or 'before 0.33'} without the carry {PAGES_CARRY} "
+        f"{'cannot' if known else 'may not'} pad states to them",
         f"{remedy}, or use a wheel with that carry",
         liftable=True,
     )
@@ -268,7 +278,7 @@ def _pair(draft: str, target: str, version: str) -> Iterator[Finding]:
     """Yield a finding for types that vLLM 0.24 with draft-kv-dtype refuses to hold in one pool."""
     same = draft == target or {draft, target} <= _SIXTEEN
     fits = draft in _SIXTEEN or (draft in _PLAIN and (target in _PLAIN or target.startswith("turboquant_")))
-    if same or fits or not version or not _before(version, _PAIRS_UNTIL):
+    if same or fits or not version or not _before(version, _READ_UNTIL):
         return
     yield Finding(
         "draft-kv-pair",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
+import re
 import shutil
 import socket
 from dataclasses import dataclass, field
@@ -68,6 +70,7 @@ class HostFacts:
         disk_free: free bytes where models are cached; -1 where unknown.
         taken: ports of those asked about that something listens at.
         tools: paths of compilers that just-in-time compilation uses, by name, as far as they are there.
+        nvcc: release of nvcc, such as ``(13, 0)``; empty where it is not there or does not say.
         unwritable: cache folders that cannot be written to, by the cache's name.
     """
 
@@ -78,6 +81,7 @@ class HostFacts:
     disk_free: int = -1
     taken: frozenset[int] = frozenset()
     tools: Mapping[str, str] = field(default_factory=dict)
+    nvcc: tuple[int, ...] = ()
     unwritable: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -118,7 +122,7 @@ def read_host(
         ports: ports that will be listened at.
         address: the address to listen at.
     """
-    meminfo = Path("/proc/meminfo")
+    meminfo, tools = Path("/proc/meminfo"), _tools(environment)
     return HostFacts(
         machine=platform.machine(),
         meminfo=parse_meminfo(meminfo.read_text(encoding="utf-8")) if meminfo.exists() else {},
@@ -126,7 +130,8 @@ def read_host(
         processes=_processes(),
         disk_free=_disk_free(models),
         taken=frozenset(port for port in ports if port and is_taken(address, port)),
-        tools=_tools(environment),
+        tools=tools,
+        nvcc=_nvcc_release(tools.get("nvcc", "")),
         unwritable={
             name: str(path) for name, path in cache_folders(environment).items() if not writable(path)
         },
@@ -152,17 +157,25 @@ def _word(cell: str) -> str:
 
 
 def _processes() -> tuple[str, ...]:
+    query = "--query-compute-apps=pid,process_name,used_memory"
+    text = _output(shutil.which("nvidia-smi") or "", query, "--format=csv,noheader")
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+
+def _nvcc_release(program: str) -> tuple[int, ...]:
+    found = re.search(r"release (\d+)\.(\d+)", _output(program, "--version"))
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def _output(program: str, *arguments: str) -> str:
+    """Return the output of *program*; empty where it is not there or fails."""
     from sparkwright.base.errors import SparkwrightError
     from sparkwright.base.process import run
 
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    query = "--query-compute-apps=pid,process_name,used_memory"
-    with contextlib.suppress(SparkwrightError):
-        text = run([program, query, "--format=csv,noheader"], timeout=_SECONDS).text
-        return tuple(line.strip() for line in text.splitlines() if line.strip())
-    return ()
+    if program:
+        with contextlib.suppress(SparkwrightError):
+            return run([program, *arguments], timeout=_SECONDS).text
+    return ""
 
 
 def _nearest(path: Path) -> Path:
@@ -183,8 +196,8 @@ def is_taken(address: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
-        except OSError:
-            return True
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
     return False
 
 

@@ -49,6 +49,7 @@ class KvOptions:
         drafts: tokens drafted in a step.
         prefix_caching: true if prefixes are cached, for which a state is held twice.
         ranks: cards that share the heads.
+        saves: true with the carry kv-page-nvfp4, which chooses pages at which NVFP4 saves beside others.
     """
 
     dtype: str = "auto"
@@ -59,6 +60,7 @@ class KvOptions:
     drafts: int = 0
     prefix_caching: bool = False
     ranks: int = 1
+    saves: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class KvGroup:
         window: tokens of a sliding window; 0 for all.
         states: blocks that a request holds, for states.
         tables: groups that vLLM makes of them.
+        dtype: type of the cache; empty for states.
         key: what has to be equal for two kinds to be one.
     """
 
@@ -85,6 +88,7 @@ class KvGroup:
     window: int = 0
     states: int = 0
     tables: int = 1
+    dtype: str = ""
     key: tuple[object, ...] = field(default=(), repr=False)
 
     def blocks(self, tokens: int, batch: int) -> int:
@@ -179,7 +183,7 @@ def plan_kv(target: ModelShape, drafter: tuple[Attention, ...], options: KvOptio
         own = states.bytes(options.drafts, value_bytes(options.model_dtype), options.ranks)
         page = max(own, groups[0].page) if groups else own
         groups.append(KvGroup("states", states.layers, page, own, 0, states=held, key=("states", page)))
-    return _pool(_merged(groups), options.batch)
+    return _pool(_merged(groups), options)
 
 
 def _block(target: ModelShape, options: KvOptions) -> int:
@@ -200,7 +204,7 @@ def _group(whose: str, layer: Attention, dtype: str, block: int, options: KvOpti
         f"windows of {layer.window}" if layer.window else "latent attention" if layer.latent else "attention"
     )
     key = (dtype, layer.kv_heads, layer.head_size, layer.window, layer.latent)
-    return KvGroup(f"{whose}{what}", layer.layers, page, page, block, layer.window, key=key)
+    return KvGroup(f"{whose}{what}", layer.layers, page, page, block, layer.window, dtype=dtype, key=key)
 
 
 def _merged(groups: list[KvGroup]) -> list[KvGroup]:
@@ -212,20 +216,37 @@ def _merged(groups: list[KvGroup]) -> list[KvGroup]:
     return list(found.values())
 
 
-def _pool(groups: list[KvGroup], batch: int) -> KvPlan:
+def _pool(groups: list[KvGroup], options: KvOptions) -> KvPlan:
+    batch = options.batch
     if not groups:
         return KvPlan((), 1, batch)
     if len({group.window for group in groups}) == 1 and not any(group.states for group in groups):
         # One block table for all: nothing has to have the size of anything else.
         whole = replace(groups[0], layers=sum(group.layers for group in groups))
         return KvPlan((whole,), sum(group.page * group.layers for group in groups), batch)
-    page = max(group.page for group in groups)
+    page = _page(groups, saves=options.saves)
     groups = [_resized(group, page) for group in groups]
     counts = [group.layers for group in groups]
     size = max(counts) if max(counts) < _MUCH_LARGER * min(counts) else min(counts)
     groups = [replace(group, tables=-(-group.layers // size)) for group in groups]
     widest = max(-(-group.layers // group.tables) for group in groups)
     return KvPlan(tuple(groups), widest * page, batch)
+
+
+def _page(groups: list[KvGroup], *, saves: bool) -> int:
+    """Return the bytes that all pages are brought to: the largest, or with the carry the best for NVFP4.
+
+    Beside NVFP4 that is the multiple of a page, up to twice the largest, that loses least by padding.
+    """
+    largest = max(group.page for group in groups)
+    if not saves or any(group.states for group in groups) or all(one.dtype != "nvfp4" for one in groups):
+        return largest
+
+    def lost(size: int) -> float:
+        return sum(one.layers * (1 - one.page / size) for one in groups if size % one.page)
+
+    sizes = {size for one in groups for size in range(one.page, 2 * largest + 1, one.page) if size >= largest}
+    return min(sizes, key=lambda size: (lost(size), size))
 
 
 def _resized(group: KvGroup, page: int) -> KvGroup:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from sparkwright.recipes import incompatibilities
 from sparkwright.serve.preflight.budget import GIB
 from sparkwright.serve.preflight.completeness import missing_shards
 from sparkwright.serve.preflight.engine import runs_on
@@ -107,6 +108,21 @@ def check_ports(host: HostFacts, address: str, ports: Iterable[int]) -> Iterator
             )
 
 
+def check_rules(recipe: Recipe, host: HostFacts, engine: EngineFacts) -> Iterator[Finding]:
+    """Yield a finding for each combination of options that is known not to work in that vLLM on that card."""
+    if not engine.version:
+        return
+    capability = host.card.capability if host.card else ""
+    for rule in incompatibilities(recipe, engine.version, capability, engine.carries):
+        yield Finding(
+            f"rule {rule.name}",
+            "refuse",
+            f"vLLM {engine.version} cannot serve these options",
+            f"{rule.reason} ({rule.source})",
+            rule.instead,
+        )
+
+
 def check_wheel(host: HostFacts, engine: EngineFacts) -> Iterator[Finding]:
     """Yield findings about a wheel for another machine or another card."""
     if engine.machine and host.machine and engine.machine != host.machine:
@@ -153,7 +169,10 @@ def _drafting(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def check_disk(
-    host: HostFacts, folder: Path, checkpoints: Mapping[str, Checkpoint | None]
+    host: HostFacts,
+    folder: Path,
+    checkpoints: Mapping[str, Checkpoint | None],
+    stated: Mapping[str, int],
 ) -> Iterator[Finding]:
     """Yield findings about room for weights that have to be fetched.
 
@@ -161,21 +180,24 @@ def check_disk(
         host: has the free bytes.
         folder: where they would be fetched to.
         checkpoints: the models by name; `None` for one that is not here.
+        stated: bytes of models that are known beforehand, by name; -1 where they are not.
     """
     if host.disk_free < 0:
         return
     for name, checkpoint in checkpoints.items():
-        missing = 0 if checkpoint is None else _missing_bytes(checkpoint)
-        if missing and host.disk_free < missing + _SPARE:
+        missing = stated.get(name, -1) if checkpoint is None else _missing_bytes(checkpoint)
+        if missing > 0 and host.disk_free < missing + _SPARE:
             yield Finding(
                 "disk",
                 "refuse",
-                f"there is no room for the rest of {name}",
+                f"there is no room for {name}"
+                if checkpoint is None
+                else f"there is no room for the rest of {name}",
                 f"{missing / GIB:.1f} GiB are missing, and {host.disk_free / GIB:.1f} free in {folder}",
                 "free some, or set HF_HOME to a larger disk",
                 liftable=True,
             )
-        elif checkpoint is None and host.disk_free < _ROOMY:
+        elif missing < 0 and host.disk_free < _ROOMY:
             yield Finding(
                 "disk",
                 "warn",

@@ -71,6 +71,8 @@ def _modelopt(found: Mapping[str, Any]) -> str:
 
 def check_quantization(recipe: Recipe, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield findings where recipe, configuration and tensors of *checkpoint* disagree."""
+    if not checkpoint.config:
+        return
     found = find_quantization(checkpoint)
     yield from _by_recipe(recipe, checkpoint, found)
     yield from _by_tensors(checkpoint, found)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import re
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
@@ -22,7 +24,7 @@ from sparkwright.serve.preflight.budget import (
 from sparkwright.serve.preflight.checkpoint import Checkpoint, cache_folder, find_folder, read_checkpoint
 from sparkwright.serve.preflight.compilers import check_caches, check_compilers, check_dead, check_offline
 from sparkwright.serve.preflight.completeness import check_files
-from sparkwright.serve.preflight.drafter import check_draft_cache, check_drafter, drafter_layers
+from sparkwright.serve.preflight.drafter import PAGES_CARRY, check_draft_cache, check_drafter, drafter_layers
 from sparkwright.serve.preflight.engine import EngineFacts, read_installed, read_wheel
 from sparkwright.serve.preflight.finding import Finding, sorted_findings
 from sparkwright.serve.preflight.host import HostFacts, read_host
@@ -40,6 +42,7 @@ from sparkwright.serve.preflight.machine_checks import (
     check_card,
     check_disk,
     check_ports,
+    check_rules,
     check_wheel,
 )
 from sparkwright.serve.preflight.memory_checks import check_memory
@@ -49,7 +52,6 @@ from sparkwright.serve.preflight.weights import LoadedWeights, loaded_weights, m
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.preflight.compilers import DeadVariables
@@ -100,7 +102,7 @@ class PreflightRequest:
     @property
     def machines(self) -> int:
         """The machines that serve together."""
-        return self.nodes or int(getattr(self.recipe, "nodes", 1) or 1)
+        return self.nodes or self.recipe.nodes
 
     @property
     def variables(self) -> dict[str, str]:
@@ -152,7 +154,7 @@ def inspect_start(request: PreflightRequest) -> PreflightReport:
     engine, problems = _engine(request)
     target = _checkpoint(recipe.model, variables, str(recipe.flags.get("revision") or ""))
     drafter = _checkpoint(recipe.drafter, variables)
-    facts = _Facts(request, host, engine, target, drafter, _kv_options(recipe, target, host))
+    facts = _Facts(request, host, engine, target, drafter, _kv_options(recipe, target, host, engine))
     budget = make_budget(_demand(facts), host.memory(int(request.sidecars_gib * GIB)))
     found = [*problems, *_machine(facts), *_models(facts), *_link(facts)]
     if not recipe.made_up:
@@ -174,10 +176,21 @@ def _engine(request: PreflightRequest) -> tuple[EngineFacts | None, list[Finding
 
 
 def _checkpoint(name: str, variables: Mapping[str, str], revision: str = "") -> Checkpoint | None:
-    if not name or name.startswith(TINY):
+    if not name:
         return None
+    if name.startswith(TINY):
+        return _generated(name)
     folder = find_folder(name, variables, revision)
     return read_checkpoint(name, folder) if folder is not None else None
+
+
+def _generated(name: str) -> Checkpoint:
+    """Return the checkpoint that a generated model will have: a configuration and a tokenizer, no weights."""
+    from sparkwright.verify.tiny import write_tiny_models
+
+    with tempfile.TemporaryDirectory() as folder:
+        target, drafter = write_tiny_models(Path(folder))
+        return read_checkpoint(name, target if name == f"{TINY}target" else drafter)
 
 
 def _machine(facts: _Facts) -> Iterator[Finding]:
@@ -185,6 +198,7 @@ def _machine(facts: _Facts) -> Iterator[Finding]:
     yield from check_card(facts.recipe, host)
     yield from check_ports(host, request.address, (request.port,) if request.port else ())
     if facts.engine is not None:
+        yield from check_rules(facts.recipe, host, facts.engine)
         yield from check_wheel(host, facts.engine)
         yield from check_architecture(facts.engine, facts.target, facts.drafter)
     yield from check_compilers(host, request.variables, facts.engine)
@@ -197,7 +211,8 @@ def _models(facts: _Facts) -> Iterator[Finding]:
     names = {recipe.model: facts.target, **({recipe.drafter: facts.drafter} if recipe.drafter else {})}
     real = {name: checkpoint for name, checkpoint in names.items() if not name.startswith(TINY)}
     yield from check_offline(variables, real)
-    yield from check_disk(facts.host, cache_folder(variables), real)
+    stated = {recipe.model: _stated_bytes(recipe)}
+    yield from check_disk(facts.host, cache_folder(variables), real, stated)
     weights = recipe.flags.get("load-format") != "dummy"
     if facts.target is not None:
         own = not recipe.flags.get("tokenizer") and not recipe.flags.get("skip-tokenizer-init")
@@ -265,7 +280,9 @@ def _length(recipe: Recipe, shape: ModelShape | None) -> int:
     return _flag(recipe, "max-model-len", shape.longest if shape else 0)
 
 
-def _kv_options(recipe: Recipe, target: Checkpoint | None, host: HostFacts) -> KvOptions:
+def _kv_options(
+    recipe: Recipe, target: Checkpoint | None, host: HostFacts, engine: EngineFacts | None
+) -> KvOptions:
     shape = model_shape(target.text) if target else None
     hybrid = shape is not None and shape.hybrid
     prefixes = recipe.flags.get("enable-prefix-caching")
@@ -280,6 +297,7 @@ def _kv_options(recipe: Recipe, target: Checkpoint | None, host: HostFacts) -> K
         # By default models with states have it off (vllm config/model.py).
         prefix_caching=prefixes if isinstance(prefixes, bool) else not hybrid,
         ranks=max(1, _flag(recipe, "tensor-parallel-size", 1)),
+        saves=engine is None or PAGES_CARRY in engine.carries,
     )
 
 
@@ -300,10 +318,10 @@ def _demand(facts: _Facts) -> Demand:
     drafted = loaded_weights(recipe, drafter, draft=True) if drafter and drafter.shards else None
     utilization = recipe.flags.get("gpu-memory-utilization", UTILIZATION)
     return Demand(
-        weights=loaded.bytes if loaded else -1,
-        weights_source=_source(loaded, options.ranks),
+        weights=loaded.bytes if loaded else _stated_bytes(recipe) // options.ranks,
+        weights_source=_source(recipe, loaded, options.ranks),
         drafter=drafted.bytes if drafted else (-1 if recipe.drafter and recipe.speculative else 0),
-        drafter_source=_source(drafted, 1),
+        drafter_source=_drafter_source(recipe, drafted),
         plan=plan,
         plan_unknown=unknown,
         length=_length(recipe, shape),
@@ -322,15 +340,27 @@ def _demand(facts: _Facts) -> Demand:
     )
 
 
-def _source(loaded: LoadedWeights | None, ranks: int) -> str:
+def _stated_bytes(recipe: Recipe) -> int:
+    """Return the bytes of the target's weights by its page, as the recipe has them; -1 where it has not."""
+    return int(recipe.about.weights_gb * 10**9) if recipe.about and recipe.about.weights_gb else -1
+
+
+def _source(recipe: Recipe, loaded: LoadedWeights | None, ranks: int) -> str:
+    over = f"; over {ranks} cards" if ranks > 1 else ""
+    if loaded is None and _stated_bytes(recipe) > 0:
+        return f"the model's page; not on this machine{over}"
+    return _drafter_source(recipe, loaded) + (over if loaded else "")
+
+
+def _drafter_source(recipe: Recipe, loaded: LoadedWeights | None) -> str:
     if loaded is None:
-        return "not on this machine"
+        return "made up when the server starts" if recipe.made_up else "not on this machine"
     types = ", ".join(
         f"{dtype} {size / GIB:.2f}"
         for dtype, size in sorted(loaded.by_dtype.items(), key=lambda one: -one[1])
     )
     left = f"; {loaded.left_out / GIB:.2f} not loaded" if loaded.left_out else ""
-    return f"headers: {types} GiB{left}" + (f"; over {ranks} cards" if ranks > 1 else "")
+    return f"headers: {types} GiB{left}"
 
 
 def _plan(facts: _Facts) -> tuple[KvPlan | None, str]:

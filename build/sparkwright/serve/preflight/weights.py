@@ -64,7 +64,7 @@ def loaded_weights(recipe: Recipe, checkpoint: Checkpoint, *, draft: bool = Fals
     """
     value = value_bytes(model_dtype(recipe, checkpoint))
     plain = find_quantization(checkpoint).method == NONE
-    online = not draft and plain and str(recipe.flags.get("quantization", "")) in {"fp8", "modelopt"}
+    online = not draft and plain and str(recipe.flags.get("quantization", "")) == "fp8"
     taken = {id(tensor) for tensor in _taken(recipe, checkpoint, draft=draft)}
     by_dtype: Counter[str] = Counter()
     total, left_out = 0, 0
@@ -75,7 +75,9 @@ def loaded_weights(recipe: Recipe, checkpoint: Checkpoint, *, draft: bool = Fals
         by_dtype[tensor.dtype] += tensor.bytes
         small = online and len(tensor.shape) > 1 and not _EMBEDDING.search(tensor.name)
         total += _loaded(tensor, 1 if small else value)
-    ranks = 1 if draft else max(1, whole_number(recipe.flags, "tensor-parallel-size"))
+    ranks = max(1, whole_number(recipe.flags, "tensor-parallel-size"))
+    if draft:
+        ranks = whole_number(recipe.speculative, "draft_tensor_parallel_size") or ranks
     return LoadedWeights(total // ranks, dict(by_dtype), left_out)
 
 

@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import field
 
 from sparkwright.base.config import Model, parse_toml
+from sparkwright.recipes.reference import load_references
 from sparkwright.verify.capabilities import METRICS
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks import sweep
 from sparkwright.verify.checks.common import conclude, describe, main_facts, triage
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.model import Verdict
+from sparkwright.verify.profile import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from sparkwright.recipes.reference import ReferenceFigures
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells
     from sparkwright.verify.checks.figures import Figures
@@ -95,6 +98,30 @@ def load_bands() -> _BandsFile:
     return parse_toml(data, _BandsFile, newest_format=_FORMAT, name="bands.toml")
 
 
+@functools.cache
+def _bands() -> tuple[Band, ...]:
+    """Return the bands that ship, and those that published figures of recipes give.
+
+    Without speculation a single request's rate does not depend on what it asks, so that one figure holds for
+    every category. Only figures of grade A are worth comparing with.
+    """
+    known = load_references().values()
+    plain = [one for one in known if one.grade == "A" and not one.speculative and "c=1" in one.values]
+    return (*load_bands().band, *map(_plain_band, plain))
+
+
+def _plain_band(figures: ReferenceFigures) -> Band:
+    rate = Reference(decode=figures.values["c=1"])
+    return Band(
+        key=figures.key,
+        title=f"{figures.model}, {figures.settings}",
+        grade=figures.grade,
+        source=figures.source,
+        k=0,
+        categories=dict.fromkeys(PROFILES["full"].categories, rate),
+    )
+
+
 def capacity_of(key: str) -> float:
     """Return the tokens per GiB of an FP8 KV cache for the body of the band *key*; 0 if unknown."""
     body = key.partition("/")[0]
@@ -156,7 +183,7 @@ class Bands:
 
 
 def _compared_bands(context: Context) -> list[Band]:
-    return [band for band in load_bands().band if band.key == context.band and band.categories]
+    return [band for band in _bands() if band.key == context.band and band.categories]
 
 
 CHECK = RegisteredCheck(Bands(), profiles={"full": 40})

@@ -1,0 +1,83 @@
+"""``sparkwright recipe``: list, show, new, export, and a check by a real release's parser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sparkwright.cli.main import main
+from sparkwright.recipes import load_recipe, recipes
+
+ROOT = Path(__file__).parents[3]
+NAME = "qwen3.6-27b-dflash"
+
+
+def test_list_has_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert set(rows) == set(recipes())
+    assert rows[NAME]["evidence"] == "near A-"
+    assert main(["recipe", "list"]) == 0
+    assert NAME in capsys.readouterr().out
+
+
+def test_show_gives_the_reason_of_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "show", NAME, "--use", "shared"]) == 0
+    shown = capsys.readouterr().out
+    recipe = load_recipe(NAME, "shared")
+    assert all(f"--{flag}" in shown for flag in recipe.flags)
+    assert all(reason in shown for reason in recipe.why.values())
+    assert "16384" in shown
+
+
+def test_show_command_is_one_for_each_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "show", NAME, "--command"]) == 0
+    assert capsys.readouterr().out.count("vllm serve") == 1
+    assert main(["recipe", "show", "qwen3.8-27b-dflash2-2x", "--command"]) == 0
+    said = capsys.readouterr().out
+    assert [said.count(word) for word in ("vllm serve", "--node-rank 1", "--headless")] == [2, 1, 1]
+
+
+def test_new_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.toml"
+    words = ["recipe", "new", "mine", "--from", NAME, "--model", "my/model", "--out", str(out)]
+    assert main(words) == 0
+    assert load_recipe(out).model == "my/model"
+    assert main(words) != 0
+    assert "exists" in capsys.readouterr().err
+
+
+def test_export_is_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "export", NAME, "--format", "sparkrun", "--container", "my/image"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["container"] == "my/image"
+    assert main(["recipe", "export", NAME, "--format", "vllm", "--date", "2026-11-23"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["model"]["model_id"] == load_recipe(NAME).model
+
+
+def test_an_unknown_recipe_and_use_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "show", "no-such"]) != 0
+    assert "there is no recipe 'no-such'" in capsys.readouterr().err
+    assert main(["recipe", "show", "smoke", "--use", "many"]) != 0
+    assert "it has no uses" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.upstream
+def test_check_names_a_dead_variable_and_is_silent_on_its_twin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    healthy = ROOT / "build" / "sparkwright" / "recipes" / "shipped" / "llama-3.3-70b.toml"
+    ill = tmp_path / "ill.toml"
+    text = healthy.read_text(encoding="utf-8").replace(
+        "\n[why]", '\n[environment]\nVLLM_FP8_MOE_BACKEND = "x"\n\n[why]'
+    )
+    ill.write_text(text, encoding="utf-8")
+    words = ["recipe", "check", "--root", str(ROOT), "--series", "0.24", "--json"]
+    assert main([*words, str(healthy)]) == 0
+    assert [one["problems"] for one in json.loads(capsys.readouterr().out)] == [[], [], [], []]
+    assert main([*words, str(ill)]) == 81
+    said = json.loads(capsys.readouterr().out.partition("\n]")[0] + "]")
+    assert {problem["name"] for one in said for problem in one["problems"]} == {"VLLM_FP8_MOE_BACKEND"}

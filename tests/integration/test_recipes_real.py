@@ -1,0 +1,138 @@
+"""Every recipe that ships, parsed by the own parsers of the releases that it is for, and planted faults."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit import Recorder
+
+from sparkwright.base.events import subscribe
+from sparkwright.git import open_repository
+from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import series_names
+from sparkwright.recipes import Recipe, recipes
+from sparkwright.serve.check_recipes import CheckedRecipe, check_recipes
+from sparkwright.store import open_store
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = recipes()
+DFLASH = {"method": "dflash", "num_speculative_tokens": 7}
+AUTO = {"enable-auto-tool-choice": True}
+# What is planted, what has to be named, and its healthy twin.
+PLANTED: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "dead-flag": (
+        {"flags": {"speculative-disable-by-batch-size": 8}},
+        "flag --speculative-disable-by-batch-size",
+        {"flags": {"max-num-seqs": 8}},
+    ),
+    "dead-variable": (
+        {"environment": {"VLLM_FP8_MOE_BACKEND": "throughput"}},
+        "variable VLLM_FP8_MOE_BACKEND",
+        {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}},
+    ),
+    "other-dead-variable": (
+        {"environment": {"VLLM_FLASHINFER_MOE_BACKEND": "throughput"}},
+        "variable VLLM_FLASHINFER_MOE_BACKEND",
+        {"environment": {"VLLM_FLOAT32_MATMUL_PRECISION": "high"}},
+    ),
+    "wrong-choice": (
+        {"flags": {"kv-cache-dtype": "fp9"}},
+        "value --kv-cache-dtype fp9",
+        {"flags": {"kv-cache-dtype": "fp8_e4m3"}},
+    ),
+    "unknown-backend": (
+        {"flags": {"attention-backend": "XFORMERS"}},
+        "value --attention-backend XFORMERS",
+        {"flags": {"attention-backend": "TRITON_ATTN"}},
+    ),
+    "unknown-parser": (
+        {"flags": {**AUTO, "tool-call-parser": "qwen3-coder"}},
+        "value --tool-call-parser qwen3-coder",
+        {"flags": {**AUTO, "tool-call-parser": "qwen3_coder"}},
+    ),
+    "unknown-reasoning": (
+        {"flags": {"reasoning-parser": "nano_v3"}},
+        "value --reasoning-parser nano_v3",
+        {"flags": {"reasoning-parser": "nemotron_v3"}},
+    ),
+    "wrong-type": (
+        {"flags": {"max-num-seqs": "many"}},
+        "parser vllm serve: argument --max-num-seqs",
+        {"flags": {"enable-prefix-caching": False}},
+    ),
+    "parser-missing": (
+        {"flags": AUTO},
+        "parser vllm serve: TypeError",
+        {"flags": {**AUTO, "tool-call-parser": "mistral"}},
+    ),
+    "speculative-key": (
+        {"drafter": "a/b", "speculative": {**DFLASH, "draft_tp": 2}},
+        "speculative key draft_tp",
+        {"drafter": "a/b", "speculative": {**DFLASH, "draft_tensor_parallel_size": 1}},
+    ),
+    "speculative-type": (
+        {"drafter": "a/b", "speculative": {**DFLASH, "num_speculative_tokens": "seven"}},
+        "parser vllm serve: speculative-config: num_speculative_tokens",
+        {"drafter": "a/b", "speculative": DFLASH},
+    ),
+}
+
+Results = dict[tuple[str, str], list[CheckedRecipe]]
+
+pytestmark = [pytest.mark.slow, pytest.mark.upstream]
+
+
+def made(name: str, changes: dict[str, Any]) -> Recipe:
+    return Recipe(**({"format": 1, "name": name, "title": "Made up", "model": "some/model"} | changes))
+
+
+def check_all() -> Results:
+    """Return outcomes by recipe and series."""
+    ill = [made(f"ill-{name}", planted) for name, (planted, _, _) in PLANTED.items()]
+    twins = [made(f"twin-{name}", twin) for name, (_, _, twin) in PLANTED.items()]
+    store = open_store()
+    with contextlib.closing(open_repository(store.git)) as repository:
+        checked = check_recipes(open_checkout(ROOT), store, repository, [*SHIPPED.values(), *ill, *twins])
+    found: Results = {}
+    for one in checked:
+        found.setdefault((one.recipe, one.series), []).append(one)
+    return found
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    """Everything asked at once: starting vLLM's parser takes a minute."""
+    return check_all()
+
+
+@pytest.mark.parametrize("series", series_names(ROOT))
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_what_ships_is_taken_by_the_releases_that_it_is_for(results: Any, name: str, series: str) -> None:
+    recipe = SHIPPED[name]
+    if recipe.series and series not in recipe.series:
+        assert (name, series) not in results
+        return
+    found = results[name, series]
+    assert len(found) == 1 + len(recipe.uses)
+    assert [one.refused for one in found] == [()] * len(found)
+    assert not [problem for one in found for problem in one.problems], "nor deprecated"
+
+
+@pytest.mark.parametrize("series", series_names(ROOT))
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_named_and_its_twin_is_silent(results: Any, name: str, series: str) -> None:
+    (ill,), (twin,) = results[f"ill-{name}", series], results[f"twin-{name}", series]
+    (said,) = [str(problem) for problem in ill.problems]
+    assert said.startswith(PLANTED[name][1])
+    assert (twin.problems, twin.refused) == ((), ())
+
+
+def test_what_was_asked_once_is_answered_by_the_store(results: Results) -> None:
+    recorder = Recorder()
+    with subscribe(recorder):
+        again = check_all()
+    assert again == results
+    assert [data["name"] for data in recorder.of("task.started") if "ask vllm" in data["name"]] == []
