@@ -160,6 +160,11 @@ def test_the_compose_file_follows_the_specification(changes: dict[str, Any]) -> 
     if changes:
         assert server["volumes"][1]["source"] == HOSTILE.replace("$", "$$")
         assert server["ports"] == ["[::1]:8000:8000"]
+    own = yaml.safe_load(compose_text(options(recipe="/srv/my chat.toml"), places(Path("/"))))["services"][
+        "server"
+    ]
+    assert own["environment"]["RECIPE"] == own["volumes"][2]["target"]
+    assert own["volumes"][2]["source"] == "/srv/my chat.toml"
     with pytest.raises(Exception, match="stop_grace"):
         PyCompose.from_yaml(text.replace("stop_grace_period", "stop_grace"))
 

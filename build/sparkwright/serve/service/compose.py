@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sparkwright.serve.service.model import ServiceOptions, ServicePlaces
 
+_RECIPE = "/etc/sparkwright/recipe.toml"
 _TEXT = """\
 # vLLM serving {recipe}, started and watched by sparkwright inside the container.
 # docker compose -f {path} up -d
@@ -37,7 +38,7 @@ services:
       - type: {models_type}
         source: {models}
         target: /models
-    # Workers share memory with each other, and pinned memory may not be limited.
+{recipe_volume}    # Workers share memory with each other, and pinned memory may not be limited.
     ipc: host
     ulimits:
       memlock: -1
@@ -83,13 +84,16 @@ def compose_text(options: ServiceOptions, places: ServicePlaces) -> str:
         more += f"      SETTINGS: {_word(json.dumps(options.settings))}\n"
     if options.offline:
         more += '      HF_HUB_OFFLINE: "1"\n'
+    own = options.recipe.startswith("/")  # a file of the user's, which the container has to be shown
+    volume = f"      - type: bind\n        source: {_word(options.recipe)}\n        target: {_RECIPE}\n"
     return _TEXT.format(
+        recipe_volume=volume + "        read_only: true\n" if own else "",
         recipe=options.recipe,
         path=places.compose,
         project=f"sparkwright-{options.name.replace('.', '-')}",
         image=_word(options.image),
         user=_word(f"{options.uid}:{options.uid}"),
-        recipe_word=_word(options.recipe),
+        recipe_word=_word(_RECIPE if own else options.recipe),
         more=more,
         variables=_word(str(places.variables)),
         ports=_word(f"{_address(options.host)}:{options.port}:8000"),
