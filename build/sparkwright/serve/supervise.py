@@ -143,8 +143,12 @@ async def watch(engine: WatchedEngine, options: WatchOptions) -> Judgement:
     finally:
         await canaries.stop()
     warn(f"the engine is {judgement.verdict}: {judgement.because}")
-    place = await engine.keep_evidence(f"{judgement.verdict}: {judgement.because}")
-    names = await asyncio.to_thread(keep_incident, place, engine.pids(), tuple(samples))
+    pulse = asyncio.create_task(_pulse(options))  # stacks of many processes may take minutes
+    try:
+        place = await engine.keep_evidence(f"{judgement.verdict}: {judgement.because}")
+        names = await asyncio.to_thread(keep_incident, place, engine.pids(), tuple(samples))
+    finally:
+        await _stop(pulse)
     emit("serve.incident", folder=str(place), files=names, verdict=judgement.verdict)
     return judgement
 
@@ -184,7 +188,7 @@ class _Canaries:
 
 
 async def _pulse(options: WatchOptions) -> None:
-    """Keep systemd's watchdog waiting while an engine starts: its own limit is that of the boot."""
+    """Keep systemd's watchdog waiting while an engine starts or evidence is kept: those have limits."""
     while True:
         notify("WATCHDOG=1")
         await asyncio.sleep(options.interval_s / options.speed)
