@@ -29,6 +29,10 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
+$(VENV)/.ready-serve: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[serve]'
+	@touch $@
+
 $(VENV)/.ready-verify: $(VENV)/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[verify]'
 	@touch $@
@@ -47,7 +51,7 @@ plan: $(VENV)/.ready ## Show what `make wheel` would do
 RECIPE   ?= qwen3.6-27b-dflash
 FAULT    ?=
 
-serve: $(VENV)/.ready-verify ## Serve the newest wheel in DIST for this machine by RECIPE; RECIPE=rehearsal-smollm2 needs no GPU
+serve: $(VENV)/.ready-serve ## Serve the newest wheel in DIST for this machine by RECIPE; RECIPE=rehearsal-smollm2 needs no GPU
 	@$(BIN)/sparkwright serve $(RECIPE) $(if $(SERIES),--series $(SERIES)) $(ARGS)
 
 verify: $(VENV)/.ready-verify ## Serve the newest wheel in DIST for this machine by RECIPE, verify it and report

@@ -85,6 +85,7 @@ def test_what_is_asked_for() -> None:
     assert plain == shared | {"prompt": "[s]\nSay it.", "temperature": 0, "seed": 0, "ignore_eos": True}
     assert chat == shared | {
         "messages": [{"role": "user", "content": "[s]\nSay it."}],
+        "chat_template_kwargs": {"enable_thinking": False},
         "temperature": 0.5,
         "seed": 3,
         "logprobs": True,

@@ -115,6 +115,15 @@ def test_what_is_odd_but_right_counts(tmp_path: Path, fault: str) -> None:
         assert spoken(samples) == spoken(measure(tmp_path, load=alone))
 
 
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_model_thinks_only_where_the_load_lets_it(tmp_path: Path, *, thinking: bool) -> None:
+    load = Load(requests=2, max_tokens=40, chat=True, thinking=thinking)
+    samples = measure(tmp_path, load=load, reasoning=True)
+    kinds = [chunk.kind for chunk in samples[0].chunks]
+    assert ("reasoning" in kinds) is thinking
+    assert "content" in kinds
+
+
 WRONG = {
     "hang": {FailureKind.FIRST_TOKEN},
     "stall": {FailureKind.STALL},

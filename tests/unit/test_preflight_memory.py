@@ -200,6 +200,23 @@ def test_what_is_not_known_is_said_so(tmp_path):
     assert [one.check for one in absent.findings] == ["model-fetched"]
 
 
+def test_states_of_mamba_in_the_mode_of_older_releases(tmp_path):
+    nemotron = {
+        **DENSE, "hybrid_override_pattern": "M*M*M*M*", "mamba_num_heads": 64, "mamba_head_dim": 64,
+        "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4,
+    }  # fmt: skip
+    folder = write_checkpoint(tmp_path / "m", nemotron)
+
+    def plan(version, *, prefixes):
+        served = recipe(folder, flags={"enable-prefix-caching": prefixes})
+        engine = EngineFacts(version=version, packages={"torch": "2.11"})
+        return inspect_start(start(served, engine=engine)).budget.demand.plan
+
+    assert plan("0.24.0", prefixes=True) is None
+    assert plan("0.24.0", prefixes=False) is not None
+    assert plan("0.33.0", prefixes=True).groups[1].states == 2
+
+
 def test_an_fp8_cache_that_the_checkpoint_asks_for(model):
     plain = inspect_start(start(recipe(model))).budget.demand.plan
     asked = inspect_start(start(recipe(model, flags={"kv-cache-dtype": "fp8_e4m3"}))).budget.demand.plan

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes import Recipe, serve_arguments
-from sparkwright.serve.settings import SET_BY_USER, read_key, with_settings
+from sparkwright.recipes import Recipe, node_arguments, serve_arguments
+from sparkwright.serve.settings import SET_BY_USER, as_head, read_key, with_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +45,20 @@ class TestSettings:
     def test_what_is_decided_otherwise_is_refused(self, setting: str) -> None:
         with pytest.raises(ConfigError):
             with_settings(RECIPE, [setting])
+
+
+class TestTwoMachines:
+    PAIR = Recipe(format=1, name="p", title="P", model="m", nodes=2)
+
+    def test_the_first_one_gets_the_arguments_of_its_rank(self) -> None:
+        words = serve_arguments(as_head(self.PAIR, "10.0.0.1"), host="h", port=1)
+        assert words[-6:] == node_arguments(0, "10.0.0.1")
+        assert as_head(RECIPE, "") == RECIPE
+
+    @pytest.mark.parametrize(("recipe", "address"), [(PAIR, ""), (RECIPE, "10.0.0.1")])
+    def test_an_address_goes_with_two_machines(self, recipe: Recipe, address: str) -> None:
+        with pytest.raises(ConfigError, match="--head"):
+            as_head(recipe, address)
 
 
 class TestKey:

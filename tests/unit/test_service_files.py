@@ -244,3 +244,9 @@ def test_files_are_written_below_a_root_and_removed(tmp_path: Path) -> None:
     assert f"kept     {where.key}" in gone.output
     assert run("uninstall", "chat", *at, "--purge").exit_code == 0
     assert not where.key.exists()
+
+
+def test_a_recipe_of_two_machines_is_refused() -> None:
+    (name, *_) = (recipe.name for recipe in recipes().values() if recipe.nodes > 1)
+    with pytest.raises(ConfigError, match="cannot be installed as a service"):
+        run("install", name, "--dry-run")

@@ -316,3 +316,54 @@ def test_incompatible_options_are_refused_before_anything_starts(
     assert not (tmp_path / "run").exists()
     ours = tiny_wheel(tmp_path, "0.24.0+spark.01234567", carried(nvfp4_kv_triton="applied"))
     start_server(recipe, folder=tmp_path / "run", python=prepare_wheel(ours, tmp_path / "ours"))
+
+
+def test_a_driver_that_knows_reasons_is_asked_for_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host._reasons_known.cache_clear()
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\ncase $1 in\n--query-gpu=clocks_event*) echo 0x0000000000000004;;\n"
+        "*clocks_event*) echo '2411, 38.42, 61, 0x0000000000000024';;\nesac\n",
+        encoding="utf-8",
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    try:
+        sample = sampled()
+    finally:
+        host._reasons_known.cache_clear()
+    assert (sample.gpu_clock_mhz, sample.gpu_slowed_by) == (2411, 0x24)
+
+
+def test_a_driver_that_does_not_know_reasons_is_still_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host._reasons_known.cache_clear()
+    program = tmp_path / "nvidia-smi"
+    refusal = "echo 'Field \"clocks_event_reasons.active\" is not a valid field to query.'; exit 2"
+    program.write_text(
+        f"#!/bin/sh\ncase $1 in\n*clocks_event*) {refusal};;\n*) echo '2411, 38.42, 61';;\nesac\n",
+        encoding="utf-8",
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    try:
+        sample = sampled()
+    finally:
+        host._reasons_known.cache_clear()
+    assert (sample.gpu_clock_mhz, sample.gpu_slowed_by) == (2411, -1)
+
+
+def test_swap_and_pressure_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "memory"
+    page.write_text(
+        "some avg10=12.50 avg60=3.00 avg300=1.00 total=9\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    )
+    monkeypatch.setattr(host, "_PRESSURE", page)
+    sample = sampled()
+    assert sample.memory_pressure == 12.5
+    assert sample.swap_used_mib >= 0
+    monkeypatch.setattr(host, "_PRESSURE", tmp_path / "gone")
+    assert sampled().memory_pressure == -1

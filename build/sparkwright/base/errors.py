@@ -301,7 +301,7 @@ class ServerError(SparkwrightError):
 
 
 class IncompatibleOptionsError(SparkwrightError):
-    """A recipe combines options that are known not to work together."""
+    """A recipe has options that do not work together, or that a release does not have."""
 
     exit_code = 81
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sparkwright.serve.supervise import WatchOptions
     from sparkwright.store import Store
 
+# The extra of this name in pyproject.toml.
+_LIBRARIES = ("aiohttp",)
 _SOURCES = ("wheel", "channel", "python")
 
 
@@ -72,6 +74,9 @@ _SOURCES = ("wheel", "channel", "python")
     type=click.FloatRange(min=1),
     help="With --watch: seconds without any work after which an engine that holds requests is wedged.",
 )
+@click.option(
+    "--head", default="", metavar="ADDRESS", help="Of two machines, this one, where both reach each other."
+)
 @click.option("--no-warm-up", is_flag=True, help="Announce the server without a warm-up.")
 @click.option("--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime.")
 @click.option("--dry-run", is_flag=True, help="Show the command, and why each flag is there; start nothing.")
@@ -98,13 +103,13 @@ def command(
     RECIPE is a name ('sparkwright recipe list') or a TOML file. The wheel is installed once, with the locked
     runtime of its series. Ctrl-C asks the server to end; a second one kills it.
     """
-    require_libraries()
+    require_libraries(_LIBRARIES, "serve")
     from sparkwright.recipes import load_recipe
     from sparkwright.serve.places import caches_of, new_run_folder
-    from sparkwright.serve.settings import with_settings
+    from sparkwright.serve.settings import as_head, with_settings
     from sparkwright.store import open_store
 
-    chosen = with_settings(load_recipe(recipe, use), settings)
+    chosen = as_head(with_settings(load_recipe(recipe, use), settings), asked["head"])
     options = _options(asked, quick=as_json)
     _require_one_source(chosen, asked)
     if dry_run:

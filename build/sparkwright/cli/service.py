@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         SystemdManager,
     )
 
+# Of the extra `serve`.
+_LIBRARIES = ("aiohttp",)
 _WHEEL = (
     click.option(
         "--wheel",
@@ -116,7 +118,7 @@ def install(
         show_installed(places, made=made, started=False, as_json=as_json)
         return
     _require_systemd(places)
-    require_libraries()
+    require_libraries(_LIBRARIES, "serve")
     wheel = _wheel(asked, asked["channel"], offline=offline)
     record = _first_record(options, places, asked["channel"])
     with _writing(places):
@@ -170,7 +172,7 @@ def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     The new environment is made beside the old one, which serves until then. If the new one does not answer a
     request, the old one is started again.
     """
-    require_libraries()
+    require_libraries(_LIBRARIES, "serve")
     from sparkwright.recipes import load_recipe
     from sparkwright.serve.service import load_record
 
@@ -189,7 +191,7 @@ def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 def rollback(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Serve with the wheel before the present one."""
     del offline
-    require_libraries()
+    require_libraries(_LIBRARIES, "serve")
     from sparkwright.serve.service import Slots, load_record, roll_back
 
     places = _places(name, asked)
@@ -240,6 +242,12 @@ def _described(
     from sparkwright.serve.settings import with_settings
 
     chosen = with_settings(load_recipe(recipe, asked["use"]), asked["settings"])
+    if chosen.nodes > 1:
+        raise ConfigError(
+            f"the recipe {chosen.name} cannot be installed as a service",
+            because=f"{chosen.nodes} machines serve it together, and a service is of one",
+            next_step=f"sparkwright serve {recipe} --head ADDRESS, on the first of them",
+        )
     name = asked["name"] or chosen.name
     places = _places(name, asked)
     program = Path(sys.executable).with_name("sparkwright")

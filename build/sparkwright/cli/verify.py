@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import importlib.util
 import platform as this_machine
 from pathlib import Path
@@ -19,7 +20,7 @@ from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.results import Results
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _EVENTS = "events.jsonl"
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 # The extra of this name in pyproject.toml.
+_SUBCOMMANDS = {"compare": "sparkwright.cli.verify_compare"}
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
 
 
@@ -100,13 +102,28 @@ _OPTIONS = (
     click.option("--levels", type=_Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
     click.option("--categories", type=Names(), default=(), help="Categories of prompts."),
     click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
+    click.option("--thinking", is_flag=True, help="Let the model think before it answers questions."),
     click.option("--boots", type=click.IntRange(min=1), help="Starts of each side of a comparison."),
     click.option("--speed", type=float, default=0.0, hidden=True, help="How fast a simulator's clock runs."),
     click.option("--seed", type=int, default=0, show_default=True, help="Of salts, documents and orders."),
 )
 
 
-@click.command("verify")
+class _VerifyCommand(click.Command):
+    """`verify` itself, and its subcommands by their names, which no wheel has."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Return the context of the subcommand that *args* begins with, or of `verify` itself."""
+        if args and args[0] in _SUBCOMMANDS:
+            module = importlib.import_module(_SUBCOMMANDS[args[0]])
+            command: click.Command = module.command
+            return command.make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
+        return super().make_context(info_name, args, parent=parent, **extra)
+
+
+@click.command("verify", cls=_VerifyCommand)
 @click.argument("wheel", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder for this run; one in dist/evidence/ by default."
@@ -142,7 +159,7 @@ def command(
 
     Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Without any
     of these, WHEEL is the newest in dist/ for this machine. Leaves a report, and everything that was seen.
-    --resume continues an interrupted run.
+    --resume continues an interrupted run. 'verify compare RUN RUN' compares two finished ones.
     """
     require_libraries()
     from sparkwright.publish import dist_folder
@@ -168,11 +185,7 @@ def command(
         check_before_verify(options, offline=offline, force=force)
         results = _verify(options, folder.absolute(), keys, offline=offline)
     _attach(results, options)
-    if as_json:
-        print_json(results.described)
-    else:
-        _show(results)
-    _raise_for(results)
+    show_results(results, as_json=as_json)
 
 
 for _option in reversed(_OPTIONS):
@@ -234,17 +247,17 @@ def built_wheel(folder: Path, machine: str, *series: str) -> Path:
     return max(fitting, key=lambda wheel: wheel.stat().st_mtime_ns)
 
 
-def require_libraries() -> None:
-    """Do nothing if the libraries that verification needs are installed.
+def require_libraries(names: Collection[str] = _LIBRARIES, extra: str = "verify") -> None:
+    """Do nothing if the libraries of *extra* are installed, by default those of verification.
 
     Raises:
         ToolError: one is not.
     """
-    if missing := [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
         raise ToolError(
-            "verification needs libraries that are not installed",
+            f"the command needs libraries of the extra {extra!r} that are not installed",
             because=f"{', '.join(missing)} cannot be imported",
-            next_step="install the extra: pip install 'sparkwright[verify]', or 'make verify' in a clone",
+            next_step=f"install the extra: pip install 'sparkwright[{extra}]', or 'make {extra}' in a clone",
         )
 
 
@@ -382,6 +395,20 @@ def _remove_unbegun(made: list[Path]) -> None:
         with contextlib.suppress(OSError):  # something else is in one that we made
             for place in made:
                 place.rmdir()
+
+
+def show_results(results: Results, *, as_json: bool) -> None:
+    """Print *results*.
+
+    Raises:
+        VerdictError: something failed.
+        UndecidedError: something could not be decided.
+    """
+    if as_json:
+        print_json(results.described)
+    else:
+        _show(results)
+    _raise_for(results)
 
 
 def _show(results: Results) -> None:

@@ -9,7 +9,7 @@ from sparkwright.base.errors import UnknownNameError
 from sparkwright.pipeline.checkout import open_checkout, series_names
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.recipes import apply_use, incompatibilities, serve_arguments
+from sparkwright.recipes import apply_use, incompatibilities, node_arguments, serve_arguments
 from sparkwright.recipes.release_options import problems
 from sparkwright.serve.ask_release import ask_release
 
@@ -92,7 +92,7 @@ def check_recipes(
     for name in known:
         other = open_checkout(checkout.root, name)
         job = make_job(other, store, repository, BuildOptions(series=name, offline=offline))
-        lines = [serve_arguments(case, host="0.0.0.0", port=8000) for _, _, case in wanted[name]]  # noqa: S104
+        lines = [_command(case) for _, _, case in wanted[name]]
         answers[name] = ask_release(job, lines)
         carries[name] = frozenset(carry.name for carry in job.spec.carries)
     return tuple(
@@ -100,6 +100,12 @@ def check_recipes(
         for name in known
         for case, parsed in zip(wanted[name], answers[name].parsed, strict=True)
     )
+
+
+def _command(recipe: Recipe) -> tuple[str, ...]:
+    """Return the arguments of ``vllm``; of two machines those of the second one, which are more."""
+    arguments = serve_arguments(recipe, host="localhost", port=8000)
+    return arguments if recipe.nodes == 1 else (*arguments, *node_arguments(1, "localhost"))
 
 
 def _cases(recipes: Sequence[Recipe], name: str, asked: str) -> list[tuple[str, str, Recipe]]:

@@ -61,7 +61,11 @@ def find_uv() -> str:
     beside = Path(sys.executable).with_name("uv")
     found = str(beside) if beside.exists() else shutil.which("uv")
     if found is None:
-        raise ToolError("uv was not found", because="it resolves runtimes", next_step="pip install uv")
+        raise ToolError(
+            "uv was not found",
+            because="it resolves runtimes, and is neither beside this interpreter nor on PATH",
+            next_step="install the extra: pip install 'sparkwright[lock]'",
+        )
     return found
 
 

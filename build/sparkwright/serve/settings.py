@@ -47,6 +47,30 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     return msgspec.structs.replace(recipe, flags=flags, why=why)
 
 
+def as_head(recipe: Recipe, address: str) -> Recipe:
+    """Return *recipe* as the first of the machines that serve it together, at *address*.
+
+    Args:
+        recipe: the recipe.
+        address: of this machine, on the network that both share; empty for a recipe of one machine.
+
+    Raises:
+        ConfigError: a recipe for two machines has no address, or one for a single machine has.
+    """
+    if recipe.nodes == 1 and not address:
+        return recipe
+    if recipe.nodes == 1 or not address:
+        raise ConfigError(
+            f"the recipe {recipe.name} is for {recipe.nodes} machine{'s' if recipe.nodes > 1 else ''}",
+            because="--head was given" if address else "the other one finds this one by --head ADDRESS",
+            next_step="leave out --head" if address
+            else f"give --head; for the other machine, see `sparkwright recipe show {recipe.name}`",
+        )  # fmt: skip
+    together = {"nnodes": recipe.nodes, "node-rank": 0, "master-addr": address}
+    why = dict.fromkeys(together, "two machines serve together, and this one answers")
+    return msgspec.structs.replace(recipe, flags={**recipe.flags, **together}, why={**recipe.why, **why})
+
+
 def _value(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,6 +69,18 @@ class Check(Protocol):
         """Return what the observations of its own cells mean; pure, and at least one finding.
 
         A cell that is missing, or that has failures which the check does not expect, never passes.
+        """
+        ...
+
+
+@runtime_checkable
+class AdaptiveCheck(Check, Protocol):
+    """A check that measures further cells while those before leave something undecided."""
+
+    def extend(self, context: Context, observations: Sequence[Observation]) -> Sequence[Cell]:
+        """Return cells to measure after all of *observations*; none once it is decided.
+
+        Pure, so that a resumed run goes on with the same cells.
         """
         ...
 

@@ -55,6 +55,7 @@ class Load(Model, frozen=True):
         natural_stop: let the model stop by itself; otherwise requests set ``ignore_eos``.
         chat: send to the chat endpoint rather than to that of completions.
         logprobs: number of alternatives whose log-probabilities are requested with each token.
+        thinking: let a model that can think do so before its answer; chat requests alone.
         temperature: of sampling; 0 is greedy.
         seed: of sampling.
     """
@@ -71,6 +72,7 @@ class Load(Model, frozen=True):
     natural_stop: bool = False
     chat: bool = False
     logprobs: int = 0
+    thinking: bool = False
     temperature: float = 0.0
     seed: int = 0
 
@@ -275,6 +277,9 @@ class HostSample(Model, frozen=True):
         gpu_clock_mhz: of the multiprocessors.
         gpu_power_w: drawn.
         gpu_temperature_c: of the chip.
+        gpu_slowed_by: NVIDIA's mask of the reasons for which clocks are lowered at this moment.
+        swap_used_mib: of the whole machine.
+        memory_pressure: percent of the last ten seconds in which some process waited for memory (PSI).
     """
 
     at: int
@@ -283,6 +288,9 @@ class HostSample(Model, frozen=True):
     gpu_clock_mhz: float = -1
     gpu_power_w: float = -1
     gpu_temperature_c: float = -1
+    gpu_slowed_by: int = -1
+    swap_used_mib: float = -1
+    memory_pressure: float = -1
 
 
 class BootFacts(Model, frozen=True):

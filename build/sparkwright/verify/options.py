@@ -43,7 +43,8 @@ class VerifyOptions(Model, frozen=True):
         levels: concurrencies of the sweep instead of the profile's.
         categories: of prompts, instead of the profile's.
         soak_s: length of the soak instead of the profile's, in seconds of the server's clock.
-        boots: starts of each arm of a comparison instead of the profile's.
+        boots: starts of each arm of a comparison instead of the profile's, no more and no fewer.
+        thinking: let a model that can think do so before it answers questions and tasks.
         speed: server's seconds in one of the client's; the profile's if 0.
         seed: of salts, documents and orders.
     """
@@ -70,6 +71,7 @@ class VerifyOptions(Model, frozen=True):
     categories: tuple[str, ...] = ()
     soak_s: float = 0.0
     boots: int = 0
+    thinking: bool = False
     speed: float = 0.0
     seed: int = 0
 
@@ -117,9 +119,11 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
             )
         base = PROFILES[options.profile]
     changes: dict[str, Any] = {"seed": options.seed}
-    for name in ("checks", "levels", "categories", "soak_s", "boots"):
+    for name in ("checks", "levels", "categories", "soak_s", "boots", "thinking"):
         if value := getattr(options, name):
             changes[name] = value
+    if options.boots:
+        changes["most_boots"] = options.boots
     if options.against and not options.checks:
         changes["checks"] = ("compare",)
     if not (base.checks or "checks" in changes):

@@ -55,9 +55,11 @@ class Profile(Model, frozen=True):
         soak_s: length of the prefix-cache soak, in seconds of the server's clock.
         soak_concurrency: concurrent requests of its traffic.
         soak_window_s: length of its windows.
-        boots: starts of each arm of a comparison.
+        boots: starts of each arm of a comparison, at the least.
+        most_boots: starts of each arm where fewer decide nothing.
         comparison_requests: requests in each of those.
         lossless_prompts: prompts of the losslessness check.
+        thinking: let a model that can think do so before it answers questions and tasks.
         seed: of salts, documents and orders.
         speed: server's seconds in one of the client's; above 1 only for a simulator.
         deadlines: timeouts of requests.
@@ -78,8 +80,10 @@ class Profile(Model, frozen=True):
     soak_concurrency: int = 8
     soak_window_s: float = 30.0
     boots: int = 3
+    most_boots: int = 10
     comparison_requests: int = 24
     lossless_prompts: int = 48
+    thinking: bool = False
     seed: int = 0
     speed: float = 1.0
     deadlines: Deadlines = field(default_factory=Deadlines)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.journal import Contents
     from sparkwright.verify.model import Verdict
 
-REPORT, JUNIT, VERDICT = "report.html", "junit.xml", "verdict.json"
+REPORT, JUNIT, VERDICT, TABLE = "report.html", "junit.xml", "verdict.json", "cells.csv"
 
 
 @dataclass(frozen=True)
@@ -79,24 +79,40 @@ def load_run(folder: Path) -> Run:
 
 
 def write_results(folder: Path) -> Results:
-    """Write the report, the JUnit file and the verdict of the run in *folder*.
+    """Write the report, the JUnit file, the verdict and the table of the run in *folder*.
 
     Raises:
         ConfigError: there is no run, or its journal is damaged.
         StorageError: the disk is full or cannot be written.
     """
-    from sparkwright.base.digests import to_json
-    from sparkwright.verify.report import render_html, render_junit
+    return write_report(load_run(folder), folder, also=(FILE,))
 
-    run = load_run(folder)
+
+def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Results:
+    """Write the report, the JUnit file, the verdict and the table of cells of *run* to *folder*.
+
+    Args:
+        run: observations and findings.
+        folder: of the files; it is made if it is missing.
+        also: names of files in it that belong to the results.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    from sparkwright.base.digests import to_json
+    from sparkwright.verify.report import render_csv, render_html, render_junit
+
     rendered = {
         REPORT: render_html(run).encode(),
         JUNIT: render_junit(run).encode(),
         VERDICT: to_json(_described(run)) + b"\n",
     }
+    if run.observations:
+        rendered[TABLE] = render_csv(run).encode()
+    folder.mkdir(parents=True, exist_ok=True)
     for name, data in rendered.items():
         _replace(folder / name, data)
-    paths = [folder / name for name in (*rendered, FILE)]
+    paths = [folder / name for name in (*rendered, *also)]
     return Results(run, folder, tuple((path, path.stat().st_size, sha256_file(path)) for path in paths))
 
 

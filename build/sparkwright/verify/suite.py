@@ -17,7 +17,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.verify.capabilities import TOKENIZE
-from sparkwright.verify.check import Context
+from sparkwright.verify.check import AdaptiveCheck, Context
 from sparkwright.verify.checks.common import unanswered
 from sparkwright.verify.client import canary, count_tokens, open_session
 from sparkwright.verify.client.calibrate import Floor, calibrate
@@ -144,10 +144,22 @@ class _SuiteRun:
 
     def plan(self) -> list[Cell]:
         """Return all cells, those of the main server's first start first; equal ones of two checks once."""
-        planned = [cell for check in self.suite.checks for cell in check.plan(self.context)]
+        planned = [cell for check in self.suite.checks for cell in self._cells_of(check)]
         cells = {cell.key: cell for cell in planned}.values()
         places = list(dict.fromkeys([("main", 0), *((cell.arm, cell.boot) for cell in cells)]))
         return sorted(cells, key=lambda cell: places.index((cell.arm, cell.boot)))
+
+    def _cells_of(self, check: Check) -> list[Cell]:
+        """Return the cells of *check*, with those that it adds to what is measured already."""
+        context = self.context
+        cells = list(check.plan(context))
+        while isinstance(check, AdaptiveCheck):
+            seen = [self.measured.get(cell_id(cell, self.identity)) for cell in cells]
+            observations = [observation for observation in seen if observation is not None]
+            if len(observations) < len(cells) or not (more := check.extend(context, observations)):
+                break
+            cells += more
+        return cells
 
     def missing(self, arm: str, boot: int) -> list[Cell]:
         """Return the cells of one start of one server that are still to be measured."""
@@ -166,11 +178,18 @@ class _SuiteRun:
             await self._calibrate()
         if ("main", 0) not in self.boots or self.missing("main", 0):
             await self._measure_on("main", 0)
-        places = dict.fromkeys((cell.arm, cell.boot) for cell in self.plan())
-        for arm, boot in places:
+        tried = {("main", 0)}
+        while (place := self._next_place(tried)) is not None:
+            tried.add(place)
+            await self._measure_on(*place)
+
+    def _next_place(self, tried: set[tuple[str, int]]) -> tuple[str, int] | None:
+        """Return the next start of a server with cells left to measure; `None` if there is none."""
+        for arm, boot in dict.fromkeys((cell.arm, cell.boot) for cell in self.plan()):
             reachable = arm in self.suite.fleet.arms and arm not in self.silent
-            if (arm, boot) != ("main", 0) and reachable and self.missing(arm, boot):
-                await self._measure_on(arm, boot)
+            if (arm, boot) not in tried and reachable and self.missing(arm, boot):
+                return arm, boot
+        return None
 
     async def _calibrate(self) -> None:
         """Measure the client's own error, before any server needs the machine.
@@ -287,7 +306,7 @@ class _SuiteRun:
         seen = self._observations()
         findings: list[Finding] = []
         for check in self.suite.checks:
-            own = [seen[cell.key] for cell in check.plan(context) if cell.key in seen]
+            own = [seen[cell.key] for cell in self._cells_of(check) if cell.key in seen]
             try:
                 findings.extend(check.judge(context, own))
             except Exception as error:  # noqa: BLE001 - what the others conclude must not be lost

@@ -46,6 +46,15 @@ def test_verify_names_what_is_missing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_serving_needs_a_client_alone(world):
+    words = ("serve", "rehearsal-smollm2", "--dry-run")
+    done = python(RUN, *words, missing=("numpy", "scipy", "vl_convert"))
+    assert done.returncode == 0, done.stderr
+    done = python(RUN, *words, missing=("aiohttp",))
+    assert done.returncode == ToolError.exit_code, done.stderr
+    assert "sparkwright[serve]" in done.stderr
+
+
 def test_a_night_with_a_rehearsal_names_what_is_missing_before_it_begins(world):
     words = ("nightly", "--root", str(world.root), "--history", "none", "--offline")
     done = python(RUN, *words, missing=("aiohttp",))

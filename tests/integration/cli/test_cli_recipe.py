@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from sparkwright.base.errors import UnknownNameError
 from sparkwright.cli.main import main
 from sparkwright.recipes import load_recipe, recipes
 
@@ -62,6 +64,14 @@ def test_an_unknown_recipe_and_use_are_named(capsys: pytest.CaptureFixture[str])
     assert "there is no recipe 'no-such'" in capsys.readouterr().err
     assert main(["recipe", "show", "smoke", "--use", "many"]) != 0
     assert "it has no uses" in capsys.readouterr().err
+
+
+def test_verify_refuses_a_use_that_the_recipe_does_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["verify", "--python", sys.executable, "--recipe", NAME, "--use", "weekend"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == UnknownNameError.exit_code
+    assert "its uses are single, shared, many" in capsys.readouterr().err
 
 
 @pytest.mark.slow

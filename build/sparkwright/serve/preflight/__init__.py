@@ -12,9 +12,9 @@ from sparkwright.serve.preflight.engine import EngineFacts
 from sparkwright.serve.preflight.finding import Finding, refusals, require_clear
 from sparkwright.serve.preflight.host import CardFacts, HostFacts, read_host
 from sparkwright.serve.preflight.link import LinkFacts, SysFs, read_link
+from sparkwright.serve.preflight.request import PreflightRequest
 from sparkwright.serve.preflight.run import (
     PreflightReport,
-    PreflightRequest,
     inspect_start,
     run_preflight,
     this_end,

@@ -258,11 +258,11 @@ def check_draft_cache(
         if draft == options.dtype
         else f'give the drafter the target\'s type: kv_cache_dtype = "{options.dtype}" in [speculative]'
     )
-    if PAGES_CARRY in carries or (version and not _before(version, _PAGES_SINCE)):
+    if PAGES_CARRY in carries or (version and not before(version, _PAGES_SINCE)):
         what = f"the drafter's KV cache makes each state take {factor:.2f} times its memory"
         yield Finding("draft-kv-pages", "warn", what, because, remedy)
         return
-    known = bool(version) and _before(version, _READ_UNTIL)
+    known = bool(version) and before(version, _READ_UNTIL)
     yield Finding(
         "draft-kv-pages",
         "refuse" if known else "warn",
@@ -278,7 +278,7 @@ def _pair(draft: str, target: str, version: str) -> Iterator[Finding]:
     """Yield a finding for types that vLLM 0.24 with draft-kv-dtype refuses to hold in one pool."""
     same = draft == target or {draft, target} <= _SIXTEEN
     fits = draft in _SIXTEEN or (draft in _PLAIN and (target in _PLAIN or target.startswith("turboquant_")))
-    if same or fits or not version or not _before(version, _READ_UNTIL):
+    if same or fits or not version or not before(version, _READ_UNTIL):
         return
     yield Finding(
         "draft-kv-pair",
@@ -290,7 +290,8 @@ def _pair(draft: str, target: str, version: str) -> Iterator[Finding]:
     )
 
 
-def _before(version: str, release: str) -> bool:
+def before(version: str, release: str) -> bool:
+    """Tell if *version*, without its local part, is older than *release*; one that is not valid is not."""
     from packaging.version import InvalidVersion, Version
 
     try:

@@ -53,6 +53,7 @@ class States:
         taps: earlier inputs that it keeps.
         temporal: values of the recurrent state.
         temporal_bytes: bytes of each; 0 for the model's own type.
+        mamba: true for Mamba 2, false for a gated delta net.
     """
 
     layers: int
@@ -60,6 +61,7 @@ class States:
     taps: int
     temporal: int
     temporal_bytes: int = 0
+    mamba: bool = False
 
     def bytes(self, drafts: int, value: int, ranks: int = 1) -> int:
         """Return the bytes of one layer's state.
@@ -241,6 +243,7 @@ def _states(config: Mapping[str, Any], layers: int) -> tuple[States, ...]:
             temporal=heads * size * state,
             # Nemotron-H: 32 bits unless its configuration says otherwise (vllm models/config.py).
             temporal_bytes=_state_bytes(config.get("mamba_ssm_cache_dtype", "float32")),
+            mamba=True,
         ),
     )
 

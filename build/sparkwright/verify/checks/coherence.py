@@ -98,6 +98,7 @@ def _cell(context: Context, name: str, level: int, prompts: tuple[Prompt, ...]) 
         max_tokens=sizes.max_tokens,
         natural_stop=True,
         chat=True,
+        thinking=context.profile.thinking,
         seed=sizes.seed,
     )
     return Cell(check="coherence", name=f"{name} c={load.concurrency}", load=load, prompts=prompts)

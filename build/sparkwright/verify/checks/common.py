@@ -156,9 +156,11 @@ def worst(found: Iterable[Verdict]) -> Verdict:
 # Sorting -------------------------------------------------------------------------------------------------
 
 
-def triage(check: Check, context: Context, observations: Sequence[Observation]) -> CheckedCells:
-    """Sort the cells of *check* into sound observations and trouble."""
-    planned = tuple(check.plan(context))
+def triage(
+    check: Check, context: Context, observations: Sequence[Observation], planned: Sequence[Cell] = ()
+) -> CheckedCells:
+    """Sort the cells of *check*, or those in *planned*, into sound observations and trouble."""
+    planned = tuple(planned or check.plan(context))
     by_key = {observation.cell.key: observation for observation in observations}
     sound: list[Observation] = []
     found: list[Trouble] = []

@@ -15,8 +15,11 @@ from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
 from sparkwright.verify.checks.common import conclude, triage
+from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.checks.machine import without_disturbed
+from sparkwright.verify.checks.paired import paired_ratio
 from sparkwright.verify.model import Cell, Load, Verdict
-from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio
+from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,18 +27,27 @@ if TYPE_CHECKING:
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.model import BootFacts, Finding, Observation, Sample
+    from sparkwright.verify.profile import Profile
     from sparkwright.verify.statistics import Effect
 
 ARMS = ("main", "baseline")
 LEVELS = (1, 8)
 WAVES = 3
-MATERIAL = 0.05
-"""A server that is slower by no more than this passes."""
-ERROR = 0.05
-"""Chance that the interval of either level misses the truth."""
+LOOKS = (3, 5, 7, 10)
+"""Starts of each server after which the comparison is judged: it ends as soon as it is decided."""
+FALSE_WORSE = 0.01
+"""Chance that a server as fast as the baseline is called worse by its steps, over all of these moments."""
+TRIVIAL = 0.02
+"""A server that is slower by less passes, however surely."""
+MATERIAL = 0.04
+"""Largest slowdown within the interval of a server that passes before the last start."""
 TOLERANCE = 0.10
-"""Largest slowdown within the interval of a server that passes: with three starts of each whose speeds differ
-by 1 % from start to start, intervals reach 7 % to either side, and with 5 % they reach 18 %."""
+"""The same after the last one."""
+LATER = 0.05
+"""A first token that surely takes longer by more than this is a warning."""
+LEAST_STARTS = 2
+ONE_STEP = 0.15
+"""Largest share by which the time between events may differ from a step's by counters, if each is a step."""
 
 _Values = dict[str, list[list[dict[str, float]]]]
 """By arm: for each start, for each wave, a value for each prompt."""
@@ -43,26 +55,86 @@ _Values = dict[str, list[list[dict[str, float]]]]
 
 @dataclass(frozen=True)
 class Compare:
-    """The same prompts to two servers, several starts of each, one request at a time and eight."""
+    """The same prompts to two servers, several starts of each, one request at a time and eight.
+
+    Starts are added while nothing is decided, up to `Profile.most_boots` of each.
+    """
 
     name: str = "compare"
 
     def plan(self, context: Context) -> tuple[Cell, ...]:
-        """Return cells start by start in the order ABBAAB for three starts each."""
-        cells = []
-        for boot in range(context.profile.boots):
-            for arm in ARMS if boot % 2 == 0 else reversed(ARMS):
-                cells += [_cell(context, arm, boot, level, wave) for level in LEVELS for wave in range(WAVES)]
-        return tuple(cells)
+        """Return the cells of the first starts, in the order ABBAAB for three of each."""
+        return _starts(context, range(context.profile.boots))
+
+    def extend(self, context: Context, observations: Sequence[Observation]) -> tuple[Cell, ...]:
+        """Return cells of further starts, if those seen leave something undecided."""
+        look = _look(context.profile, observations)
+        if look.last:
+            return ()
+        verdicts = {finding.verdict for finding in self.judge(context, observations)}
+        if Verdict.FAIL in verdicts or Verdict.INCONCLUSIVE not in verdicts:
+            return ()
+        looks = _looks(context.profile)
+        return _starts(context, range(look.starts, looks[looks.index(look.starts) + 1]))
 
     def judge(self, context: Context, observations: Sequence[Observation]) -> list[Finding]:
-        """Return a finding for each level: better, worse, equal or undecided."""
-        seen = baseline_failures_as_invalid(triage(self, context, observations))
-        return [_speed(seen.tagged(level=str(level)), level, context) for level in LEVELS]
+        """Return a finding on the time of a step, and one for each level: better, worse or undecided."""
+        look = _look(context.profile, observations)
+        planned = _starts(context, range(look.starts))
+        seen = triage(self, context, observations, planned)
+        seen = without_disturbed(baseline_failures_as_invalid(seen))
+        steps = _steps(seen, look)
+        return [steps, *(_speed(seen, level, context, look, steps.verdict) for level in LEVELS)]
 
 
 # In no profile: --against selects it.
 CHECK = RegisteredCheck(Compare())
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A moment at which a comparison is judged.
+
+    Attributes:
+        starts: of each server so far.
+        last: no further starts follow.
+        error: chance that a server as fast as the baseline is called worse by its steps at this moment.
+    """
+
+    starts: int
+    last: bool
+    error: float
+
+    def verdict(self, ratio: float, low: float, high: float) -> Verdict:
+        """Return the verdict on a speed *ratio* with its interval."""
+        if high < 1 and ratio < 1 - TRIVIAL:
+            return Verdict.FAIL
+        if low >= 1 - (TOLERANCE if self.last else MATERIAL):
+            return Verdict.PASS
+        return Verdict.INCONCLUSIVE
+
+
+def _looks(profile: Profile) -> list[int]:
+    """Return the numbers of starts at which it is judged; the first and the last are the profile's."""
+    between = [starts for starts in LOOKS if profile.boots < starts < profile.most_boots]
+    return sorted({profile.boots, *between, max(profile.boots, profile.most_boots)})
+
+
+def _look(profile: Profile, observations: Sequence[Observation]) -> _Look:
+    """Return the first moment by which all of *observations* were made."""
+    looks = _looks(profile)
+    begun = 1 + max((o.cell.boot for o in observations), default=0)
+    starts = next(starts for starts in looks if starts >= begun)
+    return _Look(starts, last=starts == looks[-1], error=FALSE_WORSE / len(looks))
+
+
+def _starts(context: Context, boots: range) -> tuple[Cell, ...]:
+    """Return cells start by start, alternating: drift, for example of the temperature, affects both alike."""
+    cells = []
+    for boot in boots:
+        for arm in ARMS if boot % 2 == 0 else reversed(ARMS):
+            cells += [_cell(context, arm, boot, level, wave) for level in LEVELS for wave in range(WAVES)]
+    return tuple(cells)
 
 
 def _cell(context: Context, arm: str, boot: int, level: int, wave: int) -> Cell:
@@ -94,14 +166,109 @@ def _decode_rate(sample: Sample) -> float:
     return 1000 / sample.tpot_ms if sample.tpot_ms > 0 else math.nan
 
 
-def _speed(seen: CheckedCells, level: int, context: Context) -> Finding:
-    effect = _effect(seen, _decode_rate, context.profile.seed)
+def _steps(seen: CheckedCells, look: _Look) -> Finding:
+    """Return the finding on the time of a step, over both levels: what is drafted does not blur it."""
+    values = _step_times(seen)
+    against: list[Reason] = []
+    measured: dict[str, float | str] = {}
+    passed, few = "", min(map(len, values.values()))
+    if few < LEAST_STARTS:
+        why = (
+            f"{few} start of each does not represent other starts" if few else "no step times of both servers"
+        )
+        against.append((Verdict.INCONCLUSIVE, why))
+    else:
+        ratio, low, high = _speed_by_starts(values, look.error)
+        verdict, shown = look.verdict(ratio, low, high), _shown(ratio, low, high)
+        measured = {
+            "verdict": _word(verdict, low),
+            "speed over the baseline's": round(ratio, 4),
+            "low": round(low, 4),
+            "high": round(high, 4),
+            "starts of each": look.starts,
+        }
+        if verdict is Verdict.PASS:
+            passed = shown
+        else:
+            against.append((verdict, f"{_word(verdict, low)}: {shown}"))
+    return conclude(
+        seen,
+        "a step takes no longer than on the baseline",
+        "Mean acceptance length over decode rate is the time of a step of the engine. That of the baseline"
+        " over this server's, for the same prompts: geometric mean over cells, with Student's interval over"
+        " starts.",
+        against=against,
+        passed=passed,
+        threshold=_threshold(look),
+        measured=measured,
+    )
+
+
+def _step_times(seen: CheckedCells) -> dict[str, list[float]]:
+    """Return for each arm the mean logarithm of step times of each start, over cells that all starts have.
+
+    By the client's events where each is one step, since counters hold warm-up requests too.
+    """
+    by_events = all(math.isclose(figures(o).step_ms, _event_ms(o), rel_tol=ONE_STEP) for o in seen.sound)
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for observation in seen.sound:
+        counted = figures(observation)
+        known = math.isfinite(counted.step_ms)
+        step = _event_ms(observation) if by_events or not known else counted.step_ms
+        if math.isfinite(step) and step > 0:
+            place = observation.cell.arm, observation.cell.boot
+            found.setdefault(place, {})[observation.cell.name] = math.log(step)
+    common = set.intersection(*(set(cells) for cells in found.values())) if found else set()
+    return {
+        arm: [
+            math.fsum(cells[name] for name in common) / len(common)
+            for (of, _), cells in sorted(found.items())
+            if of == arm and common
+        ]
+        for arm in ARMS
+    }
+
+
+def _event_ms(observation: Observation) -> float:
+    """Return the mean time between events with output; NaN without any."""
+    several = [sample for sample in observation.counted if len(sample.chunks) > 1]
+    steps = sum(len(sample.chunks) - 1 for sample in several)
+    return sum(sample.last - sample.first for sample in several) / 1e6 / steps if steps else math.nan
+
+
+def _speed_by_starts(values: dict[str, list[float]], error: float) -> tuple[float, float, float]:
+    """Return the ratio of speeds and its interval, by Student's t over starts with one variance.
+
+    The upper end errs with the chance *error*, the lower one with 2.5 %.
+    """
+    main, baseline = values["main"], values["baseline"]
+    means = [math.fsum(arm) / len(arm) for arm in (main, baseline)]
+    squares = math.fsum(
+        (x - mean) ** 2 for arm, mean in zip((main, baseline), means, strict=True) for x in arm
+    )
+    degrees = len(main) + len(baseline) - 2
+    spread = math.sqrt(squares / degrees * (1 / len(main) + 1 / len(baseline)))
+    ratio = math.exp(means[1] - means[0])
+    low, high = (t_quantile(1 - tail, degrees) * spread for tail in (0.025, error))
+    return ratio, ratio * math.exp(-low), ratio * math.exp(high)
+
+
+def _speed(seen: CheckedCells, level: int, context: Context, look: _Look, of_steps: Verdict) -> Finding:
+    """Return the finding on decode rates, which acceptance blurs.
+
+    Where they decide nothing, steps and acceptance do: a decode rate is the second over the first.
+    """
+    seen = seen.tagged(level=str(level))
+    effect = _effect(seen, _decode_rate, context.profile.seed, look)
     against: list[Reason] = []
     passed, measured, warnings = "", dict[str, float | str](), list(seen.notes)
     if effect is None:
         against.append((Verdict.INCONCLUSIVE, "no measurements of both servers to compare"))
     else:
-        verdict, shown = _verdict(effect, context.profile.boots)
+        verdict, shown = _verdict(effect, look)
+        if verdict is Verdict.INCONCLUSIVE and of_steps is Verdict.PASS and _brings_as_much(seen):
+            verdict = Verdict.PASS
+            shown = f"not worse: steps are as fast and bring as many tokens; {effect.ratio:.3f} times as fast"
         measured = {
             "verdict": shown.partition(":")[0],
             "speed over the baseline's": round(effect.ratio, 4),
@@ -115,8 +282,8 @@ def _speed(seen: CheckedCells, level: int, context: Context) -> Finding:
             passed = shown
         else:
             against.append((verdict, shown + why))
-        warnings += _differing_facts(context.facts, context.profile.boots)
-        warnings += _first_token(seen, context)
+        warnings += _differing_facts(context.facts, look.starts)
+        warnings += _first_token(seen, context, look)
     return conclude(
         seen,
         f"as fast as the baseline at c={level}",
@@ -124,38 +291,69 @@ def _speed(seen: CheckedCells, level: int, context: Context) -> Finding:
         " waves and prompts, with a bootstrap interval over all three (starts are the unit of replication).",
         against=against,
         passed=passed,
-        threshold=f"worse where the whole interval lies below 1 and reaches below {1 - MATERIAL}; else a pass"
-        f" where it lies above {1 - TOLERANCE}; undecided otherwise; both levels' intervals hold the truth in"
-        f" {1 - ERROR:.0%} of runs",
+        threshold=_threshold(look),
         measured=measured,
         warnings=warnings,
     )
 
 
-def _verdict(effect: Effect, boots: int) -> Reason:
-    interval = f"{effect.ratio:.3f} times as fast ({effect.low:.3f} to {effect.high:.3f})"
-    if effect.high < 1 and effect.low < 1 - MATERIAL:
-        return Verdict.FAIL, f"worse: {interval}"
-    if effect.low >= 1 - TOLERANCE:
-        name = "better" if effect.low > 1 else "equal" if effect.high <= 1 + TOLERANCE else "not worse"
-        return Verdict.PASS, f"{name}: {interval}"
+def _brings_as_much(seen: CheckedCells) -> bool:
+    """Tell if a step surely brings no fewer tokens than on the baseline, beyond what may pass."""
+    main, baseline = ([o for o in seen.sound if o.cell.arm == arm] for arm in ARMS)
+    found = paired_ratio(main, baseline, len(LEVELS), 0.05)
+    if found is None:
+        return True  # nothing is drafted
+    accepted = _acceptance_length(seen, "baseline") - 1
+    return (1 + accepted * found.low) / (1 + accepted) >= 1 - MATERIAL
+
+
+def _threshold(look: _Look) -> str:
+    allowed = TOLERANCE if look.last else MATERIAL
+    return (
+        f"worse where the whole interval lies below 1 and the ratio below {1 - TRIVIAL:g}; else a pass where"
+        f" the interval lies above {1 - allowed:g}; undecided otherwise, and further starts are made where"
+        f" the profile allows. Equal steps are called worse in at most {FALSE_WORSE:.0%} of runs"
+    )
+
+
+def _shown(ratio: float, low: float, high: float) -> str:
+    interval = f"{ratio:.3f} times as fast ({low:.3f} to {high:.3f})"
+    return interval if low > 1 else f"{interval}, not more than {100 * (1 - low):.1f} % slower"
+
+
+def _word(verdict: Verdict, low: float) -> str:
+    if verdict is Verdict.FAIL:
+        return "worse"
+    if verdict is Verdict.INCONCLUSIVE:
+        return "inconclusive"
+    return "better" if low > 1 else "not worse"
+
+
+def _verdict(effect: Effect, look: _Look) -> Reason:
     if math.isinf(effect.minimum_detectable):
-        return Verdict.INCONCLUSIVE, f"inconclusive: {boots} start of each does not represent other starts"
-    smallest = _percent(effect.minimum_detectable)
-    return Verdict.INCONCLUSIVE, f"inconclusive: {interval}; differences below {smallest} % would not show"
+        few = f"inconclusive: {look.starts} start of each does not represent other starts"
+        return Verdict.INCONCLUSIVE, few
+    verdict = look.verdict(effect.ratio, effect.low, effect.high)
+    shown = f"{_word(verdict, effect.low)}: {_shown(effect.ratio, effect.low, effect.high)}"
+    if verdict is Verdict.INCONCLUSIVE:
+        shown += f"; differences below {_percent(effect.minimum_detectable)} % would not show"
+    return verdict, shown
 
 
 def _percent(share: float) -> float | str:
     return round(100 * share, 1) if math.isfinite(share) else "unknown"
 
 
-def _effect(seen: CheckedCells, value: Callable[[Sample], float], seed: int) -> Effect | None:
-    """Return values of main over those of the baseline; `None` if an arm has none."""
+def _effect(seen: CheckedCells, value: Callable[[Sample], float], seed: int, look: _Look) -> Effect | None:
+    """Return values of main over those of the baseline; `None` if an arm has none.
+
+    Rates are noisier than steps, and mostly go with them, so that a quarter of the steps' error is enough.
+    """
     values = _values(seen, value)
     if not all(values[arm] for arm in ARMS):
         return None
     main, baseline = (_without_prompts(values, arm) for arm in ARMS)
-    return hierarchical_bootstrap_log_ratio(baseline, main, seed, level=1 - ERROR / len(LEVELS))
+    return hierarchical_bootstrap_log_ratio(baseline, main, seed, level=1 - look.error / 2 / len(LEVELS))
 
 
 def _values(seen: CheckedCells, value: Callable[[Sample], float]) -> _Values:
@@ -206,12 +404,12 @@ def _acceptance_length(seen: CheckedCells, arm: str) -> float:
     return math.fsum(one.mal * one.drafts for one in known) / drafts if drafts else 1.0
 
 
-def _first_token(seen: CheckedCells, context: Context) -> list[str]:
+def _first_token(seen: CheckedCells, context: Context, look: _Look) -> list[str]:
     """Return a warning if times to the first token are longer; not on an accelerated clock."""
     if context.profile.speed != 1:
         return []
-    effect = _effect(seen, lambda sample: sample.ttft_ms, context.profile.seed)
-    if effect is None or effect.low <= 1 + MATERIAL:
+    effect = _effect(seen, lambda sample: sample.ttft_ms, context.profile.seed, look)
+    if effect is None or effect.low <= 1 + LATER:
         return []
     return [f"the first token takes {effect.ratio:.2f} times as long ({effect.low:.2f} to {effect.high:.2f})"]
 

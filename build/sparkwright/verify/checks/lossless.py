@@ -125,6 +125,7 @@ def _tasks(context: Context, arm: str, kind: str) -> Cell:
             max_tokens=TASK_LENGTHS[kind],
             natural_stop=True,
             chat=True,
+            thinking=context.profile.thinking,
             seed=sizes.seed,
         ),
         prompts=prompts,

@@ -12,6 +12,7 @@ from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter_finding, not_speculating, ratio, surely
 from sparkwright.verify.checks.common import CheckedCells, conclude, describe, main_facts, triage
 from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.checks.machine import told_of
 from sparkwright.verify.metrics import identities
 from sparkwright.verify.model import Cell, Load, Verdict
 
@@ -123,8 +124,13 @@ def _category(seen: CheckedCells, category: str, grid: _Grid) -> Finding:
             for level, found in levels.items()
             for name, value in found.measured().items()
         },
-        warnings=[*_collapses(category, levels), *seen.notes],
+        warnings=[*_collapses(category, levels), *seen.notes, *_disturbed(seen)],
     )
+
+
+def _disturbed(seen: CheckedCells) -> list[str]:
+    """Return warnings on cells during which the machine was slowed or swapped."""
+    return [f"{told}: its times are not the usual ones" for o in seen.sound for told in told_of(o)]
 
 
 def _collapses(category: str, levels: Mapping[int, Figures]) -> list[str]:

@@ -280,6 +280,8 @@ def _body(endpoint: Endpoint, text: str, load: Load, max_tokens: int) -> bytes:
     alternatives = 0 if LOGPROBS in endpoint.lacks else load.logprobs
     if load.chat:
         body["messages"] = [{"role": "user", "content": text}]
+        if extended:  # templates of models that do not think ignore it
+            body["chat_template_kwargs"] = {"enable_thinking": load.thinking}
         if alternatives:
             body |= {"logprobs": True, "top_logprobs": alternatives}
     else:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import shutil
 import time
 from contextvars import Context
+from pathlib import Path
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.verify.model import HostSample
 
 _QUERY = "clocks.sm,power.draw,temperature.gpu"
+_SLOWED = "clocks_event_reasons.active"  # a driver that does not know it refuses the whole query
+_PRESSURE = Path("/proc/pressure/memory")
 _SECONDS = 10.0
 
 
@@ -30,7 +34,9 @@ async def sample_host(pid: int | None = None) -> HostSample:
 
 
 def _sample(pid: int | None) -> HostSample:
-    clock, power, temperature = _card(_QUERY, 3)
+    with_reasons = _reasons_known()
+    answer = _ask(f"{_QUERY},{_SLOWED}" if with_reasons else _QUERY)
+    clock, power, temperature = _numbers(answer, 3)
     return HostSample(
         at=time.perf_counter_ns(),
         memory_available_mib=_memory_available_mib(),
@@ -38,6 +44,9 @@ def _sample(pid: int | None) -> HostSample:
         gpu_clock_mhz=clock,
         gpu_power_w=power,
         gpu_temperature_c=temperature,
+        gpu_slowed_by=_mask(answer.rpartition(",")[2]) if with_reasons else -1,
+        swap_used_mib=_swap_used_mib(),
+        memory_pressure=_memory_pressure(),
     )
 
 
@@ -65,8 +74,18 @@ def card_fields(*names: str) -> tuple[str, ...]:
     return cells if line and len(cells) == len(names) else ()
 
 
-def _card(query: str, count: int) -> tuple[float, ...]:
-    return _numbers(_ask(query), count)
+@functools.cache
+def _reasons_known() -> bool:
+    """Tell if the driver reports why clocks are lowered; asked once."""
+    return _mask(_ask(_SLOWED)) >= 0
+
+
+def _mask(cell: str) -> int:
+    """Return a hexadecimal mask such as ``0x0000000000000004``; -1 for anything else."""
+    try:
+        return int(cell.strip(), 16)
+    except ValueError:
+        return -1
 
 
 def _ask(query: str) -> str:
@@ -98,6 +117,21 @@ def _memory_available_mib() -> float:
     import psutil
 
     return float(psutil.virtual_memory().available) / (1 << 20)
+
+
+def _swap_used_mib() -> float:
+    import psutil
+
+    return float(psutil.swap_memory().used) / (1 << 20)
+
+
+def _memory_pressure() -> float:
+    """Return PSI's share of the last ten seconds in which some process waited; -1 where there is none."""
+    try:
+        line = _PRESSURE.read_text(encoding="ascii").partition("\n")[0]
+        return float(line.partition("avg10=")[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        return -1
 
 
 def _memory_total_gib() -> float:

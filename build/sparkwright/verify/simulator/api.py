@@ -44,6 +44,7 @@ class RequestParams:
 
     Attributes:
         chat: sent to the chat endpoint.
+        thinking: the chat template lets the model think.
         model: the requested model name.
         text: the prompt, or all messages in the chat template.
         tokens: the same as tokens.
@@ -61,6 +62,7 @@ class RequestParams:
     """
 
     chat: bool
+    thinking: bool
     model: str
     text: str
     tokens: tuple[int, ...]
@@ -133,6 +135,7 @@ def _read(
         raise ApiError(400, "BadRequestError", f"temperature must be non-negative, got {temperature}.")
     return RequestParams(
         chat=chat,
+        thinking=bool((body.get("chat_template_kwargs") or {}).get("enable_thinking", True)),
         model=model,
         text=text,
         tokens=tokens,
@@ -310,7 +313,8 @@ class ResponseBuilder:
 
     def _message(self, text: str) -> dict[str, Any]:
         kind = self.delta_kind
-        if kind == "content" and self.settings.reasoning and self._sent < _THOUGHTS:
+        thinks = self.settings.reasoning and self.params.thinking
+        if kind == "content" and thinks and self._sent < _THOUGHTS:
             kind = "reasoning"
         if kind == "tool":
             call: dict[str, Any] = {"index": 0, "function": {"arguments": text}}

@@ -47,8 +47,8 @@ def charts(run: Run) -> Iterator[Chart]:
     decided = [row for row in rows if row.low > 1 or row.high < 1]
     lead = f"{plural(len(decided), 'difference')} of {len(rows)} can be told from none."
     meaning = (
-        "Ratio of the tested server to the baseline with its 95 % interval over boots. An interval across 1 "
-        "decides nothing. The pale band is the least difference that this many boots could have shown."
+        "Ratio of the tested server to the baseline with its interval over starts. An interval across 1 "
+        "decides nothing. The pale band is the least difference that this many starts could have shown."
     )
     yield Chart(
         key="compare",

@@ -1,0 +1,80 @@
+"""``sparkwright verify compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sparkwright.cli.output import unforeseen
+from sparkwright.cli.terminal import showing_events
+
+_RUN = click.Path(path_type=Path, exists=True, file_okay=False)
+
+
+@click.command("compare")
+@click.argument("before", type=_RUN)
+@click.argument("after", type=_RUN)
+@click.option("--also-before", multiple=True, type=_RUN, metavar="RUN", help="Another run before it.")
+@click.option("--also-after", multiple=True, type=_RUN, metavar="RUN", help="Another run after it.")
+@click.option(
+    "--start-spread",
+    "spread",
+    type=click.FloatRange(0, 50),
+    default=2.5,
+    show_default=True,
+    metavar="PERCENT",
+    help="Assumed standard deviation between starts, where a side has one run.",
+)
+@click.option(
+    "--allow",
+    "allowed",
+    type=click.FloatRange(0, 90),
+    default=10.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Largest slowdown within the interval of a server that passes.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder for the page; one in dist/evidence/ by default."
+)
+@click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(
+    *,
+    before: Path,
+    after: Path,
+    also_before: tuple[Path, ...],
+    also_after: tuple[Path, ...],
+    spread: float,
+    allowed: float,
+    out: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Compare the finished run AFTER an upgrade with the one BEFORE it.
+
+    Both are folders of 'sparkwright verify', with the same profile and seed. Answers, tasks, failures, the KV
+    cache, and at each concurrency throughput, time to the first token, step time and acceptance are judged.
+    """
+    from sparkwright.cli.verify import require_libraries, show_results
+
+    require_libraries()
+    folder = (out or _new_folder()).absolute()
+    with showing_events(quiet=quiet or as_json):
+        try:
+            from sparkwright.verify.upgrade import Limits, write_comparison
+
+            limits = Limits(spread=spread / 100, allowed=allowed / 100)
+            results = write_comparison((before, *also_before), (after, *also_after), folder, limits)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise unforeseen(error, folder) from error
+    show_results(results, as_json=as_json)
+
+
+def _new_folder() -> Path:
+    from datetime import UTC, datetime
+
+    from sparkwright.publish import dist_folder
+
+    return dist_folder(Path()) / "evidence" / f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"

@@ -1,0 +1,83 @@
+"""What is to be started, and the facts about it that all checks share."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkwright.recipes import Recipe
+    from sparkwright.serve.preflight.checkpoint import Checkpoint
+    from sparkwright.serve.preflight.compilers import DeadVariables
+    from sparkwright.serve.preflight.engine import EngineFacts
+    from sparkwright.serve.preflight.host import HostFacts
+    from sparkwright.serve.preflight.kv_plan import KvOptions
+    from sparkwright.serve.preflight.link import LinkFacts
+
+
+@dataclass(frozen=True)
+class PreflightRequest:
+    """What is to be started.
+
+    Attributes:
+        recipe: the recipe, with the variant that was chosen.
+        python: interpreter of the environment that has vLLM; `None` where there is none yet.
+        wheel: the wheel that will be installed; read where `python` is `None`.
+        host: facts about the machine; read here where `None`.
+        engine: facts about vLLM; read from `python` or `wheel` where `None`.
+        environment: variables of the server under the recipe's; this process's by default.
+        sidecars_gib: memory that other programs will take beside the server.
+        address: address to listen at.
+        port: port to listen at; 0 for any.
+        force: start in spite of predictions; nothing here depends on it but `require_clear`.
+        dead_variables: returns the variables that the release does not read.
+        nodes: machines that serve together; 0 takes the recipe's.
+        link: facts of this end of the link between two machines; read here where `None`.
+        peer: facts of the other end; `None` where they are not known.
+    """
+
+    recipe: Recipe
+    python: Path | None = None
+    wheel: Path | None = None
+    host: HostFacts | None = None
+    engine: EngineFacts | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    sidecars_gib: float = 0.0
+    address: str = "127.0.0.1"
+    port: int = 0
+    force: bool = False
+    dead_variables: DeadVariables | None = None
+    nodes: int = 0
+    link: LinkFacts | None = None
+    peer: LinkFacts | None = None
+
+    @property
+    def machines(self) -> int:
+        """The machines that serve together."""
+        return self.nodes or self.recipe.nodes
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that the server will see."""
+        return {**self.environment, **self.recipe.environment}
+
+
+@dataclass(frozen=True)
+class StartFacts:
+    """The facts that all checks share; a model is `None` where it is not on this machine."""
+
+    request: PreflightRequest
+    host: HostFacts
+    engine: EngineFacts | None
+    target: Checkpoint | None
+    drafter: Checkpoint | None
+    options: KvOptions
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that is to be served."""
+        return self.request.recipe

@@ -1,0 +1,336 @@
+"""Ratios of speed after an upgrade to speed before it, by concurrency, with their intervals.
+
+Kernels are selected at each start, so that two starts of one server differ. With several runs on each side
+the difference between starts is measured; with one on each side it is assumed, and the findings say so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkwright.verify.checks.common import troubles
+from sparkwright.verify.checks.figures import figures
+from sparkwright.verify.checks.machine import told_of
+from sparkwright.verify.checks.paired import paired_ratio
+from sparkwright.verify.model import Finding, Verdict
+from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sparkwright.verify.model import Observation, Sample
+    from sparkwright.verify.upgrade.pairs import MatchedCells
+
+CHECK = "compare"
+MATERIAL = 0.05
+"""A server that is slower by no more than this does not fail."""
+ERROR = 0.05
+"""Chance that the interval of any level misses the truth, for each quantity."""
+_LEAST_STARTS = 2
+_FEW_REQUESTS = 4
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A quantity of one request that an upgrade may worsen.
+
+    Attributes:
+        name: for people, such as ``speed of requests``.
+        value: of a request; not finite or not positive where unknown.
+        definition: for the report.
+        better: 1 where larger is better, -1 where smaller is.
+    """
+
+    name: str
+    value: Callable[[Sample], float]
+    definition: str
+    better: int
+
+
+def _request_rate(sample: Sample) -> float:
+    seconds = (sample.ended - sample.started) / 1e9
+    return sample.output_tokens / seconds if seconds > 0 else math.nan
+
+
+def _step_ms(sample: Sample) -> float:
+    """Return the time between two events with output, which is that of one step of the engine."""
+    steps = len(sample.chunks) - 1
+    return (sample.last - sample.first) / 1e6 / steps if steps > 0 else math.nan
+
+
+QUANTITIES = (
+    Quantity(
+        "speed of requests",
+        _request_rate,
+        "Tokens of an answer over the time from its request to its end, of the same prompt after and before:"
+        " geometric mean over all prompts. In a closed loop it goes with the throughput.",
+        1,
+    ),
+    Quantity(
+        "time to the first token",
+        lambda sample: sample.ttft_ms,
+        "Time to the first token, of the same prompt after and before: geometric mean over all prompts.",
+        -1,
+    ),
+    Quantity(
+        "time of a step",
+        _step_ms,
+        "Time between two events with output, of the same prompt after and before: geometric mean over all"
+        " prompts. What is drafted and accepted does not change it.",
+        -1,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class SpeedRatio:
+    """A ratio, oriented so that above 1 is better, with its interval.
+
+    Attributes:
+        ratio: after over before where larger is better, else before over after.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        prompts: number of prompts that it rests on.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    prompts: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a comparison.
+
+    Attributes:
+        spread: assumed standard deviation between starts of one server, 0.025 for 2.5 %; used where a side
+            has a single start.
+        allowed: largest slowdown within the interval of a server that passes.
+        seed: of resampling.
+    """
+
+    spread: float = 0.025
+    allowed: float = 0.10
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The sweep's cells at one concurrency, on both sides.
+
+    Attributes:
+        concurrency: requests at a time.
+        comparisons: number of concurrencies that are judged together.
+        before: for each run before the upgrade, its observations.
+        after: the same after it.
+        speed: server's seconds in one of the client's.
+    """
+
+    concurrency: int
+    comparisons: int
+    before: list[list[Observation]]
+    after: list[list[Observation]]
+    speed: float
+
+    @property
+    def arms(self) -> dict[str, list[list[Observation]]]:
+        return {"before": self.before, "after": self.after}
+
+    @property
+    def confidence(self) -> float:
+        """Level of one interval, so that those of all concurrencies hold together (Bonferroni)."""
+        return 1 - ERROR / max(1, self.comparisons)
+
+    @property
+    def unfit(self) -> list[str]:
+        """Reasons for which a cell of either side cannot be used."""
+        return [
+            f"{arm}: {trouble.cause}"
+            for arm, runs in self.arms.items()
+            for run in runs
+            for observation in run
+            for trouble in troubles(observation, metered=False)[:1]
+        ]
+
+    @property
+    def disturbed(self) -> list[str]:
+        """States of the machine in which times of either side mean little."""
+        return [
+            f"{arm}: {told}"
+            for arm, runs in self.arms.items()
+            for run in runs
+            for observation in run
+            for told in told_of(observation)
+        ]
+
+
+def judge_speed(matched: MatchedCells, limits: Limits) -> list[Finding]:
+    """Return findings on each quantity and, if both sides draft, acceptance, for each level of the sweep."""
+    by_level: dict[int, list[str]] = {}
+    for key in matched.cells("sweep"):
+        by_level.setdefault(matched.before[0][key].cell.load.concurrency, []).append(key)
+    findings = []
+    for concurrency, keys in sorted(by_level.items()):
+        before, after = (matched.of(arm, keys) for arm in ("before", "after"))
+        level = _Level(concurrency, len(by_level), before, after, matched.speed)
+        findings += [_quantity(level, quantity, limits) for quantity in QUANTITIES]
+        findings += _acceptance(level, limits)
+    if findings and min(matched.starts) < _LEAST_STARTS:
+        findings[0] = msgspec.structs.replace(findings[0], warnings=(_one_start(matched, limits.spread),))
+    return findings
+
+
+# Ratios --------------------------------------------------------------------------------------------------
+
+
+def _ratio(level: _Level, quantity: Quantity, limits: Limits) -> SpeedRatio | None:
+    """Return the ratio of *quantity*; `None` if fewer than four prompts have it on every side."""
+    arms = {arm: [_by_prompt(run, quantity.value) for run in runs] for arm, runs in level.arms.items()}
+    runs = [run for found in arms.values() for run in found]
+    common = sorted(set.intersection(*(set(run) for run in runs)))
+    if len(common) < _FEW_REQUESTS:
+        return None
+    usual = {name: math.fsum(math.log(run[name]) for run in runs) / len(runs) for name in common}
+    old, new = (
+        [[run[name] / math.exp(usual[name]) for name in common] for run in arms[arm]]
+        for arm in ("before", "after")
+    )
+    if min(len(old), len(new)) >= _LEAST_STARTS:
+        effect = hierarchical_bootstrap_log_ratio(
+            [[run] for run in old], [[run] for run in new], limits.seed, level=level.confidence
+        )
+        return _oriented(effect.ratio, effect.low, effect.high, quantity.better, len(common))
+    differences = [
+        _mean_log([run[i] for run in new]) - _mean_log([run[i] for run in old]) for i in range(len(common))
+    ]
+    ratio = math.exp(math.fsum(differences) / len(differences))
+    width = _width(differences, limits.spread**2 * (1 / len(old) + 1 / len(new)), level.confidence)
+    return _oriented(ratio, ratio * math.exp(-width), ratio * math.exp(width), quantity.better, len(common))
+
+
+def _width(differences: Sequence[float], of_starts: float, confidence: float) -> float:
+    """Return the half-width of an interval: scatter of prompts, and the assumed variance of starts.
+
+    A start is as fast or slow at every concurrency, so its part needs no correction for their number.
+    """
+    n = len(differences)
+    mean = math.fsum(differences) / n
+    of_prompts = math.fsum((one - mean) ** 2 for one in differences) / (n - 1) / n
+    starts = NormalDist().inv_cdf(1 - ERROR / 2) * math.sqrt(of_starts)
+    return math.hypot(t_quantile((1 + confidence) / 2, n - 1) * math.sqrt(of_prompts), starts)
+
+
+def _mean_log(values: Sequence[float]) -> float:
+    return math.fsum(map(math.log, values)) / len(values)
+
+
+def _by_prompt(observations: Sequence[Observation], value: Callable[[Sample], float]) -> dict[str, float]:
+    """Return the value of each counted request, by cell and prompt."""
+    return {
+        f"{observation.cell.name} {sample.prompt}": found
+        for observation in observations
+        for sample in observation.counted
+        if math.isfinite(found := value(sample)) and found > 0
+    }
+
+
+def _oriented(ratio: float, low: float, high: float, better: int, prompts: int) -> SpeedRatio:
+    if better > 0:
+        return SpeedRatio(ratio, low, high, prompts)
+    return SpeedRatio(1 / ratio, 1 / high, 1 / low if low > 0 else math.inf, prompts)
+
+
+# Findings ------------------------------------------------------------------------------------------------
+
+
+def _quantity(level: _Level, quantity: Quantity, limits: Limits) -> Finding:
+    found = _ratio(level, quantity, limits)
+    finding = _finding(level, quantity.name, quantity.definition, found, limits)
+    if disturbed := level.disturbed:
+        cause = f"not compared: {'; '.join(disturbed[:3])}"
+        finding = msgspec.structs.replace(finding, verdict=Verdict.INCONCLUSIVE, cause=cause)
+    return msgspec.structs.replace(finding, measured={**finding.measured, **_known_figures(level, quantity)})
+
+
+def _acceptance(level: _Level, limits: Limits) -> list[Finding]:
+    """Return the finding on accepted tokens; none if neither side drafts."""
+    new, old = ([o for run in runs for o in run] for runs in (level.after, level.before))
+    found = paired_ratio(new, old, level.comparisons, ERROR)
+    if found is None:
+        return []
+    definition = (
+        "Accepted tokens a draft after over before, by the servers' counters, over the same questions"
+        " (jackknife over questions). It does not differ from start to start."
+    )
+    ratio = SpeedRatio(found.value, found.low, found.high, sum(len(o.counted) for o in old))
+    return [_finding(level, "acceptance", definition, ratio, limits)]
+
+
+def _finding(level: _Level, name: str, definition: str, found: SpeedRatio | None, limits: Limits) -> Finding:
+    verdict, cause = _judged(found, f"{name} at c={level.concurrency}", limits.allowed)
+    if (unfit := level.unfit) and verdict is not Verdict.FAIL:
+        verdict, cause = Verdict.INCONCLUSIVE, "; ".join(unfit[:3])
+    return Finding(
+        check=CHECK,
+        name=f"{name} at c={level.concurrency}",
+        definition=definition,
+        verdict=verdict,
+        cause=cause,
+        measured=_measured(found),
+        threshold=f"fails where the whole interval lies below 1 and reaches below {1 - MATERIAL:g}; passes"
+        f" where it lies above {1 - limits.allowed:g}; undecided otherwise. Intervals of all concurrencies"
+        f" hold the truth in {1 - ERROR:.0%} of comparisons",
+        evidence=tuple(o.cell.key for o in level.before[0]),
+    )
+
+
+def _judged(found: SpeedRatio | None, name: str, allowed: float) -> tuple[Verdict, str]:
+    if found is None:
+        return Verdict.INCONCLUSIVE, f"fewer than {_FEW_REQUESTS} prompts have a {name} on both sides"
+    shown = f"{found.ratio:.3f} times as good ({found.low:.3f} to {found.high:.3f})"
+    if found.high < 1 and found.low < 1 - MATERIAL:
+        return Verdict.FAIL, f"{name} is worse: {shown}"
+    if found.low >= 1 - allowed:
+        at_most = 100 * (1 - found.low)
+        said = "better" if at_most < 0 else f"not more than {at_most:.1f} % worse"
+        return Verdict.PASS, f"{name} is {said}: {shown}"
+    return Verdict.INCONCLUSIVE, f"{name} may be {100 * (1 - found.low):.0f} % worse: {shown}"
+
+
+def _one_start(matched: MatchedCells, spread: float) -> str:
+    before, after = matched.starts
+    return (
+        f"{before} start before and {after} after: a difference of {100 * spread:g} %"
+        " between starts of one server is assumed, not measured; more runs of each side, or --against,"
+        " measure it"
+    )
+
+
+def _measured(found: SpeedRatio | None) -> dict[str, float | str]:
+    if found is None:
+        return {}
+    return {
+        "speed over the baseline's": round(found.ratio, 4),
+        "low": round(found.low, 4),
+        "high": round(found.high, 4) if math.isfinite(found.high) else "unknown",
+        "prompts": found.prompts,
+    }
+
+
+def _known_figures(level: _Level, quantity: Quantity) -> dict[str, float | str]:
+    """Return throughput, or percentiles of the first token, of both sides: means over categories and runs."""
+    shown: dict[str, list[float]] = {}
+    for arm, runs in level.arms.items():
+        for one in (figures(o, level.speed) for run in runs for o in run if o.counted):
+            if quantity.name == "speed of requests":
+                shown.setdefault(f"{arm} tok/s", []).append(one.whole_tok_s)
+            elif quantity.name == "time to the first token":
+                shown.setdefault(f"{arm} TTFT p50 ms", []).append(one.ttft_ms.p50)
+                shown.setdefault(f"{arm} TTFT p95 ms", []).append(one.ttft_ms.p95)
+    return {name: round(math.fsum(values) / len(values), 2) for name, values in shown.items()}

@@ -1,0 +1,260 @@
+"""Two finished runs: what an upgrade made worse is named, and a healthy one passes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from talker_kit import Talker
+from verify_kit import SEEDS, Server, boot_facts, by_name, context, costly, dead, failing, profile, run
+
+from sparkwright.base.errors import ConfigError, VerdictError
+from sparkwright.cli.main import main
+from sparkwright.verify.checks.lossless import Lossless
+from sparkwright.verify.checks.sweep import Sweep
+from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.journal import BootRecord, Concluded, Journal, Manifest, Measured
+from sparkwright.verify.model import FailureKind, Finding, Observation, Verdict
+from sparkwright.verify.run import Run
+from sparkwright.verify.upgrade import Limits, compare_runs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEED = pytest.mark.parametrize("seed", costly(SEEDS, quick=3))
+LOTTERY = 0.015
+RATE, FIRST, STEP, ACCEPTED = (
+    f"{name} at c=8"
+    for name in ("speed of requests", "time to the first token", "time of a step", "acceptance")
+)
+ANSWERS, TASKS, FAILURES, CACHE = (
+    "greedy answers are the same up to near ties",
+    "tasks are solved as well",
+    "no request fails that did not fail before",
+    "the KV cache holds as many tokens",
+)
+
+
+def swept(seed: int, *, slower: float = 1.0, **changes: Any) -> list[Observation]:
+    """A sweep of one start, whose speed is drawn."""
+    luck = np.random.default_rng(seed).lognormal(0, LOTTERY)
+    server = Server(seed=seed, **{"step_ms": 50 * luck * slower, "ttft_ms": 120 * luck, **changes})
+    return run(Sweep(), context(profile(max_tokens=200)), server)
+
+
+def answered(talker: Talker) -> list[Observation]:
+    there = replace(context(profile(lossless_prompts=48)), corpus=load_corpus())
+    return [talker.measure(cell) for cell in Lossless().plan(there)]
+
+
+def finished(observations: list[Observation], **facts: Any) -> Run:
+    return Run(facts={("main", 0): boot_facts(**facts)}, observations=tuple(observations))
+
+
+def compared(old: Run, new: Run, **limits: Any) -> dict[str, Finding]:
+    return by_name(compare_runs([old], [new], Limits(**limits)).findings)
+
+
+def failed(findings: dict[str, Finding]) -> set[str]:
+    return {name for name, finding in findings.items() if finding.verdict is Verdict.FAIL}
+
+
+# Speed ---------------------------------------------------------------------------------------------------
+
+
+@SEED
+def test_an_equal_server_does_not_fail(seed: int) -> None:
+    found = compared(finished(swept(seed)), finished(swept(seed + 1000)))
+    assert not failed(found)
+    assert {found[name].verdict for name in (RATE, STEP)} <= {Verdict.PASS, Verdict.INCONCLUSIVE}
+    assert [w for one in found.values() for w in one.warnings if "1 start before and 1 after" in w]
+
+
+@pytest.mark.slow
+def test_most_equal_servers_pass() -> None:
+    passed = [
+        compared(finished(swept(seed)), finished(swept(seed + 1000)))[STEP].verdict is Verdict.PASS
+        for seed in SEEDS
+    ]
+    assert sum(passed) >= 15
+
+
+def test_a_pass_says_how_much_worse_it_may_be() -> None:
+    found = compared(finished(swept(1)), finished(swept(2)))
+    assert found[STEP].verdict is Verdict.PASS
+    assert "not more than" in found[STEP].cause
+
+
+@SEED
+def test_a_slower_server_fails_by_its_step(seed: int) -> None:
+    found = compared(finished(swept(seed)), finished(swept(seed + 1000, slower=1.15)))
+    assert {RATE, STEP} <= failed(found)
+    assert ACCEPTED not in failed(found)
+
+
+def test_what_may_be_slower_is_not_called_equal() -> None:
+    found = compared(finished(swept(1)), finished(swept(2, slower=1.06)))
+    assert found[STEP].verdict is not Verdict.PASS or "not more than" in found[STEP].cause
+
+
+@SEED
+def test_a_later_first_token_fails_though_steps_are_as_fast(seed: int) -> None:
+    found = compared(finished(swept(seed)), finished(swept(seed + 1000, ttft_ms=170)))
+    assert FIRST in failed(found)
+    assert STEP not in failed(found)
+
+
+@SEED
+def test_lost_acceptance_fails_though_steps_are_as_fast(seed: int) -> None:
+    found = compared(
+        finished(swept(seed)), finished(swept(seed + 1000, factor=lambda cell, at, cached: 0.75))
+    )
+    assert {ACCEPTED} <= failed(found)
+    assert STEP not in failed(found)
+
+
+def test_several_runs_of_each_side_measure_how_starts_differ() -> None:
+    old, new = ([finished(swept(seed)) for seed in range(at, at + 4)] for at in (0, 100))
+    found = by_name(compare_runs(old, new).findings)
+    assert found[RATE].verdict is Verdict.PASS
+    assert not any(one.warnings for one in found.values())
+    slower = [finished(swept(seed, slower=1.15)) for seed in range(100, 104)]
+    assert {RATE, STEP} <= failed(by_name(compare_runs(old, slower).findings))
+
+
+def test_a_wider_spread_of_starts_decides_less() -> None:
+    old, new = finished(swept(1)), finished(swept(2, slower=1.15))
+    assert compared(old, new, spread=0.15)[STEP].verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_server_that_does_not_draft_has_no_acceptance() -> None:
+    found = compared(finished(swept(1, k=0)), finished(swept(2, k=0)))
+    assert ACCEPTED not in found
+    assert found[RATE].verdict is Verdict.PASS
+
+
+# Quality -------------------------------------------------------------------------------------------------
+
+
+@SEED
+def test_answers_may_part_at_near_ties(seed: int) -> None:
+    old, new = (finished(answered(Talker(seed=seed, release=name))) for name in ("0.24", "0.33"))
+    found = compared(old, new)
+    assert found[ANSWERS].verdict is Verdict.PASS
+    assert found[TASKS].verdict is Verdict.PASS
+
+
+@SEED
+def test_answers_that_part_far_from_a_tie_fail(seed: int) -> None:
+    old = finished(answered(Talker(seed=seed, release="0.24")))
+    found = compared(old, finished(answered(Talker(seed=seed, release="0.33", lossy=0.002))))
+    assert found[ANSWERS].verdict is Verdict.FAIL
+    assert "rounding does not explain" in found[ANSWERS].cause
+
+
+def test_tasks_that_are_no_longer_solved_fail() -> None:
+    old = finished(answered(Talker(release="0.24")))
+    worse = {"baseline": 0.9, "main": 0.5}
+    found = compared(old, finished(answered(Talker(release="0.33", solves=worse))))
+    assert found[TASKS].verdict is Verdict.FAIL
+    assert "lost" in found[TASKS].cause
+
+
+def test_without_answers_nothing_is_said_of_them() -> None:
+    found = compared(finished(swept(1)), finished(swept(2)))
+    assert found[ANSWERS].verdict is Verdict.NOT_APPLICABLE
+    assert found[TASKS].verdict is Verdict.NOT_APPLICABLE
+
+
+# Failures, the cache, and runs that cannot be compared ---------------------------------------------------
+
+
+def test_requests_that_fail_since_the_upgrade_are_named() -> None:
+    new = swept(2)
+    new[-1] = failing(new[-1], FailureKind.STALL, which=slice(3, 5))
+    found = compared(finished(swept(1)), finished(new))
+    assert "4 requests fail in prose c=24, before 0: stall" in found[FAILURES].cause
+    assert found["speed of requests at c=24"].verdict is Verdict.INCONCLUSIVE
+    # The same failures before are none of the upgrade's.
+    old = swept(1)
+    old[-1] = failing(old[-1], FailureKind.STALL, which=slice(3, 5))
+    assert compared(finished(old), finished(new))[FAILURES].verdict is Verdict.PASS
+
+
+def test_a_server_that_ended_since_the_upgrade_is_named() -> None:
+    new = swept(2)
+    new[-1] = dead(new[-1])
+    assert FAILURES in failed(compared(finished(swept(1)), finished(new)))
+
+
+def test_a_smaller_cache_fails_and_other_facts_are_named() -> None:
+    found = compared(
+        finished(swept(1)), finished(swept(2), kv_tokens=400_000, backends=("TRITON_ATTN",), version="0.33.0")
+    )
+    assert found[CACHE].verdict is Verdict.FAIL
+    assert "400000 tokens fit, before 525000" in found[CACHE].cause
+    assert "backends is ('TRITON_ATTN',), before ('FLASH_ATTN',)" in found[CACHE].warnings
+    assert compared(finished(swept(1)), finished(swept(2)))[CACHE].verdict is Verdict.PASS
+
+
+def test_runs_without_a_common_cell_are_refused() -> None:
+    other = run(Sweep(), context(profile(max_tokens=100)), Server())
+    with pytest.raises(ConfigError, match="no measurement in common"):
+        compared(finished(swept(1)), finished(other))
+
+
+def test_clocks_that_differ_are_refused() -> None:
+    old, new = finished(swept(1)), replace(finished(swept(2)), manifest={"speed": 60.0})
+    with pytest.raises(ConfigError, match="clocks run at 1, 60"):
+        compared(old, new)
+
+
+def test_the_page_names_both_sides() -> None:
+    from sparkwright.verify.report import render_html
+
+    old, new = (
+        replace(finished(swept(seed), version=version), manifest={"title": "server"})
+        for seed, version in ((1, "0.24.0"), (2, "0.33.0"))
+    )
+    page = render_html(compare_runs([old], [new]))
+    assert "server (0.24.0) → server (0.33.0)" in page
+    assert "Tested server against baseline" in page
+
+
+# The command ---------------------------------------------------------------------------------------------
+
+
+def written(folder: Path, observations: list[Observation]) -> Path:
+    """Write a finished run's journal to *folder*."""
+    folder.mkdir()
+    manifest = Manifest(
+        run=folder.name, created="2026-11-23T00:00:00Z", server=folder.name, identity={}, options={}
+    )
+    with Journal(folder, manifest) as journal:
+        journal.write(BootRecord("main", 0, boot_facts()))
+        for number, observation in enumerate(observations):
+            journal.write(Measured(str(number), observation))
+        journal.write(Concluded(()))
+    return folder
+
+
+def test_the_command_leaves_a_page_and_says_what_is_worse(tmp_path: Path, capsys: Any) -> None:
+    old, new = written(tmp_path / "old", swept(1)), written(tmp_path / "new", swept(2, slower=1.2))
+    out = tmp_path / "out"
+    status = main(["verify", "compare", str(old), str(new), "--out", str(out), "--json"])
+    assert status == VerdictError.exit_code
+    found = json.loads(capsys.readouterr().out)
+    assert found["run"]["title"] == "old (0.24.0) → new (0.24.0)"
+    assert {path.name for path in out.iterdir()} == {"report.html", "junit.xml", "verdict.json"}
+    assert {one["name"] for one in found["findings"] if one["verdict"] == "fail"} >= {RATE, STEP}
+
+
+def test_the_command_refuses_a_folder_without_a_run(tmp_path: Path, capsys: Any) -> None:
+    old = written(tmp_path / "old", swept(1))
+    (tmp_path / "empty").mkdir()
+    assert main(["verify", "compare", str(old), str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) != 0
+    assert "next" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
