@@ -13,11 +13,12 @@ import click
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.cli.channel_place import reading_options
+from sparkwright.cli.service_options import scope_options, wheel_options
 from sparkwright.cli.service_show import show_change, show_installed, show_plan, show_removed, show_status
 from sparkwright.cli.verify import built_wheel, require_libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.service import (
@@ -29,43 +30,6 @@ if TYPE_CHECKING:
 
 # Of the extra `serve`.
 _LIBRARIES = ("aiohttp",)
-_WHEEL = (
-    click.option(
-        "--wheel",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="Serve with this wheel; by default the newest of the channel, or in dist/.",
-    ),
-    click.option("--channel", default="", metavar="URL|FOLDER", help="Take wheels from this channel."),
-    click.option(
-        "--series", default="", envvar="SPARKWRIGHT_SERIES", help="Take a wheel of this series only."
-    ),
-    click.option(
-        "--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime."
-    ),
-)
-_SCOPE = (
-    click.option(
-        "--user/--system",
-        "of_user",
-        default=None,
-        help="A unit of this user or of the system; of the system for root by default.",
-    ),
-    click.option(
-        "--root",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=Path("/"),
-        help="Write below this folder and run no command, as for an image.",
-    ),
-)
-
-
-def _with(options: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return add
 
 
 @click.group("service")
@@ -85,8 +49,8 @@ def command() -> None:
 @click.option(
     "--image", default="localhost/sparkwright:latest", show_default=True, help="Of the compose file."
 )
-@_with(_WHEEL)
-@_with(_SCOPE)
+@wheel_options
+@scope_options
 @click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
 @click.option("--no-start", is_flag=True, help="Write the files alone: install no wheel and start nothing.")
 @click.option("--dry-run", is_flag=True, help="Show every file and command; write nothing.")
@@ -131,7 +95,7 @@ def install(
 
 @command.command("status")
 @click.argument("name", required=False, default="")
-@_with(_SCOPE)
+@scope_options
 @reading_options
 def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Show whether a service brings tokens, and what it serves with; all services without NAME."""
@@ -163,8 +127,8 @@ def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 
 @command.command("upgrade")
 @click.argument("name")
-@_with(_WHEEL)
-@_with(_SCOPE)
+@wheel_options
+@scope_options
 @reading_options
 def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Serve with another wheel: the newest of the service's channel, or the one named.
@@ -186,7 +150,7 @@ def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 
 @command.command("rollback")
 @click.argument("name")
-@_with(_SCOPE)
+@scope_options
 @reading_options
 def rollback(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
     """Serve with the wheel before the present one."""
@@ -202,7 +166,7 @@ def rollback(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 
 @command.command("uninstall")
 @click.argument("name")
-@_with(_SCOPE)
+@scope_options
 @click.option("--purge", is_flag=True, help="Remove its key, variables and environments too.")
 @reading_options
 def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: Any) -> None:
