@@ -107,18 +107,29 @@ async def supervise(
             warn(judgement.because)
         finally:
             await _stop(pulse)
-        now = time.monotonic()
-        delay = options.policy.delay(restarts, now)
-        if delay is None:
-            raise ServerEndedError(
-                f"the engine was started {len(restarts)} times again and is given up",
-                because=judgement.because,
-                next_step="see the evidence beside its log",
-            )
-        emit("serve.restarting", verdict=judgement.verdict, because=judgement.because, delay_s=delay)
-        restarts = (*restarts, now)
-        _tell(options, "restarting", judgement.because)
-        await _wait(delay / options.speed, options)
+        restarts = await _delay(restarts, judgement, options)
+
+
+async def _delay(
+    restarts: tuple[float, ...], judgement: Judgement, options: WatchOptions
+) -> tuple[float, ...]:
+    """Wait until the next start is due, and return the times of all restarts, this one included.
+
+    Raises:
+        ServerEndedError: there were too many.
+    """
+    now = time.monotonic()
+    delay = options.policy.delay(restarts, now)
+    if delay is None:
+        raise ServerEndedError(
+            f"the engine was started {len(restarts)} times again and is given up",
+            because=judgement.because,
+            next_step="see the evidence beside its log",
+        )
+    emit("serve.restarting", verdict=judgement.verdict, because=judgement.because, delay_s=delay)
+    _tell(options, "restarting", judgement.because)
+    await _wait(delay / options.speed, options)
+    return (*restarts, now)
 
 
 async def watch(engine: WatchedEngine, options: WatchOptions) -> Judgement:

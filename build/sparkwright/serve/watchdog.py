@@ -128,7 +128,7 @@ class EngineSample:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What an engine was found to be.
+    """A verdict on an engine, with its cause.
 
     Attributes:
         verdict: the state.

@@ -17,7 +17,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S1
 
 
 class ServiceManager(Protocol):
-    """What starts and stops one service."""
+    """Starts and stops one service."""
 
     def start(self) -> None:
         """Start it and wait until it is ready.

@@ -58,23 +58,31 @@ def command_line(options: ServiceOptions, places: ServicePlaces) -> tuple[str, .
 def unit_text(options: ServiceOptions, places: ServicePlaces) -> str:
     """Return the unit's text."""
     system = options.scope == "system"
-    variables = {
-        "SPARKWRIGHT_HOME": str(places.state / "store"),
-        "HF_HOME": options.models or str(places.models),
-    }
+    network = ("Wants=network-online.target", "After=network-online.target nvidia-persistenced.service")
     lines = [
         "[Unit]",
         f"Description=vLLM serving {_escaped(options.recipe)}, started and watched by sparkwright",
         "Documentation=https://github.com/sparkwright/sparkwright",
-        *(
-            ("Wants=network-online.target", "After=network-online.target nvidia-persistenced.service")
-            if system
-            else ()
-        ),
+        *(network if system else ()),
         "StartLimitIntervalSec=1h",
         "StartLimitBurst=5",
         "",
         "[Service]",
+        *_service(options, places, system=system),
+        "",
+        "[Install]",
+        f"WantedBy={'multi-user.target' if system else 'default.target'}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _service(options: ServiceOptions, places: ServicePlaces, *, system: bool) -> list[str]:
+    variables = {
+        "SPARKWRIGHT_HOME": str(places.state / "store"),
+        "HF_HOME": options.models or str(places.models),
+    }
+    return [
         # Ready once a request got tokens, and watched from then on.
         "Type=notify",
         "NotifyAccess=main",
@@ -103,12 +111,7 @@ def unit_text(options: ServiceOptions, places: ServicePlaces) -> str:
         *(_SYSTEM_SANDBOX.rstrip().splitlines() if system else ()),
         *((f"ReadWritePaths={_quoted(str(places.state))}",) if system else ()),
         *((f"ReadWritePaths={_quoted(options.models)}",) if system and options.models else ()),
-        "",
-        "[Install]",
-        f"WantedBy={'multi-user.target' if system else 'default.target'}",
-        "",
     ]
-    return "\n".join(lines)
 
 
 def sysusers_text(options: ServiceOptions) -> str:

@@ -75,16 +75,18 @@ def upgrade(
     failure = _switch(slots, name, manager)
     if failure:
         raise _put_back(slots, old, manager, failure, wheel)
-    wheels = {**record.wheels, name: wheel}
-    kept = {name, old} - {""}
-    changed = msgspec.structs.replace(
-        record,
-        current=name,
-        previous=old if old != name else record.previous,
-        wheels={slot: wheels.get(slot, "") for slot in sorted({*kept, record.previous} & wheels.keys())},
-    )
     emit("service.upgraded", wheel=wheel, before=record.wheels.get(old, ""))
-    return changed
+    return _recorded(record, name, old, wheel)
+
+
+def _recorded(record: ServiceRecord, name: str, old: str, wheel: str) -> ServiceRecord:
+    """Return the record after a change from the environment *old* to *name*."""
+    previous = old if old != name else record.previous
+    wheels = {**record.wheels, name: wheel}
+    kept = {name, previous} & wheels.keys()
+    return msgspec.structs.replace(
+        record, current=name, previous=previous, wheels={slot: wheels[slot] for slot in sorted(kept)}
+    )
 
 
 def roll_back(slots: Slots, record: ServiceRecord, manager: ServiceManager) -> ServiceRecord:
