@@ -278,16 +278,21 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
     from sparkwright.store import open_store
 
     store = open_store()
-    if asked["python"] or _is_rehearsal(recipe):
-        python = Path(asked["python"] or "PYTHON").absolute() if asked["python"] else None
-        show_plan(planned(recipe, options, store, python=python), as_json=as_json)
-        return
-    from sparkwright.serve.environment import environment_folder, wheel_requirements
+    known: dict[str, Any] = {}
+    if asked["python"]:
+        from sparkwright.serve.environment import existing
 
-    wheel = _wheel(store, recipe, asked)
-    requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
-    python = environment_folder(store, wheel, requirements) / "bin" / "python"
-    show_plan(planned(recipe, options, store, python=python, wheel=wheel), as_json=as_json)
+        found = existing(asked["python"], recipe)
+        known = {"python": found.python, "identity": found.identity}
+    elif not _is_rehearsal(recipe):
+        from sparkwright.base.digests import sha256_file
+        from sparkwright.serve.environment import environment_folder, wheel_requirements
+
+        wheel = _wheel(store, recipe, asked)
+        requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
+        python = environment_folder(store, wheel, requirements) / "bin" / "python"
+        known = {"python": python, "identity": sha256_file(wheel), "wheel": wheel.name}
+    show_plan(planned(recipe, options, store, **known), as_json=as_json)
 
 
 @contextlib.contextmanager

@@ -6,12 +6,12 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkwright.base.digests import sha256_file
 from sparkwright.recipes import serve_arguments
+from sparkwright.serve.caches import cache_key
 from sparkwright.serve.explain import Reason, explain_flags, explain_variables
-from sparkwright.serve.model import Installation
 from sparkwright.serve.places import caches_of
 from sparkwright.serve.run import server_variables
+from sparkwright.verify.server import card_capability
 from sparkwright.verify.server.environment import vllm_command
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import ServeOptions
     from sparkwright.store import Store
+
+
+_UNKNOWN_PYTHON, _UNKNOWN_KEY = "PYTHON", "KEY"
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,9 @@ def planned(
     options: ServeOptions,
     store: Store,
     *,
-    python: Path | None,
-    wheel: Path | None = None,
+    python: Path | None = None,
+    identity: str = "",
+    wheel: str = "",
 ) -> Plan:
     """Return the plan of a server.
 
@@ -58,21 +62,20 @@ def planned(
         options: the user's choices.
         store: holds environments and caches.
         python: the interpreter; `None` if it is known only once it is made.
-        wheel: the wheel, if there is one.
+        identity: digest of the wheel; empty if it is known only once that is made.
+        wheel: the wheel's name, if there is one.
     """
-    interpreter = str(python) if python is not None else "PYTHON"
-    identity = sha256_file(wheel) if wheel is not None else interpreter
-    installed = Installation(python or store.environments, identity, recipe, "")
-    variables = {**recipe.environment, **server_variables(installed, options, caches_of(store))}
+    key = cache_key(identity, recipe, card_capability()) if identity else _UNKNOWN_KEY
+    variables = {**recipe.environment, **server_variables(recipe, options, caches_of(store) / key)}
     if options.api_key:
         variables["VLLM_API_KEY"] = ""
-    vllm = vllm_command(store.environments)[1:]
-    words = [interpreter, *vllm, *serve_arguments(recipe, host=options.host, port=options.port)]
+    interpreter = str(python) if python is not None else _UNKNOWN_PYTHON
+    program = (interpreter, *vllm_command(store.home)[1:])
     return Plan(
-        command=shlex.join(words),
+        command=shlex.join([*program, *serve_arguments(recipe, host=options.host, port=options.port)]),
         flags=explain_flags(recipe, host=options.host, port=options.port),
         variables=explain_variables(recipe, variables),
-        wheel=wheel.name if wheel is not None else "",
+        wheel=wheel,
         made=python is not None and python.exists(),
         notes=recipe.notes,
     )

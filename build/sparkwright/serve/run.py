@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
+    from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions
     from sparkwright.serve.supervise import WatchOptions
     from sparkwright.verify.model import MetricsSnapshot
@@ -40,18 +41,17 @@ _POLL_S = 0.25
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def server_variables(installed: Installation, options: ServeOptions, caches: Path) -> dict[str, str]:
+def server_variables(recipe: Recipe, options: ServeOptions, caches: Path) -> dict[str, str]:
     """Return the variables of the server on top of the recipe's and this process's, but for the key.
 
     Args:
-        installed: the vLLM and its recipe.
+        recipe: the recipe.
         options: the user's choices.
-        caches: the folder of all servers' caches.
+        caches: the folder of this server's caches.
     """
-    folder = caches / cache_key(installed.identity, installed.recipe, card_capability())
-    taken = {**os.environ, **installed.recipe.environment, **options.environment}
+    taken = {**os.environ, **recipe.environment, **options.environment}
     offline = _OFFLINE if options.offline else {}
-    return {**cache_variables(folder, taken), **offline, **options.environment}
+    return {**cache_variables(caches, taken), **offline, **options.environment}
 
 
 def make_server(installed: Installation, options: ServeOptions, folder: Path, caches: Path) -> ServerProcess:
@@ -67,7 +67,6 @@ def make_server(installed: Installation, options: ServeOptions, folder: Path, ca
         IncompatibleOptionsError: the recipe's options are known not to work together.
         ServerError: the interpreter has no vLLM.
     """
-    variables = server_variables(installed, options, caches)
     kept = caches / cache_key(installed.identity, installed.recipe, card_capability())
     kept.mkdir(parents=True, exist_ok=True)
     os.utime(kept)  # so that what is pruned for its age is not in use
@@ -75,7 +74,7 @@ def make_server(installed: Installation, options: ServeOptions, folder: Path, ca
         installed.recipe,
         folder=folder,
         python=installed.python,
-        environment=variables,
+        environment=server_variables(installed.recipe, options, kept),
         host=options.host,
         port=options.port,
         api_key=options.api_key,
