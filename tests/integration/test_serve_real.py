@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 from serve_kit import SECRET, TOOL, Serving, all_files, key_file
+from world import wait_until
 
 from sparkwright.base.errors import ServerEndedError
+from sparkwright.serve.notify import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +65,30 @@ def test_a_real_model_chats_calls_a_tool_and_is_gone_at_the_end(serving: Any, tm
     assert status == 0, errors
     assert this.lines()[-1]["orphans"] == 0
     assert SECRET not in all_files(Path(ready["log"]).parent) + this.out.read_text() + errors
+
+
+def test_a_stopped_engine_core_is_found_behind_a_green_health_and_replaced(
+    serving: Any, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    this = serving("--no-warm-up", "--watch", "--state", state, "--stall-seconds", "30")
+    ready = this.wait_for("serve.ready")
+    root = ready["url"].removesuffix("/v1")
+    wait_until(lambda: read_state(state)[0], patience_s=120.0)
+    (core,) = (one for one in this.family if one.name().startswith("VLLM::EngineCor"))
+    core.suspend()
+    assert requests.get(f"{root}/health", timeout=60).status_code == 200
+    again = this.wait_for("serve.restarting")
+    assert again["verdict"] == "wedged"
+    assert not read_state(state)[0]
+    wait_until(lambda: sum(line["kind"] == "serve.ready" for line in this.lines()) == 2, patience_s=600.0)
+    assert "Paris" in this.chat(ready["url"], "What is the capital of France?")["content"]
+    incident = Path(this.wait_for("serve.incident")["folder"])
+    states = {one["state"] for one in json.loads((incident / "processes.json").read_text())}
+    assert "stopped" in states
+    this.child.send_signal(signal.SIGTERM)
+    status, errors = this.end()
+    assert status == 0, errors
 
 
 def test_an_engine_core_that_is_killed_ends_it_with_a_clear_error(serving: Any) -> None:

@@ -90,3 +90,18 @@ class TestKey:
         for path in (tmp_path, tmp_path / "none"):
             with pytest.raises(ConfigError):
                 read_key(path)
+
+
+def test_a_credential_of_systemd_s_may_be_the_group_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "api-key"
+    path.write_text("sk-one\n")
+    path.chmod(0o440)
+    with pytest.raises(ConfigError):
+        read_key(path)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert read_key(path) == "sk-one"
+    path.chmod(0o444)
+    with pytest.raises(ConfigError):
+        read_key(path)

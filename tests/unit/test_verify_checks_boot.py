@@ -54,7 +54,7 @@ def facts(**changes: Any) -> BootFacts:
 def test_a_healthy_start_passes(seed: int) -> None:
     found = judge(BOOT, context(), Server(seed=seed))
     assert verdicts(found) == {}
-    assert len(found) == 6
+    assert len(found) == 7
 
 
 # First answers -------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ def test_every_fact_of_a_boot_is_read(dialect: str, runner: str) -> None:
         version=f"{dialect}.0",
         runner=runner,
         backends=("TRITON_ATTN", "FLASHINFER"),
+        quantization="modelopt",
+        eager=False,
         kv_gib=35.7,
         kv_tokens=547_729,
         kv_dtype="fp8_e4m3",

@@ -27,6 +27,7 @@ COMMANDS = {
     "publish": "Write a static package index over the wheels in a folder.",
     "channel": "Promote wheels to signed channels, take them back, and verify channels.",
     "serve": "Serve a recipe in the foreground: install, start, warm up, announce, report, stop.",
+    "service": "Install a recipe as a service, and upgrade, roll back or remove it.",
     "recipe": "List, show, check, write and export recipes of servers.",
     "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",
     "rehearse": "Serve the merged Python on the CPU with a real model, and verify it.",

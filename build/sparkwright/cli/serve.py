@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions
+    from sparkwright.serve.supervise import WatchOptions
     from sparkwright.store import Store
 
 # The extra of this name in pyproject.toml.
@@ -62,6 +63,16 @@ _SOURCES = ("wheel", "channel", "python")
     type=click.Path(path_type=Path),
     envvar="SPARKWRIGHT_API_KEY_FILE",
     help="File of mode 600 with the key that clients must send.",
+)
+@click.option("--watch", is_flag=True, help="Start the engine again where it wedges or ends by itself.")
+@click.option(
+    "--state", type=click.Path(path_type=Path, dir_okay=False), help="With --watch: file for its state."
+)
+@click.option(
+    "--stall-seconds",
+    "stall_s",
+    type=click.FloatRange(min=1),
+    help="With --watch: seconds without any work after which an engine that holds requests is wedged.",
 )
 @click.option(
     "--head", default="", metavar="ADDRESS", help="Of two machines, this one, where both reach each other."
@@ -112,7 +123,7 @@ def command(
             _preflight(installed, options, force=asked["force"])
             from sparkwright.serve.run import serve
 
-            asyncio.run(serve(installed, options, folder, caches_of(store)))
+            asyncio.run(serve(installed, options, folder, caches_of(store), _watching(chosen, asked)))
 
 
 def _options(asked: dict[str, Any], *, quick: bool) -> ServeOptions:
@@ -133,6 +144,19 @@ def _options(asked: dict[str, Any], *, quick: bool) -> ServeOptions:
         interval_s=asked["interval"] or (10.0 if quick else Screen.interval_s()),
         **given,
     )
+
+
+def _watching(recipe: Recipe, asked: dict[str, Any]) -> WatchOptions | None:
+    """Return the settings of the watch; `None` without ``--watch``."""
+    from sparkwright.serve.supervise import WatchOptions
+    from sparkwright.serve.watchdog import WatchLimits
+
+    if not asked["watch"]:
+        return None
+    limits, stall_s = WatchLimits.of(recipe), asked["stall_s"]
+    if stall_s:
+        limits = WatchLimits(stall_s=stall_s, warm_s=stall_s)
+    return WatchOptions(limits, state=asked["state"])
 
 
 def _require_one_source(recipe: Recipe, asked: dict[str, Any]) -> None:

@@ -139,6 +139,13 @@ class Screen:
                 self._ready(data)
             case "serve.status":
                 self._state(data)
+            case "serve.incident":
+                self._say(f"evidence {data['folder']}")
+            case "serve.restarting":
+                self._quieten()
+                self._say(
+                    f"again    in {human_seconds(data['delay_s'])}: {data['verdict']}, {data['because']}"
+                )
             case "serve.stopping":
                 at_once = ": killed" if data["at_once"] else "; once more kills it"
                 self._say(f"stopping on {data['signal']}{at_once}")

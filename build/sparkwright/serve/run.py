@@ -7,26 +7,32 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import EndpointError, ServerEndedError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.serve.caches import cache_key, cache_variables, compiled_results
+from sparkwright.serve.engine import ServedEngine
+from sparkwright.serve.kernels import warn_of_fallbacks
 from sparkwright.serve.status import memory_pressure, status_between
+from sparkwright.serve.supervise import supervise
 from sparkwright.serve.warmup import Limits, WarmUp, warm_up
 from sparkwright.verify.client import open_session
 from sparkwright.verify.metrics import fetch_snapshot
 from sparkwright.verify.server import card_capability, diagnose, sample_host, start_server
 from sparkwright.verify.server.failures import excerpt
+from sparkwright.verify.server.lifecycle import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     import aiohttp
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions
+    from sparkwright.serve.supervise import WatchOptions
     from sparkwright.verify.model import MetricsSnapshot
     from sparkwright.verify.server import ServerProcess
 
@@ -76,7 +82,13 @@ def make_server(installed: Installation, options: ServeOptions, folder: Path, ca
     )
 
 
-async def serve(installed: Installation, options: ServeOptions, folder: Path, caches: Path) -> None:
+async def serve(
+    installed: Installation,
+    options: ServeOptions,
+    folder: Path,
+    caches: Path,
+    watching: WatchOptions | None = None,
+) -> None:
     """Serve until a signal or an error ends it; afterwards none of the server's processes runs.
 
     The first SIGINT, SIGTERM or SIGHUP asks the server to end and waits for it; another one kills it at once.
@@ -86,21 +98,33 @@ async def serve(installed: Installation, options: ServeOptions, folder: Path, ca
         options: the user's choices.
         folder: folder for its log and evidence.
         caches: the folder of all servers' caches.
+        watching: watch it, and start it again where it wedges or ends by itself; `None` serves it once.
 
     Raises:
         ServerFailedError: it did not start.
         ServerError: its port is in use, or the warm-up failed.
-        ServerEndedError: it ended by itself.
+        ServerEndedError: it ended by itself; watched, it did so too often.
     """
-    server = make_server(installed, options, folder, caches)
     began = time.monotonic()
+    servers: list[ServerProcess] = []
+    options = replace(options, port=options.port or free_port(options.host))  # one for all starts
+
+    def next_server() -> ServerProcess:
+        place = folder / f"start-{len(servers) + 1}" if watching else folder
+        servers.append(make_server(installed, options, place, caches))
+        return servers[-1]
+
     with _stopped_by_signals() as asked:
         try:
-            await _serve(server, installed, options)
+            if watching is None:
+                await _serve(next_server(), installed, options)
+            else:
+                await supervise(lambda: _watched(next_server(), installed, options), watching)
         except asyncio.CancelledError:
             if not asked:
                 raise
-    emit("serve.stopped", signal=asked[0], seconds=round(time.monotonic() - began, 1), orphans=server.orphans)
+    orphans = sum(server.orphans for server in servers)
+    emit("serve.stopped", signal=asked[0], seconds=round(time.monotonic() - began, 1), orphans=orphans)
 
 
 @contextlib.contextmanager
@@ -130,6 +154,31 @@ def _stopped_by_signals() -> Iterator[list[str]]:
 
 
 async def _serve(server: ServerProcess, installed: Installation, options: ServeOptions) -> None:
+    async with _ready(server, installed, options) as session:
+        await _report(server, session, options)
+
+
+@contextlib.asynccontextmanager
+async def _watched(
+    server: ServerProcess, installed: Installation, options: ServeOptions
+) -> AsyncIterator[ServedEngine]:
+    """Start *server*, warm it up and yield it as an engine that reports its state; it ends with the block."""
+    async with _ready(server, installed, options) as session:
+        reporting = asyncio.create_task(_report(server, session, options))
+        try:
+            yield ServedEngine(server, session)
+        finally:
+            reporting.cancel()
+            await asyncio.wait({reporting})
+            if not reporting.cancelled():
+                _ = reporting.exception()  # the watch has found it dead as well
+
+
+@contextlib.asynccontextmanager
+async def _ready(
+    server: ServerProcess, installed: Installation, options: ServeOptions
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """Start *server*, warm it up, announce it and yield a session to it; it ends with the block."""
     emit(
         "serve.starting", recipe=installed.recipe.name, vllm=installed.described, log=str(server.log),
         python=str(installed.python),
@@ -137,6 +186,7 @@ async def _serve(server: ServerProcess, installed: Installation, options: ServeO
     async with contextlib.AsyncExitStack() as stack:
         with task("start the engine"):
             await stack.enter_async_context(server)
+        warn_of_fallbacks(server.facts)
         session = await stack.enter_async_context(open_session(server.endpoint))
         warmed = await _warmed(server, session, installed, options) if options.warm_up else None
         emit(
@@ -149,7 +199,7 @@ async def _serve(server: ServerProcess, installed: Installation, options: ServeO
             slowest_first_token_s=round(warmed.slowest_s, 2) if warmed else None,
             log=str(server.log),
         )
-        await _report(server, session, options)
+        yield session
 
 
 async def _warmed(

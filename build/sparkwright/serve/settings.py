@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,9 @@ def read_key(path: Path) -> str:
         raise _refused(path, str(error), "name a file that you may read") from error
     if not stat.S_ISREG(state.st_mode):
         raise _refused(path, "it is no plain file", "write the key into a file of mode 600")
-    if others := stat.S_IMODE(state.st_mode) & 0o077:
+    # systemd lets a service's user read credentials by an access list, whose mask stands in the group's bits.
+    allowed = 0o440 if str(path.parent) == os.environ.get("CREDENTIALS_DIRECTORY") else 0
+    if others := stat.S_IMODE(state.st_mode) & 0o077 & ~allowed:
         raise _refused(
             path, f"its mode lets others in (0{stat.S_IMODE(state.st_mode):o}, of which 0{others:o})",
             f"chmod 600 {path}",

@@ -300,6 +300,16 @@ class BootFacts(Model, frozen=True):
         version: vLLM's.
         runner: the model runner: ``v1`` or ``v2``.
         backends: attention backends that the log names, in order.
+        drafter_backends: those of them that were chosen while the drafter was loaded, where the log shows it.
+        linear_backends: kernels of quantized linear layers, each after its kind, such as
+            ``NVFP4 FlashInferCutlassNvFp4LinearKernel``.
+        moe_backends: backends of experts, each after its kind, such as ``NvFp4 FLASHINFER_CUTLASS``.
+        slow_paths: slow kernels that the log warns of.
+        asked_linear: the requested backend of linear layers; empty if left to vLLM.
+        asked_moe: the same of experts.
+        quantization: of the weights, in vLLM's words.
+        eager: a start without graphs was requested; `None` if not reported.
+        capability: compute capability of the card, such as ``12.1``.
         kv_gib: memory for the KV cache.
         kv_tokens: tokens that fit into it.
         kv_dtype: their type, such as ``fp8``.
@@ -323,6 +333,15 @@ class BootFacts(Model, frozen=True):
     version: str = ""
     runner: str = ""
     backends: tuple[str, ...] = ()
+    drafter_backends: tuple[str, ...] = ()
+    linear_backends: tuple[str, ...] = ()
+    moe_backends: tuple[str, ...] = ()
+    slow_paths: tuple[str, ...] = ()
+    asked_linear: str = ""
+    asked_moe: str = ""
+    quantization: str = ""
+    eager: bool | None = None
+    capability: str = ""
     kv_gib: float = -1
     kv_tokens: int = -1
     kv_dtype: str = ""

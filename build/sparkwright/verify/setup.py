@@ -234,7 +234,9 @@ def _simulated(
             folder=place,
             speed=profile.speed,
             deadlines=profile.deadlines,
-            known=BootFacts(total_gib=Settings.total_gib, utilization=Settings.utilization),
+            known=BootFacts(
+                capability="12.1", total_gib=Settings.total_gib, utilization=Settings.utilization
+            ),
         )
 
     identity = {

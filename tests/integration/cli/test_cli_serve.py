@@ -21,6 +21,7 @@ from sparkwright.base.errors import (
     ServerError,
     UnknownNameError,
 )
+from sparkwright.serve.notify import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,6 +131,23 @@ def test_a_server_that_ends_by_itself_is_an_error_of_its_own(staged: World, serv
     assert "ended by itself" in errors
     assert "(engine-died)" in errors
     assert list((staged.store.home / "serve" / "runs").glob("*/incident-1/incident.json"))
+
+
+def test_watched_it_starts_an_engine_again_that_ended(staged: World, serving: Any, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    this = serving("--no-warm-up", "--watch", "--state", state, "--api-key-file", key_file(tmp_path))
+    first = this.wait_for("serve.ready")
+    (engine,) = (one for one in this.family if any("engine_process" in word for word in one.cmdline()))
+    os.kill(engine.pid, signal.SIGKILL)
+    assert this.wait_for("serve.restarting")["verdict"] == "dead"
+    wait_until(lambda: sum(line["kind"] == "serve.ready" for line in this.lines()) == 2)
+    wait_until(lambda: read_state(state)[0])
+    assert this.chat(first["url"], "Hello", SECRET)["content"], "at the same address"
+    this.child.send_signal(signal.SIGTERM)
+    status, errors = this.end()
+    assert status == 0, errors
+    assert this.lines()[-1]["kind"] == "serve.stopped"
+    assert SECRET not in all_files(Path(first["log"]).parents[1]) + state.read_text() + errors
 
 
 def test_killed_it_leaves_no_engine(serving: Any) -> None:

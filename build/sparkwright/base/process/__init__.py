@@ -6,6 +6,7 @@ Open `run` first. `session` starts programs in the background, `limited` kills t
 
 from sparkwright.base.process.dialogue import Dialogue
 from sparkwright.base.process.limited import LimitsExceeded, ProcessLimits, run_limited, watch
+from sparkwright.base.process.replace import replace_process
 from sparkwright.base.process.run import Completed, UnguardedProcess, run, start_unguarded, stream, which
 from sparkwright.base.process.session import Ended, Running, resident_mib, start
 
@@ -17,6 +18,7 @@ __all__ = [
     "ProcessLimits",
     "Running",
     "UnguardedProcess",
+    "replace_process",
     "resident_mib",
     "run",
     "run_limited",

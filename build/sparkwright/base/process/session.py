@@ -157,7 +157,8 @@ def start(
         *map(str, (os.getpid(), nice, oom_score_adj)),
         *command,
     ]
-    with log.open("wb") as output:
+    log.write_bytes(b"")
+    with log.open("ab") as output:  # appended to, so that the file can be cut while the program runs
         output.write(f"{shlex.join(command)}\n\n".encode(errors="surrogateescape"))
         output.flush()
         child = start_session(guarded, command, cwd, env, output)

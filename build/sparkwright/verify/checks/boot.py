@@ -10,6 +10,7 @@ from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter_finding
 from sparkwright.verify.checks.bands import capacity_of
 from sparkwright.verify.checks.common import conclude, main_facts, triage
+from sparkwright.verify.fallbacks import computes_fp4, fallbacks, has_fp4_weights, names_fp4_kernels
 from sparkwright.verify.model import BootFacts, Cell, Finding, Load, Verdict
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class BootCheck:
         seen = triage(self, context, observations)
         known = context.facts or {("main", 0): BootFacts()}
         boots = {f"{arm} boot {number}": facts for (arm, number), facts in sorted(known.items())}
-        rules = (_estimate, _budget, _captures, _runner)
+        rules = (_estimate, _budget, _captures, _runner, _kernels)
         return [
             _answers(seen, context),
             _drafts(seen, context),
@@ -260,6 +261,52 @@ def _runner(seen: CheckedCells, boots: _Boots) -> Finding:
 
 def _runner_of(facts: BootFacts) -> Reason | None:
     return None if facts.runner else (Verdict.INCONCLUSIVE, "its log names no model runner")
+
+
+def _kernels(seen: CheckedCells, boots: _Boots) -> Finding:
+    against, warnings = _each(boots, _kernels_of)
+    return conclude(
+        seen.on_facts(),
+        "FP4 weights run on FP4 kernels",
+        "A card of compute capability 10, 11 or 12 computes in FP4. Where vLLM finds no kernels for that, it"
+        " unpacks the weights to 16 bits, emulates FP4 or runs without graphs, and serves on. That is no"
+        " defect where the recipe names the backend.",
+        against=against,
+        passed="; ".join(f"{name}: {_kernels_shown(facts)}" for name, facts in boots.items()) or "no start",
+        threshold="no slower path that the recipe does not name",
+        measured={
+            f"{name} {what}": ", ".join(values)
+            for name, facts in boots.items()
+            for what, values in (
+                ("linear", facts.linear_backends),
+                ("MoE", facts.moe_backends),
+                ("attention", facts.backends),
+                ("drafter's attention", facts.drafter_backends),
+            )
+            if values
+        },
+        warnings=warnings,
+        needs=(LOG, GPU),
+    )
+
+
+def _kernels_of(facts: BootFacts) -> Reason | None:
+    if not has_fp4_weights(facts):
+        return None
+    found = fallbacks(facts)
+    if not facts.capability and found:
+        return Verdict.INCONCLUSIVE, f"the card is not known: {'; '.join(map(str, found))}"
+    if not computes_fp4(facts.capability):
+        return None
+    if found:
+        return Verdict.FAIL, "; ".join(map(str, found))
+    if not names_fp4_kernels(facts):
+        return Verdict.INCONCLUSIVE, "its log names no kernel of the FP4 weights"
+    return None
+
+
+def _kernels_shown(facts: BootFacts) -> str:
+    return ", ".join((*facts.linear_backends, *facts.moe_backends)) or "no kernels of FP4 weights"
 
 
 # Capacity ------------------------------------------------------------------------------------------------

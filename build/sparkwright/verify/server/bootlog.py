@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.verify.model import BootFacts
+from sparkwright.verify.server.backends import read_backends
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +29,6 @@ _ENGINE = re.compile(r"Initializing a V1 LLM engine \(v([^)]+)\) with config: (.
 _VERSION = re.compile(r"(?:vLLM (?:API )?server version|[█▄▀ ]  version) v?(\d[\w.+]*)")
 _RUNNER_V2 = re.compile(r"Using V2 Model Runner")  # v1/worker/gpu_worker.py; V1 logs no such line
 _LOADING = re.compile(r"Starting to load model|Model loading took|Loading model from scratch")
-# platforms/cuda.py: chosen among several, or named by the user
-_BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend\b")
 _KV_MEMORY = re.compile(rf"Available KV cache memory: {_NUMBER} GiB")  # v1/worker/gpu_worker.py
 _KV_RESERVED = re.compile(rf"reserved {_NUMBER} GiB memory for KV Cache")  # the same, where the user set it
 # v1/core/kv_cache_utils.py: two lines in 0.24, one in 0.33, which may name the pool
@@ -99,7 +98,9 @@ def read_boot_log(text: str) -> BootFacts:
     return BootFacts(
         version=version,
         runner=_runner(text),
-        backends=tuple(dict.fromkeys(_BACKEND.findall(text))),
+        **read_backends(text, config),
+        asked_linear=_argument(text, "linear_backend"),
+        asked_moe=_argument(text, "moe_backend"),
         kv_gib=_number(_last(_KV_MEMORY, text) or _last(_KV_RESERVED, text)),
         kv_tokens=int(_number(_last(_KV_TOKENS, text))),
         kv_dtype=_kv_dtype(config),

@@ -128,6 +128,7 @@ def _foreseen(recipe: Recipe, version: str) -> BootFacts:
     whole = {name: value for name, value in recipe.flags.items() if isinstance(value, int)}
     return BootFacts(
         version=version,
+        capability=card_capability(),
         total_gib=card_memory_gib(),
         utilization=float(recipe.flags.get("gpu-memory-utilization", -1)),
         max_model_len=int(whole.get("max-model-len", -1)),

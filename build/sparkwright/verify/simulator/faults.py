@@ -132,6 +132,8 @@ _TABLE: Final = (
         {"gib": -35.69},
     ),
     Fault("unrounded-graphs", "decode graphs are captured for sizes that hold no whole drafts", ("boot",)),
+    Fault("fp4-fallback-linear", "linear layers of FP4 weights run on Marlin, weights only", ("boot",)),
+    Fault("fp4-fallback-moe", "experts of FP4 weights are emulated", ("boot",)),
     Fault("nvfp4-no-gain", "NVFP4 KV that holds no more tokens than FP8", ("boot",)),
     # Generated text
     Fault("repeated-token", "nothing but exclamation marks", ("coherence",)),

@@ -108,6 +108,7 @@ def _loading(settings: Settings) -> Iterator[LogLine]:
     yield LogLine("gpu_model_runner.py:5160", f"Starting to load model {settings.model}...")
     others = "['FLASHINFER', 'FLASH_ATTN', 'TRITON_ATTN', 'FLEX_ATTENTION']"
     yield LogLine("cuda.py:480", f"Using FLASHINFER attention backend out of potential backends: {others}.")
+    yield from _kernels(settings)
     yield LogLine("default_loader.py:430", "Loading weights took 41.37 seconds")
     if settings.k:
         yield LogLine("gpu_model_runner.py:5184", "Loading drafter model...")
@@ -121,6 +122,29 @@ def _loading(settings: Settings) -> Iterator[LogLine]:
     text = f"Model loading took {settings.weights_gib} GiB{memory} and 47.128843 seconds"
     yield LogLine("model_runner.py:302" if v2 else "gpu_model_runner.py:5255", text)
     yield LogLine("monitor.py:53", "torch.compile took 31.26 s in total")
+
+
+def _kernels(settings: Settings) -> Iterator[LogLine]:
+    """Return the lines on the kernels of linear layers and of experts, both with NVFP4 weights."""
+    faults = settings.faults
+    others = "['FLASHINFER_CUTLASS', 'VLLM_CUTLASS', 'MARLIN', 'EMULATION']"
+    linear = "Marlin" if "fp4-fallback-linear" in faults else "FlashInferCutlass"
+    yield LogLine("__init__.py:937", f"Using {linear}NvFp4LinearKernel for NVFP4 GEMM")
+    if "fp4-fallback-linear" in faults:
+        text = (
+            "Your GPU does not have native support for FP4 computation but FP4 quantization is being used. "
+            "Weight-only FP4 compression will be used leveraging the Marlin kernel. This may degrade "
+            "performance for compute-heavy workloads."
+        )
+        yield LogLine("marlin.py:34", text, "WARNING")
+    moe = "EMULATION" if "fp4-fallback-moe" in faults else "FLASHINFER_CUTLASS"
+    yield LogLine("nvfp4.py:214", f"Using '{moe}' NvFp4 MoE backend out of potential backends: {others}.")
+    if "fp4-fallback-moe" in faults:
+        text = (
+            "Using Nvfp4QuantizationEmulationTritonExperts MOE backend. This will dequantize weights on the "
+            "fly and may be slower than native quantized MOE."
+        )
+        yield LogLine("nvfp4_emulation_moe.py:347", text, "WARNING")
 
 
 def _sharing(settings: Settings) -> Iterator[LogLine]:

@@ -1,0 +1,27 @@
+"""Replace this process by another program, which keeps its id and so receives its signals."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NoReturn
+
+from sparkwright.base.process.run import not_started
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def replace_process(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Run *argv* in place of this process.
+
+    Args:
+        argv: program and arguments.
+        env: its whole environment.
+
+    Raises:
+        ToolError: the program does not exist, or may not be run.
+    """
+    try:
+        os.execvpe(argv[0], list(argv), dict(env))  # noqa: S606, TID251
+    except OSError as error:
+        raise not_started(tuple(argv), error) from error

@@ -1,0 +1,366 @@
+"""``sparkwright service``: served recipes that come back after a reboot."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.base.errors import ConfigError, SparkwrightError
+from sparkwright.cli.channel_place import reading_options
+from sparkwright.cli.service_options import scope_options, wheel_options
+from sparkwright.cli.service_show import show_change, show_installed, show_plan, show_removed, show_status
+from sparkwright.cli.verify import built_wheel, require_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.recipes import Recipe
+    from sparkwright.serve.service import (
+        ServiceOptions,
+        ServicePlaces,
+        ServiceRecord,
+        SystemdManager,
+    )
+
+# Of the extra `serve`.
+_LIBRARIES = ("aiohttp",)
+
+
+@click.group("service")
+def command() -> None:
+    """Install, show, upgrade, roll back and remove services that serve recipes."""
+
+
+@command.command("install")
+@click.argument("recipe", metavar="RECIPE")
+@click.option("--name", default="", help="Name of the service; the recipe's by default.")
+@click.option("--use", default="", help="A use of the recipe, such as single, shared or many.")
+@click.option("--set", "settings", multiple=True, metavar="FLAG=VALUE", help="A flag of 'vllm serve'.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@click.option("--run-as", default="", help="User of a system's unit; the one behind sudo, or sparkwright.")
+@click.option("--models", type=click.Path(path_type=Path), help="Folder of downloaded models (HF_HOME).")
+@click.option(
+    "--image", default="localhost/sparkwright:latest", show_default=True, help="Of the compose file."
+)
+@wheel_options
+@scope_options
+@click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
+@click.option("--no-start", is_flag=True, help="Write the files alone: install no wheel and start nothing.")
+@click.option("--dry-run", is_flag=True, help="Show every file and command; write nothing.")
+@reading_options
+def install(
+    *,
+    recipe: str,
+    force: bool,
+    no_start: bool,
+    dry_run: bool,
+    offline: bool,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Install RECIPE as a service: a unit of systemd, a compose file, and an API key of mode 600."""
+    from sparkwright.serve.service import apply_plan, make_key, plan_install
+
+    chosen, options, places = _described(recipe, asked, offline=offline, force=force)
+    plan = plan_install(options, places)
+    if dry_run:
+        show_plan(plan, places, as_json=as_json)
+        return
+    real = places.root == Path("/")
+    with _writing(places):
+        made = make_key(places.key)
+        if no_start or not real:
+            apply_plan(plan, run_commands=False)
+    if no_start or not real:
+        show_installed(places, made=made, started=False, as_json=as_json)
+        return
+    _require_systemd(places)
+    require_libraries(_LIBRARIES, "serve")
+    wheel = _wheel(asked, asked["channel"], offline=offline)
+    record = _first_record(options, places, asked["channel"])
+    with _writing(places):
+        slot = _prepared(places, wheel, asked, offline=offline)
+        record.write(places.record)
+        apply_plan(plan, run_commands=True)
+    _change(places, record, slot, wheel, chosen, predict=not force)
+    show_installed(places, made=made, started=True, as_json=as_json)
+
+
+@command.command("status")
+@click.argument("name", required=False, default="")
+@scope_options
+@reading_options
+def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
+    """Show whether a service brings tokens, and what it serves with; all services without NAME."""
+    del offline
+    from sparkwright.serve.notify import read_state
+    from sparkwright.serve.service import load_record
+
+    names = [name] if name else _installed(asked)
+    found = []
+    for one in names:
+        places = _places(one, asked)
+        record = load_record(places)
+        good, line = read_state(places.health)
+        found.append(
+            {
+                "name": one,
+                "scope": places.scope,
+                "recipe": record.recipe,
+                "serves": good,
+                "state": line,
+                "wheel": record.wheels.get(record.current, ""),
+                "previous": record.wheels.get(record.previous, ""),
+                "channel": record.channel,
+                "url": f"http://{record.host}:{record.port}/v1",
+            }
+        )
+    show_status(found, as_json=as_json)
+
+
+@command.command("upgrade")
+@click.argument("name")
+@wheel_options
+@scope_options
+@reading_options
+def upgrade(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
+    """Serve with another wheel: the newest of the service's channel, or the one named.
+
+    The new environment is made beside the old one, which serves until then. If the new one does not answer a
+    request, the old one is started again.
+    """
+    require_libraries(_LIBRARIES, "serve")
+    from sparkwright.recipes import load_recipe
+    from sparkwright.serve.service import load_record
+
+    places = _places(name, asked)
+    record = load_record(places)
+    wheel = _wheel(asked, asked["channel"] or record.channel, offline=offline)
+    slot = _prepared(places, wheel, asked, offline=offline)
+    _change(places, record, slot, wheel, load_recipe(record.recipe, record.use))
+    show_change(places, as_json=as_json)
+
+
+@command.command("rollback")
+@click.argument("name")
+@scope_options
+@reading_options
+def rollback(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
+    """Serve with the wheel before the present one."""
+    del offline
+    require_libraries(_LIBRARIES, "serve")
+    from sparkwright.serve.service import Slots, load_record, roll_back
+
+    places = _places(name, asked)
+    record = load_record(places)
+    roll_back(Slots(places.state), record, _manager(places, record)).write(places.record)
+    show_change(places, as_json=as_json)
+
+
+@command.command("uninstall")
+@click.argument("name")
+@scope_options
+@click.option("--purge", is_flag=True, help="Remove its key, variables and environments too.")
+@reading_options
+def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: Any) -> None:
+    """Stop and remove a service; its key, variables and environments stay without --purge."""
+    del offline
+    from sparkwright.serve.service import apply_plan, plan_uninstall
+    from sparkwright.serve.service.manager import has_systemd
+
+    places = _places(name, asked)
+    plan = plan_uninstall(places)
+    there = [path for path in plan.removed if path.exists()]
+    apply_plan(plan, run_commands=places.root == Path("/") and has_systemd(places.scope))
+    if purge:
+        there += [path for path in (places.key, places.variables) if path.exists()]
+        places.key.unlink(missing_ok=True)
+        places.variables.unlink(missing_ok=True)
+        shutil.rmtree(places.state, ignore_errors=True)
+    show_removed(there, [path for path in (places.key, places.state) if path.exists()], as_json=as_json)
+
+
+# Reading the options ---------------------------------------------------------------------------------------
+
+
+def _places(name: str, asked: dict[str, Any]) -> ServicePlaces:
+    from sparkwright.serve.service import ServicePlaces
+
+    of_user = os.geteuid() != 0 if asked["of_user"] is None else asked["of_user"]
+    return ServicePlaces(name, "user" if of_user else "system", Path(asked["root"]).absolute())
+
+
+def _described(
+    recipe: str, asked: dict[str, Any], *, offline: bool, force: bool
+) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
+    from sparkwright.recipes import load_recipe
+    from sparkwright.serve.service import ServiceOptions
+    from sparkwright.serve.service.model import IMAGE_UID
+    from sparkwright.serve.settings import with_settings
+
+    chosen = with_settings(load_recipe(recipe, asked["use"]), asked["settings"])
+    if chosen.nodes > 1:
+        raise ConfigError(
+            f"the recipe {chosen.name} cannot be installed as a service",
+            because=f"{chosen.nodes} machines serve it together, and a service is of one",
+            next_step=f"sparkwright serve {recipe} --head ADDRESS, on the first of them",
+        )
+    name = asked["name"] or chosen.name
+    places = _places(name, asked)
+    program = Path(sys.executable).with_name("sparkwright")
+    path = Path(recipe)
+    options = ServiceOptions(
+        name=name,
+        recipe=str(path.absolute()) if path.suffix == ".toml" and path.exists() else recipe,
+        scope=places.scope,
+        program=program if program.exists() else Path(shutil.which("sparkwright") or program),
+        use=asked["use"],
+        settings=tuple(asked["settings"]),
+        host=asked["host"],
+        port=asked["port"],
+        run_as=asked["run_as"] or os.environ.get("SUDO_USER", "") or "sparkwright",
+        models=str(asked["models"].absolute()) if asked["models"] else "",
+        offline=offline,
+        force=force,
+        image=asked["image"],
+        uid=os.getuid() or IMAGE_UID,
+    )
+    return chosen, options, places
+
+
+def _wheel(asked: dict[str, Any], channel: str, *, offline: bool) -> Path:
+    """Return the named wheel, the newest of the channel, or the newest that was built here."""
+    from platform import machine
+
+    from sparkwright.publish import dist_folder
+    from sparkwright.store import open_store
+
+    if asked["wheel"]:
+        return Path(asked["wheel"]).absolute()
+    if channel:
+        from sparkwright.cli.channel_place import now, pinned_roots
+        from sparkwright.publish.seen import default_memory
+        from sparkwright.serve.channel import channel_wheel
+
+        return channel_wheel(
+            open_store(), channel, machine(), asked["series"], roots=pinned_roots(None),
+            memory=default_memory(), now=now(), offline=offline,
+        )  # fmt: skip
+    return built_wheel(dist_folder(Path()), machine(), asked["series"])
+
+
+@contextlib.contextmanager
+def _writing(places: ServicePlaces) -> Iterator[None]:
+    """Report a file that cannot be written.
+
+    Raises:
+        ConfigError: a folder of the service's may not be written, or is none.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or places.config} cannot be written",
+            because=str(error.strerror or error),
+            next_step="run it with sudo, or install for this user alone: --user",
+        ) from error
+
+
+def _require_systemd(places: ServicePlaces) -> None:
+    from sparkwright.serve.service.manager import has_systemd
+
+    if not has_systemd(places.scope):
+        raise ConfigError(
+            "the service cannot be started here",
+            because="systemd does not run this machine, or this user has no session of it",
+            next_step=f"--no-start writes the files; with Docker: docker compose -f {places.compose} up -d",
+        )
+
+
+def _installed(asked: dict[str, Any]) -> list[str]:
+    folder = _places("any", asked).state.parent
+    return sorted(path.parent.name for path in folder.glob("*/service.json"))
+
+
+# Changing a service ----------------------------------------------------------------------------------------
+
+
+def _first_record(options: ServiceOptions, places: ServicePlaces, channel: str) -> ServiceRecord:
+    from sparkwright.serve.service import ServiceRecord, load_record
+
+    if places.record.exists():
+        import msgspec
+
+        known = load_record(places)
+        return msgspec.structs.replace(
+            known, recipe=options.recipe, use=options.use, host=options.host, port=options.port,
+            channel=channel or known.channel, models=options.models,
+        )  # fmt: skip
+    return ServiceRecord(
+        name=options.name, scope=options.scope, recipe=options.recipe, use=options.use, host=options.host,
+        port=options.port, channel=channel, models=options.models,
+    )  # fmt: skip
+
+
+def _prepared(places: ServicePlaces, wheel: Path, asked: dict[str, Any], *, offline: bool) -> str:
+    from sparkwright.serve.environment import wheel_requirements
+    from sparkwright.serve.service import Slots
+    from sparkwright.serve.service.upgrade import prepare
+
+    requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
+    return prepare(Slots(places.state), wheel, requirements, offline=offline)
+
+
+def _patchsets() -> Path | None:
+    """Return the folder of patchsets of the checkout around the current folder; `None` outside of one."""
+    from sparkwright.pipeline import open_checkout
+
+    with contextlib.suppress(SparkwrightError):
+        return open_checkout(Path()).patchsets
+    return None
+
+
+def _manager(places: ServicePlaces, record: ServiceRecord) -> SystemdManager:
+    from sparkwright.serve.service import SystemdManager
+    from sparkwright.serve.service.manager import reachable
+    from sparkwright.serve.settings import read_key
+
+    url = reachable(record.host, record.port)
+    return SystemdManager(places.unit_name, places.scope, url, read_key(places.key))
+
+
+def _change(
+    places: ServicePlaces,
+    record: ServiceRecord,
+    slot: str,
+    wheel: Path,
+    recipe: Recipe,
+    *,
+    predict: bool = False,
+) -> None:
+    from sparkwright.recipes import check_compatible
+    from sparkwright.serve import service
+    from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
+    from sparkwright.verify.server import card_capability, find_installed
+
+    def preflight(python: Path) -> None:
+        found = find_installed(python)
+        check_compatible(recipe, found.version, capability=card_capability(), carries=found.carries)
+        environment = {**os.environ, "HF_HOME": record.models or str(places.models)}
+        findings = run_preflight(PreflightRequest(recipe, python=python, environment=environment))
+        # While the old server holds the memory, what the new one will find free cannot be predicted.
+        require_clear(findings, force=not predict)
+
+    slots = service.Slots(places.state)
+    changed = service.upgrade(
+        slots, record, slot, _manager(places, record), wheel=wheel.name, preflight=preflight
+    )
+    changed.write(places.record)
+    slots.prune({changed.current, changed.previous})

@@ -1,0 +1,100 @@
+"""Evidence of a wedged or dead engine beyond that of `verify.server.evidence`: stacks, processes, samples."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.base.errors import SparkwrightError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sparkwright.serve.watchdog import EngineSample
+
+_DUMP_S = 15.0
+_MOST_DUMPED = 16
+_COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "fatbinary", "ninja", "cc1plus", "cudafe++", "nvlink"})
+
+
+def family(pids: Sequence[int]) -> list[dict[str, object]]:
+    """Return the processes *pids* and their descendants: id, parent, name, state, CPU seconds and memory."""
+    import psutil
+
+    found: dict[int, dict[str, object]] = {}
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            for process in (root, *root.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    times = process.cpu_times()
+                    found[process.pid] = {
+                        "pid": process.pid,
+                        "parent": process.ppid(),
+                        "name": process.name(),
+                        "state": process.status(),
+                        "threads": process.num_threads(),
+                        "cpu_s": round(times.user + times.system, 2),
+                        "rss_mib": process.memory_info().rss >> 20,
+                    }
+    return list(found.values())
+
+
+def compilers(pids: Sequence[int]) -> int:
+    """Return the number of compilers that run below *pids*."""
+    import psutil
+
+    count = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    count += process.name() in _COMPILERS
+    return count
+
+
+def keep_incident(place: Path, pids: Sequence[int], samples: Iterable[EngineSample]) -> tuple[str, ...]:
+    """Write the processes, their Python stacks and the last samples of an engine into the folder *place*.
+
+    Stacks are those of py-spy, where it is installed and may look at the processes.
+
+    Args:
+        place: an existing folder with the other evidence.
+        pids: the engine's first processes.
+        samples: the samples that led to the judgement, oldest first.
+
+    Returns:
+        The names of the files that were written.
+    """
+    processes = family(pids)
+    written = {
+        "processes.json": json.dumps(processes, indent=1) + "\n",
+        "samples.jsonl": "".join(json.dumps(asdict(sample)) + "\n" for sample in samples),
+    }
+    if stacks := _stacks([int(str(one["pid"])) for one in processes][:_MOST_DUMPED]):
+        written["stacks.txt"] = stacks
+    for name, text in written.items():
+        (place / name).write_text(text, encoding="utf-8", errors="replace")
+    return tuple(written)
+
+
+def _stacks(pids: Sequence[int]) -> str:
+    from sparkwright.base.process import run
+
+    beside = Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program is None:
+        return ""
+    found = []
+    for pid in pids:
+        # A stopped process cannot be paused once more: its memory is read as it is.
+        with contextlib.suppress(SparkwrightError):
+            done = run([program, "dump", "--nonblocking", "--pid", str(pid)], timeout=_DUMP_S, accept=(0, 1))
+            if done.status == 0:
+                found.append(done.text)
+    return "\n\n".join(found) + "\n" if found else ""

@@ -1,0 +1,27 @@
+"""Warn of slow kernels that a server fell back to while it started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkwright.base.events import warn
+from sparkwright.verify.fallbacks import computes_fp4, fallbacks
+
+if TYPE_CHECKING:
+    from sparkwright.verify.fallbacks import Fallback
+    from sparkwright.verify.model import BootFacts
+
+
+def warn_of_fallbacks(facts: BootFacts) -> tuple[Fallback, ...]:
+    """Warn of each slow path that a card which computes in FP4 was given without being asked to.
+
+    Args:
+        facts: the facts of a start; without the card's compute capability nothing is judged.
+
+    Returns:
+        The slow paths that were warned of.
+    """
+    found = fallbacks(facts) if computes_fp4(facts.capability) else ()
+    for fallback in found:
+        warn(str(fallback), layers=fallback.layers)
+    return found

@@ -1,0 +1,72 @@
+"""Tell systemd and health checks about a served engine: by the socket of sd_notify(3), and by a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+STALE_S = 90.0
+"""A state that is older than this is not believed: the watchdog itself has stopped."""
+
+
+def notify(message: str, environment: Mapping[str, str] | None = None) -> bool:
+    """Send *message*, such as ``READY=1``, to systemd; return false where it does not listen.
+
+    Args:
+        message: assignments, one a line.
+        environment: variables with ``NOTIFY_SOCKET``; this process's by default.
+    """
+    address = (os.environ if environment is None else environment).get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    if address.startswith("@"):  # an abstract socket
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.connect(address)
+            sender.sendall(message.encode())
+    except OSError:
+        return False
+    return True
+
+
+def write_state(path: Path, verdict: str, because: str, **more: Any) -> None:
+    """Write the engine's state to *path*, in one step.
+
+    Args:
+        path: the file.
+        verdict: the state, as `WatchVerdict` has it, or ``starting`` or ``restarting``.
+        because: the cause in words.
+        more: further facts, JSON-ready.
+    """
+    state = {"at": time.time(), "verdict": verdict, "because": because, **more}
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part.write_text(json.dumps(state) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def read_state(path: Path, *, now: float | None = None) -> tuple[bool, str]:
+    """Return whether the engine whose state is in *path* brings tokens, and a line that says so.
+
+    Args:
+        path: a file of `write_state`.
+        now: seconds since the epoch; the present by default.
+    """
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        age = (time.time() if now is None else now) - float(state["at"])
+        verdict, because = str(state["verdict"]), str(state["because"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return False, f"its state cannot be read: {error}"
+    if age > STALE_S:
+        return False, f"its state is {age:.0f} s old: the watchdog has stopped"
+    line = f"{verdict}: {because}" if because else verdict
+    return verdict in {"healthy", "busy", "slow", "starved"}, line

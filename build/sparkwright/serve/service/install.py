@@ -1,0 +1,140 @@
+"""Plan and write the files of a service."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkwright.base.errors import ProcessError
+from sparkwright.base.events import emit, warn
+from sparkwright.serve.service.compose import compose_text
+from sparkwright.serve.service.unit import sysusers_text, unit_text
+
+if TYPE_CHECKING:
+    from sparkwright.serve.service.model import ServiceOptions, ServicePlaces
+
+_PUBLIC, _PRIVATE = 0o644, 0o600
+_VARIABLES = """\
+# Further variables of the service, one NAME=VALUE a line; read at its start. Mode 600.
+# HF_TOKEN=
+"""
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """A file that an installation writes.
+
+    Attributes:
+        path: the file.
+        text: its content.
+        mode: its mode.
+        kept: an existing one is left as it is.
+    """
+
+    path: Path
+    text: str
+    mode: int = _PUBLIC
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class InstallPlan:
+    """The changes of an installation or of its removal.
+
+    Attributes:
+        files: files to write.
+        commands: commands to run then, where systemd runs.
+        removed: files to remove.
+    """
+
+    files: tuple[PlannedFile, ...] = ()
+    commands: tuple[tuple[str, ...], ...] = ()
+    removed: tuple[Path, ...] = ()
+
+
+def plan_install(options: ServiceOptions, places: ServicePlaces) -> InstallPlan:
+    """Return the files and commands of an installation; the key, which is made apart, is not among them."""
+    inside = replace(places, root=Path("/"))  # what is written for an image names the image's own paths
+    files = [
+        PlannedFile(places.unit, unit_text(options, inside)),
+        PlannedFile(places.compose, compose_text(options, inside)),
+        PlannedFile(places.variables, _VARIABLES, _PRIVATE, kept=True),
+    ]
+    commands = [("daemon-reload",), ("enable", places.unit_name)]
+    systemctl = ("systemctl", "--user") if options.scope == "user" else ("systemctl",)
+    before: tuple[tuple[str, ...], ...] = ()
+    if options.scope == "system":
+        files.append(PlannedFile(places.sysusers, sysusers_text(options)))
+        state = str(inside.state)
+        before = (
+            ("systemd-sysusers", str(inside.sysusers)),
+            ("install", "-d", "-m", "0750", "-o", options.run_as, "-g", options.run_as, state),
+            ("chown", "-R", f"{options.run_as}:{options.run_as}", state),
+        )
+    return InstallPlan(tuple(files), (*before, *((*systemctl, *words) for words in commands)))
+
+
+def plan_uninstall(places: ServicePlaces) -> InstallPlan:
+    """Return the removal of a service; its key, variables and environments stay."""
+    systemctl = ("systemctl", "--user") if places.scope == "user" else ("systemctl",)
+    return InstallPlan(
+        commands=((*systemctl, "disable", "--now", places.unit_name),),
+        removed=(places.unit, places.compose, places.sysusers, places.record),
+    )
+
+
+def apply_plan(plan: InstallPlan, *, run_commands: bool) -> None:
+    """Write and remove the files of *plan*, and run its commands.
+
+    Args:
+        plan: the plan.
+        run_commands: run them; without, as for an image, only files change.
+
+    Raises:
+        ProcessError: a command failed.
+    """
+    if plan.removed and run_commands:
+        _run(plan.commands, accept=tuple(range(256)))  # what is not loaded cannot be stopped, and need not be
+    for file in plan.files:
+        if not (file.kept and file.path.exists()):
+            _write(file)
+    for path in plan.removed:
+        path.unlink(missing_ok=True)
+        emit("service.removed", path=str(path))
+    if not plan.removed and run_commands:
+        _run(plan.commands)
+
+
+def check_unit(path: Path) -> str:
+    """Return what ``systemd-analyze verify`` says of the unit *path*; empty if nothing, or without it."""
+    from sparkwright.base.process import run
+
+    if shutil.which("systemd-analyze") is None:
+        return ""
+    done = run(["systemd-analyze", "verify", "--man=no", path], timeout=60, accept=tuple(range(256)))
+    said = f"{done.text}\n{done.stderr}".splitlines()
+    return "\n".join(line for line in said if path.name in line or str(path) in line)
+
+
+def _write(file: PlannedFile) -> None:
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    part = file.path.with_name(f".{file.path.name}.part")
+    part.unlink(missing_ok=True)
+    part.touch(mode=file.mode)
+    part.chmod(file.mode)
+    part.write_text(file.text, encoding="utf-8")
+    part.replace(file.path)
+    emit("service.written", path=str(file.path))
+
+
+def _run(commands: tuple[tuple[str, ...], ...], accept: tuple[int, ...] = (0,)) -> None:
+    from sparkwright.base.process import run
+
+    for command in commands:
+        try:
+            run(command, timeout=120, accept=accept)
+        except ProcessError as error:
+            warn(f"{' '.join(command)} failed: {error.because}")
+            raise

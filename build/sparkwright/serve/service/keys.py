@@ -1,0 +1,32 @@
+"""The API key of a service: a file of mode 600, made once."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+from sparkwright.serve.settings import read_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_BYTES = 32
+
+
+def make_key(path: Path) -> bool:
+    """Make a key in *path*, unless there is one; return true if it was made.
+
+    Raises:
+        ConfigError: the file that is there may be read by others, or holds no key.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        read_key(path)
+        return False
+    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+        os.fchmod(descriptor, 0o600)  # whatever the umask is
+        stream.write(f"sk-{secrets.token_urlsafe(_BYTES)}\n")
+    return True

@@ -1,0 +1,33 @@
+#!/bin/bash
+# Build the image of a wheel and start it once: ci/image.sh WHEEL [TAG]
+# ENGINE (podman, buildah's `buildah`, or docker with buildx) and BASE may be set.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+wheel=$(readlink -f "$1")
+tag=${2:-localhost/sparkwright:latest}
+engine=${ENGINE:-$(command -v podman || command -v docker)}
+name=$(basename "$wheel")
+series=$(sed -E 's/^vllm-([0-9]+\.[0-9]+).*/\1/' <<<"$name")
+machine=$(sed -E 's/.*_(aarch64|x86_64)\.whl$/\1/' <<<"$name")
+runtime=${RUNTIME:-patchsets/$series-$machine.requirements.txt}
+[ -f "$runtime" ] || { echo "there is no locked runtime for $name: $runtime" >&2; exit 1; }
+version=${name#vllm-}
+arguments=(
+    --file ci/Containerfile --tag "$tag"
+    --build-context "dist=$(dirname "$wheel")" --build-context "runtime=$(dirname "$runtime")"
+    --build-arg "WHEEL=$name" --build-arg "RUNTIME=$(basename "$runtime")"
+    --build-arg "VERSION=${version%%-*}"
+    --build-arg "REVISION=$(git rev-parse HEAD)"
+    --build-arg "CREATED=$(git log -1 --format=%cI)"
+)
+[ -z "${BASE:-}" ] || arguments+=(--build-arg "BASE=$BASE")
+case $(basename "$engine") in
+docker) "$engine" buildx build --load "${arguments[@]}" . ;;
+*) "$engine" build --format docker "${arguments[@]}" . ;; # OCI's own format has no health check
+esac
+# Without variables it refuses by one message, which shows that it starts, and not as root.
+status=0
+"$engine" run --rm "$tag" || status=$?
+[ "$status" -eq 10 ] || { echo "the image ended with status $status, not 10" >&2; exit 1; }
+test "$("$engine" run --rm "$tag" id -u)" -eq 10001
+test "$("$engine" run --rm "$tag" /opt/vllm/bin/python -c 'from importlib.metadata import version as v; print(v("vllm"))')" = "${version%%-*}"

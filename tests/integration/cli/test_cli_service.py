@@ -1,0 +1,165 @@
+"""``sparkwright service`` from installation to removal, with a program in place of systemctl."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from service_kit import vllm_wheel
+
+from sparkwright.serve.service.manager import canary_failure
+from sparkwright.verify.server.lifecycle import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Starts the service as systemd would: by the link, with the key, and ready once it answers.
+SYSTEMCTL = """#!{python}
+import os, signal, subprocess, sys, time
+from pathlib import Path
+sys.path.insert(0, {build!r})
+from sparkwright.serve.service.manager import canary_failure
+words = [word for word in sys.argv[1:] if not word.startswith("-")]
+with open({calls!r}, "a") as calls:
+    calls.write(" ".join(words) + "\\n")
+pid = Path({pid!r})
+if words[0] == "stop" and pid.exists():
+    os.kill(int(pid.read_text()), signal.SIGTERM)
+    pid.unlink()
+    time.sleep(0.5)
+if words[0] == "start":
+    key = Path({key!r}).read_text().strip()
+    server = [{link!r} + "/bin/python", "-m", "vllm.server", "--port", "{port}", "--api-key", key]
+    quiet, simulator = subprocess.DEVNULL, {{**os.environ, "SIMULATOR": {python!r}}}
+    child = subprocess.Popen(server, stdout=quiet, stderr=quiet, env=simulator)
+    pid.write_text(str(child.pid))
+    for _ in range(300):
+        if child.poll() is not None:
+            pid.unlink()
+            sys.exit("Job failed")
+        if not canary_failure("http://127.0.0.1:{port}", key):
+            sys.exit(0)
+        time.sleep(0.1)
+    sys.exit("timeout")
+"""
+
+
+class Machine:
+    """A user's home with a systemd of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port("127.0.0.1")
+        self.state = folder / ".local/state/sparkwright/services/chat"
+        self.config = folder / ".config/sparkwright"
+        self.calls, self.pid = folder / "calls", folder / "pid"
+        program = folder / "bin" / "systemctl"
+        program.parent.mkdir()
+        program.write_text(
+            SYSTEMCTL.format(
+                python=sys.executable, build=str(Path(__file__).parents[3] / "build"), calls=str(self.calls),
+                pid=str(self.pid), key=str(self.config / "chat.key"), link=str(self.state / "current"),
+                port=self.port,
+            )
+        )  # fmt: skip
+        program.chmod(0o755)
+
+    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        script = (
+            "import sys; from sparkwright.serve.service import manager as m; m.has_systemd = lambda _: True; "
+            "from sparkwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        )
+        environment = {
+            **os.environ,
+            "HOME": str(self.folder),
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "SPARKWRIGHT_HOME": str(self.folder / "store"),
+        }
+        for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "SPARKWRIGHT_API_KEY_FILE"):
+            environment.pop(name, None)
+        command = [sys.executable, "-c", script, "service", *map(str, words)]
+        return subprocess.run(
+            command, env=environment, cwd=self.folder, check=False, capture_output=True, text=True
+        )
+
+    def install(self, wheel: Path) -> subprocess.CompletedProcess[str]:
+        words = ("--name", "chat", "--user", "--port", str(self.port), "--unlocked", "--force")
+        return self.run("install", self.recipe(), *words, "--wheel", wheel)
+
+    def recipe(self) -> Path:
+        path = self.folder / "chat.toml"
+        path.write_text('format = 1\nname = "chat"\ntitle = "Chat"\nmodel = "org/chat"\n')
+        return path
+
+    @property
+    def status(self) -> Any:
+        return json.loads(self.run("status", "chat", "--user", "--json").stdout)[0]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
+    yield made
+    if made.pid.exists():
+        psutil.Process(int(made.pid.read_text())).kill()
+
+
+def test_a_service_from_its_installation_to_its_removal(machine: Machine) -> None:
+    wheels = machine.folder / "wheels"
+    done = machine.install(vllm_wheel(wheels, "1.0"))
+    assert done.returncode == 0, done.stderr
+    key = (machine.config / "chat.key").read_text().strip()
+    assert canary_failure(f"http://127.0.0.1:{machine.port}", key) == ""
+    assert canary_failure(f"http://127.0.0.1:{machine.port}", "") != ""
+    assert machine.calls.read_text().splitlines()[:2] == ["daemon-reload", "enable sparkwright-chat.service"]
+    assert machine.status["wheel"] == "vllm-1.0-py3-none-any.whl"
+
+    done = machine.run(
+        "upgrade", "chat", "--user", "--unlocked", "--wheel", vllm_wheel(wheels, "2.0", "boot-engine")
+    )
+    assert done.returncode == 77
+    assert "the environment before it serves again" in done.stderr
+    assert canary_failure(f"http://127.0.0.1:{machine.port}", key) == ""
+    assert machine.status["wheel"] == "vllm-1.0-py3-none-any.whl"
+
+    done = machine.run("upgrade", "chat", "--user", "--unlocked", "--wheel", vllm_wheel(wheels, "3.0"))
+    assert done.returncode == 0, done.stderr
+    assert "vllm-3.0" in done.stdout
+    assert len(list((machine.state / "environments").glob("*/bin/python"))) == 2, "the failed one is pruned"
+    done = machine.run("rollback", "chat", "--user", "--json")
+    assert json.loads(done.stdout)["wheel"] == "vllm-1.0-py3-none-any.whl"
+    assert key not in done.stdout + done.stderr
+
+    done = machine.run("uninstall", "chat", "--user", "--purge")
+    assert done.returncode == 0, done.stderr
+    assert "disable sparkwright-chat.service" in machine.calls.read_text()
+    assert not machine.state.exists()
+    assert not (machine.config / "chat.key").exists()
+    assert machine.run("status", "chat", "--user").returncode == 12
+
+
+def test_without_a_systemd_nothing_is_begun(machine: Machine) -> None:
+    script = "import sys; from sparkwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    environment = {**os.environ, "HOME": str(machine.folder)}
+    environment.pop("XDG_RUNTIME_DIR", None)
+    command = [sys.executable, "-c", script, "service", "install", str(machine.recipe()), "--user"]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 10
+    assert "--no-start" in done.stderr
+    assert not machine.state.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(machine: Machine) -> None:
+    (machine.folder / "root").mkdir()
+    (machine.folder / "root" / "etc").write_text("a file")
+    done = machine.run(
+        "install", machine.recipe(), "--system", "--root", machine.folder / "root", "--no-start"
+    )
+    assert done.returncode == 10
+    assert "cannot be written" in done.stderr
+    assert "--user" in done.stderr

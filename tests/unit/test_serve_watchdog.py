@@ -1,0 +1,197 @@
+"""The watchdog: long prefills, warm-up and load leave it silent; engines that do nothing are called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from simulator_kit import Bench, settings
+
+from sparkwright.recipes import load_recipe
+from sparkwright.serve.watchdog import (
+    EngineSample,
+    RestartPolicy,
+    Watchdog,
+    WatchLimits,
+    WatchVerdict,
+)
+from sparkwright.verify.simulator import Settings, StepCosts
+from sparkwright.verify.simulator.engine import Engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMITS = WatchLimits(young_s=0.0)
+IDLE = EngineSample(at=0.0, running=0, waiting=0, generated=10, prompt=10, preemptions=0, kv_usage=0.0)
+EVERY = 5.0
+
+
+def verdicts(samples: Iterator[EngineSample], limits: WatchLimits = LIMITS) -> list[WatchVerdict]:
+    watchdog, found = Watchdog(limits), []
+    for sample in samples:
+        watchdog, judgement = watchdog.observe(sample)
+        found.append(judgement.verdict)
+    return found
+
+
+def steady(first: EngineSample, seconds: float, **later: Any) -> Iterator[EngineSample]:
+    """Yield *first*, then samples that differ from it by *later* alone."""
+    yield first
+    for number in range(1, int(seconds / EVERY) + 1):
+        yield replace(first, at=first.at + number * EVERY, **later)
+
+
+def simulated(told: Settings, prompts: list[int], seconds: float) -> Iterator[EngineSample]:
+    """Yield samples of a simulated engine by its own clock, with prompts of these lengths at the start."""
+    engine = Engine(told)
+    bench = Bench(engine)
+    for number, words in enumerate(prompts, 1):
+        bench.add(f"[{number:012x}]\n" + "sort " * words)
+    at, due = 0.0, 0.0
+    while at < seconds:
+        while engine.busy and due <= at:
+            due += engine.step(due).seconds
+        yield EngineSample(
+            at=at,
+            running=len(engine.running),
+            waiting=len(engine.waiting),
+            generated=engine.counters.generated,
+            prompt=engine.counters.prompt,
+            preemptions=engine.counters.preemptions,
+            kv_usage=engine.pool.usage,
+        )
+        at += EVERY
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_long_prefills_are_never_wedged(seed: int) -> None:
+    """Prompts of up to 39,000 tokens at about 160 tokens a second: minutes pass without a single token."""
+    costs = replace(StepCosts(), prefill=6.0)
+    told = settings(seed=seed, costs=costs, k=7 if seed % 2 else 0, max_model_len=40_000)
+    prompts = [39_000, 20_000 + 500 * seed, 39_000, 100 + seed]
+    found = verdicts(simulated(told, prompts, 1500.0))
+    assert not any(verdict.ends for verdict in found)
+    assert WatchVerdict.SLOW in found  # the silence was long enough to be noticed
+    assert found[-1] is WatchVerdict.HEALTHY
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_engine_that_stops_in_a_prefill_is_wedged(seed: int) -> None:
+    costs = replace(StepCosts(), prefill=6.0)
+    healthy = list(simulated(settings(seed=seed, costs=costs, max_model_len=40_000), [39_000, 39_000], 100.0))
+    stopped = steady(replace(healthy[-1], at=healthy[-1].at + EVERY), 300.0)
+    found = verdicts(iter([*healthy, *stopped]))
+    assert not any(verdict.ends for verdict in found[: len(healthy)])
+    assert found[-1] is WatchVerdict.WEDGED
+    worked = max(later.at for before, later in pairwise(healthy) if later.kv_usage > before.kv_usage)
+    assert found.index(WatchVerdict.WEDGED) * EVERY - worked == LIMITS.stall_s
+
+
+def test_requests_that_come_and_go_are_no_sign_of_work() -> None:
+    def clients() -> Iterator[EngineSample]:
+        yield IDLE
+        for number in range(1, 60):
+            yield replace(
+                IDLE, at=number * EVERY, running=8, waiting=number % 7, kv_usage=max(0.0, 0.5 - number / 200)
+            )
+
+    assert verdicts(clients())[-1] is WatchVerdict.WEDGED
+
+
+def test_an_idle_engine_is_healthy_for_ever() -> None:
+    assert set(verdicts(steady(IDLE, 7200.0))) == {WatchVerdict.HEALTHY}
+
+
+@pytest.mark.parametrize("counted", [0, 1])
+def test_one_lost_canary_is_no_wedge_and_two_are(counted: int) -> None:
+    half = LIMITS.stall_s / 2
+    held = replace(IDLE, running=counted)  # the canary itself may be among the requests that run
+    one = [replace(held, at=at, canary_pending=True) for at in range(0, int(half), 5)]
+    lost = replace(held, at=half, canary_pending=True, canary_failures=1)
+    good = replace(IDLE, at=half + 5, canaries_good=1)
+    assert not any(verdict.ends for verdict in verdicts(iter([IDLE, *one, lost, good])))
+    waits = [replace(lost, at=at) for at in range(int(half), int(half) * 2 + 1, 5)]
+    assert verdicts(iter([IDLE, *one, *waits]))[-1] is WatchVerdict.WEDGED
+
+
+def test_a_canary_behind_a_long_queue_proves_nothing() -> None:
+    def loaded() -> Iterator[EngineSample]:
+        for number in range(200):
+            yield replace(
+                IDLE, at=number * EVERY, running=64, waiting=500, generated=100.0 * number,
+                canary_pending=True, canary_failures=number // 12,
+            )  # fmt: skip
+
+    assert set(verdicts(loaded())) == {WatchVerdict.BUSY}
+
+
+def test_compilers_extend_the_limit_and_do_not_lift_it() -> None:
+    held = replace(IDLE, running=1)
+    assert not any(v.ends for v in verdicts(steady(held, 1700.0, compilers=4)))
+    assert verdicts(steady(held, 1900.0, compilers=4))[-1] is WatchVerdict.WEDGED
+
+
+def test_a_young_engine_gets_longer() -> None:
+    limits = WatchLimits(young_s=300.0, warm_s=300.0)
+    held = replace(IDLE, running=1)
+    assert not any(v.ends for v in verdicts(steady(held, 290.0), limits))
+    assert verdicts(steady(held, 310.0), limits)[-1] is WatchVerdict.WEDGED
+
+
+@pytest.mark.parametrize("short", [{"available_mib": 300.0}, {"pressure": 70.0}])
+def test_a_starved_host_is_named_and_gets_twice_the_time(short: dict[str, float]) -> None:
+    held = replace(IDLE, running=1)
+    found = verdicts(steady(held, 235.0, **short))
+    assert set(found[1:]) == {WatchVerdict.STARVED}
+    assert verdicts(steady(held, 245.0, **short))[-1] is WatchVerdict.WEDGED
+    assert WatchVerdict.STARVED not in verdicts(steady(held, 60.0, available_mib=4000.0, pressure=5.0))
+
+
+def test_a_silent_http_server_is_wedged_and_a_short_silence_is_not() -> None:
+    silent = {"responds": False, "running": -1, "waiting": -1, "generated": -1, "prompt": -1}
+    assert not any(v.ends for v in verdicts(steady(IDLE, 110.0, **silent)))
+    found = verdicts(steady(IDLE, 130.0, **silent))
+    assert found[-1] is WatchVerdict.WEDGED
+
+
+def test_counters_that_cannot_be_read_are_no_sign_of_work() -> None:
+    def flickering() -> Iterator[EngineSample]:
+        for number in range(60):
+            unread = {"generated": -1, "prompt": -1} if number % 2 else {}
+            yield replace(IDLE, at=number * EVERY, running=2, **unread)
+
+    assert verdicts(flickering())[-1] is WatchVerdict.WEDGED
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"exited": 1}, {"exited": -9}, {"failing": True, "canary_failures": 2, "canary_pending": True}],
+)
+def test_a_dead_engine_is_dead_at_once(changes: dict[str, Any]) -> None:
+    assert verdicts(steady(IDLE, EVERY, **changes))[-1] is WatchVerdict.DEAD
+
+
+def test_limits_allow_for_the_longest_step_of_a_recipe() -> None:
+    recipe = load_recipe("qwen3.6-27b-nvfp4-kv-dflash")
+    assert WatchLimits.of(recipe).stall_s == 120.0
+    import msgspec
+
+    large = msgspec.structs.replace(recipe, flags={**recipe.flags, "max-num-batched-tokens": 32_768})
+    assert WatchLimits.of(large).stall_s == 327.68
+    whole = msgspec.structs.replace(recipe, flags={**recipe.flags, "enable-chunked-prefill": False})
+    assert WatchLimits.of(whole).stall_s == 491.52
+
+
+def test_delays_grow_and_restarts_are_counted_by_the_hour() -> None:
+    policy = RestartPolicy(first_s=5, factor=2, most_s=60, per_hour=6)
+    times: tuple[float, ...] = ()
+    delays = []
+    for number in range(6):
+        delays.append(policy.delay(times, 100.0 * number))
+        times = (*times, 100.0 * number)
+    assert delays == [5, 10, 20, 40, 60, 60]
+    assert policy.delay(times, 600.0) is None
+    assert policy.delay(times, 3601.0) == 60.0  # the first one is more than an hour ago
+    assert policy.delay(times, 9000.0) == 5

@@ -1,0 +1,252 @@
+"""The files of a service: units that systemd takes, compose files by their specification, a private key."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from compose_spec import PyCompose
+
+from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
+from sparkwright.cli.service import command
+from sparkwright.recipes import recipes
+from sparkwright.serve.service import (
+    ServiceOptions,
+    ServicePlaces,
+    ServiceRecord,
+    Slots,
+    apply_plan,
+    load_record,
+    make_key,
+    plan_install,
+    plan_uninstall,
+)
+from sparkwright.serve.service.compose import compose_text
+from sparkwright.serve.service.install import check_unit
+from sparkwright.serve.service.unit import command_line, unit_text
+
+if TYPE_CHECKING:
+    from sparkwright.serve.service.model import Scope
+
+RECIPE = "qwen3.6-27b-nvfp4-kv-dflash"
+SYSTEMD = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+HOSTILE = '/srv/a b%n"$HOME\\'
+
+
+def options(scope: Scope = "system", **changes: Any) -> ServiceOptions:
+    made = ServiceOptions(name="chat", recipe=RECIPE, scope=scope, program=Path("/bin/true"))
+    return replace(made, **changes)
+
+
+def places(root: Path, scope: Scope = "system") -> ServicePlaces:
+    return ServicePlaces("chat", scope, root, Path("/home/ada"))
+
+
+def directives(text: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+@SYSTEMD
+@pytest.mark.parametrize("scope", ["system", "user"])
+@pytest.mark.parametrize("recipe", sorted(recipes()))
+def test_systemd_takes_the_unit_of_every_recipe(
+    tmp_path: Path, scope: Scope, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    plan = plan_install(options(scope, recipe=recipe, models=HOSTILE), places(tmp_path, scope))
+    apply_plan(plan, run_commands=False)
+    assert check_unit(places(tmp_path, scope).unit) == ""
+
+
+@SYSTEMD
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("WatchdogSec=", "WatchdogSecs=", "Unknown key name|Unknown key"),
+        ("OOMPolicy=kill", "OOMPolicy=maybe", "Failed to parse OOM policy"),
+        ("Restart=on-failure", "Restart=perhaps", "Failed to parse"),
+        ("ExecStart=/bin/true", "ExecStart=/nowhere/at-all", "not executable"),
+    ],
+)
+def test_a_broken_unit_is_named(tmp_path: Path, old: str, new: str, said: str) -> None:
+    import re
+
+    path = tmp_path / "sparkwright-chat.service"
+    text = unit_text(options(), places(Path("/")))
+    assert old in text
+    path.write_text(text.replace(old, new))
+    assert re.search(said, check_unit(path))
+
+
+@pytest.mark.parametrize("scope", ["system", "user"])
+def test_the_unit_says_what_a_card_and_a_reboot_need(scope: Scope) -> None:
+    text = unit_text(options(scope), places(Path("/"), scope))
+    found = directives(text)
+    assert found["Type"] == ["notify"]
+    assert found["WatchdogSec"] == ["3min"]
+    assert found["Restart"] == ["on-failure"]
+    assert {"76", "81"} <= set(found["RestartPreventExitStatus"][0].split())
+    assert "77" not in found["RestartPreventExitStatus"][0].split()
+    assert found["LimitMEMLOCK"] == ["infinity"]
+    assert int(found["OOMScoreAdjust"][0]) > 0
+    assert found["WantedBy"] == ["multi-user.target" if scope == "system" else "default.target"]
+    # Each of these would keep CUDA, or its compilers, from working.
+    assert not {"PrivateDevices", "MemoryDenyWriteExecute", "SystemCallFilter", "DevicePolicy"} & found.keys()
+
+
+def test_the_key_reaches_the_unit_as_a_credential_alone(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    assert make_key(where.key)
+    key = where.key.read_text().strip()
+    plan = plan_install(options(), where)
+    apply_plan(plan, run_commands=False)
+    assert stat.S_IMODE(where.key.stat().st_mode) == 0o600
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path != where.key]
+    assert len(written) == 4
+    assert not any(key in path.read_text() for path in written)
+    assert not any(key in word for words in plan.commands for word in words)
+    found = directives(where.unit.read_text())
+    assert found["LoadCredential"] == ["api-key:/etc/sparkwright/chat.key"]
+    assert found["ExecStart"][0].endswith("--api-key-file %d/api-key")
+
+
+def test_a_key_is_made_once_and_an_open_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "chat.key"
+    assert make_key(path)
+    first = path.read_text()
+    assert not make_key(path)
+    assert path.read_text() == first
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        make_key(path)
+
+
+def test_words_of_the_command_line_stay_words() -> None:
+    told = options(settings=("chat-template=/srv/a b.jinja", "seed=$X%n"), use="many")
+    words = command_line(told, places(Path("/")))
+    line = directives(unit_text(told, places(Path("/"))))["ExecStart"][0]
+    assert words[words.index("--set") + 1] == "chat-template=/srv/a b.jinja"
+    assert '"chat-template=/srv/a b.jinja"' in line
+    assert " seed=$$X%%n " in line
+    variables = directives(unit_text(options(models=HOSTILE), places(Path("/"))))["Environment"]
+    assert '"HF_HOME=/srv/a b%%n\\"$HOME\\\\"' in variables
+    with pytest.raises(ConfigError, match="cannot stand in a unit"):
+        options(settings=("a=b\nExecStartPre=/bin/sh",))
+    with pytest.raises(ConfigError, match="cannot be the name"):
+        options(name="../chat")
+
+
+@pytest.mark.parametrize("changes", [{}, {"models": HOSTILE, "use": "many", "offline": True, "host": "::1"}])
+def test_the_compose_file_follows_the_specification(changes: dict[str, Any]) -> None:
+    text = compose_text(options(**changes), places(Path("/")))
+    compose = PyCompose.from_yaml(text)
+    compose.validate()
+    assert compose.service_names() == ["server"]
+    server = yaml.safe_load(text)["services"]["server"]
+    assert server["environment"]["API_KEY_FILE"] == "/run/secrets/api_key"
+    assert server["ulimits"]["memlock"] == -1
+    assert server["deploy"]["resources"]["reservations"]["devices"][0]["driver"] == "nvidia"
+    if changes:
+        assert server["volumes"][1]["source"] == HOSTILE.replace("$", "$$")
+        assert server["ports"] == ["[::1]:8000:8000"]
+    own = yaml.safe_load(compose_text(options(recipe="/srv/my chat.toml"), places(Path("/"))))["services"][
+        "server"
+    ]
+    assert own["environment"]["RECIPE"] == own["volumes"][2]["target"]
+    assert own["volumes"][2]["source"] == "/srv/my chat.toml"
+    with pytest.raises(Exception, match="stop_grace"):
+        PyCompose.from_yaml(text.replace("stop_grace_period", "stop_grace"))
+
+
+def test_files_of_an_image_name_the_image_s_own_paths(tmp_path: Path) -> None:
+    apply_plan(plan_install(options(), places(tmp_path)), run_commands=False)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            assert str(tmp_path) not in path.read_text()
+
+
+def test_variables_of_the_user_s_survive_a_second_installation(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    apply_plan(plan_install(options(), where), run_commands=False)
+    where.variables.write_text("HF_TOKEN=abc\n")
+    apply_plan(plan_install(options(port=9000), where), run_commands=False)
+    assert where.variables.read_text() == "HF_TOKEN=abc\n"
+    assert "9000" in where.unit.read_text()
+    apply_plan(plan_uninstall(where), run_commands=False)
+    assert not where.unit.exists()
+    assert where.variables.exists()
+
+
+def test_a_record_comes_back_and_a_newer_one_is_refused(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    with pytest.raises(UnknownNameError, match="no service 'chat'"):
+        load_record(where)
+    record = ServiceRecord(name="chat", scope="system", recipe=RECIPE, current="a", wheels={"a": "x.whl"})
+    record.write(where.record)
+    assert load_record(where) == record
+    where.record.write_text('{"format": 2}')
+    with pytest.raises(NewerFormatError):
+        load_record(where)
+    where.record.write_text("[]")
+    with pytest.raises(ConfigError):
+        load_record(where)
+
+
+def test_environments_are_pointed_to_and_pruned(tmp_path: Path) -> None:
+    slots = Slots(tmp_path)
+    for name in ("one", "two", "three"):
+        slots.place(name).mkdir(parents=True)
+    assert slots.current == ""
+    slots.point("one")
+    slots.point("two")
+    assert slots.current == "two"
+    assert slots.link.resolve() == slots.place("two").resolve()
+    assert slots.prune({"one"}) == ("three",)
+    assert slots.place("two").is_dir()
+
+
+# The command ---------------------------------------------------------------------------------------------
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(command, list(words), catch_exceptions=False)
+
+
+def test_a_dry_run_shows_everything_and_writes_nothing(tmp_path: Path) -> None:
+    result = run("install", RECIPE, "--system", "--root", str(tmp_path), "--dry-run")
+    assert result.exit_code == 0
+    for word in ("Type=notify", "services:", "LoadCredential", "systemctl daemon-reload", "(mode 0600)"):
+        assert word in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_written_below_a_root_and_removed(tmp_path: Path) -> None:
+    at = ("--system", "--root", str(tmp_path))
+    result = run("install", RECIPE, "--name", "chat", *at, "--no-start")
+    assert result.exit_code == 0, result.output
+    where = places(tmp_path)
+    assert where.unit.exists()
+    assert where.key.read_text().strip() not in result.output
+    assert run("status", *at).output.startswith("no service is installed")
+    gone = run("uninstall", "chat", *at)
+    assert f"removed  {where.unit}" in gone.output
+    assert f"kept     {where.key}" in gone.output
+    assert run("uninstall", "chat", *at, "--purge").exit_code == 0
+    assert not where.key.exists()
+
+
+def test_a_recipe_of_two_machines_is_refused() -> None:
+    (name, *_) = (recipe.name for recipe in recipes().values() if recipe.nodes > 1)
+    with pytest.raises(ConfigError, match="cannot be installed as a service"):
+        run("install", name, "--dry-run")
