@@ -58,7 +58,7 @@ def command(
         if store.remote is not None:
             stack.callback(store.remote.close, store)
         told = sys.stdin.buffer if settings else None
-        serving.serve(access, given, serving.describe(jobs, given.name), told=told, say=_say, cuda=cuda)
+        serving.serve(access, given, serving.describe(jobs, given.name, cuda), told=told, say=_say, cuda=cuda)
 
 
 def _library() -> Any:

@@ -8,9 +8,10 @@ go through ssh, so that no other user of these machines can speak with either si
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,17 +20,27 @@ from sparkwright import __version__
 from sparkwright.base.errors import ClusterError, ToolError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.base.process import Dialogue
-from sparkwright.cluster.messages import TaskReply, WorkerHello, WorkerSettings, WorkerUnfit, own_code
+from sparkwright.cluster.messages import (
+    TaskDone,
+    TaskFailed,
+    TaskReply,
+    WorkerHello,
+    WorkerSettings,
+    WorkerUnfit,
+    own_code,
+)
 from sparkwright.cluster.serving import run_task
 from sparkwright.cluster.worker import MIB, SLOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from pathlib import Path
 
     from sparkwright.base.ssh import SshHost
     from sparkwright.cluster.address import ClusterAddress
     from sparkwright.cluster.messages import ClusterTask
+
+    Reply = TaskDone | TaskFailed
 
 _START = (
     'PATH="$PATH:$HOME/.local/bin"; command -v sparkwright >/dev/null || exit 127; '
@@ -58,7 +69,7 @@ class Pool:
     patience_s: float = 60.0
     _futures: dict[Any, ClusterTask] = field(default_factory=dict)
     _unfit: set[str] = field(default_factory=set)
-    _submitted: int = 0
+    _submitted: Iterator[int] = field(default_factory=itertools.count)
     _running: list[dict[str, Any]] = field(default_factory=list)
     _looked: float = 0.0
 
@@ -100,14 +111,13 @@ class Pool:
         Raises:
             ClusterError: no worker is left.
         """
-        workers = self._require_workers()
+        workers = self.require(asked.needs)
         largest = max(found.get(MIB, 0) for found in workers.values())
-        self._submitted += 1
         future = self.client.submit(
             run_task,
             msgspec.json.encode(asked),
-            key=f"{asked.name}-{self._submitted}",
-            resources={SLOT: 1, MIB: min(asked.expected.mib, largest)},
+            key=f"{asked.name}-{next(self._submitted)}",
+            resources={SLOT: 1, MIB: min(asked.expected.mib, largest), **dict.fromkeys(asked.needs, 1)},
             # One that connects later is found by the tasks that are submitted later.
             workers=list(workers) if self._unfit else None,
             priority=asked.expected.seconds,
@@ -115,7 +125,7 @@ class Pool:
         )
         self._futures[future] = asked
 
-    def replies(self) -> Iterator[tuple[ClusterTask, TaskReply] | None]:
+    def replies(self) -> Iterator[tuple[ClusterTask, Reply] | None]:
         """Yield each reply as it comes, and `None` now and then while none does, until all are there.
 
         A task whose worker is lost is run by another one. A worker that is unfit gets no further task.
@@ -137,14 +147,15 @@ class Pool:
                 continue
             yield None
             time.sleep(_POLL_S)
-            if self.workers:
+            wanted = {asked.needs for asked in self._futures.values()}
+            if all(_with(self.workers, needs) for needs in wanted):
                 alone_since = None
                 continue
             alone_since = alone_since or time.monotonic()
             if time.monotonic() - alone_since > self.patience_s:
                 raise _deserted(self.name, f"all were lost, and none came back in {self.patience_s:g} s")
 
-    def _reply(self, future: Any, asked: ClusterTask) -> TaskReply | None:
+    def _reply(self, future: Any, asked: ClusterTask) -> Reply | None:
         """Return the reply of a finished task, or `None` if it was given to another worker."""
         if future.status in {"cancelled", "lost"}:
             raise _without_scheduler(self.name)
@@ -157,7 +168,7 @@ class Pool:
                 next_step="check the machines and their memory, or do without them; what is finished stays",
             )
         homes = [home for found in self.client.who_has([future]).values() for home in found]
-        reply: TaskReply | WorkerUnfit = msgspec.json.decode(future.result(), type=TaskReply | WorkerUnfit)
+        reply: TaskReply = msgspec.json.decode(future.result(), type=TaskReply)
         if not isinstance(reply, WorkerUnfit):
             return reply
         if not self._unfit.issuperset(homes):
@@ -168,11 +179,32 @@ class Pool:
         self.submit(asked)
         return None
 
-    def _require_workers(self) -> dict[str, dict[str, float]]:
-        found = self.workers
-        if not found:
+    def alone(self) -> Pool:
+        """Return a pool of the same workers for the tasks of one thread."""
+        return replace(self, _futures={}, _running=[])
+
+    def require(self, needs: Collection[str]) -> dict[str, dict[str, float]]:
+        """Return the resources of the workers that have all of *needs*, by address.
+
+        Raises:
+            ClusterError: no worker is left, or none has them.
+        """
+        workers = self.workers
+        if not workers:
             raise _deserted(self.name, "none is connected")
+        found = _with(workers, needs)
+        if not found:
+            offered = sorted({one for worker in workers.values() for one in worker} - {SLOT, MIB})
+            raise ClusterError(
+                f"no machine of {self.name} can do this",
+                because=f"it needs {', '.join(needs)}, and they offer {', '.join(offered)}",
+                next_step="name a machine that has it, or do without --cluster",
+            )
         return found
+
+
+def _with(workers: dict[str, dict[str, float]], needs: Collection[str]) -> dict[str, dict[str, float]]:
+    return {home: worker for home, worker in workers.items() if all(worker.get(one, 0) for one in needs)}
 
 
 def _executing() -> Callable[..., list[tuple[str, str, float]]]:
