@@ -16,6 +16,9 @@ from sparkwright.store import open_store
 from sparkwright.upstream import Access, read_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkwright.cluster.kinds import TaskKind
     from sparkwright.cluster.messages import WorkerHello, WorkerSettings
 
 
@@ -58,7 +61,28 @@ def command(
         if store.remote is not None:
             stack.callback(store.remote.close, store)
         told = sys.stdin.buffer if settings else None
-        serving.serve(access, given, serving.describe(jobs, given.name, cuda), told=told, say=_say, cuda=cuda)
+        serving.serve(
+            access,
+            given,
+            serving.describe(jobs, given.name, cuda),
+            told=told,
+            say=_say,
+            cuda=cuda,
+            kinds=kinds(),
+        )
+
+
+def kinds() -> dict[str, Callable[[], TaskKind]]:
+    """Return functions that import the kinds of tasks, by name."""
+    from sparkwright.cluster.kinds import KINDS
+
+    return {**KINDS, "release": _releases}
+
+
+def _releases() -> TaskKind:
+    from sparkwright.pipeline.releases import release_kind
+
+    return release_kind()
 
 
 def _library() -> Any:
