@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +11,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, NoCulpritError
 from sparkwright.base.text import human_seconds, human_size
-from sparkwright.cli.options import job_options
+from sparkwright.cli.options import cluster_option, job_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from sparkwright.pipeline.options import TargetOptions
+    from sparkwright.pipeline.options import CompileOptions, TargetOptions
     from sparkwright.search.model import SearchProblem, SearchResult
     from sparkwright.search.setup import Search, SearchOptions
 
@@ -30,6 +31,7 @@ _EXIT = {"good": 0, "bad": 1}
 _UNTESTABLE = 125
 _DIGITS = 10
 _ENDS = 2
+_AHEAD = 2
 _AXES = ("upstream", "carries", "kernels", "requirements")
 
 
@@ -47,7 +49,12 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 @click.option("--mend", is_flag=True, help="Name the changes whose removal from the bad end mends it.")
 @click.option("--any-failure", is_flag=True, help="Count every failure as the one searched for.")
 @click.option("--deterministic", is_flag=True, help="The judge never flakes: judge each candidate once.")
-@click.option("--jobs", "-j", type=click.IntRange(min=1), default=1, help="Evaluations at a time.")
+@click.option(
+    "--jobs",
+    "-j",
+    type=click.IntRange(min=1),
+    help="Evaluations at a time: 1, or 3 on a cluster, by default.",
+)
 @click.option("--repeat", type=click.IntRange(min=1), default=64, help="The most repetitions of a candidate.")
 @click.option(
     "--confidence", type=click.FloatRange(0.5, 0.9999), default=0.95, help="When to end the search."
@@ -71,14 +78,24 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 @click.option("--list", "listing", is_flag=True, help="List the changes between the ends, and judge nothing.")
 @click.option("--replay", metavar="ID", help="Derive a result again from its journal, and judge nothing.")
 @job_options
+@cluster_option
 @common_options
 @run_in_session
-def command(session: Session, *, words: tuple[str, ...], target: TargetOptions, **arguments: Any) -> None:
+def command(
+    session: Session,
+    *,
+    words: tuple[str, ...],
+    target: TargetOptions,
+    compiling: CompileOptions,
+    **arguments: Any,
+) -> None:
     """Name the change between a GOOD and a BAD build spec that makes the difference.
 
     A SPEC is a wheel (a file or an address), a commit of this project, PATCHSET@RELEASE, PATCHSET@COMMIT of
     upstream's, or '.' for the work tree. Two wheels are enough: what they are made of is recorded in them.
     Between two pins lie releases; with --commits (git, a folder or an address) lie commits of upstream's.
+
+    With --cluster, probes, commands and rehearsals run on other machines, and the next two steps ahead.
 
     'bisect status' lists bisections. The same command again resumes one that was stopped.
     """
@@ -92,7 +109,8 @@ def command(session: Session, *, words: tuple[str, ...], target: TargetOptions, 
         _replay(session, identity)
         return
     jobs, attempted, listing = (arguments.pop(name) for name in ("jobs", "attempted", "listing"))
-    options = _options(words, target, arguments, listing=listing)
+    options = replace(_options(words, target, arguments, listing=listing), cluster=compiling.cluster)
+    jobs = jobs or (_AHEAD + 1 if options.cluster else 1)
     build = BuildOptions(**vars(target), offline=session.offline)
     with open_search(session.checkout, session.access, build, options) as search:
         if listing:

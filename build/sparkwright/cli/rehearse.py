@@ -9,14 +9,14 @@ import click
 
 from sparkwright.base.errors import UndecidedError, VerdictError
 from sparkwright.base.text import human_size
-from sparkwright.cli.options import tree_options
+from sparkwright.cli.options import cluster_option, tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import Names, require_libraries
 
 if TYPE_CHECKING:
-    from sparkwright.pipeline.options import TargetOptions
+    from sparkwright.pipeline.options import CompileOptions, TargetOptions
     from sparkwright.rehearsal import RehearsalResult
 
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     help="Folder for the results; one in dist/rehearsal/ by default.",
 )
 @tree_options
+@cluster_option
 @common_options
 @run_in_session
 def command(
@@ -42,12 +43,13 @@ def command(
     seed: int,
     out: Path | None,
     target: TargetOptions,
+    compiling: CompileOptions,
 ) -> None:
     """Serve the merged Python on the CPU with a real model, and verify it.
 
     The merge is laid over upstream's wheel for the CPU of the same release, and served by 'vllm serve'. Where
     a release has no such wheel, the carries are rehearsed on the nearest older one that has, and the result
-    says so. An interrupted rehearsal continues when it is started again.
+    says so. An interrupted rehearsal continues when it is started again; one with --cluster begins again.
     """
     require_libraries()
     from sparkwright.merge import merge_patchset
@@ -64,7 +66,15 @@ def command(
         against_pristine=not no_pristine,
         seed=seed,
     )
-    result = rehearse(job, report, options)
+    if compiling.cluster:
+        from sparkwright.cluster import parse_cluster
+        from sparkwright.cluster.running import Cluster
+        from sparkwright.rehearsal.elsewhere import rehearse_elsewhere
+
+        cluster = Cluster(address=parse_cluster(compiling.cluster), store=job.store)
+        result = rehearse_elsewhere(cluster, job, report, options)
+    else:
+        result = rehearse(job, report, options)
     attached = _attach(session, result, report.tree, complete=options.checks == DEFAULT and not no_pristine)
     if session.as_json:
         print_json(result.described)

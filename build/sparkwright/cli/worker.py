@@ -76,13 +76,25 @@ def kinds() -> dict[str, Callable[[], TaskKind]]:
     """Return functions that import the kinds of tasks, by name."""
     from sparkwright.cluster.kinds import KINDS
 
-    return {**KINDS, "release": _releases}
+    return {**KINDS, "release": _releases, "rehearsal": _rehearsals, "step": _steps}
 
 
 def _releases() -> TaskKind:
     from sparkwright.pipeline.releases import release_kind
 
     return release_kind()
+
+
+def _rehearsals() -> TaskKind:
+    from sparkwright.rehearsal.elsewhere import rehearsal_kind
+
+    return rehearsal_kind()
+
+
+def _steps() -> TaskKind:
+    from sparkwright.search.elsewhere import step_kind
+
+    return step_kind()
 
 
 def _library() -> Any:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Mapping
     from pathlib import Path
+    from types import UnionType
 
     from sparkwright.cluster.messages import TaskInputs
     from sparkwright.cluster.serving import Serving
@@ -54,12 +55,12 @@ class TaskKind:
 
     Attributes:
         shared: class of `TaskInputs.shared`.
-        asked: class of `ClusterTask.asked`.
+        asked: class of `ClusterTask.asked`, or a union of such classes.
         lay_out: lays inputs out on a worker until the stack is closed; gets those as they were read, too.
     """
 
     shared: type[Model]
-    asked: type[Model]
+    asked: type[Model] | UnionType
     lay_out: Callable[[Serving, Any, TaskInputs, contextlib.ExitStack], LaidOut]
 
 

@@ -19,11 +19,13 @@ from sparkwright.base.errors import ClusterError, CompileError, SparkwrightError
 from sparkwright.base.events import emit, task
 from sparkwright.cluster.kinds import Nothing
 from sparkwright.cluster.messages import ClusterTask, TaskDone, TaskFailed, TaskInputs, own_code
-from sparkwright.cluster.pool import open_pool, task_order
+from sparkwright.cluster.opening import open_pool
+from sparkwright.cluster.pool import task_order
 from sparkwright.cluster.sharing import share_inputs
 from sparkwright.native.schedule import makespan
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
@@ -70,6 +72,7 @@ class Batch(Generic[MadeT]):
         unit: name of its parts.
         logs: folder for the logs of tasks that failed.
         keep_going: run the other tasks when one fails.
+        stop: when set, from another thread, the tasks are given up.
     """
 
     kind: str
@@ -83,6 +86,7 @@ class Batch(Generic[MadeT]):
     unit: str = "tasks"
     logs: Path | None = None
     keep_going: bool = False
+    stop: threading.Event | None = None
 
     def taken(self, request: TaskRequest, reply: TaskDone) -> bool:
         """Return if *reply*, which comes from another machine and may be anything, is the result."""
@@ -129,6 +133,7 @@ class Cluster:
             SparkwrightError: the error of the first task that failed.
             ClusterError: no machine can be had, none has what a task needs, several were lost over one task,
                 or a result did not arrive.
+            KeyboardInterrupt: the tasks were given up.
         """
         with contextlib.ExitStack() as stack:
             if pool is None:
@@ -167,6 +172,9 @@ def _run(pool: Pool, batch: Batch[Any], tasks: Sequence[ClusterTask]) -> None:
         for asked in task_order(tasks):
             pool.submit(asked)
         for found in pool.replies():
+            if batch.stop is not None and batch.stop.is_set():
+                pool.cancel()
+                raise KeyboardInterrupt
             if found is not None:
                 asked, reply = found
                 if isinstance(reply, TaskFailed):

@@ -142,7 +142,13 @@ class Serving:
             )
         for tree in inputs.trees:
             self._unpack(tree)
-        kind = self.kinds[inputs.kind]()  # the same code has the same kinds
+        try:
+            kind = self.kinds[inputs.kind]()  # the same code has the same kinds
+        except ImportError as error:
+            raise UnfitError(
+                f"the package {error.name} is not installed there",
+                "pip install 'sparkwright[cluster,remote,verify]' there",
+            ) from error
         return kind, kind.lay_out(self, msgspec.convert(inputs.shared, kind.shared), inputs, stack)
 
     def _unpack(self, packed: PackedTree) -> None:
