@@ -52,6 +52,7 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 @click.option(
     "--jobs",
     "-j",
+    "at_once",
     type=click.IntRange(min=1),
     help="Evaluations at a time: 1, or 3 on a cluster, by default.",
 )
@@ -108,7 +109,7 @@ def command(
     if (identity := arguments.pop("replay")) is not None:
         _replay(session, identity)
         return
-    jobs, attempted, listing = (arguments.pop(name) for name in ("jobs", "attempted", "listing"))
+    jobs, attempted, listing = (arguments.pop(name) for name in ("at_once", "attempted", "listing"))
     options = replace(_options(words, target, arguments, listing=listing), cluster=compiling.cluster)
     jobs = jobs or (_AHEAD + 1 if options.cluster else 1)
     build = BuildOptions(**vars(target), offline=session.offline)
@@ -123,11 +124,13 @@ def command(
                 next_step="leave out --jobs",
             )
         if attempted is not None:
-            _try(session, search, attempted)
+            with search.machines():
+                _try(session, search, attempted)
             return
         folder = _folder(session, _identity(search.problem))
         search.realiser.require_as_recorded()
-        result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs, stop=search.stop)
+        with search.machines():
+            result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs, stop=search.stop)
     _finish(session, folder, search.problem, result)
 
 

@@ -7,10 +7,9 @@ judge reads of a run here: the probe's verdict, or a command's status and output
 from __future__ import annotations
 
 import contextlib
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of
@@ -30,6 +29,7 @@ from sparkwright.probe.runner import run_probe
 from sparkwright.search.command import run_words
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping, Sequence
 
     from sparkwright.cluster.kinds import Place
@@ -105,7 +105,7 @@ class CommandRan(Model, frozen=True):
 
 @dataclass
 class Elsewhere:
-    """Other machines for the steps of one bisection: workers are started with the first step.
+    """Other machines for the steps of one bisection, as a context: workers run for the length of its block.
 
     Attributes:
         cluster: the machines.
@@ -115,11 +115,16 @@ class Elsewhere:
     cluster: Cluster
     stop: threading.Event
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
     _pool: Pool | None = None
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        self._pool = self._stack.enter_context(self.cluster.open())
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End the workers."""
+        self.stop.set()
+        self._pool = None
         self._stack.close()
 
     def probe(
@@ -183,7 +188,7 @@ class Elsewhere:
         """Rehearse a candidate."""
         from sparkwright.rehearsal.elsewhere import rehearse_elsewhere
 
-        return rehearse_elsewhere(self.cluster, job, report, options, self._opened())
+        return rehearse_elsewhere(self.cluster, job, report, options, self._pool)
 
     def _step(
         self,
@@ -213,14 +218,8 @@ class Elsewhere:
         batch = Batch(
             KIND, [TaskRequest(name, asked, cost)], made, take, trees=trees, files=files, stop=self.stop
         )
-        self.cluster.run(batch, self._opened())
+        self.cluster.run(batch, self._pool)
         return found[0]
-
-    def _opened(self) -> Pool:
-        with self._lock:
-            if self._pool is None:
-                self._pool = self._stack.enter_context(self.cluster.open())
-            return self._pool
 
 
 def _goes_along(word: str, *, first: bool) -> bool:

@@ -92,6 +92,7 @@ class Search:
         judge: judges candidates.
         realiser: makes them.
         alone: evaluations at the same time would disturb each other's servers.
+        elsewhere: other machines that run the steps, if there are any.
     """
 
     problem: SearchProblem
@@ -99,11 +100,16 @@ class Search:
     realiser: Realiser
     stop: threading.Event
     alone: bool = False
+    elsewhere: Elsewhere | None = None
 
     @property
     def difference(self) -> SpecDifference:
         """The difference between the ends."""
         return self.realiser.difference
+
+    def machines(self) -> contextlib.AbstractContextManager[object]:
+        """Start workers on the other machines, where there are any, for the length of the block."""
+        return self.elsewhere or contextlib.nullcontext()
 
     def judge_in(self, folder: Path) -> CandidateJudge:
         """Return the judge of a bisection in *folder*, where a metric keeps its samples."""
@@ -145,11 +151,9 @@ def open_search(
             measured = isinstance(judge, MetricJudge) and not isinstance(judge.sampler, CommandSampler)
             alone = measured or bool(options.machine)
             chosen = AnyFailure(judge) if options.any_failure else judge
-            yield Search(problem, chosen, realiser, judging.stop, alone)
+            yield Search(problem, chosen, realiser, judging.stop, alone, elsewhere)
         finally:
             judging.stop.set()
-            if elsewhere is not None:
-                elsewhere.close()
             realiser.close()
 
 

@@ -170,7 +170,7 @@ def test_a_command_that_takes_too_long_is_a_timeout_there_too(patched: World, ho
 def test_judges_that_stay_here_are_refused_on_a_cluster(patched: World, hosts: list[Host]) -> None:
     ran = patched.call(*search("merge"), *cluster(hosts))
     assert ran.status == ConfigError.exit_code
-    assert "on a cluster run probes, commands and the checks of a rehearsal only" in ran.err
+    assert "on a cluster run probes, commands and the checks of a rehearsal only" in ran.said
     assert not [process for host in hosts for process in host.workers()]
 
 
