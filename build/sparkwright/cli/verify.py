@@ -115,6 +115,12 @@ _OPTIONS = (
     help="Continue the interrupted run in this folder.",
 )
 @click.option(
+    "--cluster",
+    default="",
+    metavar="ADDRESS",
+    help="Verify on one of these machines: ssh://HOST,HOST, or tcp://HOST:PORT of a Dask scheduler.",
+)
+@click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
 )
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
@@ -127,6 +133,7 @@ def command(
     wheel: Path | None,
     out: Path | None,
     resume: Path | None,
+    cluster: str,
     offline: bool,
     quiet: bool,
     as_json: bool,
@@ -138,7 +145,8 @@ def command(
 
     Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Without any
     of these, WHEEL is the newest in dist/ for this machine. Leaves a report, and everything that was seen.
-    --resume continues an interrupted run.
+    --resume continues an interrupted run. With --cluster the server runs on another machine, which needs a
+    GB10 (any card for --smoke, none for --demo), and the run comes back as it would be here.
     """
     require_libraries()
     from sparkwright.publish import dist_folder
@@ -146,6 +154,12 @@ def command(
 
     keys = (api_key, baseline_api_key)
     with _showing(quiet=quiet or as_json) as log:
+        if cluster and (resume is not None or offline):
+            raise ConfigError(
+                f"{'--resume' if resume else '--offline'} cannot be used with --cluster",
+                because="a run on another machine begins there, and needs its network",
+                next_step="leave out one of them",
+            )
         if resume is not None:
             from sparkwright.verify.journal import read_journal
 
@@ -161,7 +175,10 @@ def command(
         _require_possible(options)
         folder = resume or out or _new_folder(options)
         log(folder)
-        results = _verify(options, folder.absolute(), keys, offline=offline)
+        if cluster:
+            results = _verify_elsewhere(cluster, options, folder.absolute())
+        else:
+            results = _verify(options, folder.absolute(), keys, offline=offline)
     _attach(results, options)
     if as_json:
         print_json(results.described)
@@ -255,6 +272,23 @@ def _verify(options: VerifyOptions, folder: Path, keys: tuple[str, str], *, offl
     return write_results(folder)
 
 
+def _verify_elsewhere(address: str, options: VerifyOptions, folder: Path) -> Results:
+    """Verify on another machine; files go there and come back through the store that both share."""
+    from sparkwright.cluster import parse_cluster
+    from sparkwright.cluster.running import Cluster
+    from sparkwright.cluster.verifying import verify_elsewhere
+    from sparkwright.store import open_store
+    from sparkwright.store.remote import open_remote, read_remote_settings
+
+    machines, settings = parse_cluster(address), read_remote_settings("")
+    store = open_store(remote=None if settings is None else open_remote(settings))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(store.running())
+        if store.remote is not None:
+            stack.callback(store.remote.close, store)
+        return verify_elsewhere(Cluster(address=machines, store=store), options, folder)
+
+
 def _options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     """Return the options of the command line as one model.
 
@@ -298,7 +332,7 @@ def _refuse_others(context: click.Context, folder: Path, options: VerifyOptions)
     Raises:
         ConfigError: one does.
     """
-    usual = {"out", "resume", "offline", "quiet", "as_json", "api_key", "baseline_api_key"}
+    usual = {"out", "resume", "cluster", "offline", "quiet", "as_json", "api_key", "baseline_api_key"}
     usual |= {name for name in ("url", "baseline_url") if context.params[name] == getattr(options, name)}
     command_line = click.core.ParameterSource.COMMANDLINE
     told = [

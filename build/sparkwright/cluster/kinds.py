@@ -80,6 +80,12 @@ def _proofs() -> TaskKind:
     return TaskKind(proving.ProofInputs, proving.ProofTask, proving.lay_out_proofs)
 
 
-UNIT, PROOF = "unit", "proof"
-KINDS: Mapping[str, Callable[[], TaskKind]] = {UNIT: _units, PROOF: _proofs}
+def _runs() -> TaskKind:
+    from sparkwright.cluster import verifying
+
+    return verifying.verify_kind()
+
+
+UNIT, PROOF, VERIFY = "unit", "proof", "verify"
+KINDS: Mapping[str, Callable[[], TaskKind]] = {UNIT: _units, PROOF: _proofs, VERIFY: _runs}
 """Functions that import a kind of task, by its name. Packages above this one have further kinds."""
