@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import statistics
 import sys
 import tempfile
@@ -21,7 +22,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -80,12 +81,14 @@ def main() -> int:
     parser.add_argument("--proof", type=float, default=0.0, metavar="SECONDS")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
-        start, remote = on_machines(Path(folder), monkeypatch, args.tasks, args.times)
+        start, remote, cpu = on_machines(Path(folder), monkeypatch, args.tasks, args.times)
         local = [in_processes(Path(folder) / f"local {number}", args.tasks) for number in range(args.times)]
     print(f"{args.tasks} tasks, {args.times} times; medians")
     print(f"start of two workers over ssh  {start:8.2f} s")
     overhead = statistics.median(remote) / args.tasks
     print(f"a task through Dask            {1000 * overhead:8.1f} ms   {_spread(remote, args.tasks)}")
+    print(f"  processor time here          {1000 * cpu[0]:8.1f} ms   scheduler and client")
+    print(f"  processor time of workers    {1000 * cpu[1]:8.1f} ms")
     print(f"a task in a pool of processes  {1000 * statistics.median(local) / args.tasks:8.1f} ms   "
           f"{_spread(local, args.tasks)}")  # fmt: skip
     if args.release and args.proof:
@@ -99,8 +102,11 @@ def _spread(times: list[float], tasks: int) -> str:
 
 def on_machines(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tasks: int, times: int
-) -> tuple[float, list[float]]:
-    """Return the seconds until two workers are connected, and those of each batch of *tasks*."""
+) -> tuple[float, list[float], tuple[float, float]]:
+    """Return the seconds until two workers are connected, those of each batch, and processor time a task.
+
+    The last is that of this process, which holds scheduler and client, and that of both workers.
+    """
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     kit, servers = import_module("cluster_kit"), import_module("store_servers")
     with contextlib.ExitStack() as stack:
@@ -118,6 +124,7 @@ def on_machines(
         with cluster.open() as pool:
             start = time.monotonic() - began
             found = []
+            before = time.process_time(), worked(hosts)
             for _ in range(times):
                 asked = [
                     TaskRequest(
@@ -130,7 +137,13 @@ def on_machines(
                 cluster.run(Batch("copy", asked, Nothing, _Taker(store, seen), files=[given]), pool)
                 found.append(time.monotonic() - began)
                 require_all(seen, tasks)
-        return start, found
+            after, done = (time.process_time(), worked(hosts)), tasks * times
+        return start, found, ((after[0] - before[0]) / done, (after[1] - before[1]) / done)
+
+
+def worked(hosts: list[Any]) -> float:
+    """Return the processor time that the workers of *hosts* have taken so far, in seconds."""
+    return math.fsum(sum(process.cpu_times()[:2]) for host in hosts for process in host.workers())
 
 
 class _Taker:
