@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +10,8 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, NoCulpritError
 from sparkwright.base.text import human_seconds, human_size
-from sparkwright.cli.options import cluster_option, job_options
+from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
+from sparkwright.cli.options import job_options, machines_option
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
@@ -20,10 +20,11 @@ from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 from sparkwright.store import write_atomically
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterable
     from pathlib import Path
 
-    from sparkwright.pipeline.options import CompileOptions, TargetOptions
+    from sparkwright.pipeline.options import TargetOptions
     from sparkwright.search.model import SearchProblem, SearchResult
     from sparkwright.search.setup import Search, SearchOptions
 
@@ -52,7 +53,6 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 @click.option(
     "--jobs",
     "-j",
-    "at_once",
     type=click.IntRange(min=1),
     help="Evaluations at a time: 1, or 3 on a cluster, by default.",
 )
@@ -79,7 +79,7 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 @click.option("--list", "listing", is_flag=True, help="List the changes between the ends, and judge nothing.")
 @click.option("--replay", metavar="ID", help="Derive a result again from its journal, and judge nothing.")
 @job_options
-@cluster_option
+@machines_option
 @common_options
 @run_in_session
 def command(
@@ -87,7 +87,6 @@ def command(
     *,
     words: tuple[str, ...],
     target: TargetOptions,
-    compiling: CompileOptions,
     **arguments: Any,
 ) -> None:
     """Name the change between a GOOD and a BAD build spec that makes the difference.
@@ -109,8 +108,8 @@ def command(
     if (identity := arguments.pop("replay")) is not None:
         _replay(session, identity)
         return
-    jobs, attempted, listing = (arguments.pop(name) for name in ("at_once", "attempted", "listing"))
-    options = replace(_options(words, target, arguments, listing=listing), cluster=compiling.cluster)
+    jobs, attempted, listing = (arguments.pop(name) for name in ("jobs", "attempted", "listing"))
+    options = _options(words, target, arguments, listing=listing)
     jobs = jobs or (_AHEAD + 1 if options.cluster else 1)
     build = BuildOptions(**vars(target), offline=session.offline)
     with open_search(session.checkout, session.access, build, options) as search:
@@ -129,9 +128,9 @@ def command(
             return
         folder = _folder(session, _identity(search.problem))
         search.realiser.require_as_recorded()
-        with search.machines():
+        with counting_machines() as done, search.machines():
             result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs, stop=search.stop)
-    _finish(session, folder, search.problem, result)
+    _finish(session, folder, search.problem, result, done)
 
 
 def _options(
@@ -287,7 +286,13 @@ def _status(session: Session, words: tuple[str, ...]) -> None:
         click.echo(f"  {state.evaluations} evaluations, {human_seconds(state.seconds)}")
 
 
-def _finish(session: Session, folder: Path, problem: SearchProblem, result: SearchResult) -> None:
+def _finish(
+    session: Session,
+    folder: Path,
+    problem: SearchProblem,
+    result: SearchResult,
+    done: dict[str, Counter[str]] | None = None,
+) -> None:
     """Write the reports, show the answer, and refuse to call a range or a set a culprit."""
     from sparkwright.search.report import headline, render_html, render_json, render_markdown
 
@@ -299,8 +304,10 @@ def _finish(session: Session, folder: Path, problem: SearchProblem, result: Sear
     for name, data in pages.items():
         write_atomically(folder / name, data)
     if session.as_json:
-        print_json({"id": folder.name, "folder": str(folder), **to_builtins(result)})
+        described = {"id": folder.name, "folder": str(folder), **to_builtins(result)}
+        print_json({**described, **machines_summary(done or {})})
     else:
+        show_machines(done or {})
         _show(folder, problem, result, headline(problem, result), list(pages))
     if result.kind in {"range", "set"}:
         raise NoCulpritError(

@@ -15,12 +15,18 @@ if TYPE_CHECKING:
 
     from sparkwright.base.events import Event
 
-_KINDS = {"compile.finished": "units", "proof.finished": "proofs"}
+_KINDS = {
+    "compile.finished": "units",
+    "proof.finished": "proofs",
+    "rehearsal.finished": "rehearsals",
+    "step.elsewhere": "steps",
+    "verify.finished": "runs",
+}
 
 
 @contextlib.contextmanager
 def counting_machines() -> Iterator[dict[str, Counter[str]]]:
-    """Yield what other machines finish in the block: numbers of ``units`` and ``proofs`` by machine."""
+    """Yield what other machines finish in the block: numbers of ``units``, ``proofs`` and so on by machine."""
     done: dict[str, Counter[str]] = {}
 
     def count(event: Event) -> None:

@@ -67,6 +67,12 @@ _CLUSTER = click.option(
     envvar="SPARKWRIGHT_CLUSTER",
     help="Other machines that compile and prove: ssh://HOST,HOST, or tcp://HOST:PORT of a Dask scheduler.",
 )
+_MACHINES = click.option(
+    "--cluster",
+    default="",
+    metavar="ADDRESS",
+    help="Work on these machines: ssh://HOST,HOST, or tcp://HOST:PORT of a Dask scheduler.",
+)
 _COMPILING = (
     click.option(
         "--jobs",
@@ -111,6 +117,11 @@ def out_option(function: Callable[..., R]) -> Callable[..., R]:
 def cluster_option(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--cluster``; *function* gets it as `CompileOptions`, ``compiling``."""
     return _bundled(function, (_CLUSTER,), CompileOptions, "compiling")
+
+
+def machines_option(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--cluster`` for one command; *function* gets the address. No variable sets it for good."""
+    return _MACHINES(function)
 
 
 def compile_options(function: Callable[..., R]) -> Callable[..., R]:

@@ -9,14 +9,15 @@ import click
 
 from sparkwright.base.errors import UndecidedError, VerdictError
 from sparkwright.base.text import human_size
-from sparkwright.cli.options import cluster_option, tree_options
+from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
+from sparkwright.cli.options import machines_option, tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import Names, require_libraries
 
 if TYPE_CHECKING:
-    from sparkwright.pipeline.options import CompileOptions, TargetOptions
+    from sparkwright.pipeline.options import TargetOptions
     from sparkwright.rehearsal import RehearsalResult
 
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     help="Folder for the results; one in dist/rehearsal/ by default.",
 )
 @tree_options
-@cluster_option
+@machines_option
 @common_options
 @run_in_session
 def command(
@@ -43,7 +44,7 @@ def command(
     seed: int,
     out: Path | None,
     target: TargetOptions,
-    compiling: CompileOptions,
+    cluster: str,
 ) -> None:
     """Serve the merged Python on the CPU with a real model, and verify it.
 
@@ -66,20 +67,22 @@ def command(
         against_pristine=not no_pristine,
         seed=seed,
     )
-    if compiling.cluster:
-        from sparkwright.cluster import parse_cluster
-        from sparkwright.cluster.running import Cluster
-        from sparkwright.rehearsal.elsewhere import rehearse_elsewhere
+    with counting_machines() as done:
+        if cluster:
+            from sparkwright.cluster import parse_cluster
+            from sparkwright.cluster.running import Cluster
+            from sparkwright.rehearsal.elsewhere import rehearse_elsewhere
 
-        cluster = Cluster(address=parse_cluster(compiling.cluster), store=job.store)
-        result = rehearse_elsewhere(cluster, job, report, options)
-    else:
-        result = rehearse(job, report, options)
+            machines = Cluster(address=parse_cluster(cluster), store=job.store)
+            result = rehearse_elsewhere(machines, job, report, options)
+        else:
+            result = rehearse(job, report, options)
     attached = _attach(session, result, report.tree, complete=options.checks == DEFAULT and not no_pristine)
     if session.as_json:
-        print_json(result.described)
+        print_json({**result.described, **machines_summary(done)})
     else:
         _show(result)
+        show_machines(done)
         for wheel in attached:
             click.echo(f"evidence attached to {wheel}")
     _raise_for(result)

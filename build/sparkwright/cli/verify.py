@@ -14,6 +14,8 @@ import click
 from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError, UndecidedError, VerdictError
 from sparkwright.base.events import JsonlSink, subscribe
 from sparkwright.base.text import human_size
+from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
+from sparkwright.cli.options import machines_option
 from sparkwright.cli.output import print_json, unforeseen
 from sparkwright.cli.terminal import showing_events
 
@@ -114,12 +116,7 @@ _OPTIONS = (
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Continue the interrupted run in this folder.",
 )
-@click.option(
-    "--cluster",
-    default="",
-    metavar="ADDRESS",
-    help="Verify on one of these machines: ssh://HOST,HOST, or tcp://HOST:PORT of a Dask scheduler.",
-)
+@machines_option
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
 )
@@ -175,15 +172,17 @@ def command(
         _require_possible(options)
         folder = resume or out or _new_folder(options)
         log(folder)
-        if cluster:
-            results = _verify_elsewhere(cluster, options, folder.absolute())
-        else:
-            results = _verify(options, folder.absolute(), keys, offline=offline)
+        with counting_machines() as done:
+            if cluster:
+                results = _verify_elsewhere(cluster, options, folder.absolute())
+            else:
+                results = _verify(options, folder.absolute(), keys, offline=offline)
     _attach(results, options)
     if as_json:
-        print_json(results.described)
+        print_json({**results.described, **machines_summary(done)})
     else:
         _show(results)
+        show_machines(done)
     _raise_for(results)
 
 

@@ -59,7 +59,9 @@ def cluster(hosts: list[Host]) -> tuple[str, str]:
 
 def stable(result: dict[str, Any]) -> dict[str, Any]:
     """A result without what differs from run to run."""
-    lasting = {key: value for key, value in result.items() if key not in {"seconds", "report", "files"}}
+    lasting = {
+        key: value for key, value in result.items() if key not in {"seconds", "report", "files", "machines"}
+    }
     return lasting | {"files": sorted(entry["path"].rpartition("/")[2] for entry in result["files"])}
 
 
@@ -67,6 +69,9 @@ def test_another_machine_finds_what_this_one_does(staged: World, hosts: list[Hos
     here = staged.good("rehearse", "--json", *QUICK, "--out", tmp_path / "here").json
     ran = staged.good("rehearse", "--json", *QUICK, "--out", tmp_path / "there", *cluster(hosts))
     assert stable(ran.json) == stable(here)
+    ((machine, did),) = ran.json["machines"].items()
+    assert machine.startswith("127.0.0.1:")
+    assert did == {"rehearsals": 1}
     for entry in ran.json["files"]:
         assert (tmp_path / "there") in Path(entry["path"]).parents
     assert "passed" in (tmp_path / "there" / "rehearsal.md").read_text()
