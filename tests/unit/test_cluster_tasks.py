@@ -171,3 +171,24 @@ def test_what_was_not_given_is_not_fetched(given: GivenSource) -> None:
     ):
         with pytest.raises(NotInStoreError, match="is not here"):
             ask()
+
+
+def test_a_machine_whose_card_is_lost_leaves_its_task_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one machine with a card goes, and another without one is still there: no wait without end."""
+    client = Workers({"a": {"SLOT": 1, "MIB": 1, "gpu": 1}, "b": {"SLOT": 1, "MIB": 1}})
+    monkeypatch.setattr(Workers, "status", "running", raising=False)
+    monkeypatch.setattr(Workers, "submit", lambda *_, **__: NeverDone())
+    pool = Pool("here", client, patience_s=0.2)
+    pool.submit(task("gpu"))
+    replies = pool.replies()
+    assert next(replies) is None
+    del client.resources["a"]
+    with pytest.raises(ClusterError, match="is left"):
+        list(replies)
+
+
+class NeverDone:
+    """A future of Dask's whose task waits for a worker."""
+
+    def done(self) -> bool:
+        return False

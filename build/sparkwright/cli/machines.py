@@ -26,7 +26,7 @@ _KINDS = {
 
 @contextlib.contextmanager
 def counting_machines() -> Iterator[dict[str, Counter[str]]]:
-    """Yield what other machines finish in the block: numbers of ``units``, ``proofs`` and so on by machine."""
+    """Yield what other machines finish in the block: numbers of ``units``, ``proofs`` … by machine."""
     done: dict[str, Counter[str]] = {}
 
     def count(event: Event) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.base.events import emit
+from sparkwright.cluster.capabilities import CUDA
 from sparkwright.cluster.compiling import BuildInputs, UnitCompiled, UnitTask
 from sparkwright.cluster.kinds import UNIT
 from sparkwright.cluster.running import Batch, Cluster, TaskRequest
@@ -100,8 +101,9 @@ class ClusterCompiler(Cluster):
             cuda=self.cuda,
             isolate=self.isolate,
         )
+        needs = (CUDA,) if self.cuda else ()
         requests = [
-            TaskRequest(name, UnitTask(unit=unit, expected=expected[name]), expected[name])
+            TaskRequest(name, UnitTask(unit=unit, expected=expected[name]), expected[name], needs)
             for name, unit in by_name.items()
         ]
         self.run(

@@ -127,12 +127,10 @@ def lay_out_build(
     """Lay the tree and the toolchain of a build out, until *stack* is closed.
 
     Raises:
-        UnfitError: the toolchain here is another one, or an installed toolkit that is asked for is not named.
+        UnfitError: the toolchain here is another one.
     """
     access, (packed,) = serving.access, given.trees
     target = Target(inputs.machine, inputs.arch)
-    if inputs.cuda and serving.cuda is None:
-        raise UnfitError("the build takes an installed CUDA toolkit", "set SPARKWRIGHT_CUDA there")
     chain = prepare_toolchain(inputs.lock, target, access, system=serving.cuda if inputs.cuda else None)
     if chain.key != inputs.toolchain:
         parts = ", ".join(f"{name} {version}" for name, version in sorted(chain.parts.items()))

@@ -166,3 +166,17 @@ def test_what_another_machine_cannot_verify_is_refused(world: World, words: tupl
     ran = world.call("verify", *words, "--cluster", "ssh://nowhere.invalid")
     assert ran.status == ConfigError.exit_code
     assert "cannot be used with --cluster" in ran.err
+
+
+def test_two_wheels_are_compared_where_a_gb10_is(world: World, hosts: list[Host], tmp_path: Path) -> None:
+    """Both go there; only the comparison is made."""
+    card(hosts[0], "12.1")
+    recipe = write_recipe(tmp_path / "recipe.toml")
+    one, other = wheel(tmp_path), wheel(tmp_path, "slow")
+    words = ("--recipe", recipe, "--profile", "demo", "--against", other, "--boots", "2", "--levels", "1")
+    run = tmp_path / "run"
+    ran = world.call("verify", one, *words, "--out", run, *cluster(hosts))
+    assert {check for check, _ in concluded(run)} == {"compare"}, ran.said
+    stated = json.loads((run / "verdict.json").read_text())["run"]
+    assert (stated["wheel"]["sha256"], stated["against"]) == (sha256(one), sha256(other))
+    assert machine_of(run) == shown(hosts[0])
