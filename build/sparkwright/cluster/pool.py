@@ -181,7 +181,7 @@ class Pool:
             raise ClusterError(
                 f"no machine of {self.name} can do this",
                 because=f"it needs {', '.join(needs)}, and they offer {', '.join(offered)}",
-                next_step="name a machine that has it (for cuda, set SPARKWRIGHT_CUDA there), or none",
+                next_step="name a machine that has it, or do without --cluster",
             )
         return found
 
