@@ -18,6 +18,35 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """Words between commas."""
+
+    name = "names"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        """Return the words of *value*."""
+        del param, ctx
+        if isinstance(value, tuple):
+            return value
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+
+
+class Numbers(Names):
+    """Positive whole numbers between commas."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the numbers of *value*."""
+        words = super().convert(value, param, ctx)
+        if not all(str(word).isdecimal() and int(word) for word in words):
+            self.fail(f"{value!r} is not a list of positive numbers such as 1,8,64", param, ctx)
+        return tuple(map(int, words))
+
+
 _SERIES = click.option(
     "--series",
     default="",

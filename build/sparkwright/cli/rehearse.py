@@ -10,11 +10,11 @@ import click
 from sparkwright.base.errors import UndecidedError, VerdictError
 from sparkwright.base.text import human_size
 from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
-from sparkwright.cli.options import machines_option, tree_options
+from sparkwright.cli.options import Names, machines_option, tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.cli.verify import Names, require_libraries
+from sparkwright.cli.verify import require_libraries
 
 if TYPE_CHECKING:
     from sparkwright.pipeline.options import TargetOptions

@@ -14,8 +14,8 @@ import click
 from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError, UndecidedError, VerdictError
 from sparkwright.base.events import JsonlSink, subscribe
 from sparkwright.base.text import human_size
-from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
-from sparkwright.cli.options import machines_option
+from sparkwright.cli.machines import counting_machines, machines_summary, opened_cluster, show_machines
+from sparkwright.cli.options import Names, Numbers, machines_option
 from sparkwright.cli.output import print_json, unforeseen
 from sparkwright.cli.terminal import showing_events
 
@@ -29,33 +29,6 @@ _EVENTS = "events.jsonl"
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 # The extra of this name in pyproject.toml.
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
-
-
-class Names(click.ParamType[tuple[str, ...]]):
-    """Words between commas."""
-
-    name = "names"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        """Return the words of *value*."""
-        del param, ctx
-        if isinstance(value, tuple):
-            return value
-        return tuple(word.strip() for word in value.split(",") if word.strip())
-
-
-class _Numbers(Names):
-    """Positive whole numbers between commas."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        words = super().convert(value, param, ctx)
-        if not all(str(word).isdecimal() and int(word) for word in words):
-            self.fail(f"{value!r} is not a list of positive numbers such as 1,8,64", param, ctx)
-        return tuple(map(int, words))
 
 
 _OPTIONS = (
@@ -97,7 +70,7 @@ _OPTIONS = (
     ),
     click.option("--profile", default="", help="How much to measure: full, smoke or demo."),
     click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
-    click.option("--levels", type=_Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
+    click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
     click.option("--categories", type=Names(), default=(), help="Categories of prompts."),
     click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
     click.option("--boots", type=click.IntRange(min=1), help="Starts of each side of a comparison."),
@@ -174,7 +147,10 @@ def command(
         log(folder)
         with counting_machines() as done:
             if cluster:
-                results = _verify_elsewhere(cluster, options, folder.absolute())
+                from sparkwright.cluster.verifying import verify_elsewhere
+
+                with opened_cluster(cluster) as machines:
+                    results = verify_elsewhere(machines, options, folder.absolute())
             else:
                 results = _verify(options, folder.absolute(), keys, offline=offline)
     _attach(results, options)
@@ -269,23 +245,6 @@ def _verify(options: VerifyOptions, folder: Path, keys: tuple[str, str], *, offl
 
     asyncio.run(run())
     return write_results(folder)
-
-
-def _verify_elsewhere(address: str, options: VerifyOptions, folder: Path) -> Results:
-    """Verify on another machine; files go there and come back through the store that both share."""
-    from sparkwright.cluster import parse_cluster
-    from sparkwright.cluster.running import Cluster
-    from sparkwright.cluster.verifying import verify_elsewhere
-    from sparkwright.store import open_store
-    from sparkwright.store.remote import open_remote, read_remote_settings
-
-    machines, settings = parse_cluster(address), read_remote_settings("")
-    store = open_store(remote=None if settings is None else open_remote(settings))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(store.running())
-        if store.remote is not None:
-            stack.callback(store.remote.close, store)
-        return verify_elsewhere(Cluster(address=machines, store=store), options, folder)
 
 
 def _options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
