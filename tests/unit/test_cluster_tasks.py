@@ -11,7 +11,7 @@ from tiny_release import make_tiny
 from sparkwright.base.config import Model
 from sparkwright.base.errors import ClusterError, NotInStoreError
 from sparkwright.cluster import capabilities
-from sparkwright.cluster.capabilities import look_for_capabilities, machine_need, resources_of
+from sparkwright.cluster.capabilities import code_need, look_for_capabilities, machine_need, resources_of
 from sparkwright.cluster.kinds import Nothing
 from sparkwright.cluster.messages import ClusterTask, TaskDone
 from sparkwright.cluster.pool import Pool
@@ -38,10 +38,12 @@ class Workers:
 
     resources: dict[str, dict[str, float]]
     submitted: list[dict[str, Any]] = field(default_factory=list)
+    other_program: bool = False
 
     def scheduler_info(self, n_workers: int) -> dict[str, Any]:
         assert n_workers == -1
-        return {"workers": {home: {"resources": found} for home, found in self.resources.items()}}
+        code = {} if self.other_program else {code_need(): 8}
+        return {"workers": {home: {"resources": {**code, **one}} for home, one in self.resources.items()}}
 
     def submit(self, function: object, data: bytes, **options: Any) -> object:
         assert callable(function)
@@ -60,7 +62,7 @@ def task(*needs: str) -> ClusterTask:
 )
 def test_a_machine_offers_its_card(monkeypatch: pytest.MonkeyPatch, card: str, expected: set[str]) -> None:
     monkeypatch.setattr(capabilities, "card_capability", lambda: card)
-    assert set(look_for_capabilities()) == {machine_need(), *expected}
+    assert set(look_for_capabilities()) == {code_need(), machine_need(), *expected}
 
 
 def test_a_machine_offers_a_toolkit_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_a_card_serves_one_task_and_all_else_as_many_as_run() -> None:
 def test_a_task_asks_for_what_it_needs() -> None:
     client = Workers({"a": {"SLOT": 2, "MIB": 100, "gpu": 1}, "b": {"SLOT": 2, "MIB": 900}})
     Pool("here", client).submit(task("gpu"))
-    assert client.submitted[0]["resources"] == {"SLOT": 1, "MIB": 1, "gpu": 1}
+    assert client.submitted[0]["resources"] == {"SLOT": 1, "MIB": 1, "gpu": 1, code_need(): 1}
 
 
 def test_a_need_that_no_machine_has_is_refused_with_what_they_offer() -> None:
@@ -92,6 +94,18 @@ def test_a_need_that_no_machine_has_is_refused_with_what_they_offer() -> None:
     assert client.submitted == []
     with pytest.raises(ClusterError, match="is left"):
         Pool("here", Workers({})).submit(task())
+
+
+def test_workers_with_another_program_get_no_task() -> None:
+    client = Workers({"a": {"SLOT": 1, "MIB": 1}}, other_program=True)
+    pool = Pool("here", client)
+    assert pool.different() == 1
+    with pytest.raises(ClusterError, match="another state") as error:
+        pool.submit(task())
+    assert "install the same commit" in error.value.next_step
+    client.resources["b"] = {"SLOT": 1, "MIB": 1, code_need(): 1}
+    pool.submit(task())
+    assert pool.different() == 1
 
 
 def test_a_pool_for_another_thread_shares_workers_and_no_tasks() -> None:

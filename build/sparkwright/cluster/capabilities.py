@@ -6,6 +6,7 @@ import contextlib
 import platform
 from typing import TYPE_CHECKING
 
+from sparkwright.cluster.messages import own_code
 from sparkwright.verify.server.host import card_capability
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 CUDA, GPU, GB10 = "cuda", "gpu", "gb10"
 """An installed CUDA toolkit; a card of NVIDIA's; one with the compute capability of GB10."""
 
+CODE = "code-"
+"""Begin of the capability that every task needs: the same program as that of the machine that asks."""
 _GB10 = (12, 1)
 _ALONE = frozenset({GPU, GB10})
 
@@ -24,13 +27,18 @@ def machine_need(machine: str = "") -> str:
     return f"machine-{machine or platform.machine()}"
 
 
+def code_need() -> str:
+    """Return the capability of having this very program."""
+    return f"{CODE}{own_code()[:12]}"
+
+
 def look_for_capabilities(cuda: Path | None = None) -> tuple[str, ...]:
     """Return the capabilities of this machine.
 
     Args:
         cuda: an installed CUDA toolkit, where the user names one.
     """
-    found = [machine_need()]
+    found = [code_need(), machine_need()]
     if cuda is not None:
         found.append(CUDA)
     card: tuple[int, ...] = ()

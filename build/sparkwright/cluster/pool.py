@@ -12,6 +12,7 @@ import msgspec
 
 from sparkwright.base.errors import ClusterError
 from sparkwright.base.events import warn
+from sparkwright.cluster.capabilities import code_need
 from sparkwright.cluster.messages import (
     TaskDone,
     TaskFailed,
@@ -95,7 +96,11 @@ class Pool:
             run_task,
             msgspec.json.encode(asked),
             key=f"{asked.name}-{next(self._submitted)}",
-            resources={SLOT: 1, MIB: min(asked.expected.mib, largest), **dict.fromkeys(asked.needs, 1)},
+            resources={
+                SLOT: 1,
+                MIB: min(asked.expected.mib, largest),
+                **dict.fromkeys((code_need(), *asked.needs), 1),
+            },
             # One that connects later is found by the tasks that are submitted later.
             workers=list(workers) if self._unfit else None,
             priority=asked.expected.seconds,
@@ -131,7 +136,7 @@ class Pool:
             yield None
             time.sleep(_POLL_S)
             wanted = {asked.needs for asked in self._futures.values()}
-            if all(_with(self.workers, needs) for needs in wanted):
+            if all(_with(self.workers, (code_need(), *needs)) for needs in wanted):
                 alone_since = None
                 continue
             alone_since = alone_since or time.monotonic()
@@ -162,6 +167,10 @@ class Pool:
         self.submit(asked)
         return None
 
+    def different(self) -> int:
+        """Return the number of workers that have another program, which get no tasks."""
+        return len(self.workers) - len(_with(self.workers, [code_need()]))
+
     def alone(self) -> Pool:
         """Return a pool of the same workers for the tasks of one thread."""
         return replace(self, _futures={}, _running=[])
@@ -170,14 +179,17 @@ class Pool:
         """Return the resources of the workers that have all of *needs*, by address.
 
         Raises:
-            ClusterError: no worker is left, or none has them.
+            ClusterError: no worker is left, has this program, or has them.
         """
         workers = self.workers
         if not workers:
             raise _deserted(self.name, "none is connected")
-        found = _with(workers, needs)
+        same = _with(workers, [code_need()])
+        if not same:
+            raise _other_program(self.name)
+        found = _with(same, needs)
         if not found:
-            offered = sorted({one for worker in workers.values() for one in worker} - {SLOT, MIB})
+            offered = sorted({one for worker in same.values() for one in worker} - {SLOT, MIB, code_need()})
             raise ClusterError(
                 f"no machine of {self.name} can do this",
                 because=f"it needs {', '.join(needs)}, and they offer {', '.join(offered)}",
@@ -208,6 +220,14 @@ def _without_scheduler(name: str) -> ClusterError:
         f"the scheduler of {name} was lost",
         because="it ended, was restarted, or its network did",
         next_step="start it and its workers, and run again: what is finished is kept",
+    )
+
+
+def _other_program(name: str) -> ClusterError:
+    return ClusterError(
+        f"no machine of {name} can work for this program",
+        because="sparkwright is another state on all of them",
+        next_step="install the same commit there as here",
     )
 
 

@@ -16,7 +16,7 @@ import msgspec
 from sparkwright.base import errors
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.errors import ClusterError, CompileError, SparkwrightError
-from sparkwright.base.events import emit, task
+from sparkwright.base.events import emit, task, warn
 from sparkwright.cluster.kinds import Nothing
 from sparkwright.cluster.messages import ClusterTask, TaskDone, TaskFailed, TaskInputs, own_code
 from sparkwright.cluster.opening import open_pool
@@ -120,6 +120,8 @@ class Cluster:
         limits = {"patience_s": self.patience_s, "silent_s": self.silent_s}
         with store.scratch() as folder, open_pool(self.address, folder, store_url=url, **limits) as pool:
             emit("cluster.opened", name=pool.name, slots=pool.slots, machines=len(pool.workers))
+            if different := pool.different():
+                warn(f"{different} workers of {pool.name} get no tasks: sparkwright is another state there")
             yield pool
 
     def run(self, batch: Batch[MadeT], pool: Pool | None = None) -> None:
