@@ -4,21 +4,25 @@ Outcomes are those of merges, and a mark says that a proof which is recorded bes
 No probe is run: ``sparkwright carry prove --onto VERSION`` does that, and records what it finds. What a
 dependency's source would be needed for, and cannot be had, stays as the page has it.
 
-    python scripts/upstream_releases.py [--releases 0.25.1 0.26.0]
+    python scripts/upstream_releases.py [--releases 0.25.1 0.26.0] [--cluster ssh://HOST,HOST]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkwright.merge import merge_patchset
+from sparkwright.cluster import parse_cluster
+from sparkwright.git import open_repository
 from sparkwright.native.sources import gather_sources
-from sparkwright.pipeline import BuildOptions, open_checkout, open_job
+from sparkwright.pipeline import BuildOptions, make_job, open_checkout
 from sparkwright.pipeline.checkout import series_names
-from sparkwright.pipeline.trial import evidence_of
+from sparkwright.pipeline.releases import cells, outcomes_elsewhere, outcomes_on
+from sparkwright.store import open_store
+from sparkwright.store.remote import open_remote, read_remote_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,11 +58,10 @@ def main() -> int:
     """Merge, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--releases", nargs="+", metavar="VERSION", default=RELEASES)
+    parser.add_argument("--cluster", default="", metavar="ADDRESS", help="merge on these machines")
     args = parser.parse_args()
     known = documented(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
-    tables = {
-        series: columns(series, args.releases, known.get(series, {})) for series in sorted(series_names(ROOT))
-    }
+    tables = tables_of(sorted(series_names(ROOT)), args.releases, known, args.cluster)
     PAGE.write_text(page(tables), encoding="utf-8")
     return 0
 
@@ -69,34 +72,54 @@ def options_of(series: str) -> BuildOptions:
     return BuildOptions(series=series, kernels="native" if native else "upstream")
 
 
-def columns(series: str, releases: Sequence[str], known: Mapping[str, Column]) -> dict[str, Column]:
-    """Return the column of each of *releases* for the patchset of *series*; see `column`."""
-    with open_job(ROOT, options_of(series)) as job:
-        sources = {carry.spec.source for carry in job.spec.carries if carry.spec.source is not None}
-        if job.spec.lock.native is not None:
-            gather_sources(job.spec.lock, job.access, wanted=sorted(sources))
-        return {release: column(job, release, known.get(release, {})) for release in releases}
-
-
-def column(job: Job, release: str, known: Column) -> Column:
-    """Return the outcome of every carry on *release* by name, with a mark where a recorded proof stands.
+def tables_of(
+    names: Sequence[str],
+    releases: Sequence[str],
+    known: Mapping[str, Mapping[str, Column]],
+    cluster: str = "",
+) -> dict[str, dict[str, Column]]:
+    """Return the column of each of *releases* for each series of *names*.
 
     Args:
-        job: the job of a series.
-        release: the release.
-        known: what it was before: this stays for a carry whose source the store lacks.
+        names: the series.
+        releases: the releases.
+        known: the columns that the page has: a cell stays for a carry whose source the store lacks.
+        cluster: address of the machines that merge; this one if it is empty.
     """
-    report = merge_patchset(job.repository, job.merge_request(job.source.release(release), release))
+    with contextlib.ExitStack() as stack:
+        remote = read_remote_settings("") if cluster else None
+        store = open_store(remote=None if remote is None else open_remote(remote))
+        if store.remote is not None:
+            stack.callback(store.remote.close, store)
+        repository = stack.enter_context(contextlib.closing(open_repository(store.git)))
+        jobs = {
+            series: make_job(open_checkout(ROOT, series), store, repository, options_of(series))
+            for series in names
+        }
+        for job in jobs.values():
+            gather(job)
+        if cluster:
+            found = outcomes_elsewhere(parse_cluster(cluster), list(jobs.values()), releases)
+        else:
+            found = {
+                series: {release: outcomes_on(job, release) for release in releases}
+                for series, job in jobs.items()
+            }
     words = {"proved": f" {MARK}", "not needed": f", not needed {MARK}"}
-    found = {
-        carry.name: str(report.outcome(carry.name).kind)
-        + words.get(evidence_of(job, report, carry, recorded=True), "")
-        for carry in job.spec.carries
+    return {
+        series: {
+            release: cells(one, words, known.get(series, {}).get(release, {}))
+            for release, one in made.items()
+        }
+        for series, made in found.items()
     }
-    lost = {
-        carry.name for carry in job.spec.carries if carry.spec.source not in {None, *job.available_sources}
-    }
-    return {name: known.get(name, cell) if name in lost else cell for name, cell in found.items()}
+
+
+def gather(job: Job) -> None:
+    """Fetch the dependencies' sources that carries change, where that can be."""
+    sources = {carry.spec.source for carry in job.spec.carries if carry.spec.source is not None}
+    if job.spec.lock.native is not None:
+        gather_sources(job.spec.lock, job.access, wanted=sorted(sources))
 
 
 def page(tables: Mapping[str, Mapping[str, Column]]) -> str:

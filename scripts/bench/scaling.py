@@ -142,7 +142,13 @@ def _elsewhere(packed: Packed, builder: Builder, address: str) -> Any:
     from sparkwright.cluster.compiler import ClusterCompiler
 
     place = parse_cluster(address)
-    return ClusterCompiler(place, builder.store, builder.repository, packed.lock, builder.logs)
+    return ClusterCompiler(
+        address=place,
+        store=builder.store,
+        repository=builder.repository,
+        lock=packed.lock,
+        logs=builder.logs,
+    )
 
 
 # The run ---------------------------------------------------------------------------------------------

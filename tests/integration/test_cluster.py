@@ -311,6 +311,18 @@ def test_a_scheduler_with_workers_of_its_owner(tmp_path, url, hosts):
     assert (built.sha256, started) == (here(tmp_path), [])
 
 
+def test_a_scheduler_whose_workers_have_another_program_is_refused(tmp_path, url, hosts):
+    port = free_port()
+    hosts[0].install(extra="import sparkwright.cluster.capabilities as c; c.own_code = lambda: 'f' * 64")
+    home = use_scheduler(make_home(tmp_path / "home", url, hosts), port)
+    with (
+        scheduling(tmp_path, port),
+        working(hosts[0], port),
+        pytest.raises(ClusterError, match="sparkwright is another state"),
+    ):
+        build(home.builder, home.inputs)
+
+
 def test_a_scheduler_that_is_restarted_ends_the_build_and_the_next_one_goes_on(tmp_path, url, hosts):
     port = free_port()
     hosts[0].install(extra=_SLOW, slots=1)

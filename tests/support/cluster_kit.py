@@ -115,7 +115,10 @@ def make_home(folder: Path, url: str, hosts: list[Host], *, keep_going: bool = F
     lock = msgspec.structs.replace(builder.lock, native=msgspec.structs.replace(native, toolkit=toolkit))
     name = "ssh://" + ",".join(host.sshd.host for host in hosts)
     address = ClusterAddress(name, tuple(parse_host(host.sshd.host) for host in hosts))
-    elsewhere = ClusterCompiler(address, store, repository, lock, folder / "logs", keep_going=keep_going)
+    elsewhere = ClusterCompiler(
+        address=address, store=store, repository=repository, lock=lock, logs=folder / "logs",
+        keep_going=keep_going,
+    )  # fmt: skip
     inputs = make_inputs(repository, folder)
     return Home(repository, replace(builder, elsewhere=elsewhere if hosts else None), inputs)
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
+from sparkwright.base.config import to_builtins
 from sparkwright.cluster import proving
+from sparkwright.cluster.kinds import PROOF
 from sparkwright.cluster.messages import (
+    ClusterTask,
     PackedTree,
-    ProofInputs,
-    ProofMade,
-    ProofTask,
+    TaskDone,
     TaskFailed,
+    TaskInputs,
     WorkerUnfit,
     own_code,
 )
+from sparkwright.cluster.proving import ProofInputs, ProofMade, ProofTask
 from sparkwright.cluster.serving import Serving
-from sparkwright.cluster.sharing import share_inputs
+from sparkwright.cluster.sharing import bring_files, share_inputs
 from sparkwright.native.model import Cost
 from sparkwright.upstream import Access, read_settings
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from sparkwright.cluster.kinds import Place
     from sparkwright.git import Repository
     from sparkwright.store import Store
 
@@ -42,12 +47,14 @@ class Laid:
         self.gone = True
         self.removed.append(self.name)
 
-    def run(self, asked: ProofTask, log: Path) -> ProofMade:
-        del log
+    def run(self, asked: ProofTask, place: Place) -> ProofMade:
+        assert asked.name == "fix"
+        (place.out / "below").mkdir()
+        (place.out / "below" / "file").write_text(self.name)
         assert not self.gone
         self.more()
         assert not self.gone
-        return ProofMade(name=asked.name, machine="here", seconds=0.0, proof={})
+        return ProofMade(proof={"of": self.name})
 
 
 @pytest.fixture
@@ -56,7 +63,8 @@ def laid(monkeypatch: pytest.MonkeyPatch) -> dict[str, Laid]:
     made: dict[str, Laid] = {}
     removed: list[str] = []
 
-    def lay_out(_: Serving, inputs: ProofInputs, stack: contextlib.ExitStack) -> Laid:
+    def lay_out(_: Serving, inputs: ProofInputs, given: TaskInputs, stack: contextlib.ExitStack) -> Laid:
+        assert given.kind == PROOF
         one = made[inputs.environment] = Laid(removed, inputs.environment)
         stack.callback(one.remove)
         return one
@@ -70,18 +78,27 @@ def serving(store: Store, repository: Repository, tmp_path: Path) -> Serving:
     return Serving(Access(store, repository, read_settings(offline=True)), tmp_path / "worker")
 
 
-def asked(store: Store, environment: str, *, code: str = "", trees: tuple[PackedTree, ...] = ()) -> ProofTask:
-    inputs = ProofInputs(code=code or own_code(), trees=trees, environment=environment)
+def asked(
+    store: Store, environment: str, *, code: str = "", trees: tuple[PackedTree, ...] = ()
+) -> ClusterTask:
+    shared = to_builtins(ProofInputs(environment=environment))
+    inputs = TaskInputs(kind=PROOF, code=code or own_code(), trees=trees, shared=shared)
     digest, size = share_inputs(store, inputs)
-    return ProofTask(
-        inputs=digest, inputs_size=size, expected=Cost(seconds=1.0, mib=1), name="fix", carry={}, files={},
-        pristine="", merged="", version="1", paths=(), absorbed=False,
+    proof = ProofTask(
+        name="fix", carry={}, files={"probe.py": b"\xff"}, pristine="", merged="", version="1", paths=(),
+        absorbed=False,
+    )  # fmt: skip
+    return ClusterTask(
+        name="fix", inputs=digest, inputs_size=size, expected=Cost(seconds=1.0, mib=1),
+        asked=to_builtins(proof),
     )  # fmt: skip
 
 
 def test_the_newest_inputs_replace_the_older_ones(serving: Serving, store: Store, laid) -> None:
     for environment in ("one", "one", "two", "one"):
-        assert isinstance(serving.serve(asked(store, environment)), ProofMade)
+        reply = serving.serve(asked(store, environment))
+        assert isinstance(reply, TaskDone)
+        assert reply.made == {"proof": {"of": environment}}
     assert laid["one"].removed == ["one", "two"]
     serving.close()
     assert laid["one"].removed == ["one", "two", "one"]
@@ -92,7 +109,7 @@ def test_inputs_in_use_stay_while_another_command_has_tasks_here(
 ) -> None:
     serving.serve(asked(store, "one"))
     laid["one"].more = lambda: serving.serve(asked(store, "two"))
-    assert isinstance(serving.serve(asked(store, "one")), ProofMade)
+    assert isinstance(serving.serve(asked(store, "one")), TaskDone)
     serving.serve(asked(store, "three"))
     assert sorted(laid["one"].removed) == ["one", "two"]
 
@@ -118,3 +135,26 @@ def test_a_disk_that_fails_is_a_reply(serving: Serving, store: Store, laid: dict
     reply = serving.serve(asked(store, "one"))
     assert isinstance(reply, TaskFailed)
     assert (reply.error, reply.machine) == ("StorageError", serving.machine)
+
+
+def test_the_files_of_a_result_come_back_through_the_store(
+    serving: Serving, store: Store, laid: dict[str, Laid], tmp_path: Path
+) -> None:
+    reply = serving.serve(asked(store, "one"))
+    assert isinstance(reply, TaskDone)
+    assert [one.path for one in reply.files] == ["below/file"]
+    assert bring_files(store, reply.files, tmp_path / "here")
+    assert (tmp_path / "here" / "below" / "file").read_text() == "one"
+
+
+@pytest.mark.parametrize("path", ["../file", "/tmp/file", "a/../../file"])
+def test_a_file_is_written_nowhere_else(
+    serving: Serving, store: Store, laid, tmp_path: Path, path: str
+) -> None:
+    reply = serving.serve(asked(store, "one"))
+    assert isinstance(reply, TaskDone)
+    outside = msgspec.structs.replace(reply.files[0], path=path)
+    assert not bring_files(store, [outside], tmp_path / "here")
+    lost = msgspec.structs.replace(reply.files[0], sha256="0" * 64)
+    assert not bring_files(store, [reply.files[0], lost], tmp_path / "here")
+    assert not (tmp_path / "here").exists()

@@ -10,7 +10,8 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, NoCulpritError
 from sparkwright.base.text import human_seconds, human_size
-from sparkwright.cli.options import job_options
+from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
+from sparkwright.cli.options import job_options, machines_option
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import WORK, Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
@@ -19,6 +20,7 @@ from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 from sparkwright.store import write_atomically
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterable
     from pathlib import Path
 
@@ -30,6 +32,7 @@ _EXIT = {"good": 0, "bad": 1}
 _UNTESTABLE = 125
 _DIGITS = 10
 _ENDS = 2
+_AHEAD = 2
 _AXES = ("upstream", "carries", "kernels", "requirements")
 
 
@@ -47,7 +50,12 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 @click.option("--mend", is_flag=True, help="Name the changes whose removal from the bad end mends it.")
 @click.option("--any-failure", is_flag=True, help="Count every failure as the one searched for.")
 @click.option("--deterministic", is_flag=True, help="The judge never flakes: judge each candidate once.")
-@click.option("--jobs", "-j", type=click.IntRange(min=1), default=1, help="Evaluations at a time.")
+@click.option(
+    "--jobs",
+    "-j",
+    type=click.IntRange(min=1),
+    help="Evaluations at a time: 1, or 3 on a cluster, by default.",
+)
 @click.option("--repeat", type=click.IntRange(min=1), default=64, help="The most repetitions of a candidate.")
 @click.option(
     "--confidence", type=click.FloatRange(0.5, 0.9999), default=0.95, help="When to end the search."
@@ -71,14 +79,23 @@ _AXES = ("upstream", "carries", "kernels", "requirements")
 @click.option("--list", "listing", is_flag=True, help="List the changes between the ends, and judge nothing.")
 @click.option("--replay", metavar="ID", help="Derive a result again from its journal, and judge nothing.")
 @job_options
+@machines_option
 @common_options
 @run_in_session
-def command(session: Session, *, words: tuple[str, ...], target: TargetOptions, **arguments: Any) -> None:
+def command(
+    session: Session,
+    *,
+    words: tuple[str, ...],
+    target: TargetOptions,
+    **arguments: Any,
+) -> None:
     """Name the change between a GOOD and a BAD build spec that makes the difference.
 
     A SPEC is a wheel (a file or an address), a commit of this project, PATCHSET@RELEASE, PATCHSET@COMMIT of
     upstream's, or '.' for the work tree. Two wheels are enough: what they are made of is recorded in them.
     Between two pins lie releases; with --commits (git, a folder or an address) lie commits of upstream's.
+
+    With --cluster, probes, commands and rehearsals run on other machines, and the next two steps ahead.
 
     'bisect status' lists bisections. The same command again resumes one that was stopped.
     """
@@ -93,6 +110,7 @@ def command(session: Session, *, words: tuple[str, ...], target: TargetOptions, 
         return
     jobs, attempted, listing = (arguments.pop(name) for name in ("jobs", "attempted", "listing"))
     options = _options(words, target, arguments, listing=listing)
+    jobs = jobs or (_AHEAD + 1 if options.cluster else 1)
     build = BuildOptions(**vars(target), offline=session.offline)
     with open_search(session.checkout, session.access, build, options) as search:
         if listing:
@@ -105,12 +123,14 @@ def command(session: Session, *, words: tuple[str, ...], target: TargetOptions, 
                 next_step="leave out --jobs",
             )
         if attempted is not None:
-            _try(session, search, attempted)
+            with search.machines():
+                _try(session, search, attempted)
             return
         folder = _folder(session, _identity(search.problem))
         search.realiser.require_as_recorded()
-        result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs, stop=search.stop)
-    _finish(session, folder, search.problem, result)
+        with counting_machines() as done, search.machines():
+            result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs, stop=search.stop)
+    _finish(session, folder, search.problem, result, done)
 
 
 def _options(
@@ -266,7 +286,13 @@ def _status(session: Session, words: tuple[str, ...]) -> None:
         click.echo(f"  {state.evaluations} evaluations, {human_seconds(state.seconds)}")
 
 
-def _finish(session: Session, folder: Path, problem: SearchProblem, result: SearchResult) -> None:
+def _finish(
+    session: Session,
+    folder: Path,
+    problem: SearchProblem,
+    result: SearchResult,
+    done: dict[str, Counter[str]] | None = None,
+) -> None:
     """Write the reports, show the answer, and refuse to call a range or a set a culprit."""
     from sparkwright.search.report import headline, render_html, render_json, render_markdown
 
@@ -278,8 +304,10 @@ def _finish(session: Session, folder: Path, problem: SearchProblem, result: Sear
     for name, data in pages.items():
         write_atomically(folder / name, data)
     if session.as_json:
-        print_json({"id": folder.name, "folder": str(folder), **to_builtins(result)})
+        described = {"id": folder.name, "folder": str(folder), **to_builtins(result)}
+        print_json({**described, **machines_summary(done or {})})
     else:
+        show_machines(done or {})
         _show(folder, problem, result, headline(problem, result), list(pages))
     if result.kind in {"range", "set"}:
         raise NoCulpritError(

@@ -1,4 +1,4 @@
-"""The machines of a cluster in a command's result."""
+"""The machines of a cluster: those of a command without a checkout, and what they did in its result."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkwright.base.events import Event
+    from sparkwright.cluster.running import Cluster
 
-_KINDS = {"compile.finished": "units", "proof.finished": "proofs"}
+_KINDS = {
+    "compile.finished": "units",
+    "proof.finished": "proofs",
+    "rehearsal.finished": "rehearsals",
+    "step.elsewhere": "steps",
+    "verify.finished": "runs",
+}
 
 
 @contextlib.contextmanager
 def counting_machines() -> Iterator[dict[str, Counter[str]]]:
-    """Yield what other machines finish in the block: numbers of ``units`` and ``proofs`` by machine."""
+    """Yield what other machines finish in the block: numbers of ``units``, ``proofs`` … by machine."""
     done: dict[str, Counter[str]] = {}
 
     def count(event: Event) -> None:
@@ -30,6 +37,23 @@ def counting_machines() -> Iterator[dict[str, Counter[str]]]:
 
     with subscribe(count):
         yield done
+
+
+@contextlib.contextmanager
+def opened_cluster(address: str) -> Iterator[Cluster]:
+    """Yield the machines at *address*, with the user's store; what goes there is written at the end."""
+    from sparkwright.cluster import parse_cluster
+    from sparkwright.cluster.running import Cluster
+    from sparkwright.store import open_store
+    from sparkwright.store.remote import open_remote, read_remote_settings
+
+    machines, settings = parse_cluster(address), read_remote_settings("")
+    store = open_store(remote=None if settings is None else open_remote(settings))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(store.running())
+        if store.remote is not None:
+            stack.callback(store.remote.close, store)
+        yield Cluster(address=machines, store=store)
 
 
 def machines_summary(done: dict[str, Counter[str]]) -> dict[str, object]:

@@ -18,6 +18,35 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """Words between commas."""
+
+    name = "names"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        """Return the words of *value*."""
+        del param, ctx
+        if isinstance(value, tuple):
+            return value
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+
+
+class Numbers(Names):
+    """Positive whole numbers between commas."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the numbers of *value*."""
+        words = super().convert(value, param, ctx)
+        if not all(str(word).isdecimal() and int(word) for word in words):
+            self.fail(f"{value!r} is not a list of positive numbers such as 1,8,64", param, ctx)
+        return tuple(map(int, words))
+
+
 _SERIES = click.option(
     "--series",
     default="",
@@ -67,6 +96,12 @@ _CLUSTER = click.option(
     envvar="SPARKWRIGHT_CLUSTER",
     help="Other machines that compile and prove: ssh://HOST,HOST, or tcp://HOST:PORT of a Dask scheduler.",
 )
+_MACHINES = click.option(
+    "--cluster",
+    default="",
+    metavar="ADDRESS",
+    help="Work on these machines: ssh://HOST,HOST, or tcp://HOST:PORT of a Dask scheduler.",
+)
 _COMPILING = (
     click.option(
         "--jobs",
@@ -111,6 +146,11 @@ def out_option(function: Callable[..., R]) -> Callable[..., R]:
 def cluster_option(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--cluster``; *function* gets it as `CompileOptions`, ``compiling``."""
     return _bundled(function, (_CLUSTER,), CompileOptions, "compiling")
+
+
+def machines_option(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--cluster`` for one command; *function* gets the address. No variable sets it for good."""
+    return _MACHINES(function)
 
 
 def compile_options(function: Callable[..., R]) -> Callable[..., R]:

@@ -9,11 +9,12 @@ import click
 
 from sparkwright.base.errors import UndecidedError, VerdictError
 from sparkwright.base.text import human_size
-from sparkwright.cli.options import tree_options
+from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
+from sparkwright.cli.options import Names, machines_option, tree_options
 from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, common_options, run_in_session
 from sparkwright.cli.tables import show_table
-from sparkwright.cli.verify import Names, require_libraries
+from sparkwright.cli.verify import require_libraries
 
 if TYPE_CHECKING:
     from sparkwright.pipeline.options import TargetOptions
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     help="Folder for the results; one in dist/rehearsal/ by default.",
 )
 @tree_options
+@machines_option
 @common_options
 @run_in_session
 def command(
@@ -42,12 +44,13 @@ def command(
     seed: int,
     out: Path | None,
     target: TargetOptions,
+    cluster: str,
 ) -> None:
     """Serve the merged Python on the CPU with a real model, and verify it.
 
     The merge is laid over upstream's wheel for the CPU of the same release, and served by 'vllm serve'. Where
     a release has no such wheel, the carries are rehearsed on the nearest older one that has, and the result
-    says so. An interrupted rehearsal continues when it is started again.
+    says so. An interrupted rehearsal continues when it is started again; one with --cluster begins again.
     """
     require_libraries()
     from sparkwright.merge import merge_patchset
@@ -64,12 +67,22 @@ def command(
         against_pristine=not no_pristine,
         seed=seed,
     )
-    result = rehearse(job, report, options)
+    with counting_machines() as done:
+        if cluster:
+            from sparkwright.cluster import parse_cluster
+            from sparkwright.cluster.running import Cluster
+            from sparkwright.rehearsal.elsewhere import rehearse_elsewhere
+
+            machines = Cluster(address=parse_cluster(cluster), store=job.store)
+            result = rehearse_elsewhere(machines, job, report, options)
+        else:
+            result = rehearse(job, report, options)
     attached = _attach(session, result, report.tree, complete=options.checks == DEFAULT and not no_pristine)
     if session.as_json:
-        print_json(result.described)
+        print_json({**result.described, **machines_summary(done)})
     else:
         _show(result)
+        show_machines(done)
         for wheel in attached:
             click.echo(f"evidence attached to {wheel}")
     _raise_for(result)

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError, UndecidedError, VerdictError
+from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError
 from sparkwright.base.events import JsonlSink, subscribe
-from sparkwright.base.text import human_size
-from sparkwright.cli.output import print_json, unforeseen
+from sparkwright.cli.machines import counting_machines, opened_cluster
+from sparkwright.cli.options import Names, Numbers, machines_option
+from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
+from sparkwright.cli.verify_show import show_results
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -30,33 +32,6 @@ _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 # The extra of this name in pyproject.toml.
 _SUBCOMMANDS = {"compare": "sparkwright.cli.verify_compare"}
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
-
-
-class Names(click.ParamType[tuple[str, ...]]):
-    """Words between commas."""
-
-    name = "names"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        """Return the words of *value*."""
-        del param, ctx
-        if isinstance(value, tuple):
-            return value
-        return tuple(word.strip() for word in value.split(",") if word.strip())
-
-
-class _Numbers(Names):
-    """Positive whole numbers between commas."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        words = super().convert(value, param, ctx)
-        if not all(str(word).isdecimal() and int(word) for word in words):
-            self.fail(f"{value!r} is not a list of positive numbers such as 1,8,64", param, ctx)
-        return tuple(map(int, words))
 
 
 _OPTIONS = (
@@ -99,7 +74,7 @@ _OPTIONS = (
     ),
     click.option("--profile", default="", help="How much to measure: full, smoke or demo."),
     click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
-    click.option("--levels", type=_Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
+    click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
     click.option("--categories", type=Names(), default=(), help="Categories of prompts."),
     click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
     click.option("--thinking", is_flag=True, help="Let the model think before it answers questions."),
@@ -133,6 +108,7 @@ class _VerifyCommand(click.Command):
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Continue the interrupted run in this folder.",
 )
+@machines_option
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
 )
@@ -147,6 +123,7 @@ def command(
     wheel: Path | None,
     out: Path | None,
     resume: Path | None,
+    cluster: str,
     offline: bool,
     force: bool,
     quiet: bool,
@@ -159,7 +136,10 @@ def command(
 
     Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Without any
     of these, WHEEL is the newest in dist/ for this machine. Leaves a report, and everything that was seen.
-    --resume continues an interrupted run. 'verify compare RUN RUN' compares two finished ones.
+    --resume continues an interrupted run. With --cluster the server runs on another machine, which needs a
+    GB10 (any card for --smoke, none for --demo), and the run comes back as it would be here.
+
+    'verify compare RUN RUN' compares two finished runs.
     """
     require_libraries()
     from sparkwright.publish import dist_folder
@@ -167,6 +147,12 @@ def command(
 
     keys = (api_key, baseline_api_key)
     with _showing(quiet=quiet or as_json) as log:
+        if cluster and (resume is not None or offline):
+            raise ConfigError(
+                f"{'--resume' if resume else '--offline'} cannot be used with --cluster",
+                because="a run on another machine begins there, and needs its network",
+                next_step="leave out one of them",
+            )
         if resume is not None:
             from sparkwright.verify.journal import read_journal
 
@@ -182,10 +168,18 @@ def command(
         _require_possible(options)
         folder = resume or out or _new_folder(options)
         log(folder)
-        check_before_verify(options, offline=offline, force=force)
-        results = _verify(options, folder.absolute(), keys, offline=offline)
+        if not cluster:
+            check_before_verify(options, offline=offline, force=force)
+        with counting_machines() as done:
+            if cluster:
+                from sparkwright.cluster.verifying import verify_elsewhere
+
+                with opened_cluster(cluster) as machines:
+                    results = verify_elsewhere(machines, options, folder.absolute())
+            else:
+                results = _verify(options, folder.absolute(), keys, offline=offline)
     _attach(results, options)
-    show_results(results, as_json=as_json)
+    show_results(results, as_json=as_json, machines=done)
 
 
 for _option in reversed(_OPTIONS):
@@ -323,7 +317,17 @@ def _refuse_others(context: click.Context, folder: Path, options: VerifyOptions)
     Raises:
         ConfigError: one does.
     """
-    usual = {"out", "resume", "offline", "force", "quiet", "as_json", "api_key", "baseline_api_key"}
+    usual = {
+        "out",
+        "resume",
+        "cluster",
+        "offline",
+        "force",
+        "quiet",
+        "as_json",
+        "api_key",
+        "baseline_api_key",
+    }
     usual |= {name for name in ("url", "baseline_url") if context.params[name] == getattr(options, name)}
     command_line = click.core.ParameterSource.COMMANDLINE
     told = [
@@ -395,53 +399,3 @@ def _remove_unbegun(made: list[Path]) -> None:
         with contextlib.suppress(OSError):  # something else is in one that we made
             for place in made:
                 place.rmdir()
-
-
-def show_results(results: Results, *, as_json: bool) -> None:
-    """Print *results*.
-
-    Raises:
-        VerdictError: something failed.
-        UndecidedError: something could not be decided.
-    """
-    if as_json:
-        print_json(results.described)
-    else:
-        _show(results)
-    _raise_for(results)
-
-
-def _show(results: Results) -> None:
-    from rich.console import Console
-
-    from sparkwright.verify.report import render_terminal
-
-    render_terminal(results.run, Console(highlight=False))
-    for path, size, sha256 in results.files:
-        click.echo(f"{path.name:<13} {path}  {human_size(size)}  sha256 {sha256}")
-    click.echo(f"next     open {results.report}")
-
-
-def _raise_for(results: Results) -> None:
-    """Do nothing if all was passed.
-
-    Raises:
-        VerdictError: something failed.
-        UndecidedError: something could not be decided.
-    """
-    from sparkwright.verify.model import Verdict
-
-    if results.verdict is Verdict.PASS:
-        return
-    worst = [finding for finding in results.run.findings if finding.verdict is results.verdict]
-    kind = VerdictError if results.verdict is Verdict.FAIL else UndecidedError
-    what = (
-        "the server does not serve as it should"
-        if kind is VerdictError
-        else f"the verdict is {results.verdict}"
-    )
-    raise kind(
-        what,
-        because="\n".join(f"{finding.check}: {finding.cause}" for finding in worst[:5]),
-        next_step=f"open {results.report}",
-    )

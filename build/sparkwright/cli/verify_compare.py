@@ -57,7 +57,8 @@ def command(
     Both are folders of 'sparkwright verify', with the same profile and seed. Answers, tasks, failures, the KV
     cache, and at each concurrency throughput, time to the first token, step time and acceptance are judged.
     """
-    from sparkwright.cli.verify import require_libraries, show_results
+    from sparkwright.cli.verify import require_libraries
+    from sparkwright.cli.verify_show import show_results
 
     require_libraries()
     folder = (out or _new_folder()).absolute()

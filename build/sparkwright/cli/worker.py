@@ -16,6 +16,9 @@ from sparkwright.store import open_store
 from sparkwright.upstream import Access, read_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkwright.cluster.kinds import TaskKind
     from sparkwright.cluster.messages import WorkerHello, WorkerSettings
 
 
@@ -24,9 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--settings", is_flag=True, help="Read the settings as a line from standard input, as over ssh."
 )
-@click.option(
-    "--jobs", "-j", type=click.IntRange(min=1), help="Most compilers at once; by default one a core."
-)
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Most tasks at once; by default one a core.")
 @click.option(
     "--store",
     "store_url",
@@ -44,9 +45,11 @@ if TYPE_CHECKING:
 def command(
     *, scheduler: str | None, settings: bool, jobs: int | None, store_url: str, cuda: Path | None
 ) -> None:
-    """Compile and prove for builds elsewhere that use the Dask scheduler at the address SCHEDULER.
+    """Run tasks of commands elsewhere that use the Dask scheduler at the address SCHEDULER.
 
-    'sparkwright wheel --cluster ssh://HOST' starts this by itself, and ends it with the build.
+    Tasks are units to compile, proofs, merges, steps of bisections, rehearsals and runs of verify. The
+    machine offers them its cores, free memory and card. 'sparkwright wheel --cluster ssh://HOST', and every
+    other command with --cluster, starts this by itself, and ends it with the command.
     """
     serving = _library()
     given = _settings(scheduler, from_input=settings, store_url=store_url)
@@ -58,7 +61,40 @@ def command(
         if store.remote is not None:
             stack.callback(store.remote.close, store)
         told = sys.stdin.buffer if settings else None
-        serving.serve(access, given, serving.describe(jobs, given.name), told=told, say=_say, cuda=cuda)
+        serving.serve(
+            access,
+            given,
+            serving.describe(jobs, given.name, cuda),
+            told=told,
+            say=_say,
+            cuda=cuda,
+            kinds=kinds(),
+        )
+
+
+def kinds() -> dict[str, Callable[[], TaskKind]]:
+    """Return functions that import the kinds of tasks, by name."""
+    from sparkwright.cluster.kinds import KINDS
+
+    return {**KINDS, "release": _releases, "rehearsal": _rehearsals, "step": _steps}
+
+
+def _releases() -> TaskKind:
+    from sparkwright.pipeline.releases import release_kind
+
+    return release_kind()
+
+
+def _rehearsals() -> TaskKind:
+    from sparkwright.rehearsal.elsewhere import rehearsal_kind
+
+    return rehearsal_kind()
+
+
+def _steps() -> TaskKind:
+    from sparkwright.search.elsewhere import step_kind
+
+    return step_kind()
 
 
 def _library() -> Any:
@@ -68,7 +104,7 @@ def _library() -> Any:
         from sparkwright.cluster import worker
     except ImportError as error:
         raise ToolError(
-            "this machine cannot compile for others",
+            "this machine cannot work for others",
             because=f"the package {error.name} is not installed",
             next_step="pip install 'sparkwright[cluster]'",
         ) from error

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sparkwright.base.config import to_builtins
+from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import sha256_file
-from sparkwright.cluster.messages import UnitCompiled
-from sparkwright.cluster.serving import UnfitError
+from sparkwright.cluster.kinds import UnfitError
+from sparkwright.lock import Lock
 from sparkwright.native.compile import CompileJob, run_jobs
 from sparkwright.native.isolation import isolated
-from sparkwright.native.model import Target
+from sparkwright.native.model import Cost, Target, Unit
 from sparkwright.native.schedule import JobLimits
 from sparkwright.native.toolchain import configure_environment, prepare_toolchain
 from sparkwright.native.toolchain_paths import Reader
@@ -23,13 +23,56 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from sparkwright.cluster.messages import BuildInputs, UnitTask
+    from sparkwright.cluster.kinds import Place
+    from sparkwright.cluster.messages import TaskInputs
     from sparkwright.cluster.serving import Serving
     from sparkwright.native.compile import Finished
-    from sparkwright.native.model import Unit
     from sparkwright.native.workspace import Workspace
 
 _LINK = "120000"
+
+
+class BuildInputs(Model, frozen=True):
+    """The inputs that all units of a build share, beside the tree that is compiled.
+
+    Attributes:
+        lock: the pin.
+        machine, arch: the target.
+        toolchain: key of the toolchain.
+        cuda: an installed toolkit is taken instead of the lock's packages.
+        isolate: tools run without a network.
+    """
+
+    lock: Lock
+    machine: str
+    arch: str
+    toolchain: str
+    cuda: bool = False
+    isolate: bool = False
+
+
+class UnitTask(Model, frozen=True):
+    """A unit to compile, and its expected cost."""
+
+    unit: Unit
+    expected: Cost
+
+
+class UnitCompiled(Model, frozen=True):
+    """A unit that compiled.
+
+    Attributes:
+        sha256, size: its object, in the store.
+        cost: CPU time and memory.
+        seconds: wall-clock time.
+        record: the record of the unit cache; `None` where the unit cannot be cached.
+    """
+
+    sha256: str
+    size: int
+    cost: Cost
+    seconds: float
+    record: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +85,7 @@ class LaidBuild:
     env: Mapping[str, str]
     prefix: tuple[str, ...]
 
-    def run(self, asked: UnitTask, log: Path) -> UnitCompiled:
+    def run(self, asked: UnitTask, place: Place) -> UnitCompiled:
         """Compile a unit and put its object into the store."""
         unit, work = asked.unit, self.work
         output = work.root / unit.output
@@ -50,7 +93,7 @@ class LaidBuild:
         depfile = work.root / f"{unit.output}.d"
         flags = ("-MD", "-MF", str(depfile), "-MT", "object")
         argv = (*self.prefix, *work.expand(unit.argv), *flags)
-        job = CompileJob(unit.name, argv, work.build, self.env, output, log, asked.expected)
+        job = CompileJob(unit.name, argv, work.build, self.env, output, place.log, asked.expected)
         done: list[Finished] = []
         # How many run at once is the scheduler's business: it knows what each one takes.
         run_jobs([job], on_done=done.append, limits=JobLimits(jobs=1, reserve_mib=0))
@@ -69,11 +112,7 @@ class LaidBuild:
             sha256 = sha256_file(output)
             store.adopt_file(output, sha256, verified=True)
             store.share(sha256)
-        if store.remote is not None:
-            store.remote.finish(store)
         return UnitCompiled(
-            name=unit.name,
-            machine=self.serving.machine,
             sha256=sha256,
             size=size,
             cost=finished.cost,
@@ -82,16 +121,16 @@ class LaidBuild:
         )
 
 
-def lay_out_build(serving: Serving, inputs: BuildInputs, stack: contextlib.ExitStack) -> LaidBuild:
+def lay_out_build(
+    serving: Serving, inputs: BuildInputs, given: TaskInputs, stack: contextlib.ExitStack
+) -> LaidBuild:
     """Lay the tree and the toolchain of a build out, until *stack* is closed.
 
     Raises:
-        UnfitError: the toolchain here is another one, or an installed toolkit that is asked for is not named.
+        UnfitError: the toolchain here is another one.
     """
-    access, (packed,) = serving.access, inputs.trees
+    access, (packed,) = serving.access, given.trees
     target = Target(inputs.machine, inputs.arch)
-    if inputs.cuda and serving.cuda is None:
-        raise UnfitError("the build takes an installed CUDA toolkit", "set SPARKWRIGHT_CUDA there")
     chain = prepare_toolchain(inputs.lock, target, access, system=serving.cuda if inputs.cuda else None)
     if chain.key != inputs.toolchain:
         parts = ", ".join(f"{name} {version}" for name, version in sorted(chain.parts.items()))

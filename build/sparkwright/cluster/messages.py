@@ -1,4 +1,4 @@
-"""The messages between the machine that builds and those that compile and prove for it."""
+"""The messages between the machine that asks and those that work for it: one form for every kind of task."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import sparkwright
 from sparkwright.base.config import Model
-from sparkwright.lock import Lock
-from sparkwright.native.model import Cost, Unit
+from sparkwright.native.model import Cost
 
 
 class WorkerSettings(Model, frozen=True):
@@ -42,8 +41,9 @@ class WorkerHello(Model, frozen=True):
         code: digest of its program; see `own_code`.
         version: version of its program.
         machine: its name.
-        slots: compilers or probes that it runs at once.
+        slots: tasks that it runs at once.
         mib: memory in MiB that these may take together.
+        offers: capabilities that tasks may need; see `sparkwright.cluster.capabilities`.
     """
 
     code: str
@@ -51,6 +51,7 @@ class WorkerHello(Model, frozen=True):
     machine: str
     slots: int
     mib: int
+    offers: tuple[str, ...] = ()
 
 
 class PackedTree(Model, frozen=True):
@@ -61,125 +62,66 @@ class PackedTree(Model, frozen=True):
     size: int
 
 
-class BuildInputs(Model, frozen=True, tag="build"):
-    """The inputs that all units of a build share, as a file of the store.
+class StoredFile(Model, frozen=True):
+    """A file in the store: its path below a folder, SHA-256 and bytes."""
+
+    path: str
+    sha256: str
+    size: int
+
+
+class TaskInputs(Model, frozen=True):
+    """The inputs that tasks share, as a file of the store.
 
     Attributes:
+        kind: name of the kind of task; see `sparkwright.cluster.kinds`.
         code: digest of the program that asks.
-        trees: the tree that is compiled.
-        lock: the pin.
-        machine, arch: the target.
-        toolchain: key of the toolchain.
-        cuda: an installed toolkit is taken instead of the lock's packages.
-        isolate: tools run without a network.
+        trees: trees of git that the tasks need; each may lack what those before it hold.
+        shared: what else they share, JSON-ready: a model of the kind's own.
     """
 
-    code: str
-    trees: tuple[PackedTree]
-    lock: Lock
-    machine: str
-    arch: str
-    toolchain: str
-    cuda: bool = False
-    isolate: bool = False
-
-
-class ProofInputs(Model, frozen=True, tag="proofs"):
-    """The inputs that all proofs of a patchset share, as a file of the store.
-
-    Attributes:
-        code: digest of the program that asks.
-        trees: the pristine and the merged tree.
-        environment: key of the environment for probes.
-    """
-
+    kind: str
     code: str
     trees: tuple[PackedTree, ...]
-    environment: str
+    shared: dict[str, Any]
 
 
-TaskInputs = BuildInputs | ProofInputs
-
-
-class _Task(Model, frozen=True):
+class ClusterTask(Model, frozen=True):
     """A task for a worker.
 
     Attributes:
+        name: its name; no other one of the same inputs has it.
         inputs: SHA-256 of the file of `TaskInputs`.
         inputs_size: its bytes.
         expected: its expected cost.
+        needs: capabilities that the worker has to have; it takes one of each for itself.
+        asked: what is asked for, JSON-ready: a model of the kind's own.
     """
 
+    name: str
     inputs: str
     inputs_size: int
     expected: Cost
+    needs: tuple[str, ...] = ()
+    asked: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
 
 
-class UnitTask(_Task, frozen=True, tag="unit"):
-    """A unit to compile."""
-
-    unit: Unit
-
-    @property
-    def name(self) -> str:
-        """Return the unit's name."""
-        return self.unit.name
-
-
-class ProofTask(_Task, frozen=True, tag="proof"):
-    """A carry to prove.
+class TaskDone(Model, frozen=True, tag="done"):
+    """The result of a task.
 
     Attributes:
-        name: the carry's.
-        carry: its `CarrySpec` at that version, JSON-ready, without what it leaves empty.
-        files: its probe and the modules that this may import, by name.
-        pristine, merged: git ids of the trees.
-        version: upstream's version that both are of.
-        paths: files that the carry changes.
-        absorbed: what is proved is that upstream does not have the defect any more.
-    """
-
-    name: str
-    carry: dict[str, Any]
-    files: dict[str, bytes]
-    pristine: str
-    merged: str
-    version: str
-    paths: tuple[str, ...]
-    absorbed: bool
-
-
-ClusterTask = UnitTask | ProofTask
-
-
-class UnitCompiled(Model, frozen=True, tag="compiled"):
-    """A unit that compiled.
-
-    Attributes:
-        name: the unit's.
-        machine: where.
-        sha256, size: its object, in the store.
-        cost: CPU time and memory.
+        name: the task's.
+        machine: where it ran.
         seconds: wall-clock time.
-        record: the record of the unit cache; `None` where the unit cannot be cached.
+        made: the result, JSON-ready: a model of the kind's own.
+        files: files of the result, in the store.
     """
 
     name: str
     machine: str
-    sha256: str
-    size: int
-    cost: Cost
     seconds: float
-    record: dict[str, Any] | None = None
-
-
-class ProofMade(Model, frozen=True, tag="proof"):
-    """A proof, whatever its verdict: the carry's name, the machine, wall-clock time, and the record."""
-
-    name: str
-    machine: str
-    seconds: float
-    proof: dict[str, Any]
+    made: dict[str, Any]
+    files: tuple[StoredFile, ...] = ()
 
 
 class TaskFailed(Model, frozen=True, tag="failed"):
@@ -202,7 +144,7 @@ class WorkerUnfit(Model, frozen=True, tag="unfit"):
     next_step: str
 
 
-TaskReply = UnitCompiled | ProofMade | TaskFailed
+TaskReply = TaskDone | TaskFailed | WorkerUnfit
 
 
 @cache

@@ -1,33 +1,34 @@
-"""Workers on other machines, behind a scheduler of Dask: tasks go in, replies come out as they are ready.
-
-For machines named by ssh, the scheduler runs in this process and listens on the loopback interface alone.
-Each connection of ssh starts a worker and carries both directions; certificates are made for one build and
-go through ssh, so that no other user of these machines can speak with either side.
-"""
+"""Workers on other machines, behind a scheduler of Dask: tasks go in, replies come out as they are ready."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkwright.base.errors import ClusterError, ToolError
-from sparkwright.base.events import emit, task, warn
-from sparkwright.cluster.messages import TaskReply, WorkerUnfit
+from sparkwright.base.errors import ClusterError
+from sparkwright.base.events import emit, warn
+from sparkwright.cluster.capabilities import code_need
+from sparkwright.cluster.messages import (
+    TaskDone,
+    TaskFailed,
+    TaskReply,
+    WorkerUnfit,
+)
 from sparkwright.cluster.serving import run_task
-from sparkwright.cluster.starting import HELLO_S, start_worker
 from sparkwright.cluster.worker import MIB, SLOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from sparkwright.cluster.address import ClusterAddress
     from sparkwright.cluster.messages import ClusterTask
+
+    Reply = TaskDone | TaskFailed
 
 _POLL_S = 0.1
 _LOOK_S = 1.0
@@ -49,7 +50,7 @@ class Pool:
     patience_s: float = 60.0
     _futures: dict[Any, ClusterTask] = field(default_factory=dict)
     _unfit: set[str] = field(default_factory=set)
-    _submitted: int = 0
+    _submitted: Iterator[int] = field(default_factory=itertools.count)
     _homes: dict[str, list[str]] = field(default_factory=dict)
     _refused: Counter[str] = field(default_factory=Counter)
     _running: list[dict[str, Any]] = field(default_factory=list)
@@ -115,15 +116,18 @@ class Pool:
         Raises:
             ClusterError: no worker is left.
         """
-        workers = self._require_workers()
+        workers = self.require(asked.needs)
         preferred = [home for home in workers if home not in avoid]
         largest = max(found.get(MIB, 0) for found in workers.values())
-        self._submitted += 1
         future = self.client.submit(
             run_task,
             msgspec.json.encode(asked),
-            key=f"{asked.name}-{self._submitted}",
-            resources={SLOT: 1, MIB: min(asked.expected.mib, largest)},
+            key=f"{asked.name}-{next(self._submitted)}",
+            resources={
+                SLOT: 1,
+                MIB: min(asked.expected.mib, largest),
+                **dict.fromkeys((code_need(), *asked.needs), 1),
+            },
             # One that connects later is found by the tasks that are submitted later.
             workers=(preferred or list(workers)) if self._unfit or avoid else None,
             allow_other_workers=not self._unfit and bool(preferred) and bool(avoid),
@@ -132,7 +136,12 @@ class Pool:
         )
         self._futures[future] = asked
 
-    def replies(self) -> Iterator[tuple[ClusterTask, TaskReply] | None]:
+    def cancel(self) -> None:
+        """Give up the tasks that have no reply; one that runs goes on, and its reply is not waited for."""
+        self.client.cancel(list(self._futures))
+        self._futures.clear()
+
+    def replies(self) -> Iterator[tuple[ClusterTask, Reply] | None]:
         """Yield each reply as it comes, and `None` now and then while none does, until all are there.
 
         A task whose worker is lost is run by another one. A worker that is unfit gets no further task.
@@ -154,14 +163,15 @@ class Pool:
                 continue
             yield None
             time.sleep(_POLL_S)
-            if self.workers:
+            wanted = {asked.needs for asked in self._futures.values()}
+            if all(_with(self.workers, (code_need(), *needs)) for needs in wanted):
                 alone_since = None
                 continue
             alone_since = alone_since or time.monotonic()
             if time.monotonic() - alone_since > self.patience_s:
                 raise _deserted(self.name, f"all were lost, and none came back in {self.patience_s:g} s")
 
-    def _reply(self, future: Any, asked: ClusterTask) -> TaskReply | None:
+    def _reply(self, future: Any, asked: ClusterTask) -> Reply | None:
         """Return the reply of a finished task, or `None` if it was given to another worker."""
         if future.status in {"cancelled", "lost"}:
             raise _without_scheduler(self.name)
@@ -174,7 +184,7 @@ class Pool:
                 next_step="check the machines and their memory, or do without them; what is finished stays",
             )
         homes = [home for found in self.client.who_has([future]).values() for home in found]
-        reply: TaskReply | WorkerUnfit = msgspec.json.decode(future.result(), type=TaskReply | WorkerUnfit)
+        reply: TaskReply = msgspec.json.decode(future.result(), type=TaskReply)
         if not isinstance(reply, WorkerUnfit):
             self._homes[asked.name] = homes
             return reply
@@ -186,11 +196,39 @@ class Pool:
         self.submit(asked)
         return None
 
-    def _require_workers(self) -> dict[str, dict[str, float]]:
-        found = self.workers
-        if not found:
+    def different(self) -> int:
+        """Return the number of workers that have another program, which get no tasks."""
+        return len(self.workers) - len(_with(self.workers, [code_need()]))
+
+    def alone(self) -> Pool:
+        """Return a pool of the same workers for the tasks of one thread."""
+        return replace(self, _futures={}, _homes={}, _refused=Counter(), _running=[])
+
+    def require(self, needs: Collection[str]) -> dict[str, dict[str, float]]:
+        """Return the resources of the workers that have all of *needs*, by address.
+
+        Raises:
+            ClusterError: no worker is left, has this program, or has them.
+        """
+        workers = self.workers
+        if not workers:
             raise _deserted(self.name, "none is connected")
+        same = _with(workers, [code_need()])
+        if not same:
+            raise _other_program(self.name)
+        found = _with(same, needs)
+        if not found:
+            offered = sorted({one for worker in same.values() for one in worker} - {SLOT, MIB, code_need()})
+            raise ClusterError(
+                f"no machine of {self.name} can do this",
+                because=f"it needs {', '.join(needs)}, and they offer {', '.join(offered)}",
+                next_step="name a machine that has it, or do without --cluster",
+            )
         return found
+
+
+def _with(workers: dict[str, dict[str, float]], needs: Collection[str]) -> dict[str, dict[str, float]]:
+    return {home: worker for home, worker in workers.items() if all(worker.get(one, 0) for one in needs)}
 
 
 def _executing() -> Callable[..., list[tuple[str, str, float]]]:
@@ -214,107 +252,20 @@ def _without_scheduler(name: str) -> ClusterError:
     )
 
 
+def _other_program(name: str) -> ClusterError:
+    return ClusterError(
+        f"no machine of {name} can work for this program",
+        because="sparkwright is another state on all of them",
+        next_step="install the same commit there as here",
+    )
+
+
 def _deserted(name: str, because: str, next_step: str = "") -> ClusterError:
     return ClusterError(
         f"no machine of {name} is left",
         because=because,
         next_step=next_step or "check the machines, or do without --cluster; what is finished is kept",
     )
-
-
-@contextlib.contextmanager
-def open_pool(
-    address: ClusterAddress,
-    folder: Path,
-    *,
-    store_url: str = "",
-    patience_s: float = 60.0,
-    silent_s: float = 60.0,
-) -> Iterator[Pool]:
-    """Yield the workers at *address*, started where they are named by ssh, and ended with the block.
-
-    Args:
-        address: the machines, or a scheduler.
-        folder: for files of Dask's own scheduler.
-        store_url: the store that machines share, for workers that are started; without credentials.
-        patience_s: how long to wait for a worker when none is left.
-        silent_s: how long a worker that is started may send no sign of life, at least 5, before its tasks
-            go to others.
-
-    Raises:
-        ClusterError: no worker can be had.
-        ToolError: the libraries are not installed.
-    """
-    dask, distributed = _require_library()
-    with contextlib.ExitStack() as stack:
-        if address.scheduler:
-            client = stack.enter_context(_connected(distributed, address))
-            with contextlib.suppress(TimeoutError):  # the first task says that there is none
-                client.wait_for_workers(1, timeout=patience_s)
-            yield Pool(address.name, client, patience_s)
-            return
-        limits = {"temporary-directory": str(folder), "distributed.scheduler.worker-ttl": f"{silent_s} s"}
-        stack.enter_context(dask.config.set(limits))
-        security = distributed.Security.temporary()
-        cluster = stack.enter_context(
-            distributed.LocalCluster(
-                n_workers=0, host="127.0.0.1", protocol="tls://", security=security, silence_logs=50,
-                # Its web server is started in any case: on no port of others, and for this machine alone.
-                scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-            )
-        )  # fmt: skip
-        client = stack.enter_context(distributed.Client(cluster, security=security))
-        pool = Pool(address.name, client, patience_s)
-        with task(f"start workers on {len(address.hosts)} machines"):
-            refused = [
-                why
-                for host in address.hosts
-                if (
-                    why := start_worker(
-                        stack,
-                        host,
-                        cluster.scheduler_address,
-                        security,
-                        store_url=store_url,
-                        silent_s=silent_s,
-                    )
-                )
-            ]
-        for why in refused:
-            warn(f"{why.what}: {why.because}; {why.next_step}")
-        if len(refused) == len(address.hosts):
-            raise refused[0]
-        client.wait_for_workers(len(address.hosts) - len(refused), timeout=HELLO_S)
-        yield pool
-
-
-def _require_library() -> tuple[Any, Any]:
-    try:
-        import dask
-
-        dask.config.set({"distributed.logging.distributed": "critical"})
-        import distributed
-    except ImportError as error:
-        raise ToolError(
-            "other machines cannot be used",
-            because=f"the package {error.name} is not installed",
-            next_step="pip install 'sparkwright[cluster]'",
-        ) from error
-    return dask, distributed
-
-
-@contextlib.contextmanager
-def _connected(distributed: Any, address: ClusterAddress) -> Iterator[Any]:
-    try:
-        client = distributed.Client(address.scheduler, timeout=15)
-    except (OSError, TimeoutError, RuntimeError) as error:
-        raise ClusterError(
-            f"{address.name} cannot be reached",
-            because=str(error) or type(error).__name__,
-            next_step="start 'dask scheduler' there, or correct the address",
-        ) from error
-    with client:
-        yield client
 
 
 def task_order(tasks: Iterable[ClusterTask]) -> list[ClusterTask]:

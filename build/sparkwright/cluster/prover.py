@@ -9,9 +9,10 @@ import msgspec
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.events import emit
-from sparkwright.cluster.messages import ProofInputs, ProofMade, ProofTask, own_code
-from sparkwright.cluster.running import run_tasks
-from sparkwright.cluster.sharing import packed_tree, share_inputs
+from sparkwright.cluster.kinds import PROOF
+from sparkwright.cluster.proving import ProofInputs, ProofMade, ProofTask
+from sparkwright.cluster.running import Batch, Cluster, TaskRequest
+from sparkwright.cluster.sharing import packed_trees
 from sparkwright.native.model import Cost
 from sparkwright.probe import Proof
 from sparkwright.probe.environment import environment_key
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkwright.carries import Carry
-    from sparkwright.cluster.address import ClusterAddress
+    from sparkwright.cluster.messages import TaskDone
     from sparkwright.probe import Prover
-    from sparkwright.store import Store
 
 _EXPECTED_S = 10.0  # nothing is learned of probes: most of a run is the import of the tree
 
@@ -43,21 +43,9 @@ class ProofRequest:
         return probe is not None and not probe.needs and self.carry.spec.source is None
 
 
-@dataclass(frozen=True)
-class ClusterProver:
-    """Proves carries on other machines.
-
-    Attributes:
-        address: the machines.
-        store: the store here.
-        patience_s: how long to wait for a machine when none is left.
-        silent_s: how long a machine may be silent; see `open_pool`.
-    """
-
-    address: ClusterAddress
-    store: Store
-    patience_s: float = 60.0
-    silent_s: float = 60.0
+@dataclass(frozen=True, kw_only=True)
+class ClusterProver(Cluster):
+    """Proves carries on other machines."""
 
     def prove(self, requests: Sequence[ProofRequest]) -> dict[str, Proof]:
         """Return proofs of *requests*, at least one and all portable, by the carries' names.
@@ -68,45 +56,39 @@ class ClusterProver:
             ClusterError: no machine can be had, several were lost over one proof, or one did not arrive.
         """
         repository = requests[0].prover.repository
-        trees = {tree for one in requests for tree in (one.prover.pristine, one.prover.merged)}
-        inputs = ProofInputs(
-            code=own_code(),
-            trees=tuple(packed_tree(self.store, repository, tree) for tree in sorted(trees)),
-            environment=environment_key(),
-        )
-        digest, size = share_inputs(self.store, inputs)
-        asked = {one.carry.name: one for one in requests}
+        trees = sorted({tree for one in requests for tree in (one.prover.pristine, one.prover.merged)})
+        wanted = {one.carry.name: one for one in requests}
         proofs: dict[str, Proof] = {}
 
-        def take(task: ProofTask, reply: ProofMade) -> bool:
-            proof, one = msgspec.convert(reply.proof, Proof), asked[task.name]
+        def take(request: TaskRequest, made: ProofMade, reply: TaskDone) -> bool:
+            proof, one = msgspec.convert(made.proof, Proof), wanted[request.name]
             if not one.prover.adopt(proof, one.carry, one.paths, absorbed=one.absorbed):
                 return False
-            proofs[task.name] = proof
+            proofs[request.name] = proof
             emit(
                 "proof.finished",
-                carry=task.name,
+                carry=request.name,
                 machine=reply.machine,
                 verdict=str(proof.verdict),
                 seconds=round(reply.seconds, 3),
             )
             return True
 
-        run_tasks(
-            self.address, self.store, [_task(one, digest, size) for one in requests], take,
-            made=ProofMade, title="prove", unit="carries", patience_s=self.patience_s, silent_s=self.silent_s,
+        self.run(
+            Batch(
+                PROOF, [_request(one) for one in requests], ProofMade, take,
+                trees=packed_trees(self.store, repository, trees),
+                shared=ProofInputs(environment=environment_key()), title="prove", unit="carries",
+            )
         )  # fmt: skip
         return proofs
 
 
-def _task(one: ProofRequest, inputs: str, inputs_size: int) -> ProofTask:
+def _request(one: ProofRequest) -> TaskRequest:
     carry, prover = one.carry.at(one.prover.version), one.prover
     if carry.spec.probe is None or carry.probe_path is None:
         raise ValueError(f"{carry.name} has no probe")
-    return ProofTask(
-        inputs=inputs,
-        inputs_size=inputs_size,
-        expected=Cost(seconds=_EXPECTED_S, mib=carry.spec.probe.memory_mib),
+    asked = ProofTask(
         name=carry.name,
         carry={name: value for name, value in to_builtins(carry.spec).items() if value != ""},
         files={path.name: path.read_bytes() for path in (carry.probe_path, *carry.probe_helpers)},
@@ -116,3 +98,4 @@ def _task(one: ProofRequest, inputs: str, inputs_size: int) -> ProofTask:
         paths=one.paths,
         absorbed=one.absorbed,
     )
+    return TaskRequest(carry.name, asked, Cost(seconds=_EXPECTED_S, mib=carry.spec.probe.memory_mib))

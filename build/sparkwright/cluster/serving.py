@@ -6,49 +6,35 @@ import contextlib
 import os
 import platform
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ProcessError, SparkwrightError, StorageError
+from sparkwright.cluster.kinds import KINDS, LaidOut, Place, TaskKind, UnfitError
 from sparkwright.cluster.messages import (
-    BuildInputs,
     ClusterTask,
     PackedTree,
+    StoredFile,
+    TaskDone,
     TaskFailed,
     TaskInputs,
     TaskReply,
     WorkerUnfit,
     own_code,
 )
+from sparkwright.cluster.sharing import keep_files
 from sparkwright.git import unpack_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from sparkwright.upstream import Access
-
-
-class UnfitError(Exception):
-    """This machine cannot be used for those tasks.
-
-    Attributes:
-        next_step: what helps.
-    """
-
-    def __init__(self, because: str, next_step: str) -> None:
-        super().__init__(because)
-        self.next_step = next_step
-
-
-class LaidOut(Protocol):
-    """Trees, tools and processes that tasks of the same inputs share on a worker."""
-
-    def run(self, asked: Any, log: Path) -> TaskReply:
-        """Run a task; what its tool writes goes to *log*."""
 
 
 @dataclass
@@ -60,6 +46,7 @@ class Serving:
         folder: for logs.
         cuda: an installed CUDA toolkit of this machine, for builds that take one.
         machine: name of this machine in replies.
+        kinds: the kinds of tasks that it runs.
         laid: what is laid out, and what removes it, by the digest of the inputs: the newest ones, and older
             ones that tasks of another command still use.
     """
@@ -68,7 +55,8 @@ class Serving:
     folder: Path
     cuda: Path | None = None
     machine: str = field(default_factory=platform.node)
-    laid: dict[str, tuple[LaidOut, contextlib.ExitStack]] = field(default_factory=dict)
+    kinds: Mapping[str, Callable[[], TaskKind]] = field(default_factory=lambda: KINDS)
+    laid: dict[str, tuple[TaskKind, LaidOut, contextlib.ExitStack]] = field(default_factory=dict)
     _users: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -77,12 +65,12 @@ class Serving:
         with self._lock:
             self._remove(self.laid)
 
-    def serve(self, asked: ClusterTask) -> TaskReply | WorkerUnfit:
+    def serve(self, asked: ClusterTask) -> TaskReply:
         """Run a task; a failure is a reply, too."""
         log = self.folder / "logs" / f"{asked.name.replace('/', '.')}.log"
         try:
-            with self._laid_out(asked) as laid:
-                return laid.run(asked, log)
+            with self._laid_out(asked) as (kind, laid):
+                return self._done(asked, kind, laid, log)
         except UnfitError as unfit:
             return WorkerUnfit(machine=self.machine, because=str(unfit), next_step=unfit.next_step)
         except OSError as error:
@@ -101,34 +89,51 @@ class Serving:
             log=log.read_text(errors="replace") if log.is_file() else "",
         )
 
+    def _done(self, asked: ClusterTask, kind: TaskKind, laid: LaidOut, log: Path) -> TaskDone:
+        """Run a task, and put its files into the store that machines share."""
+        started, store = time.monotonic(), self.access.store
+        with store.scratch() as scratch:
+            out = scratch / "out"
+            out.mkdir()
+            made = laid.run(msgspec.convert(asked.asked, kind.asked), Place(log, out))
+            files = keep_files(store, out)
+        for one in files:
+            store.share(one.sha256)
+        if store.remote is not None:
+            store.remote.finish(store, limit_s=float("inf") if files else None)
+        return TaskDone(
+            name=asked.name,
+            machine=self.machine,
+            seconds=time.monotonic() - started,
+            made=to_builtins(made),
+            files=files,
+        )
+
     @contextlib.contextmanager
-    def _laid_out(self, asked: ClusterTask) -> Iterator[LaidOut]:
+    def _laid_out(self, asked: ClusterTask) -> Iterator[tuple[TaskKind, LaidOut]]:
         """Yield what is laid out of the inputs of a task, which stays for the block."""
         with self._lock:
             if asked.inputs not in self.laid:
                 self._remove([digest for digest in self.laid if not self._users[digest]])
                 with contextlib.ExitStack() as stack:
                     laid = self._lay_out(asked, stack)
-                    self.laid[asked.inputs] = laid, stack.pop_all()
+                    self.laid[asked.inputs] = *laid, stack.pop_all()
             self._users[asked.inputs] += 1
-            laid, _ = self.laid[asked.inputs]
+            kind, ready, _ = self.laid[asked.inputs]
         try:
-            yield laid
+            yield kind, ready
         finally:
             with self._lock:
                 self._users[asked.inputs] -= 1
 
     def _remove(self, digests: Iterable[str]) -> None:
         for digest in tuple(digests):
-            _, stack = self.laid.pop(digest)
+            *_, stack = self.laid.pop(digest)
             stack.close()
 
-    def _lay_out(self, asked: ClusterTask, stack: contextlib.ExitStack) -> LaidOut:
+    def _lay_out(self, asked: ClusterTask, stack: contextlib.ExitStack) -> tuple[TaskKind, LaidOut]:
         """Lay the inputs of a task out, until *stack* is closed."""
-        from sparkwright.cluster.compiling import lay_out_build
-        from sparkwright.cluster.proving import lay_out_proofs
-
-        data = self._file(asked.inputs, asked.inputs_size).read_bytes()
+        data = self.file(StoredFile(path="", sha256=asked.inputs, size=asked.inputs_size)).read_bytes()
         inputs = msgspec.json.decode(data, type=TaskInputs)
         if inputs.code != own_code():
             raise UnfitError(
@@ -137,23 +142,34 @@ class Serving:
             )
         for tree in inputs.trees:
             self._unpack(tree)
-        if isinstance(inputs, BuildInputs):
-            return lay_out_build(self, inputs, stack)
-        return lay_out_proofs(self, inputs, stack)
+        try:
+            kind = self.kinds[inputs.kind]()  # the same code has the same kinds
+        except ImportError as error:
+            raise UnfitError(
+                f"the package {error.name} is not installed there",
+                "pip install 'sparkwright[cluster,remote,verify]' there",
+            ) from error
+        return kind, kind.lay_out(self, msgspec.convert(inputs.shared, kind.shared), inputs, stack)
 
     def _unpack(self, packed: PackedTree) -> None:
         if self.access.repository.has(packed.tree):
             return
         try:
-            unpack_tree(self.access.repository, self._file(packed.sha256, packed.size), packed.tree)
+            pack = self.file(StoredFile(path="", sha256=packed.sha256, size=packed.size))
+            unpack_tree(self.access.repository, pack, packed.tree)
         except ProcessError as error:
             raise UnfitError(f"the pack of the tree is damaged: {error.because}", "run again") from error
 
-    def _file(self, sha256: str, size: int) -> Path:
-        path = self.access.store.find_file(sha256, size=size)
+    def file(self, stored: StoredFile) -> Path:
+        """Return the path of a file of the store.
+
+        Raises:
+            UnfitError: the store does not have it.
+        """
+        path = self.access.store.find_file(stored.sha256, size=stored.size)
         if path is None:
             raise UnfitError(
-                "its store has no access to the files of the build",
+                "its store has no access to the files of the task",
                 "give both machines one shared store: docs/many-machines.md",
             )
         return path

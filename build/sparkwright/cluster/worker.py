@@ -1,4 +1,4 @@
-"""A worker: the process on another machine that compiles and proves for a build, until that ends."""
+"""A worker: the process on another machine that runs tasks for a command, until that ends."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkwright import __version__
+from sparkwright.cluster.capabilities import look_for_capabilities, resources_of
+from sparkwright.cluster.kinds import KINDS
 from sparkwright.cluster.messages import WorkerHello, own_code
 from sparkwright.cluster.serving import Serving, serve_with
 from sparkwright.native.machine import look
@@ -23,21 +25,22 @@ from sparkwright.native.schedule import default_reserve_mib
 from sparkwright.store.owned import owned_folder, sweep_abandoned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import BinaryIO
 
+    from sparkwright.cluster.kinds import TaskKind
     from sparkwright.cluster.messages import WorkerSettings
     from sparkwright.upstream import Access
 
 SLOT, MIB = "SLOT", "MIB"
-"""Dask's resources: a compiler or probe, and a MiB of memory."""
+"""Dask's resources: a task, and a MiB of memory. Capabilities of the machine are resources, too."""
 _FOLDER = "sparkwright-worker-"
 _GIVES_UP_S = 30
 _ENDS_S = 3.0
 
 
-def describe(jobs: int | None = None, name: str = "") -> WorkerHello:
-    """Return what this machine offers: a task a core, or *jobs*, and the memory that is free now."""
+def describe(jobs: int | None = None, name: str = "", cuda: Path | None = None) -> WorkerHello:
+    """Return what this machine offers: a task a core, or *jobs*, the free memory, and its capabilities."""
     now = look()
     return WorkerHello(
         code=own_code(),
@@ -45,6 +48,7 @@ def describe(jobs: int | None = None, name: str = "") -> WorkerHello:
         machine=name or platform.node(),
         slots=jobs or now.cores,
         mib=max(1, now.available_mib - default_reserve_mib(now)),
+        offers=look_for_capabilities(cuda),
     )
 
 
@@ -56,6 +60,7 @@ def serve(
     told: BinaryIO | None,
     say: Callable[[WorkerHello], None],
     cuda: Path | None = None,
+    kinds: Mapping[str, Callable[[], TaskKind]] = KINDS,
 ) -> None:
     """Run what the scheduler of *settings* asks for, until *told* ends or the scheduler is gone.
 
@@ -66,13 +71,14 @@ def serve(
         told: input that ends with the build; by default the worker ends with the scheduler alone.
         say: called once the worker is registered.
         cuda: an installed CUDA toolkit, for builds that take one.
+        kinds: the kinds of tasks that are run.
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     temporary = Path(tempfile.gettempdir())
     sweep_abandoned(temporary, _FOLDER)  # a worker that was killed has left its own
     with (
         owned_folder(temporary, _FOLDER) as folder,
-        contextlib.closing(Serving(access, folder, cuda, hello.machine)) as serving,
+        contextlib.closing(Serving(access, folder, cuda, hello.machine, kinds)) as serving,
     ):
         serve_with(serving)
         asyncio.run(_serve(settings, hello, folder, told, say))
@@ -100,7 +106,7 @@ async def _serve(
         settings.scheduler,
         name=f"{hello.machine} {os.getpid()}",
         nthreads=hello.slots,
-        resources={SLOT: hello.slots, MIB: hello.mib},
+        resources={SLOT: hello.slots, MIB: hello.mib, **resources_of(hello.offers, hello.slots)},
         host=settings.listen or None,
         contact_address=settings.contact or None,
         security=security,

@@ -193,13 +193,14 @@ class Job:
         `None` stands for a deleted one. That is what the merge changed and, if the wheel is an earlier
         commit's, what upstream changed since.
         """
-        changed = self.repository.changed(self._tree_of_wheel(report.pristine), report.tree)
+        changed = self.repository.changed(self.tree_of_wheel(report.pristine), report.tree)
         return {
             path: None if new is None else self.repository.blob(new.blob)
             for path, (_, new) in changed.items()
         }
 
-    def _tree_of_wheel(self, pristine: str) -> str:
+    def tree_of_wheel(self, pristine: str) -> str:
+        """Return the tree that upstream's wheel is of: *pristine*, or that of an earlier commit."""
         commit = self.stock_wheel.commit
         own = commit in {None, self.spec.lock.release.commit}
         return pristine if own or commit is None else self.repository.tree_of(commit)

@@ -70,7 +70,7 @@ def prove_elsewhere(job: Job, trials: Sequence[Trial]) -> dict[str, Proof]:
     asked = [request for request in asked if request.portable]
     if not asked:
         return {}
-    return ClusterProver(parse_cluster(job.options.compiling.cluster), job.store).prove(asked)
+    return ClusterProver(address=parse_cluster(job.options.compiling.cluster), store=job.store).prove(asked)
 
 
 def trial_of(

@@ -23,7 +23,7 @@ from sparkwright.rehearsal.model import (
 )
 from sparkwright.rehearsal.outcome import broken_server, error_line, outcomes_of
 from sparkwright.rehearsal.recipe import write_recipe
-from sparkwright.rehearsal.report import write_report
+from sparkwright.rehearsal.report import PAGE, write_report
 from sparkwright.rehearsal.statements import statements
 from sparkwright.rehearsal.stock import nearest_release, pin_of, require_wheel
 from sparkwright.rehearsal.tree import PACKAGE, prepare
@@ -34,7 +34,7 @@ from sparkwright.verify.setup import prepare as prepare_suite
 from sparkwright.verify.suite import run_suite
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sparkwright.merge import MergeReport
@@ -61,41 +61,73 @@ def rehearse(job: Job, report: MergeReport, options: RehearsalOptions | None = N
         UnknownNameError: there is no such check.
     """
     options = options or RehearsalOptions()
+    require_checks(options)
+    if options.offline and not job.options.offline:
+        job = replace(job, options=replace(job.options, offline=True))
+    started, wanted = time.monotonic(), report.version
+    report = onto_served(job, report)
+    result = rehearse_changes(job, python_changes(job, report), report, options, wanted=wanted)
+    return write_report(replace(result, seconds=time.monotonic() - started), result.report.parent)
+
+
+def require_checks(options: RehearsalOptions) -> None:
+    """Refuse checks that a rehearsal does not have.
+
+    Raises:
+        UnknownNameError: *options* name one.
+    """
     if unknown := [name for name in options.checks if name not in DEFAULT]:
         raise UnknownNameError(
             f"there is no check {unknown[0]!r} of a rehearsal", next_step=f"take some of {', '.join(DEFAULT)}"
         )
-    if options.offline and not job.options.offline:
-        job = replace(job, options=replace(job.options, offline=True))
+
+
+def onto_served(job: Job, report: MergeReport) -> MergeReport:
+    """Return *report*, or the merge onto the nearest older release that has a wheel for the CPU.
+
+    Raises:
+        RehearsalError: there is no such release, or no carry merges onto it.
+    """
+    version = nearest_release(job, report.version)
+    return report if version == report.version else _merged_onto(job, report, version)
+
+
+def rehearse_changes(
+    job: Job,
+    changes: Mapping[str, bytes | None],
+    report: MergeReport,
+    options: RehearsalOptions,
+    *,
+    wanted: str,
+) -> RehearsalResult:
+    """Serve *changes* over the CPU's wheel of the release of *report*, and verify the server.
+
+    The report of the result is not written yet.
+
+    Args:
+        job: for lock, store and network settings.
+        changes: files of that release by path, as `prepare` takes them.
+        report: the merge that they are of.
+        options: the user's choices.
+        wanted: the release that was to be rehearsed.
+    """
     started = time.monotonic()
-    wanted = report.version
-    report = servable(job, report)
     version = report.version
-    served = prepare(job, _changes(job, report), version)
+    served = prepare(job, changes, version)
     pristine = prepare(job, {}, version) if options.against_pristine else None
-    folder = _folder(job, options, served, pristine)
-    rehearsal = _Rehearsal(job, options, folder, served, pristine)
-    checks = rehearsal.run()
-    result = RehearsalResult(
+    beside = None if pristine is None else pristine.key
+    key = digest_of([served.key, beside, served.recipe.name, options.checks, options.seed])[:12]
+    folder = folder_of(job, options, f"{version}-{key}")
+    checks = _Rehearsal(job, options, folder, served, pristine).run()
+    return RehearsalResult(
         verdict=worst(checks),
         checks=checks,
         version=version,
         exact=version == wanted,
-        report=folder / "rehearsal.md",
+        report=folder / PAGE,
         seconds=time.monotonic() - started,
         statements=statements(report, served, wanted=wanted),
     )
-    return write_report(result, folder)
-
-
-def servable(job: Job, report: MergeReport) -> MergeReport:
-    """Return *report*, or the merge of its carries onto the nearest older release that the CPU can serve.
-
-    Raises:
-        RehearsalError: there is none.
-    """
-    version = nearest_release(job, report.version)
-    return report if version == report.version else _merged_onto(job, report, version)
 
 
 def serve_nearest(job: Job, report: MergeReport) -> ServedTree:
@@ -105,8 +137,8 @@ def serve_nearest(job: Job, report: MergeReport) -> ServedTree:
         RehearsalError: wheel, model or environment cannot be had.
         NotInStoreError: one of them is not in the store, and the network is off.
     """
-    report = servable(job, report)
-    return prepare(job, _changes(job, report), report.version)
+    report = onto_served(job, report)
+    return prepare(job, python_changes(job, report), report.version)
 
 
 def serve_exact(job: Job, report: MergeReport) -> ServedTree | None:
@@ -117,10 +149,11 @@ def serve_exact(job: Job, report: MergeReport) -> ServedTree | None:
     """
     if nearest_release(job, report.version) != report.version:
         return None
-    return prepare(job, _changes(job, report), report.version)
+    return prepare(job, python_changes(job, report), report.version)
 
 
-def _changes(job: Job, report: MergeReport) -> dict[str, bytes | None]:
+def python_changes(job: Job, report: MergeReport) -> dict[str, bytes | None]:
+    """Return the files that the merge *report* changes of the Python of upstream's wheel."""
     return {path: data for path, data in job.changes(report).items() if path.startswith(PACKAGE)}
 
 
@@ -141,12 +174,11 @@ def _merged_onto(job: Job, report: MergeReport, version: str) -> MergeReport:
     return older
 
 
-def _folder(job: Job, options: RehearsalOptions, served: ServedTree, pristine: ServedTree | None) -> Path:
+def folder_of(job: Job, options: RehearsalOptions, name: str) -> Path:
+    """Return the folder for the results of a rehearsal called *name*, unless *options* have one."""
     if options.out is not None:
         return options.out.absolute()
-    beside = None if pristine is None else pristine.key
-    key = digest_of([served.key, beside, served.recipe.name, options.checks, options.seed])[:12]
-    return dist_folder(job.checkout.root, None).absolute() / "rehearsal" / f"{served.version}-{key}"
+    return dist_folder(job.checkout.root, None).absolute() / "rehearsal" / name
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def _differing(job: Job, artifact: Artifact, stock: Path, version: str) -> froze
 
     Its vendor changes how the platform is found; a merged file would undo that.
     """
-    tree = _release_tree(job, version)
+    tree = release_tree(job, version)
     key = digest_of([artifact.sha256, tree])
     if (record := job.store.find_record(_DIFFERING, key)) is not None:
         return frozenset(record["files"])
@@ -116,7 +116,8 @@ def _differing(job: Job, artifact: Artifact, stock: Path, version: str) -> froze
     return frozenset(found)
 
 
-def _release_tree(job: Job, version: str) -> str:
+def release_tree(job: Job, version: str) -> str:
+    """Return the git id of the tree of the release *version*, as upstream has it."""
     if version == job.spec.lock.release.version and job.pristine.verified:
         return job.pristine.tree
     return job.source.release(version).tree

@@ -1,4 +1,4 @@
-"""Judges of candidates: a probe, a merge, a rehearsal's check, a metric, a command.
+"""Judges of candidates: a probe, a merge, a rehearsal's check. `command` and `metric` have the others.
 
 Each realises no more of a candidate than it needs: a merge nothing else, a probe the merged tree, a check the
 served tree, a command what its words mention.
@@ -6,45 +6,37 @@ served tree, a command what its words mention.
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
-import threading
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
-from sparkwright.base.errors import ProcessError
-from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.carries import ProbeSpec, load_carry
 from sparkwright.merge import OutcomeKind
 from sparkwright.probe import prepare_environment
 from sparkwright.probe.proof import named_modules
 from sparkwright.probe.runner import run_probe
+from sparkwright.search.command import timed
 from sparkwright.search.metric import UntestableError
 from sparkwright.search.model import Evaluation, StepVerdict
-from sparkwright.store import storing, write_atomically
+from sparkwright.store import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import threading
+    from pathlib import Path
 
     from sparkwright.merge import MergeReport, Outcome
+    from sparkwright.probe.proof import ProbeRun
     from sparkwright.search.axes import Candidate
+    from sparkwright.search.elsewhere import Elsewhere
     from sparkwright.search.model import CandidateJudge
     from sparkwright.search.realise import Realiser
-    from sparkwright.search.served import Serving
 
 _PACKAGE = "vllm"
 _PROBE_SECONDS, _PROBE_MIB = 120, 4096
-_NO_LIMIT_MIB = 1 << 40
-_UNTESTABLE = 125
-_NOT_STARTED = 126  # from here on the shell or a signal is what ended the command
 # Undecided is no verdict: more observations are asked for.
 VERDICTS = {
     "passed": StepVerdict.GOOD,
@@ -52,26 +44,6 @@ VERDICTS = {
     "undecided": StepVerdict.UNSTABLE,
     "skipped": StepVerdict.UNTESTABLE,
 }
-_SIGNATURE = re.compile(r"^signature:\s*(\S.*)$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class JudgeOptions:
-    """Options of judges.
-
-    Attributes:
-        timeout_s: the most seconds of one run of a command.
-        build_wheel: build the wheel of each candidate for a command that does not mention ``{wheel}``.
-        inverted: the start is the bad end, so that a metric's baseline is the end.
-        stop: set when the search ends, by an answer or an interrupt.
-        serving: the target that serves wheels, instead of a rehearsal here.
-    """
-
-    timeout_s: float = 3600.0
-    build_wheel: bool = False
-    inverted: bool = False
-    stop: threading.Event = field(default_factory=threading.Event)
-    serving: Serving | None = None
 
 
 @dataclass(frozen=True)
@@ -83,12 +55,14 @@ class ProbeJudge:
         file: the probe.
         name: the judge as the user gave it.
         stop: ends a running probe.
+        elsewhere: other machines, which run it.
     """
 
     realiser: Realiser
     file: Path
     name: str
     stop: threading.Event
+    elsewhere: Elsewhere | None = None
 
     @cached_property
     def spec(self) -> ProbeSpec:
@@ -118,30 +92,33 @@ class ProbeJudge:
         return timed(lambda: self._judge(self.realiser.candidate(applied), folder))
 
     def _judge(self, candidate: Candidate, folder: Path) -> Evaluation:
-        tree = self.realiser.tree(candidate)
-        report = run_probe(
-            self.realiser.access.store,
-            self._python,
-            self.file,
-            self.spec,
-            tree,
-            version=candidate.point.version,
-            stop=self.stop,
-        )
-        if self.stop.is_set():
-            raise KeyboardInterrupt
+        run = self._run(candidate)
         log = folder / "probe.json"
-        write_atomically(log, to_json({"candidate": candidate.describe(), **to_builtins(report.run)}))
-        message = report.run.message
-        if report.run.verdict == "passes":
+        write_atomically(log, to_json({"candidate": candidate.describe(), **to_builtins(run)}))
+        message = run.message
+        if run.verdict == "passes":
             return Evaluation(verdict=StepVerdict.GOOD, detail=message, evidence=str(log))
         last = message.splitlines()[-1] if message else ""
         return Evaluation(
             verdict=StepVerdict.BAD,
-            signature=f"{report.run.verdict}: {last}",
+            signature=f"{run.verdict}: {last}",
             detail=message,
             evidence=str(log),
         )
+
+    def _run(self, candidate: Candidate) -> ProbeRun:
+        """Run the probe on the candidate's merged tree, here or elsewhere."""
+        access, version = self.realiser.access, candidate.point.version
+        if self.elsewhere is not None:
+            return self.elsewhere.probe(
+                access, self.realiser.merged(candidate), self.file, self.spec, version
+            )
+        tree = self.realiser.tree(candidate)
+        python, stop = self._python, self.stop
+        report = run_probe(access.store, python, self.file, self.spec, tree, version=version, stop=stop)
+        if stop.is_set():
+            raise KeyboardInterrupt
+        return report.run
 
 
 @dataclass(frozen=True)
@@ -199,140 +176,20 @@ class MergeJudge:
 
 
 @dataclass(frozen=True)
-class Command:
-    """A command that is run on candidates, in a process group of its own and without a shell.
-
-    ``{wheel}`` and ``{tree}`` in its words stand for the candidate's wheel and for a folder with its merged
-    package; each is made only if it is mentioned. ``SPARKWRIGHT_WHEEL``, ``SPARKWRIGHT_TREE`` and
-    ``SPARKWRIGHT_SPEC``, a JSON file, say the same in its environment; the tree is always there.
-    """
-
-    words: tuple[str, ...]
-    realiser: Realiser
-    options: JudgeOptions
-
-    def run(self, candidate: Candidate, folder: Path) -> tuple[int, str, Path]:
-        """Return the exit status, the end of the output, and the log.
-
-        Raises:
-            UntestableError: the candidate cannot be made.
-            LimitsExceeded: it took too long.
-        """
-        wheel = ""
-        if self.options.build_wheel or any("{wheel}" in word for word in self.words):
-            wheel = str(self.realiser.wheel(candidate))
-        tree = str(self.realiser.tree(candidate))
-        with storing(f"writing to {folder}"):
-            folder.mkdir(parents=True, exist_ok=True)
-        spec = folder / "spec.json"
-        write_atomically(spec, to_json(_described(candidate)))
-        log = folder / "output.log"
-        environment = {**os.environ, "SPARKWRIGHT_TREE": tree, "SPARKWRIGHT_SPEC": str(spec)}
-        environment |= {"SPARKWRIGHT_WHEEL": wheel} if wheel else {}
-        done = run_limited(
-            [word.replace("{wheel}", wheel).replace("{tree}", tree) for word in self.words],
-            limits=ProcessLimits(self.options.timeout_s, _NO_LIMIT_MIB),
-            cwd=Path.cwd(),
-            env=environment,
-            log=log,
-            stop=self.options.stop,
-        )
-        return done.status, done.stderr, log
-
-
-@dataclass(frozen=True)
-class CommandJudge:
-    """Good if a command exits with 0, untestable with 125, bad with another status below 126.
-
-    Its signature is what it prints behind ``signature:`` at the start of a line, or its exit status.
-    """
-
-    command: Command
-    name: str
-
-    def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
-        """Run the command on the candidate.
-
-        Raises:
-            ProcessError: it could not be started, or was killed; that says nothing of the candidate.
-        """
-        del attempt
-        return timed(lambda: self._judge(self.command.realiser.candidate(applied), folder))
-
-    def _judge(self, candidate: Candidate, folder: Path) -> Evaluation:
-        try:
-            status, output, log = self.command.run(candidate, folder)
-        except LimitsExceeded as error:
-            if self.command.options.stop.is_set():
-                raise KeyboardInterrupt from error
-            return Evaluation(verdict=StepVerdict.BAD, signature="timeout", detail=str(error))
-        last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
-        if status == 0:
-            return Evaluation(verdict=StepVerdict.GOOD, detail=last, evidence=str(log))
-        if status == _UNTESTABLE:
-            return Evaluation(verdict=StepVerdict.UNTESTABLE, detail=last, evidence=str(log))
-        if not 0 < status < _NOT_STARTED:
-            raise ProcessError(
-                f"the judge {self.name!r} gave no verdict",
-                because=f"it ended with status {status}; its output is in {log}",
-                next_step="let it exit with 0 for good, 1 for bad and 125 for untestable",
-            )
-        stated = _SIGNATURE.findall(output)
-        signature = stated[-1].strip() if stated else f"exit{status}"
-        return Evaluation(verdict=StepVerdict.BAD, signature=signature, detail=last, evidence=str(log))
-
-
-@dataclass(frozen=True)
-class CommandSampler:
-    """A metric that a command prints: the number behind its name, or else the last line that is a number."""
-
-    command: Command
-    metric: str
-
-    @property
-    def name(self) -> str:
-        """The metric, and the command that prints it."""
-        return f"{self.metric} of {shlex.join(self.command.words)!r}"
-
-    def sample(self, applied: frozenset[str], *, number: int, folder: Path) -> float:
-        """Run the command on the candidate once.
-
-        Raises:
-            UntestableError: the candidate cannot be made, or the command exits with 125.
-            ProcessError: the command failed, or printed no number.
-        """
-        del number
-        try:
-            status, output, log = self.command.run(self.command.realiser.candidate(applied), folder)
-        except LimitsExceeded as error:
-            if self.command.options.stop.is_set():
-                raise KeyboardInterrupt from error
-            raise UntestableError(str(error)) from error
-        if status == _UNTESTABLE:
-            raise UntestableError(output.strip().rpartition("\n")[2] or "the command exited with 125")
-        value = _number(output, self.metric)
-        if status or value is None:
-            raise ProcessError(
-                f"the metric {self.metric} could not be measured",
-                because=f"the command ended with status {status}"
-                + ("" if value is not None else f" and printed no number; its output is in {log}"),
-            )
-        return value
-
-
-@dataclass(frozen=True)
 class CheckJudge:
-    """Good if a rehearsal of the candidate on this machine's CPU passes a check of `verify`.
+    """Good if a rehearsal of the candidate on a CPU passes a check of `verify`.
 
     Attributes:
         realiser: merges and pins.
         check: the check's name.
         name: the judge as the user gave it.
+        elsewhere: other machines, which rehearse.
     """
 
     realiser: Realiser
     check: str
     name: str
+    elsewhere: Elsewhere | None = None
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Rehearse the candidate."""
@@ -352,7 +209,11 @@ class CheckJudge:
             out=folder / "rehearsal",
             against_pristine=self.check == PARITY,
         )
-        result = rehearse(self.realiser.exact_job(candidate), report, options)
+        job = self.realiser.exact_job(candidate)
+        if self.elsewhere is not None:
+            result = self.elsewhere.rehearse(job, report, options)
+        else:
+            result = rehearse(job, report, options)
         if not result.exact:
             raise UntestableError(f"there is no wheel for the CPU of {report.version}")
         found = next(check for check in result.checks if check.name == self.check)
@@ -379,38 +240,3 @@ class AnyFailure:
         """Return what the other judge says, without the signature."""
         found = self.judge.evaluate(applied, attempt=attempt, folder=folder)
         return structs.replace(found, signature="")
-
-
-def timed(judge: Callable[[], Evaluation]) -> Evaluation:
-    """Return what *judge* says with the seconds that it took; one that cannot be made is untestable."""
-    started = time.monotonic()
-    try:
-        found = judge()
-    except UntestableError as error:
-        found = Evaluation(verdict=StepVerdict.UNTESTABLE, detail=str(error))
-    return structs.replace(found, seconds=round(time.monotonic() - started, 3))
-
-
-def _number(output: str, name: str) -> float | None:
-    """Return the number behind *name* at the start of a line, else the last line that is a number."""
-    number = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-    named = re.findall(rf"(?m)^{re.escape(name)}\s*[:=\s]\s*({number})\b", output)
-    alone = re.findall(rf"(?m)^\s*({number})\s*$", output)
-    found = named or alone
-    return float(found[-1]) if found else None
-
-
-def _described(candidate: Candidate) -> dict[str, object]:
-    """Return *candidate* as a command reads it."""
-    version = candidate.point.version
-    return {
-        "digest": candidate.digest,
-        "version": version,
-        "commit": candidate.point.commit,
-        "patchset": candidate.patchset,
-        "carries": [
-            {"name": carry.name, "content": carry.content_id(version)} for carry in candidate.carries
-        ],
-        "arch": candidate.arch,
-        "requirements": list(candidate.requirements) if candidate.requirements is not None else None,
-    }

@@ -8,16 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.search.command import Command, CommandJudge, CommandSampler, JudgeOptions
 from sparkwright.search.figures import parse_figure
-from sparkwright.search.judges import (
-    CheckJudge,
-    Command,
-    CommandJudge,
-    CommandSampler,
-    JudgeOptions,
-    MergeJudge,
-    ProbeJudge,
-)
+from sparkwright.search.judges import CheckJudge, MergeJudge, ProbeJudge
 from sparkwright.search.metric import MetricJudge
 
 if TYPE_CHECKING:
@@ -45,13 +38,12 @@ def make_judge(text: str, realiser: Realiser, options: JudgeOptions | None = Non
         kind, *words = shlex.split(text) or [""]
     except ValueError as error:
         raise _no_judge(text, str(error)) from error
-    if chosen.serving is not None and (kind not in {"verify", "metric"} or "--" in words):
-        raise _no_judge(text, "a target judges by 'verify CHECK' and by 'metric NAME --worse-by SHARE' only")
+    _require_place(text, kind, words, chosen)
     if kind == "probe" and len(words) == 1:
         file = Path(words[0]).absolute()
         if not file.is_file():
             raise _no_judge(text, f"there is no file {words[0]}")
-        judge = ProbeJudge(realiser, file, text, chosen.stop)
+        judge = ProbeJudge(realiser, file, text, chosen.stop, chosen.elsewhere)
         if judge.spec.needs:
             raise _no_judge(text, f"the probe needs {', '.join(judge.spec.needs)}, not only the merged tree")
         return judge
@@ -66,6 +58,14 @@ def make_judge(text: str, realiser: Realiser, options: JudgeOptions | None = Non
     raise _no_judge(text, "it is none of the kinds of judge, or lacks its argument")
 
 
+def _require_place(text: str, kind: str, words: Sequence[str], options: JudgeOptions) -> None:
+    """Refuse a judge that the target or the cluster of *options* cannot run."""
+    if options.serving is not None and (kind not in {"verify", "metric"} or "--" in words):
+        raise _no_judge(text, "a target judges by 'verify CHECK' and by 'metric NAME --worse-by SHARE' only")
+    if options.elsewhere is not None and not (kind in {"probe", "run", "verify"} or "--" in words):
+        raise _no_judge(text, "on a cluster run probes, commands and the checks of a rehearsal only")
+
+
 def _verify(text: str, check: str, realiser: Realiser, options: JudgeOptions) -> CandidateJudge:
     if options.serving is not None:
         from sparkwright.search.served import TargetJudge, require_check
@@ -76,7 +76,7 @@ def _verify(text: str, check: str, realiser: Realiser, options: JudgeOptions) ->
 
     if check not in DEFAULT:
         raise _no_judge(text, f"a rehearsal has the checks {', '.join(DEFAULT)}")
-    return CheckJudge(realiser, check, text)
+    return CheckJudge(realiser, check, text, options.elsewhere)
 
 
 def _metric(text: str, words: Sequence[str], realiser: Realiser, options: JudgeOptions) -> CandidateJudge:

@@ -15,7 +15,8 @@ from sparkwright.rehearsal import verify_server
 from sparkwright.rehearsal.outcome import error_line
 from sparkwright.rehearsal.run import serve_exact
 from sparkwright.search import figures
-from sparkwright.search.judges import VERDICTS, timed
+from sparkwright.search.command import timed
+from sparkwright.search.judges import VERDICTS
 from sparkwright.search.messages import Request
 from sparkwright.search.metric import UntestableError
 from sparkwright.search.model import Evaluation

@@ -11,7 +11,8 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import BisectionError, ConfigError, NotInStoreError
 from sparkwright.pipeline.choose import choose_arch
 from sparkwright.search.axes import difference, weigh
-from sparkwright.search.judges import AnyFailure, CommandSampler, JudgeOptions, MergeJudge, ProbeJudge
+from sparkwright.search.command import CommandSampler, JudgeOptions
+from sparkwright.search.judges import AnyFailure, MergeJudge, ProbeJudge
 from sparkwright.search.kinds import make_judge
 from sparkwright.search.line import upstream_steps
 from sparkwright.search.metric import MetricJudge
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from sparkwright.pipeline.checkout import Checkout
     from sparkwright.pipeline.options import BuildOptions
     from sparkwright.search.axes import SpecDifference, UpstreamStep
+    from sparkwright.search.elsewhere import Elsewhere
     from sparkwright.search.model import Axis, CandidateJudge
     from sparkwright.search.served import Serving
     from sparkwright.search.specs import ResolvedSpec
@@ -57,6 +59,7 @@ class SearchOptions:
         recipe: what is served there.
         profile: how much is measured there.
         command: the words of the command line that repeat this search.
+        cluster: address of other machines that run the steps; they run here if it is empty.
     """
 
     good: str
@@ -77,6 +80,7 @@ class SearchOptions:
     recipe: str = ""
     profile: str = ""
     command: tuple[str, ...] = ()
+    cluster: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class Search:
         judge: judges candidates.
         realiser: makes them.
         alone: evaluations at the same time would disturb each other's servers.
+        elsewhere: other machines that run the steps, if there are any.
     """
 
     problem: SearchProblem
@@ -95,11 +100,16 @@ class Search:
     realiser: Realiser
     stop: threading.Event
     alone: bool = False
+    elsewhere: Elsewhere | None = None
 
     @property
     def difference(self) -> SpecDifference:
         """The difference between the ends."""
         return self.realiser.difference
+
+    def machines(self) -> contextlib.AbstractContextManager[object]:
+        """Start workers on the other machines, where there are any, for the length of the block."""
+        return self.elsewhere or contextlib.nullcontext()
 
     def judge_in(self, folder: Path) -> CandidateJudge:
         """Return the judge of a bisection in *folder*, where a metric keeps its samples."""
@@ -132,14 +142,16 @@ def open_search(
         build = replace(build, platform=_platform(start, end, build.platform))
         realiser = Realiser(found, checkout, access, build, options.commits or "git")
         judging = JudgeOptions(options.timeout_s, options.build_wheel, inverted=options.find_fix)
-        judging = replace(judging, serving=_serving(access, options, judging.stop))
+        elsewhere = _elsewhere(access, options, judging.stop)
+        serving = _serving(access, options, judging.stop)
+        judging = replace(judging, serving=serving, elsewhere=elsewhere)
         try:
             judge = make_judge(options.judge, realiser, judging)
             problem = _problem(found, judge, options)
             measured = isinstance(judge, MetricJudge) and not isinstance(judge.sampler, CommandSampler)
             alone = measured or bool(options.machine)
             chosen = AnyFailure(judge) if options.any_failure else judge
-            yield Search(problem, chosen, realiser, judging.stop, alone)
+            yield Search(problem, chosen, realiser, judging.stop, alone, elsewhere)
         finally:
             judging.stop.set()
             realiser.close()
@@ -162,6 +174,22 @@ def _serving(access: Access, options: SearchOptions, stop: threading.Event) -> S
     if offline and target.name != LOCAL:
         raise NotInStoreError(f"{target.name} cannot be reached", because="the network is off")
     return read_serving(target, options.recipe, options.profile, offline=offline)
+
+
+def _elsewhere(access: Access, options: SearchOptions, stop: threading.Event) -> Elsewhere | None:
+    if not options.cluster:
+        return None
+    from sparkwright.cluster import parse_cluster
+    from sparkwright.cluster.running import Cluster
+    from sparkwright.search.elsewhere import Elsewhere
+
+    if options.machine:
+        raise ConfigError(
+            "a target and a cluster exclude each other",
+            because="a target serves one candidate after the other",
+            next_step="leave out --cluster",
+        )
+    return Elsewhere(Cluster(address=parse_cluster(options.cluster), store=access.store), stop)
 
 
 def _end(resolver: Resolver, text: str, options: SearchOptions) -> ResolvedSpec:

@@ -1,0 +1,71 @@
+"""The results of a verification, for people and machines, and its exit status."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from sparkwright.base.errors import UndecidedError, VerdictError
+from sparkwright.base.text import human_size
+from sparkwright.cli.machines import machines_summary, show_machines
+from sparkwright.cli.output import print_json
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Mapping
+
+    from sparkwright.verify.results import Results
+
+
+def show_results(
+    results: Results, *, as_json: bool, machines: Mapping[str, Counter[str]] | None = None
+) -> None:
+    """Print *results*, and what other machines did.
+
+    Raises:
+        VerdictError: something failed.
+        UndecidedError: something could not be decided.
+    """
+    if as_json:
+        print_json({**results.described, **machines_summary(dict(machines or {}))})
+    else:
+        _show(results)
+        show_machines(dict(machines or {}))
+    _raise_for(results)
+
+
+def _show(results: Results) -> None:
+    from rich.console import Console
+
+    from sparkwright.verify.report import render_terminal
+
+    render_terminal(results.run, Console(highlight=False))
+    for path, size, sha256 in results.files:
+        click.echo(f"{path.name:<13} {path}  {human_size(size)}  sha256 {sha256}")
+    click.echo(f"next     open {results.report}")
+
+
+def _raise_for(results: Results) -> None:
+    """Do nothing if all was passed.
+
+    Raises:
+        VerdictError: something failed.
+        UndecidedError: something could not be decided.
+    """
+    from sparkwright.verify.model import Verdict
+
+    if results.verdict is Verdict.PASS:
+        return
+    worst = [finding for finding in results.run.findings if finding.verdict is results.verdict]
+    kind = VerdictError if results.verdict is Verdict.FAIL else UndecidedError
+    what = (
+        "the server does not serve as it should"
+        if kind is VerdictError
+        else f"the verdict is {results.verdict}"
+    )
+    raise kind(
+        what,
+        because="\n".join(f"{finding.check}: {finding.cause}" for finding in worst[:5]),
+        next_step=f"open {results.report}",
+    )

