@@ -37,7 +37,9 @@ ARMS = (
 
 def main() -> int:
     """Run the arms; the exit status is 0 if the arms with a companion compiled nothing of FlashInfer's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--companion", type=Path, required=True, help="the wheel")
     parser.add_argument("--out", type=Path, required=True, help="folder for results")
     parser.add_argument("--limit", type=float, default=320.0, help="seconds for all arms together")

@@ -1,4 +1,4 @@
-"""Ask FlashInfer's own generators for kernels, without a GPU: their sources and commands, or the finished files."""
+"""Ask FlashInfer's own generators for kernels, without a GPU: their commands, or the finished files."""
 
 from __future__ import annotations
 
@@ -45,10 +45,13 @@ class Description:
     Attributes:
         modules: the modules, in the order of the question.
         python_include: folder of Python's headers in their commands.
+        tvm_ffi: folder of the package ``tvm_ffi`` in their commands: the environment's, whose headers are not
+            the ones that are compiled with.
     """
 
     modules: tuple[DescribedModule, ...]
     python_include: str
+    tvm_ffi: str
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,16 @@ class GeneratorSite:
     """The place where generators run.
 
     Attributes:
-        python: an interpreter that has torch, for any machine, and the packages that FlashInfer imports.
+        python: an interpreter that has torch, for any machine, and tvm_ffi.
         flashinfer: the unpacked wheel of FlashInfer.
-        tvm_ffi: the unpacked wheel of ``apache-tvm-ffi`` for this machine.
+        imports: unpacked wheels that FlashInfer imports besides.
+        tvm_ffi: the unpacked wheel of ``apache-tvm-ffi``, of which only headers are used.
         workspace: FlashInfer's folder for generated sources, empty before.
     """
 
     python: Path
     flashinfer: Path
+    imports: tuple[Path, ...]
     tvm_ffi: Path
     workspace: Path
 
@@ -84,7 +89,7 @@ def describe_modules(
         NativeBuildError: a generator fails, or describes something that cannot be compiled from sources.
     """
     variables = {
-        "PYTHONPATH": os.pathsep.join([str(site.flashinfer), str(site.tvm_ffi)]),
+        "PYTHONPATH": os.pathsep.join(map(str, (site.flashinfer, *site.imports))),
         "FLASHINFER_CUDA_ARCH_LIST": target.arch,
         "FLASHINFER_WORKSPACE_BASE": str(site.workspace),
         # A companion in the environment does not matter: everything is described, nothing is loaded.
@@ -109,13 +114,13 @@ def describe_modules(
             next_step="run with an interpreter whose environment sets no other FlashInfer in front",
         )
     modules = tuple(_described(name, one) for name, one in answer["modules"].items())
-    return Description(modules, answer["include"])
+    return Description(modules, answer["include"], answer["tvm_ffi"])
 
 
 def find_modules(
     spec: CompanionSpec, names: Sequence[str], python: Path, workspace: Path, arch: str = ""
 ) -> dict[str, str]:
-    """Return the finished file that an installed FlashInfer loads for each of *names*; empty: it would compile.
+    """Return the finished file that an installed FlashInfer loads for each of *names*; empty if it compiles.
 
     Args:
         spec: the series' list.
@@ -136,7 +141,7 @@ def find_modules(
         raise CompanionError(
             "FlashInfer could not be asked for its kernels",
             because=error.because,
-            next_step="name the interpreter of the environment that serves, and its --arch where there is no card",
+            next_step="name the interpreter that serves, and --arch where there is no card",
         ) from error
     if answer["version"] != spec.version:
         raise CompanionError(

@@ -10,7 +10,6 @@ from sparkwright.companion.compiling import Places, compile_modules, configure_m
 from sparkwright.companion.tree import source_tree
 from sparkwright.lock import require_native
 from sparkwright.native.build import Builder
-from sparkwright.native.host import this_machine
 from sparkwright.native.model import Inputs
 from sparkwright.native.packages import unpack_package
 from sparkwright.native.toolchain import prepare_toolchain
@@ -87,12 +86,13 @@ def compile_kernels(job: CompanionJob) -> CompiledKernels:
         site = GeneratorSite(
             python=job.python,
             flashinfer=unpack_package(access, spec.flashinfer),
-            tvm_ffi=unpack_package(access, spec.tvm_ffi_for(this_machine())),
+            imports=tuple(unpack_package(access, package) for package in spec.imports),
+            tvm_ffi=unpack_package(access, spec.tvm_ffi_for(target.machine)),
             workspace=scratch.resolve() / "generators",
         )
         described = describe_modules(spec, job.modules, site, target, toolchain)
         tree = source_tree(access, spec, site)
-        places = Places(site, toolchain, described.python_include)
+        places = Places(site, toolchain, described)
         configuration = configure_modules(described.modules, places, toolchain.cxx)
     builder = Builder(
         store=access.store,

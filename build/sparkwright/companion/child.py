@@ -1,9 +1,9 @@
 """Have FlashInfer's generators describe kernels; runs in an environment with FlashInfer, and prints JSON.
 
-Read from standard input: ``{"describe": bool, "modules": {name: [generator, arguments]}}``. Written, on the last
-line: FlashInfer's version, the folder of this interpreter's headers, and for each name the module's own name, the
-finished file that FlashInfer would load (empty where it would compile), and, if asked to describe it, its build file
-for ninja and whether it embeds something that is not compiled from sources.
+Read from standard input: ``{"describe": bool, "modules": {name: [generator, arguments]}}``. Written, on the
+last line: FlashInfer's version, the folders of this interpreter's headers and of tvm_ffi, and for each name
+the module's own name and the finished file that FlashInfer would load (empty where it would compile). Where
+it is to be described also its build file for ninja, and if it embeds something that is made by other means.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ def main() -> None:
     answer = {
         "version": str(importlib.import_module("flashinfer.version").__version__),
         "include": sysconfig.get_path("include"),
-        "modules": {name: _answer(*parts, asked["describe"]) for name, parts in asked["modules"].items()},
+        "tvm_ffi": str(Path(str(importlib.import_module("tvm_ffi").__file__)).parent),
+        "modules": {name: _answer(parts, asked["describe"]) for name, parts in asked["modules"].items()},
     }
     # On a line of its own: what is imported may have printed something before.
     print(f"\n{json.dumps(answer)}")  # noqa: T201 - the answer
 
 
-def _answer(generator: str, arguments: dict[str, Any], describe: bool) -> dict[str, Any]:  # noqa: FBT001
+def _answer(parts: list[Any], describe: bool) -> dict[str, Any]:  # noqa: FBT001
+    generator, arguments = parts
     module, _, function = generator.partition(":")
     values = {key: _value(value) for key, value in arguments.items()}
     spec = getattr(importlib.import_module(module), function)(**values)

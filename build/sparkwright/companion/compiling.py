@@ -1,7 +1,7 @@
 """Compile and link described modules with the machinery of `sparkwright.native`.
 
-FlashInfer's commands are taken over word by word, but for paths, dependency files, and three options that keep
-this machine's paths out of the result and its symbol table small.
+FlashInfer's commands are taken over word by word, but for paths, dependency files, and options that keep this
+machine's paths out of the result and its symbol table small.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import NativeBuildError
-from sparkwright.companion.tree import DATA, GENERATED, HEADERS, SOURCES, TVM_FFI, generated_folder
+from sparkwright.companion.tree import DATA, GENERATED, HEADERS, SOURCES, generated_folder
 from sparkwright.native.build import Configured, compile_units, link_objects
 from sparkwright.native.model import WORK, Configuration, Link, Unit
 from sparkwright.native.units import UnitFiles
@@ -21,7 +21,7 @@ from sparkwright.native.units import UnitFiles
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sparkwright.companion.asking import DescribedModule, GeneratorSite
+    from sparkwright.companion.asking import DescribedModule, Description, GeneratorSite
     from sparkwright.companion.ninja import NinjaCommand
     from sparkwright.native.build import Builder
     from sparkwright.native.model import Inputs, Toolchain
@@ -54,20 +54,20 @@ class CompiledModule:
 class Places:
     """Paths of one run, and their places in a work folder."""
 
-    def __init__(self, site: GeneratorSite, toolchain: Toolchain, python_include: str) -> None:
-        """Collect the paths of *site* and *toolchain*, spelled as given and with links resolved."""
+    def __init__(self, site: GeneratorSite, toolchain: Toolchain, description: Description) -> None:
+        """Collect the paths of a run, spelled as given and with links resolved."""
         pairs = [
             (site.flashinfer / DATA, SOURCES),
-            (site.tvm_ffi / TVM_FFI, HEADERS),
+            (Path(description.tvm_ffi), HEADERS),
             (toolchain.cuda, "cuda"),
-            (Path(python_include), "python"),
+            (Path(description.python_include), "python"),
             *((folder, "build") for folder in site.workspace.glob(".cache/flashinfer/*/*/cached_ops")),
         ]
         if generated := generated_folder(site.workspace):
             pairs.append((generated, GENERATED))
         spelled = {text: place for path, place in pairs for text in (str(path), os.path.realpath(path))}
         self._pairs = sorted(spelled.items(), key=lambda pair: -len(pair[0]))
-        self._foreign = (str(site.workspace), str(site.flashinfer), str(site.tvm_ffi))
+        self._foreign = (str(site.workspace), str(site.flashinfer), description.tvm_ffi)
 
     def abstract(self, word: str) -> str:
         """Return *word* of a command with places for paths.
@@ -173,7 +173,7 @@ def compile_modules(
 
     Raises:
         NativeBuildError: the linker fails.
-        CompileError, NotEnoughMemoryError, StorageError, ToolError: see `sparkwright.native.compile.run_jobs`.
+        CompileError, NotEnoughMemoryError, StorageError, ToolError: see `compile_units`.
     """
     files = {path: entry.blob for path, entry in builder.repository.files(inputs.tree).items()}
     known = Configured(configuration, inputs.tree, UnitFiles(files))

@@ -16,7 +16,7 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ArchiveError, AuditError, BinaryError, WheelError
 from sparkwright.companion.package import FOLDER, PACKAGE, architecture_name, member_of
 from sparkwright.companion.wheel import RECORD
-from sparkwright.native.inspection import over_platform, resolve, unprovided
+from sparkwright.native.inspection import KernelClass, class_of, over_platform, resolve, unprovided
 from sparkwright.native.model import Target
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.binaries import inspect_binary
@@ -197,18 +197,28 @@ def _machine(subject: _Subject) -> AuditCheck:
 
 
 def _native(subject: _Subject) -> AuditCheck:
-    """Check that every module has device code, all of it machine code for the card."""
-    sm = subject.target.sm
-    faults: list[str] = []
-    for member, one in subject.found.items():
-        if one.device.ptx:
-            faults.append(f"{member} holds PTX for {', '.join(one.device.ptx)}")
-        if others := [arch for arch in one.device.cubins if arch != sm]:
-            faults.append(f"{member} holds cubins for {', '.join(others)}")
-        if not one.device.cubins.get(sm):
-            faults.append(f"{member} holds no cubin for {sm}")
-    count = sum(one.device.cubins.get(sm, 0) for one in subject.found.values())
-    return judge("kernels-native", faults, f"{count} cubins for {sm}, no PTX")
+    """Check that every module holds exactly what its units were compiled to, and that all of it runs as it is.
+
+    FlashInfer compiles a few modules for the card's family, whose machine code the card runs too. PTX, which the
+    driver compiles when it is first used, is refused.
+    """
+    card, faults = subject.target.arch, list[str]()
+    counts = dict.fromkeys((KernelClass.NATIVE, KernelClass.FAMILY), 0)
+    for module, one in subject.record["modules"].items():
+        if (inspection := subject.found.get(member_of(module))) is None:
+            continue
+        device = inspection.device
+        if device.ptx:
+            faults.append(f"{module} holds PTX for {', '.join(device.ptx)}")
+        if dict(device.cubins) != one["arches"] or not device.cubins:
+            faults.append(f"{module} holds the cubins {dict(device.cubins)}, compiled were {one['arches']}")
+        for arch, count in device.cubins.items():
+            if (kind := class_of(arch, card)) not in counts:
+                faults.append(f"{module} holds cubins for {arch}, which do not run on {card}")
+            else:
+                counts[kind] += count
+    shares = f"{counts[KernelClass.NATIVE]} for {card}, {counts[KernelClass.FAMILY]} for its family, no PTX"
+    return judge("kernels-native", faults, f"cubins: {shares}")
 
 
 def _symbols(subject: _Subject) -> AuditCheck:

@@ -10,8 +10,10 @@ from sparkwright.companion.build import compile_kernels
 from sparkwright.companion.inspection import audit_companion
 from sparkwright.companion.wheel import CompanionContent, record_of, write_companion
 from sparkwright.lock import require_native
-from sparkwright.native.inspection import Surroundings, inspector_of, surroundings_of
+from sparkwright.lock.native import named
+from sparkwright.native.inspection import Surroundings, inspector_of
 from sparkwright.native.packages import unpack_package
+from sparkwright.wheel.names import parse_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +22,11 @@ if TYPE_CHECKING:
     from sparkwright.companion.inspection import CompanionAudit
     from sparkwright.companion.model import CompanionSpec
     from sparkwright.companion.wheel import CompanionWheel
+    from sparkwright.lock import Lock
     from sparkwright.upstream import Access
+
+_RUNTIME = "cuda-runtime"
+"""The lock's name of the only library of CUDA that FlashInfer's modules are linked against."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +54,7 @@ def make_companion(job: CompanionJob, out: Path) -> MadeCompanion:
         licences=_licences(job.access, job.spec),
     )
     wheel = write_companion(job.access.store, content, out)
-    native = require_native(job.lock)
-    base = surroundings_of(native, kernels.toolchain)
-    surroundings = companion_surroundings(job.access, job.spec, job.target.machine, base)
-    audit = audit_companion(wheel.path, inspector_of(native, job.access), surroundings)
+    audit = audited(job.access, job.lock, job.spec, wheel.path)
     emit("companion.audited", filename=audit.filename, checks={one.name: one.verdict for one in audit.checks})
     try:
         audit.require()
@@ -61,13 +64,23 @@ def make_companion(job: CompanionJob, out: Path) -> MadeCompanion:
     return MadeCompanion(wheel, audit)
 
 
-def companion_surroundings(
-    access: Access, spec: CompanionSpec, machine: str, base: Surroundings
-) -> Surroundings:
-    """Return *base*, the CUDA runtime of *machine*, with the libraries of ``apache-tvm-ffi``."""
-    folder = unpack_package(access, spec.tvm_ffi_for(machine)) / "tvm_ffi" / "lib"
-    found = {path.name: path for path in sorted(folder.glob("*.so*"))}
-    return Surroundings({**base.libraries, **found}, base.link_only)
+def audited(access: Access, lock: Lock, spec: CompanionSpec, wheel: Path) -> CompanionAudit:
+    """Return the audit of *wheel*, against the CUDA runtime and the ``apache-tvm-ffi`` of its machine.
+
+    Raises:
+        ArchiveError: it is damaged.
+        WheelError: it is no companion.
+        UnknownNameError: the lock or the list lacks its machine.
+        SparkwrightError: a package cannot be fetched.
+    """
+    native = require_native(lock)
+    machine = parse_name(wheel.name).machine
+    runtime = named(native.toolkit.target, machine, "libraries for the target")
+    folders = [unpack_package(access, package) for name, package in runtime.items() if name == _RUNTIME]
+    folders.append(unpack_package(access, spec.tvm_ffi_for(machine)))
+    libraries = [lib for folder in folders for lib in sorted(folder.glob("**/lib")) if lib.is_dir()]
+    surroundings = Surroundings.of(libraries, native.toolkit.link_only)
+    return audit_companion(wheel, inspector_of(native, access), surroundings)
 
 
 def _licences(access: Access, spec: CompanionSpec) -> dict[str, bytes]:

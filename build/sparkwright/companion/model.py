@@ -45,9 +45,10 @@ class CompanionSpec(Model, frozen=True):
     Attributes:
         format: version of the file's format.
         flashinfer: the wheel ``flashinfer-python`` of the series; it has generators and sources.
-        tvm_ffi: the wheel ``apache-tvm-ffi`` by machine; it has the headers, and the library that kernels call.
+        tvm_ffi: the wheel ``apache-tvm-ffi`` by machine: headers, and the library that kernels call.
         paths: folders below ``flashinfer/data`` that hold the sources.
         leave_out: folders below these that no module of the list reads.
+        imports: small wheels that FlashInfer imports and the environment for probes lacks.
         modules: modules by their name in `recipes`.
         recipes: names of modules by recipe; ``*`` stands for every recipe.
     """
@@ -59,6 +60,7 @@ class CompanionSpec(Model, frozen=True):
     modules: dict[str, KernelModule]
     recipes: dict[str, tuple[str, ...]]
     leave_out: tuple[str, ...] = ()
+    imports: tuple[Package, ...] = ()
 
     @property
     def version(self) -> str:

@@ -1,7 +1,7 @@
 """The package ``flashinfer_jit_cache``: the two forms in which FlashInfer asks an installed one for kernels.
 
 FlashInfer up to 0.6 asks for a folder, later ones for providers with architectures and names of modules.
-Either looks for ``NAME/NAME.so`` in the folder, and refuses a package whose version does not start with its own.
+Either looks for ``NAME/NAME.so`` there, and refuses a package whose version does not start with its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FlashInfer's sources as a tree in the store's repository, laid out as `sparkwright.native` compiles them."""
+"""FlashInfer's sources as a tree in the store's repository, as `sparkwright.native` lays them out."""
 
 from __future__ import annotations
 

@@ -95,6 +95,7 @@ def record_of(kernels: CompiledKernels, spec: CompanionSpec, target: Target) -> 
             name: {
                 "sha256": one.sha256,
                 "size": one.size,
+                "arches": dict(sorted(one.arches.items())),
                 "units": [unit.source for unit in units if unit.target == name],
                 "commands": digest_of([list(unit.argv) for unit in units if unit.target == name]),
             }

@@ -143,8 +143,8 @@ def prepare_toolchain(
         system: folder of an installed CUDA toolkit that is used instead of packages; then an installed
             torch of the pinned version, cmake and ninja are used too where they exist.
         python: interpreter that CMake runs its scripts with; by default this one.
-        torchless: for kernels that are not vLLM's: leave torch out, which is most of what is fetched, and take
-            any g++ that nvcc takes, whichever vLLM's own sources want.
+        torchless: for kernels that are not vLLM's: leave torch out, most of what is fetched, and take any
+            g++ that nvcc takes, whichever vLLM's own sources want.
 
     Raises:
         ToolError: a compiler or Python's headers are not installed, or *system* is not the lock's CUDA.
