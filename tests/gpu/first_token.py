@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measure how long an engine takes from its start to its first sampled token, with kernels ahead of time or not.
+"""Measure the time from an engine's start to its first sampled token, with FlashInfer's kernels or without.
 
-Runs one engine after another in processes of their own, each with an empty cache of FlashInfer's, and counts the
-compilers that ran and the files that FlashInfer wrote. Needs one CUDA GPU, an installed vLLM, nvcc and ninja.
+Runs one engine after another in processes of their own, each with an empty cache of FlashInfer's, and counts
+the compilers that ran and the files that FlashInfer wrote. Needs a CUDA GPU, an installed vLLM, nvcc, ninja.
 
     first_token.py --companion flashinfer_jit_cache-….whl --out OUT
 """
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,11 @@ def main() -> int:
         left = arguments.limit - (time.monotonic() - began)
         if name not in arguments.arms or left < 20:
             continue
-        result = run_arm(name, site if companion else None, models, sampler, attention, arguments.out, left)
+        arm = Arm(name, site if companion else None, attention, sampler=sampler)
+        result = run_arm(arm, models, arguments.out, left)
         results.append(result)
-        print(json.dumps({key: value for key, value in result.items() if key != "files"}), flush=True)
+        sys.stdout.write(json.dumps({key: one for key, one in result.items() if key != "files"}) + "\n")
+        sys.stdout.flush()
         (arguments.out / "first_token.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     kept = [one for one in results if one["companion"]]
     return 0 if kept and all(one["ok"] and not one["modules"] for one in kept) else 1
@@ -72,10 +75,19 @@ def write_model(folder: Path) -> None:
     write_tiny_models(folder, max_model_len=4096)
 
 
-def run_arm(
-    name: str, site: Path | None, models: Path, sampler: bool, attention: str, out: Path, limit: float
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Arm:
+    """One engine: its name, the unpacked companion, the attention backend, and if FlashInfer samples."""
+
+    name: str
+    site: Path | None
+    attention: str
+    sampler: bool
+
+
+def run_arm(arm: Arm, models: Path, out: Path, limit: float) -> dict[str, Any]:
     """Return times, compilers and new files of one engine."""
+    name, site, attention, sampler = arm.name, arm.site, arm.attention, arm.sampler
     cache = Path(tempfile.mkdtemp(prefix=f"flashinfer-{name}-"))
     environment = {
         **os.environ,
@@ -118,16 +130,16 @@ def run_arm(
 def compilers(session: int) -> dict[int, str]:
     """Return the compilers that run in that session now, by process id."""
     found = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
             continue
         try:
-            text = Path("/proc", entry, "stat").read_text(encoding="utf-8")
+            text = (entry / "stat").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue
         name, _, rest = text.partition("(")[2].rpartition(")")
         if name in COMPILERS and int(rest.split()[3]) == session:
-            found[int(entry)] = name
+            found[int(entry.name)] = name
     return found
 
 

@@ -65,16 +65,16 @@ def test_a_recipe_needs_its_own_modules_and_those_of_every_recipe(tmp_path: Path
 def test_a_module_for_other_cards_is_left_out_unless_it_is_named(tmp_path: Path) -> None:
     spec = written(tmp_path)
     assert spec.chosen("9.0a", recipes=["chat"]) == ["one"]
-    with pytest.raises(UnknownNameError, match="not for 9.0a"):
+    with pytest.raises(UnknownNameError, match=r"not for 9\.0a"):
         spec.chosen("9.0a", modules=["two"])
-    with pytest.raises(UnknownNameError, match="'four'"):
+    with pytest.raises(UnknownNameError, match="four"):
         spec.chosen("9.0a", modules=["four"])
 
 
 def test_a_list_is_refused_that_is_missing_or_names_an_unknown_module(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_companion(tmp_path / "none.toml")
-    with pytest.raises(UnknownNameError, match="four, which is no module"):
+    with pytest.raises(UnknownNameError, match="is incomplete"):
         written(tmp_path, LIST.replace('["two"]', '["two", "four"]'))
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from sparkwright.base.digests import digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
-    from sparkwright.companion.compiling import CompiledModule
     from sparkwright.native.model import Target
 
 PROJECT = "flashinfer-jit-cache"
@@ -73,16 +73,17 @@ def architecture_name(target: Target) -> str:
     return target.sm.replace("_", "")
 
 
-def companion_version(flashinfer: str, cuda: str, target: Target, modules: Iterable[CompiledModule]) -> str:
+def companion_version(flashinfer: str, cuda: str, target: Target, record: Mapping[str, Any]) -> str:
     """Return the version of a companion: FlashInfer's, with CUDA, architecture and content after the plus.
 
     Args:
         flashinfer: FlashInfer's version.
         cuda: the toolkit's version, ``major.minor``.
         target: the machine and card.
-        modules: what it holds: other kernels give another version, since a published file never changes.
+        record: what it holds and was made from: another record gives another version, since a published file
+            never changes.
     """
-    content = digest_of([target.machine, target.arch, sorted([one.name, one.sha256] for one in modules)])
+    content = digest_of(record)
     # A letter in front: a part of digits alone would be a number to PEP 440, and lose its zeros.
     return f"{flashinfer}+cu{cuda.replace('.', '')}.{architecture_name(target)}.k{content[:_DIGEST_DIGITS]}"
 

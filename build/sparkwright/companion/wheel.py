@@ -88,7 +88,6 @@ def record_of(kernels: CompiledKernels, spec: CompanionSpec, target: Target) -> 
         "target": {"machine": target.machine, "arch": target.arch},
         "toolchain": {
             "key": kernels.toolchain.key,
-            "parts": dict(sorted(kernels.toolchain.parts.items())),
             "packages": dict(sorted(kernels.toolchain.packages.items())),
         },
         "modules": {
@@ -112,7 +111,7 @@ def write_companion(store: Store, content: CompanionContent, out: Path) -> Compa
         StorageError: the disk is full or cannot be written.
     """
     modules = [content.modules[name] for name in sorted(content.modules)]
-    version = companion_version(content.spec.version, content.cuda, content.target, modules)
+    version = companion_version(content.spec.version, content.cuda, content.target, content.record)
     name = WheelName(PACKAGE, version, "", "py3", "none", _platform(store, content, modules))
     entries = _entries(store, content, name, modules)
     with storing(f"writing {name.filename}"):
