@@ -197,7 +197,7 @@ def _machine(subject: _Subject) -> AuditCheck:
 
 
 def _native(subject: _Subject) -> AuditCheck:
-    """Check that every module holds exactly what its units were compiled to, and that all of it runs as it is.
+    """Check that every module holds exactly what its units were compiled to, and that all of it runs so.
 
     FlashInfer compiles a few modules for the card's family, whose machine code the card runs too. PTX, which
     the driver compiles when it is first used, is refused.
