@@ -60,7 +60,8 @@ def content(modules: Sequence[CompiledModule], target: Target = TARGET) -> Compa
     record = {
         "target": {"machine": target.machine, "arch": target.arch},
         "modules": {
-            one.name: {"sha256": one.sha256, "size": one.size, "arches": dict(one.arches)} for one in modules
+            one.name: {"listed": one.name, "sha256": one.sha256, "size": one.size, "arches": dict(one.arches)}
+            for one in modules
         },
     }
     return CompanionContent(

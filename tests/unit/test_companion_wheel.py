@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import companion_kit as kit
+import msgspec
 import pytest
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import AuditError, WheelError
+from sparkwright.companion.choosing import companion_for
 from sparkwright.companion.inspection import CompanionAudit, audit_companion
 from sparkwright.companion.wheel import write_companion
 from sparkwright.native.model import Target
@@ -147,3 +149,26 @@ def test_another_wheel_is_no_companion(store: Store, tmp_path: Path) -> None:
         archive.writestr(zipfile.ZipInfo("vllm-1.0.dist-info/sparkwright/companion.json"), "{}")
     with pytest.raises(WheelError, match="no companion"):
         audited(store, tmp_path, wheel)
+
+
+# Choosing ---------------------------------------------------------------------------------
+
+
+def test_the_smallest_companion_with_all_modules_is_chosen(store: Store, tmp_path: Path) -> None:
+    one = made(store, tmp_path / "one")
+    modules = [
+        kit.module(store, kit.library(tmp_path / name, name, [("sm_121a", [name])]), name=name)
+        for name in ("sampling", "moe")
+    ]
+    both = write_companion(store, kit.content(modules), tmp_path / "both").path
+    other = tmp_path / "vllm-1.0-py3-none-any.whl"
+    other.write_bytes(b"")
+    wheels = [both, other, one]
+    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling"]) == one
+    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling", "moe"]) == both
+    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling", "page"]) is None
+    assert companion_for(wheels, kit.SPEC, Target(kit.TARGET.machine, "9.0a"), ["sampling"]) is None
+    later = msgspec.structs.replace(kit.SPEC, flashinfer=kit.package("flashinfer_python-1.2.4"))
+    assert companion_for(wheels, later, kit.TARGET, ["sampling"]) is None
+    one.write_bytes(one.read_bytes()[:-9])
+    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling"]) == both

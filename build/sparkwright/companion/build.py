@@ -60,12 +60,14 @@ class CompiledKernels:
 
     Attributes:
         modules: finished libraries by FlashInfer's names for them.
+        listed: the list's name of each, by FlashInfer's.
         configuration: the commands that made them.
         tree: git id of the compiled sources.
         toolchain: the compilers.
     """
 
     modules: dict[str, CompiledModule]
+    listed: dict[str, str]
     configuration: Configuration
     tree: str
     toolchain: Toolchain
@@ -104,4 +106,6 @@ def compile_kernels(job: CompanionJob) -> CompiledKernels:
         keep_going=job.keep_going,
     )
     inputs = Inputs(tree=tree, sources={}, toolchain=toolchain, target=target)
-    return CompiledKernels(compile_modules(builder, inputs, configuration), configuration, tree, toolchain)
+    listed = dict(zip((one.name for one in described.modules), job.modules, strict=True))
+    done = compile_modules(builder, inputs, configuration)
+    return CompiledKernels(done, listed, configuration, tree, toolchain)

@@ -92,6 +92,7 @@ def record_of(kernels: CompiledKernels, spec: CompanionSpec, target: Target) -> 
         },
         "modules": {
             name: {
+                "listed": kernels.listed[name],
                 "sha256": one.sha256,
                 "size": one.size,
                 "arches": dict(sorted(one.arches.items())),
