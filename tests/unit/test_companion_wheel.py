@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,14 @@ import msgspec
 import pytest
 
 from sparkwright.base.digests import sha256_file
-from sparkwright.base.errors import AuditError, WheelError
+from sparkwright.base.errors import AuditError, ConfigError, WheelError
+from sparkwright.cli.verify import built_wheel
 from sparkwright.companion.choosing import companion_for
 from sparkwright.companion.inspection import CompanionAudit, audit_companion
 from sparkwright.companion.wheel import write_companion
 from sparkwright.native.model import Target
 from sparkwright.publish import publish, wheels_in
+from sparkwright.publish.series import series_pages
 from sparkwright.wheel.names import parse_name
 
 if TYPE_CHECKING:
@@ -74,6 +77,20 @@ def test_a_companion_is_listed_in_the_index(store: Store, tmp_path: Path) -> Non
     index = publish(wheels_in(wheel.parent), wheel.parent)
     assert [file.filename for file in index.files] == [wheel.name]
     assert (wheel.parent / "simple" / "flashinfer-jit-cache" / "index.html").is_file()
+    assert not (wheel.parent / "simple" / "series").exists()
+    (listed,) = index.files
+    vllm = replace(listed, project="vllm", version="0.33.0", filename="vllm-0.33.0-py3-none-any.whl")
+    pages = series_pages([listed, vllm])
+    assert {path.split("/")[2] for path in pages if path.count("/") == 3} == {"vllm", "flashinfer-jit-cache"}
+    assert {path.split("/")[1] for path in pages} == {"0.33"}
+
+
+def test_a_companion_is_not_taken_for_a_wheel_to_verify(store: Store, tmp_path: Path) -> None:
+    folder = made(store, tmp_path).parent
+    with pytest.raises(ConfigError, match="holds no wheel for this machine"):
+        built_wheel(folder, kit.TARGET.machine)
+    (folder / f"vllm-1.0-py3-none-linux_{kit.TARGET.machine}.whl").write_bytes(b"")
+    assert built_wheel(folder, kit.TARGET.machine).name.startswith("vllm-1.0")
 
 
 def test_a_healthy_companion_passes_its_audit(store: Store, tmp_path: Path) -> None:

@@ -207,10 +207,11 @@ def built_wheel(folder: Path, machine: str) -> Path:
     Raises:
         ConfigError: there is none.
     """
+    from sparkwright.companion.package import is_companion
     from sparkwright.publish import wheels_in
     from sparkwright.wheel import parse_name
 
-    found = wheels_in(folder)
+    found = [wheel for wheel in wheels_in(folder) if not is_companion(wheel.name)]
     fitting = [wheel for wheel in found if parse_name(wheel.name).machine == machine]
     if not fitting:
         others = ", ".join(wheel.name for wheel in found)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.companion.inspection import is_companion
-from sparkwright.companion.package import architecture_name
+from sparkwright.companion.package import architecture_name, is_companion
 from sparkwright.companion.wheel import RECORD
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.kernels import read_json
@@ -32,7 +31,8 @@ def companion_for(
         needed: names in `spec`, as from `CompanionSpec.chosen`.
     """
     wanted = set(needed)
-    fitting = [wheel for wheel in wheels if is_companion(wheel) and wanted <= _listed(wheel, spec, target)]
+    companions = [wheel for wheel in wheels if is_companion(wheel.name)]
+    fitting = [wheel for wheel in companions if wanted <= _listed(wheel, spec, target)]
     return min(fitting, key=lambda wheel: (wheel.stat().st_size, wheel.name), default=None)
 
 

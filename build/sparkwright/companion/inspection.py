@@ -86,11 +86,6 @@ class _Subject:
     surroundings: Surroundings
 
 
-def is_companion(wheel: Path) -> bool:
-    """Tell if *wheel* is named as a companion."""
-    return wheel.name.startswith(f"{PACKAGE}-")
-
-
 def audit_companion(wheel: Path, inspector: Inspector, surroundings: Surroundings) -> CompanionAudit:
     """Return the audit of the companion *wheel*.
 

@@ -68,6 +68,11 @@ def get_jit_cache_providers() -> tuple[JitCacheProvider, ...]:
 '''
 
 
+def is_companion(filename: str) -> bool:
+    """Tell if a wheel of that name is a companion."""
+    return filename.startswith(f"{PACKAGE}-")
+
+
 def architecture_name(target: Target) -> str:
     """Return the target's architecture as FlashInfer writes it: ``sm121a``."""
     return target.sm.replace("_", "")
