@@ -18,7 +18,7 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove nightly publish status doctor releases bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-native test-verify lint format prove nightly companion publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -71,6 +71,10 @@ prove: $(VENV)/.ready ## Run every carry's probe and record the proofs
 
 nightly: $(VENV)/.ready-verify ## Follow upstream: merge and judge every carry on what is new, and build it
 	@$(BIN)/sparkwright nightly $(JOB) $(ARGS)
+
+# The recipes whose kernels `make companion` compiles; empty: those of all.
+companion: $(VENV)/.ready ## Compile FlashInfer's kernels for PLATFORM and ARCH into a wheel in DIST, for RECIPES
+	@$(BIN)/sparkwright companion build $(if $(SERIES),--series $(SERIES)) --platform $(PLATFORM) $(if $(ARCH),--arch $(ARCH)) $(RECIPES:%=--recipe %) $(ARGS)
 
 publish: $(VENV)/.ready ## Write the package index over the wheels in DIST
 	@$(BIN)/sparkwright publish $(ARGS)

@@ -187,6 +187,7 @@ def seeds(count: int) -> tuple[Case, ...]:
         ("bands", ONE_BY_ONE, BANDED, count),
         ("parity", SMALL, {}, max(1, count // 4)),
         ("prefix", SMALL, {}, max(1, count // 4)),
+        ("compile", TINY, {}, max(1, count // 4)),
         ("compare", STARTS, {"against": "simulator"}, max(1, count // 4)),  # of two minutes each
     )
     return tuple(
@@ -231,6 +232,7 @@ CASES = (
     Case("slow", "compare", FAIL, "slower|worse", TINY, {"against": "simulator"}),
     Case("counter-reset", "sweep", INVALID, "started again unnoticed"),
     Case("orphan", "server", PASS),
+    Case("compiles", "compile", FAIL, "compiled while requests of a known kind waited.*nvcc", TINY),
     # Streams that break
     _stream("cut-fin", r"without \[DONE\]"),
     _stream("cut-close", "broke off"),

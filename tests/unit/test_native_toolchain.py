@@ -118,6 +118,20 @@ def test_what_it_consists_of(lock, access, machine):
     assert native.key != chain.key
 
 
+def test_a_toolchain_for_other_kernels_has_no_torch_and_takes_an_older_compiler(toolkit, access, machine):
+    demanding = with_native(RELEASE.lock, native_tables(toolkit, oldest_gxx="14"))
+    with pytest.raises(ToolError, match="no C\\+\\+ compiler"):
+        prepare_toolchain(demanding, CROSS, access)
+    chain = prepare_toolchain(demanding, CROSS, access, torchless=True)
+    assert (chain.cuda / "bin" / "nvcc").is_file()
+    assert list(chain.torch.iterdir()) == []
+    assert "torch" not in chain.parts
+    assert not [name for name in chain.packages if name.startswith("torch-")]
+    assert (
+        chain.key != prepare_toolchain(with_native(RELEASE.lock, native_tables(toolkit)), CROSS, access).key
+    )
+
+
 def test_the_stand_in_answers_cmake(lock, access, machine):
     """What upstream's CMake files ask, asked as they do."""
     chain = prepare_toolchain(lock, CROSS, access)

@@ -186,6 +186,12 @@ class BinaryError(SparkwrightError):
     exit_code = 55
 
 
+class CompanionError(SparkwrightError):
+    """FlashInfer would compile a kernel that a companion should hold, or cannot use the companion."""
+
+    exit_code = 56
+
+
 class AuditError(SparkwrightError):
     """A wheel failed its audit."""
 

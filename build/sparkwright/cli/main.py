@@ -24,6 +24,7 @@ COMMANDS = {
     "audit": "Compare a wheel with upstream's and with the merge.",
     "provenance": "Show what a wheel was made from, as an in-toto statement (SLSA v1).",
     "nightly": "Follow upstream: merge and judge every carry on what is new, build, and name what broke it.",
+    "companion": "Compile FlashInfer's kernels ahead of time into a wheel that it finds.",
     "publish": "Write a static package index over the wheels in a folder.",
     "channel": "Promote wheels to signed channels, take them back, and verify channels.",
     "serve": "Serve a recipe in the foreground: install, start, warm up, announce, report, stop.",

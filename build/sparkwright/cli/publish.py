@@ -12,6 +12,7 @@ from sparkwright.cli.channel_place import make_publisher, promote_wheel, signing
 from sparkwright.cli.channel_show import show_change
 from sparkwright.cli.output import print_json
 from sparkwright.cli.session import Session, common_options, run_in_session
+from sparkwright.companion.package import is_companion
 from sparkwright.publish import PublishedIndex, dist_folder, publish, wheels_in
 from sparkwright.publish.evidence import FOLDER as EVIDENCE
 from sparkwright.publish.runtimes import runtimes_in
@@ -35,7 +36,7 @@ def command(session: Session, *, folder: Path | None, variants: bool, channel: s
 
     FOLDER is SPARKWRIGHT_DIST, or dist/ in the checkout, by default.
     The index is plain files in FOLDER/simple: copy FOLDER to any web server, or use it in place. The options
-    for keys and targets are those of 'sparkwright channel promote'.
+    for keys and targets are those of 'sparkwright channel promote'. Companions are listed, and in no channel.
     """
     where = dist_folder(session.checkout.root, folder).absolute()
     wheels = wheels_in(where) if where.is_dir() else ()
@@ -52,7 +53,7 @@ def command(session: Session, *, folder: Path | None, variants: bool, channel: s
         _show(index, dry_run=dry_run, as_json=session.as_json)
     if channel:
         publisher = make_publisher(session.checkout.root, **options)
-        names = [file.filename for file in index.files]
+        names = [file.filename for file in index.files if not is_companion(file.filename)]
         states = [
             promote_wheel(session, publisher, where / name, channel, where / EVIDENCE) for name in names
         ]

@@ -219,11 +219,12 @@ def built_wheel(folder: Path, machine: str, *series: str) -> Path:
     Raises:
         ConfigError: there is none.
     """
+    from sparkwright.companion.package import is_companion
     from sparkwright.publish import wheels_in
     from sparkwright.publish.series import series_of
     from sparkwright.wheel import parse_name
 
-    found = wheels_in(folder)
+    found = [wheel for wheel in wheels_in(folder) if not is_companion(wheel.name)]
     names = {wheel: parse_name(wheel.name) for wheel in found}
     fitting = [
         wheel

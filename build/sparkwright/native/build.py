@@ -192,7 +192,7 @@ def build_extension(builder: Builder, inputs: Inputs, name: str) -> Extension:
                 next_step="take it out of the lock's [native.extensions], or choose another architecture",
             )
         objects = compile_units(builder, inputs, known, units)
-        sha256, size = _linked(builder, inputs, known, known.configuration.link(name), objects)
+        sha256, size = link_objects(builder, inputs, known, known.configuration.link(name), objects)
         arches = dict(sorted(Counter(arch for unit in units for arch in unit.arches).items()))
         built = Extension(target=name, key=key, sha256=sha256, size=size, arches=arches)
         record_extension(builder.store, built)
@@ -323,10 +323,14 @@ def _jobs(
     return jobs
 
 
-def _linked(
+def link_objects(
     builder: Builder, inputs: Inputs, known: Configured, link: Link, objects: Mapping[str, str]
 ) -> tuple[str, int]:
-    """Return SHA-256 and size of the extension that *link* makes of *objects*, in the store."""
+    """Return SHA-256 and size of the extension that *link* makes of *objects*, in the store.
+
+    Raises:
+        NativeBuildError: the linker fails.
+    """
     store = builder.store
     with (
         task(f"linking {link.target}"),

@@ -40,6 +40,8 @@ _RULES = 1
 _NOT_DECIDING = frozenset({"cuobjdump", "ninja"})
 _TOOLKIT = ("nvcc", "nvvm", "crt")
 _GENERATORS = ("jinja2", "markupsafe")
+_NO_TORCH = "no-torch"
+"""The empty folder that takes torch's place where nothing includes it."""
 # The time that compilers use for __DATE__ and the like (reproducible-builds.org).
 _EPOCH = "946684800"
 
@@ -57,6 +59,7 @@ class _Recipe:
         toolkit: an installed toolkit that is used instead of packages.
         torch: an installed torch, likewise.
         tools: installed cmake and ninja, likewise: program and version.
+        torchless: whether nothing that is compiled includes or links torch.
     """
 
     native: NativePin
@@ -67,6 +70,7 @@ class _Recipe:
     toolkit: InstalledToolkit | None = None
     torch: InstalledTorch | None = None
     tools: Mapping[str, tuple[Path, str]] | None = None
+    torchless: bool = False
 
     @property
     def programs(self) -> dict[str, Package]:
@@ -83,7 +87,8 @@ class _Recipe:
         table = named(self.native.toolkit.target, self.target.machine, "libraries for the target")
         if self.toolkit is not None:
             table = {"torch": named(table, "torch", "library for the target")}
-        return {name: package for name, package in table.items() if name != "torch" or self.torch is None}
+        left_out = self.torchless or self.torch is not None
+        return {name: package for name, package in table.items() if name != "torch" or not left_out}
 
     @property
     def key(self) -> str:
@@ -104,6 +109,7 @@ class _Recipe:
                 "link-only": sorted(self.native.toolkit.link_only),
                 "compiler": self.compiler.banners,
                 "python": self.headers.version,
+                **({"torchless": True} if self.torchless else {}),
             }
         )
 
@@ -120,7 +126,13 @@ class _Recipe:
 
 
 def prepare_toolchain(
-    lock: Lock, target: Target, access: Access, *, system: Path | None = None, python: Path | None = None
+    lock: Lock,
+    target: Target,
+    access: Access,
+    *,
+    system: Path | None = None,
+    python: Path | None = None,
+    torchless: bool = False,
 ) -> Toolchain:
     """Return the toolchain for *target*; fetch, unpack and lay out its missing parts.
 
@@ -131,13 +143,15 @@ def prepare_toolchain(
         system: folder of an installed CUDA toolkit that is used instead of packages; then an installed
             torch of the pinned version, cmake and ninja are used too where they exist.
         python: interpreter that CMake runs its scripts with; by default this one.
+        torchless: for kernels that are not vLLM's: leave torch out, most of what is fetched, and take any
+            g++ that nvcc takes, whichever vLLM's own sources want.
 
     Raises:
         ToolError: a compiler or Python's headers are not installed, or *system* is not the lock's CUDA.
         NotInStoreError: the network is off, and the store lacks a package.
         FetchError, DigestError, ArchiveError: see `sparkwright.native.packages.unpack_package`.
     """
-    recipe = _recipe(lock, target, system, python)
+    recipe = _recipe(lock, target, system, python, torchless=torchless)
     wanted = {**recipe.programs, **recipe.libraries}
     with task(f"toolchain for {target.machine}", total=len(wanted), unit="packages") as progress:
         folders = {}
@@ -164,11 +178,14 @@ def find_toolchain(
     return _toolchain(recipe, folders, place)
 
 
-def _recipe(lock: Lock, target: Target, system: Path | None, python: Path | None) -> _Recipe:
+def _recipe(
+    lock: Lock, target: Target, system: Path | None, python: Path | None, *, torchless: bool = False
+) -> _Recipe:
     native = require_native(lock)
     python = python or Path(sys.executable)
-    compiler, headers = find_compiler(target, native.oldest_gxx), find_python_headers(python)
-    recipe = _Recipe(native, target, python, compiler, headers)
+    oldest = "" if torchless else native.oldest_gxx
+    compiler, headers = find_compiler(target, oldest), find_python_headers(python)
+    recipe = _Recipe(native, target, python, compiler, headers, torchless=torchless)
     if system is None:
         return recipe
     native_torch = target.machine == this_machine()
@@ -177,6 +194,7 @@ def _recipe(lock: Lock, target: Target, system: Path | None, python: Path | None
         toolkit=find_toolkit(system, target, native.toolkit),
         torch=find_torch(python, lock.release.torch) if native_torch else None,
         tools={name: tool for name in ("cmake", "ninja") if (tool := find_tool(name))},
+        torchless=torchless,
     )  # fmt: skip
 
 
@@ -204,12 +222,15 @@ def _made(store: Store, recipe: _Recipe, folders: Mapping[str, Path]) -> Path:
                     stand_ins=recipe.native.toolkit.link_only,
                     cc=recipe.compiler.cc,
                 )
-            make_stand_in(
-                made / "stand-in",
-                torch=_torch(recipe, folders),
-                version=recipe.native.toolkit.target[recipe.target.machine]["torch"].version,
-                packages=[folders[name] for name in _GENERATORS if name in folders],
-            )
+            if recipe.torchless:
+                (made / _NO_TORCH).mkdir()
+            else:
+                make_stand_in(
+                    made / "stand-in",
+                    torch=_torch(recipe, folders),
+                    version=recipe.native.toolkit.target[recipe.target.machine]["torch"].version,
+                    packages=[folders[name] for name in _GENERATORS if name in folders],
+                )
             return store.publish_folder(made, place)
 
 
@@ -227,7 +248,7 @@ def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Too
     cuda = recipe.toolkit.folder if recipe.toolkit else place / "cuda"
     return Toolchain(
         cuda=cuda,
-        torch=_torch(recipe, folders),
+        torch=place / _NO_TORCH if recipe.torchless else _torch(recipe, folders),
         stand_in=place / "stand-in",
         cc=recipe.compiler.cc,
         cxx=recipe.compiler.cxx,

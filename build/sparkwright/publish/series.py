@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from packaging.version import Version
 
+from sparkwright.companion.package import is_companion
 from sparkwright.publish.pages import address_of, project_html, project_json, root_html, root_json
 
 if TYPE_CHECKING:
@@ -47,11 +48,15 @@ def series_pages(files: Sequence[PublishedFile], status: ProjectStatus | None = 
     """Return the pages of one index for each series of *files*, by path below the root of the index over all.
 
     The index of a series is at ``series/0.24/``. Relative addresses of files are those that a page of the
-    index over all has; here they lead two folders further up.
+    index over all has; here they lead two folders further up. Companions, whose versions are FlashInfer's,
+    are in the index of every series.
     """
     pages: dict[str, bytes] = {}
-    for series in sorted({series_of(file.version) for file in files}):
-        of_series = [_deeper(file) for file in files if series_of(file.version) == series]
+    companions = [file for file in files if is_companion(file.filename)]
+    wheels = [file for file in files if file not in companions]
+    for series in sorted({series_of(file.version) for file in wheels}):
+        of_series = [_deeper(file) for file in wheels if series_of(file.version) == series]
+        of_series += map(_deeper, companions)
         below = index_pages(of_series, status)
         pages |= {f"{FOLDER}/{series}/{path}": page for path, page in below.items()}
     return pages

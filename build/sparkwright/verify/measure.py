@@ -12,8 +12,9 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.verify.capabilities import METRICS
 from sparkwright.verify.client import LagProbe, canary, open_session, run_load
 from sparkwright.verify.metrics import fetch_snapshot, quiesce
-from sparkwright.verify.model import Observation
+from sparkwright.verify.model import WATCHED, Observation
 from sparkwright.verify.server import sample_host
+from sparkwright.verify.server.compiling import CompileWatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -101,10 +102,12 @@ async def measure(
     wall, own = time.time(), time.monotonic()
     async with open_session(server.endpoint) as session:
         before, unread = await _counters(session, server, profile)
+        compilers = CompileWatch(server.pid) if server.pid is not None and WATCHED in cell.tags else None
         async with LagProbe() as lag, _watching(session, server, speed) as watch:
-            samples = await run_load(
-                session, server.endpoint, cell, deadlines, speed=speed, on_sample=on_sample
-            )
+            with compilers or contextlib.nullcontext():
+                samples = await run_load(
+                    session, server.endpoint, cell, deadlines, speed=speed, on_sample=on_sample
+                )
         after, still_unread = await _counters(session, server, profile)
         why = await canary(session, server.endpoint, deadlines, speed)
         if why:
@@ -122,6 +125,7 @@ async def measure(
         died=server.died,
         unread=unread or still_unread,
         clock_step_s=(time.time() - wall) - (time.monotonic() - own),
+        compiled=compilers.compiled if compilers is not None else None,
     )
 
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of
@@ -58,6 +58,7 @@ class Load(Model, frozen=True):
         thinking: let a model that can think do so before its answer; chat requests alone.
         temperature: of sampling; 0 is greedy.
         seed: of sampling.
+        top_p: of sampling; all tokens, if unset.
     """
 
     shape: Literal["closed", "burst", "drain"] = "closed"
@@ -75,6 +76,12 @@ class Load(Model, frozen=True):
     thinking: bool = False
     temperature: float = 0.0
     seed: int = 0
+    # Unset it is no part of a cell's key, so that cells without it keep theirs.
+    top_p: float | UnsetType = UNSET
+
+
+WATCHED = "watch"
+"""The tag of cells during which more than counters is watched: ``compilers``."""
 
 
 class Cell(Model, frozen=True, dict=True):
@@ -378,6 +385,8 @@ class Observation(Model, frozen=True):
         died: the server's exit status if it ended meanwhile; `None` while it runs or where unknown.
         unread: reason for which `before` or `after` is missing, if one is.
         clock_step_s: drift of the wall clock against the monotonic one in this time.
+        compiled: compilers that the server ran and kernels that it added to its caches in this time; `None`
+            where they were not watched.
     """
 
     cell: Cell
@@ -392,6 +401,7 @@ class Observation(Model, frozen=True):
     died: int | None = None
     unread: str = ""
     clock_step_s: float = 0.0
+    compiled: tuple[str, ...] | None = None
 
     @property
     def counted(self) -> tuple[Sample, ...]:

@@ -272,6 +272,8 @@ def _body(endpoint: Endpoint, text: str, load: Load, max_tokens: int) -> bytes:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if load.top_p is not msgspec.UNSET:
+        body["top_p"] = load.top_p
     extended = EXTENSIONS not in endpoint.lacks
     if extended:
         body["return_token_ids"] = True

@@ -87,6 +87,12 @@ _TABLE: Final = (
     Fault("slow", "every step takes so many times as long", ("bands", "compare"), {"factor": 10}),
     Fault("counter-reset", "after so many requests the server restarts unseen", ("sweep",), {"after": 30}),
     Fault("runaway", "every so many requests one goes on without end", ("sweep",), _EVERY),
+    Fault(
+        "compiles",
+        "a compiler runs for every so many requests, and leaves a file in FlashInfer's cache",
+        ("compile",),
+        {"each": 3, "seconds": 1},
+    ),
     Fault("orphan", "the engine outlives the server and ignores SIGTERM", ("server",)),
     # Streams that break
     Fault("cut-fin", "streams end properly, but without [DONE]", ("sweep",), {"every": 5, "chunks": 2}),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import sys
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sparkwright.base.process import start_unguarded
 from sparkwright.verify.arrival import arrivals_of, listen
 from sparkwright.verify.simulator.api import ApiError, parse_params, template
 from sparkwright.verify.simulator.driver import Driver
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from sparkwright.base.process import UnguardedProcess
     from sparkwright.verify.simulator.driver import Clock
     from sparkwright.verify.simulator.generate import TraceFile
     from sparkwright.verify.simulator.log import Log
@@ -33,6 +37,7 @@ _PAGE: Final = (
     "<!DOCTYPE html><html><head><title>Welcome</title></head><body><h1>It works.</h1></body></html>"
 )
 _OLD: Final = "0.8.5"
+_COMPILER: Final = Path(__file__).with_name("compiler_process.py")
 _MOST_BYTES: Final = 64 << 20
 _BACKLOG: Final = 1024
 
@@ -44,6 +49,7 @@ class SimulatedServer:
         self._driver, self._truth = driver, truth
         self._settings = driver.settings
         self._requests = self._counted = 0
+        self._compilers: list[UnguardedProcess] = []
 
     def application(self) -> web.Application:
         """Return the application, ready to be run."""
@@ -115,10 +121,18 @@ class SimulatedServer:
         self._requests += 1
         generation = Generation(self._driver, params, self._requests, received_ns, accepted_ns)
         refused = self._refuse(generation)
+        self._compile()
         try:
             return refused or await generation.serve(http)
         finally:
             self._truth.write(generation.finish_trace())
+
+    def _compile(self) -> None:
+        """Start the program of a fault that stands in for a compiler, if one applies."""
+        each = self._settings.faults.value("compiles", "each")
+        if each is not None and self._requests % int(each) == 0:
+            seconds = self._settings.faults.value("compiles", "seconds")
+            self._compilers.append(start_unguarded([sys.executable, "-I", "-S", _COMPILER, str(seconds)]))
 
     def _refuse(self, generation: Generation) -> web.Response | None:
         """Return the response of a fault that replaces generation, if one applies."""

@@ -1,0 +1,234 @@
+"""``sparkwright companion``: FlashInfer's kernels, compiled ahead of time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparkwright.base.errors import CompanionError
+from sparkwright.base.text import human_size
+from sparkwright.cli.options import out_option, series_option
+from sparkwright.cli.output import print_json
+from sparkwright.cli.session import WORK, Session, common_options, run_in_session, run_read_only
+from sparkwright.cli.tables import show_table
+from sparkwright.companion.model import load_companion
+from sparkwright.lock import require_native
+from sparkwright.pipeline.options import DEFAULT_PLATFORM
+from sparkwright.publish import dist_folder, publish, wheels_in
+
+if TYPE_CHECKING:
+    from sparkwright.companion.inspection import CompanionAudit
+    from sparkwright.companion.make import MadeCompanion
+    from sparkwright.companion.model import CompanionSpec
+    from sparkwright.native.model import Target
+
+LISTS = "companions"
+"""Folder of the series' lists, in the folder of the patchsets."""
+
+_CHOICE = (
+    click.option(
+        "--recipe", "recipes", multiple=True, help="Only the kernels of this recipe; may be repeated."
+    ),
+    click.option("--module", "modules", multiple=True, help="This module besides; may be repeated."),
+    click.option("--arch", default="", help="The card's architecture, such as 12.1a; the lock's by default."),
+)
+
+
+def _choice(function: Any) -> Any:
+    for option in reversed(_CHOICE):
+        function = option(function)
+    return function
+
+
+@click.group("companion")
+def command() -> None:
+    """Compile FlashInfer's kernels ahead of time, so that no request waits for a compiler."""
+
+
+@command.command("build")
+@_choice
+@click.option(
+    "--platform", default=DEFAULT_PLATFORM, show_default=True, help="The machine that the wheel is for."
+)
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Interpreter with torch, for FlashInfer's generators; the environment for probes by default.",
+)
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Most compilers at once.")
+@click.option("--keep-going", "-k", is_flag=True, help="Compile the other units when one fails.")
+@click.option(
+    "--cuda",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    envvar="SPARKWRIGHT_CUDA",
+    help="An installed CUDA toolkit, instead of the lock's packages.",
+)
+@out_option
+@series_option
+@common_options
+@run_in_session
+def build(
+    session: Session,
+    *,
+    recipes: tuple[str, ...],
+    modules: tuple[str, ...],
+    arch: str,
+    platform: str,
+    python: Path | None,
+    jobs: int | None,
+    keep_going: bool,
+    cuda: Path | None,
+    out: Path | None,
+) -> None:
+    """Compile the kernels that recipes need into a wheel, audit it, and list it in the index.
+
+    Without --recipe or --module: those of every recipe. Units that were compiled before come from the store.
+    """
+    from sparkwright.companion.build import CompanionJob
+    from sparkwright.companion.make import make_companion
+
+    spec = _spec(session)
+    target = _target(session, platform, arch)
+    job = CompanionJob(
+        access=session.access,
+        lock=session.checkout.lock,
+        spec=spec,
+        target=target,
+        modules=spec.chosen(target.arch, recipes=recipes, modules=modules),
+        python=python.absolute() if python else _generators(session),
+        logs=session.checkout.root / WORK / "companion",
+        jobs=jobs,
+        keep_going=keep_going,
+        cuda=cuda,
+    )
+    folder = dist_folder(session.checkout.root, out).absolute()
+    made = make_companion(job, folder)
+    index = publish(wheels_in(folder), folder)
+    if session.as_json:
+        print_json(_summary(made) | {"index": index.url})
+        return
+    _show_audit(made.audit)
+    click.echo(f"wheel    {made.wheel.path}")
+    click.echo(f"index    {index.url}")
+    click.echo(f"next     pip install --index-url {index.url} flashinfer-jit-cache=={made.wheel.version}")
+
+
+@command.command("list")
+@_choice
+@series_option
+@common_options
+@run_read_only
+def list_(session: Session, *, recipes: tuple[str, ...], modules: tuple[str, ...], arch: str) -> None:
+    """Show the kernels of the series, what calls them, and the recipes that need them."""
+    spec = _spec(session)
+    chosen = spec.chosen(_target(session, DEFAULT_PLATFORM, arch).arch, recipes=recipes, modules=modules)
+    users = {name: [one for one, wanted in spec.recipes.items() if name in wanted] for name in chosen}
+    if session.as_json:
+        listed = {name: {"recipes": users[name], "why": spec.modules[name].why} for name in chosen}
+        print_json({"flashinfer": spec.version, "modules": listed})
+        return
+    click.echo(f"FlashInfer {spec.version}, series {session.checkout.series}")
+    rows = [(name, ", ".join(users[name]) or "none", spec.modules[name].why) for name in chosen]
+    show_table(("module", "recipes", "called by"), rows)
+
+
+@command.command("audit")
+@click.argument("wheel", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@series_option
+@common_options
+@run_in_session
+def audit(session: Session, *, wheel: Path) -> None:
+    """Check that WHEEL is whole, for one machine and one card, and without an undefined symbol."""
+    from sparkwright.companion.make import audited
+
+    report = audited(session.access, session.checkout.lock, _spec(session), wheel)
+    if session.as_json:
+        print_json(_audit_summary(report))
+    else:
+        _show_audit(report)
+    report.require()
+
+
+@command.command("check")
+@_choice
+@click.option(
+    "--python",
+    required=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Interpreter of the environment that serves.",
+)
+@series_option
+@common_options
+@run_in_session
+def check(
+    session: Session, *, recipes: tuple[str, ...], modules: tuple[str, ...], arch: str, python: Path
+) -> None:
+    """Ask the installed FlashInfer where it takes each kernel from; fail if it would compile one.
+
+    On a machine without a card, --arch says which one is meant.
+    """
+    from sparkwright.companion.asking import find_modules
+
+    spec = _spec(session)
+    target = _target(session, DEFAULT_PLATFORM, arch)
+    chosen = spec.chosen(target.arch, recipes=recipes, modules=modules)
+    with session.store.scratch() as scratch:
+        found = find_modules(spec, chosen, python.absolute(), scratch, arch)
+    if session.as_json:
+        print_json({"modules": found, "missing": [name for name, path in found.items() if not path]})
+    else:
+        show_table(("module", "taken from"), [(name, path or "compiled") for name, path in found.items()])
+    if missing := [name for name, path in found.items() if not path]:
+        raise CompanionError(
+            f"FlashInfer would compile {len(missing)} of {len(found)} kernel modules",
+            because=f"no finished file of {', '.join(missing)} is installed for the card",
+            next_step="sparkwright companion build, and install the wheel into that environment",
+        )
+
+
+def _spec(session: Session) -> CompanionSpec:
+    return load_companion(session.checkout.patchsets / LISTS / f"{session.checkout.series}.toml")
+
+
+def _target(session: Session, platform: str, arch: str) -> Target:
+    from sparkwright.native.model import Target
+
+    return Target(platform, arch or require_native(session.checkout.lock).arch)
+
+
+def _generators(session: Session) -> Path:
+    """Return an interpreter with torch: that of the environment for probes, made if it is missing."""
+    from sparkwright.probe.environment import prepare_environment
+
+    return prepare_environment(session.store, offline=session.offline)
+
+
+def _summary(made: MadeCompanion) -> dict[str, Any]:
+    return {
+        "path": str(made.wheel.path),
+        "version": made.wheel.version,
+        "sha256": made.wheel.sha256,
+        "size": made.wheel.size,
+        "audit": _audit_summary(made.audit),
+    }
+
+
+def _audit_summary(report: CompanionAudit) -> dict[str, Any]:
+    return {
+        "machine": report.target.machine,
+        "arch": report.target.arch,
+        "modules": {
+            name: {"size": size, "cubins": report.cubins[name]} for name, size in report.modules.items()
+        },
+        "checks": {one.name: [one.verdict, one.detail] for one in report.checks},
+    }
+
+
+def _show_audit(report: CompanionAudit) -> None:
+    rows = [(name, human_size(size), str(report.cubins[name])) for name, size in report.modules.items()]
+    show_table(("module", "size", "cubins"), rows)
+    show_table(("check", "verdict", "found"), [(one.name, one.verdict, one.detail) for one in report.checks])
+    click.echo(f"size     {human_size(report.size)} ({report.size} bytes)")
+    click.echo(f"sha256   {report.sha256}")

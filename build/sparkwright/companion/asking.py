@@ -1,0 +1,179 @@
+"""Ask FlashInfer's own generators for kernels, without a GPU: their commands, or the finished files."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.base.errors import CompanionError, NativeBuildError, ProcessError
+from sparkwright.base.events import task
+from sparkwright.base.process import run
+from sparkwright.companion.ninja import NinjaCommand, read_ninja
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sparkwright.companion.model import CompanionSpec
+    from sparkwright.native.model import Target, Toolchain
+
+_LIMIT_S = 900.0
+# Variables that change an answer of FlashInfer's, or the compiler's.
+_DECIDING = ("FLASHINFER_", "CUDA_", "NVCC_", "PYTHON", "TORCH_CUDA_ARCH_LIST")
+
+
+@dataclass(frozen=True)
+class DescribedModule:
+    """A library as a generator describes it.
+
+    Attributes:
+        name: FlashInfer's name for it, by which it looks for the finished file.
+        commands: the commands that make it, compilers first.
+    """
+
+    name: str
+    commands: tuple[NinjaCommand, ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """The answer of the generators.
+
+    Attributes:
+        modules: the modules, in the order of the question.
+        python_include: folder of Python's headers in their commands.
+        tvm_ffi: folder of the package ``tvm_ffi`` in their commands: the environment's, whose headers are not
+            the ones that are compiled with.
+    """
+
+    modules: tuple[DescribedModule, ...]
+    python_include: str
+    tvm_ffi: str
+
+
+@dataclass(frozen=True)
+class GeneratorSite:
+    """The place where generators run.
+
+    Attributes:
+        python: an interpreter that has torch, for any machine, and tvm_ffi.
+        flashinfer: the unpacked wheel of FlashInfer.
+        imports: unpacked wheels that FlashInfer imports besides.
+        tvm_ffi: the unpacked wheel of ``apache-tvm-ffi``, of which only headers are used.
+        workspace: FlashInfer's folder for generated sources, empty before.
+    """
+
+    python: Path
+    flashinfer: Path
+    imports: tuple[Path, ...]
+    tvm_ffi: Path
+    workspace: Path
+
+
+def describe_modules(
+    spec: CompanionSpec, names: Sequence[str], site: GeneratorSite, target: Target, toolchain: Toolchain
+) -> Description:
+    """Return the modules called *names* as FlashInfer's generators describe them.
+
+    Args:
+        spec: the series' list.
+        names: names in `spec`.
+        site: where the generators run; sources that they write are in its workspace afterwards.
+        target: the machine and card of the build.
+        toolchain: the compilers that are to be called.
+
+    Raises:
+        NativeBuildError: a generator fails, or describes something that cannot be compiled from sources.
+    """
+    variables = {
+        "PYTHONPATH": os.pathsep.join(map(str, (site.flashinfer, *site.imports))),
+        "FLASHINFER_CUDA_ARCH_LIST": target.arch,
+        "FLASHINFER_WORKSPACE_BASE": str(site.workspace),
+        # A companion in the environment does not matter: everything is described, nothing is loaded.
+        "FLASHINFER_DISABLE_VERSION_CHECK": "1",
+        "CUDA_HOME": str(toolchain.cuda),
+        # FlashInfer hands CC to nvcc as the host's compiler.
+        "CC": str(toolchain.cxx),
+        "CXX": str(toolchain.cxx),
+    }
+    try:
+        answer = _ask(spec, names, site.python, variables, describe=True)
+    except ProcessError as error:
+        raise NativeBuildError(
+            f"FlashInfer {spec.version} did not describe its kernels",
+            because=error.because,
+            next_step=f"{site.python} needs torch and what FlashInfer imports; name another with --python",
+        ) from error
+    if answer["version"] != spec.version:
+        raise NativeBuildError(
+            "the kernels would be those of another FlashInfer",
+            because=f"{answer['version']} answered, and the list is for {spec.version}",
+            next_step="run with an interpreter whose environment sets no other FlashInfer in front",
+        )
+    modules = tuple(_described(name, one) for name, one in answer["modules"].items())
+    return Description(modules, answer["include"], answer["tvm_ffi"])
+
+
+def find_modules(
+    spec: CompanionSpec, names: Sequence[str], python: Path, workspace: Path, arch: str = ""
+) -> dict[str, str]:
+    """Return the finished file that an installed FlashInfer loads for each of *names*; empty if it compiles.
+
+    Args:
+        spec: the series' list.
+        names: names in `spec`.
+        python: the interpreter of the environment.
+        workspace: an empty folder, in place of FlashInfer's cache.
+        arch: the card's architecture, for a machine without one; by default the machine's own cards.
+
+    Raises:
+        CompanionError: FlashInfer cannot be asked, or is of another version.
+    """
+    variables = {"FLASHINFER_WORKSPACE_BASE": str(workspace)}
+    if arch:
+        variables |= {"FLASHINFER_CUDA_ARCH_LIST": arch}
+    try:
+        answer = _ask(spec, names, python, variables, describe=False)
+    except ProcessError as error:
+        raise CompanionError(
+            "FlashInfer could not be asked for its kernels",
+            because=error.because,
+            next_step="name the interpreter that serves, and --arch where there is no card",
+        ) from error
+    if answer["version"] != spec.version:
+        raise CompanionError(
+            "the companion is not for the installed FlashInfer",
+            because=f"{answer['version']} is installed, and the list is for {spec.version}",
+            next_step=f"install flashinfer-python=={spec.version}, or build a companion for the other one",
+        )
+    return {one["name"]: one["found"] for one in answer["modules"].values()}
+
+
+def _ask(
+    spec: CompanionSpec, names: Sequence[str], python: Path, variables: Mapping[str, str], *, describe: bool
+) -> dict[str, Any]:
+    modules = {name: [spec.modules[name].generator, spec.modules[name].arguments] for name in names}
+    script = Path(str(resources.files("sparkwright.companion").joinpath("child.py")))
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_DECIDING)}
+    with task(f"ask FlashInfer for {len(names)} kernel modules"):
+        done = run(
+            [python, "-s", script],
+            stdin=json.dumps({"describe": describe, "modules": modules}).encode(),
+            env={**own, "PYTHONDONTWRITEBYTECODE": "1", "FLASHINFER_LOGGING_LEVEL": "error", **variables},
+            timeout=_LIMIT_S,
+        )
+    answer: dict[str, Any] = json.loads(done.text.splitlines()[-1])
+    return answer
+
+
+def _described(name: str, answer: Mapping[str, Any]) -> DescribedModule:
+    if answer["embeds"]:
+        raise NativeBuildError(
+            f"the module {name} cannot be compiled ahead of time",
+            because="it embeds device code that FlashInfer makes by other means",
+            next_step="take it out of the list",
+        )
+    return DescribedModule(answer["name"], tuple(read_ninja(answer["ninja"], name)))

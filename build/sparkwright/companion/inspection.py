@@ -1,0 +1,254 @@
+"""Audit a companion: whole, for one machine and one card, and without an undefined symbol.
+
+The facts of a binary are those of `sparkwright.native.inspection`, as for a vLLM wheel. What differs is the
+comparison: there is no wheel of upstream's to compare with, and every kernel has to be for the card.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from sparkwright.base.digests import sha256_file
+from sparkwright.base.errors import ArchiveError, AuditError, BinaryError, WheelError
+from sparkwright.companion.package import FOLDER, PACKAGE, architecture_name, member_of
+from sparkwright.companion.wheel import RECORD
+from sparkwright.native.inspection import KernelClass, class_of, over_platform, resolve, unprovided
+from sparkwright.native.model import Target
+from sparkwright.wheel.archive import open_archive
+from sparkwright.wheel.binaries import inspect_binary
+from sparkwright.wheel.checks import AuditCheck, judge
+from sparkwright.wheel.kernels import read_json
+from sparkwright.wheel.names import parse_name
+from sparkwright.wheel.record import parse_record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkwright.native.inspection import Inspection, Inspector, Surroundings
+    from sparkwright.wheel.archive import Archive
+    from sparkwright.wheel.names import WheelName
+
+_LOADED_BEFORE = "libtvm_ffi.so"
+"""FlashInfer's modules call it and do not name it: Python has loaded it, for all, before them."""
+
+
+@dataclass(frozen=True)
+class CompanionAudit:
+    """The result of an audit.
+
+    Attributes:
+        filename: the wheel's name.
+        sha256: its digest.
+        size: in bytes.
+        target: the machine and card that it is for.
+        modules: size of each module in bytes, unpacked.
+        cubins: number of cubins of each module.
+        checks: every check in its order.
+    """
+
+    filename: str
+    sha256: str
+    size: int
+    target: Target
+    modules: Mapping[str, int]
+    cubins: Mapping[str, int]
+    checks: tuple[AuditCheck, ...]
+
+    def require(self) -> None:
+        """Raise if a check failed or was left open.
+
+        Raises:
+            AuditError: one was; the error names each.
+        """
+        if failed := [check for check in self.checks if check.verdict != "pass"]:
+            raise AuditError(
+                f"{self.filename} failed its audit",
+                because="; ".join(f"{check.name}: {check.detail}" for check in failed),
+                next_step="do not install or publish this wheel; build it again",
+            )
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """An open companion and the facts of its binaries."""
+
+    archive: Archive
+    name: WheelName
+    record: Mapping[str, Any]
+    target: Target
+    found: Mapping[str, Inspection]
+    faults: tuple[str, ...]
+    surroundings: Surroundings
+
+
+def audit_companion(wheel: Path, inspector: Inspector, surroundings: Surroundings) -> CompanionAudit:
+    """Return the audit of the companion *wheel*.
+
+    Args:
+        wheel: the file.
+        inspector: inspects its binaries.
+        surroundings: the CUDA runtime and tvm_ffi of its machine.
+
+    Raises:
+        ArchiveError: it is damaged or an unsafe archive.
+        WheelError: it is no companion, or its record is malformed.
+    """
+    name = parse_name(wheel.name)
+    with open_archive(wheel) as archive:
+        record = read_json(archive, f"{name.dist_info}/{RECORD}")
+        try:
+            target = Target(record["target"]["machine"], record["target"]["arch"])
+            modules = {module: int(one["size"]) for module, one in record["modules"].items()}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise WheelError(f"{wheel.name} is no companion", because=f"its record lacks {error}") from error
+        found, faults = _inspected(archive, record, inspector)
+        subject = _Subject(archive, name, record, target, found, faults, surroundings)
+        checks = tuple(check(subject) for check in _CHECKS)
+    cubins = {member: sum(one.device.cubins.values()) for member, one in found.items()}
+    return CompanionAudit(
+        filename=wheel.name,
+        sha256=sha256_file(wheel),
+        size=wheel.stat().st_size,
+        target=target,
+        modules=modules,
+        cubins={module: cubins.get(member_of(module), 0) for module in modules},
+        checks=checks,
+    )
+
+
+def _inspected(
+    archive: Archive, record: Mapping[str, Any], inspector: Inspector
+) -> tuple[dict[str, Inspection], tuple[str, ...]]:
+    found: dict[str, Inspection] = {}
+    faults: list[str] = []
+    for module, one in record["modules"].items():
+        member = member_of(module)
+        try:
+            # The digest is of what is there, so that a changed file is not taken for a known one.
+            digest = hashlib.sha256()
+            for piece in archive.chunks(member):
+                digest.update(piece)
+            found[member] = inspect_binary(archive, member, digest.hexdigest(), inspector)
+            if digest.hexdigest() != one["sha256"]:
+                faults.append(f"{member} is not the file that the record names")
+        except (ArchiveError, BinaryError) as error:
+            faults.append(f"{member}: {error.because or error.what}")
+    return found, tuple(faults)
+
+
+def _complete(subject: _Subject) -> AuditCheck:
+    """Check that RECORD lists every member with its digest, and that nothing else is there."""
+    info = f"{subject.name.dist_info}/"
+    listed = parse_record(subject.archive.read(f"{info}RECORD"))
+    faults = [f"{member} is not in RECORD" for member in subject.archive.members if member not in listed]
+    faults += [f"{member} is missing" for member in listed if member not in subject.archive.members]
+    for member, entry in listed.items():
+        if member in subject.archive.members and member != f"{info}RECORD":
+            digest = hashlib.sha256()
+            for piece in subject.archive.chunks(member):
+                digest.update(piece)
+            if digest.hexdigest() != entry.sha256:
+                faults.append(f"{member} has other content than RECORD states")
+    expected = {member_of(module) for module in subject.record["modules"]} | {f"{PACKAGE}/__init__.py"}
+    faults += [
+        f"{member} does not belong there"
+        for member in subject.archive.members
+        if not member.startswith(info) and member not in expected
+    ]
+    return judge("record-complete", faults, f"{len(listed)} members")
+
+
+def _modules(subject: _Subject) -> AuditCheck:
+    """Check that the package states its architecture, and each module that is there."""
+    text = subject.archive.read(f"{PACKAGE}/__init__.py").decode()
+    arch = architecture_name(subject.target)
+    faults = [*subject.faults]
+    faults += [] if f'cuda_architectures=("{arch}",)' in text else [f"the package does not state {arch}"]
+    faults += [
+        f"the package does not name {module}"
+        for module in subject.record["modules"]
+        if f'    "{module}",\n' not in text
+    ]
+    if f'__version__ = "{subject.name.version}"' not in text:
+        faults.append(f"the package does not state the version {subject.name.version}")
+    return judge("modules", faults, f"{len(subject.found)} modules in {FOLDER}, for {arch}")
+
+
+def _machine(subject: _Subject) -> AuditCheck:
+    """Check that every module is for the machine of the wheel's tag."""
+    faults = [
+        f"{member} is made for {one.elf.machine}"
+        for member, one in subject.found.items()
+        if one.elf.machine != subject.target.machine
+    ]
+    if subject.name.machine != subject.target.machine:
+        faults.append(f"the tag is {subject.name.platform}")
+    return judge("binaries-machine", faults, f"{len(subject.found)} binaries for {subject.target.machine}")
+
+
+def _native(subject: _Subject) -> AuditCheck:
+    """Check that every module holds exactly what its units were compiled to, and that all of it runs so.
+
+    FlashInfer compiles a few modules for the card's family, whose machine code the card runs too. PTX, which
+    the driver compiles when it is first used, is refused.
+    """
+    card, faults = subject.target.arch, list[str]()
+    counts = dict.fromkeys((KernelClass.NATIVE, KernelClass.FAMILY), 0)
+    for module, one in subject.record["modules"].items():
+        if (inspection := subject.found.get(member_of(module))) is None:
+            continue
+        device = inspection.device
+        if device.ptx:
+            faults.append(f"{module} holds PTX for {', '.join(device.ptx)}")
+        if dict(device.cubins) != one["arches"] or not device.cubins:
+            faults.append(f"{module} holds the cubins {dict(device.cubins)}, compiled were {one['arches']}")
+        for arch, count in device.cubins.items():
+            if (kind := class_of(arch, card)) not in counts:
+                faults.append(f"{module} holds cubins for {arch}, which do not run on {card}")
+            else:
+                counts[kind] += count
+    shares = f"{counts[KernelClass.NATIVE]} for {card}, {counts[KernelClass.FAMILY]} for its family, no PTX"
+    return judge("kernels-native", faults, f"cubins: {shares}")
+
+
+def _symbols(subject: _Subject) -> AuditCheck:
+    """Check that the CUDA runtime, tvm_ffi and the system define every undefined symbol."""
+    faults: list[str] = []
+    count = 0
+    for member, one in subject.found.items():
+        elf = structs.replace(one.elf, needed=(*one.elf.needed, _LOADED_BEFORE))
+        found = resolve(elf, subject.surroundings, python="none")
+        faults += [f"{member}: {symbol} is undefined" for symbol in found.unresolved]
+        count += len(elf.undefined)
+    return judge("symbols-resolve", faults, f"{count} symbols")
+
+
+def _libraries(subject: _Subject) -> AuditCheck:
+    """Check that something brings every needed library, and that there are no run paths."""
+    faults = [
+        f"{member} needs {soname}, which no dependency brings"
+        for member, one in subject.found.items()
+        for soname in unprovided(one.elf, subject.surroundings)
+    ]
+    faults += [f"{member} has run paths" for member, one in subject.found.items() if one.elf.run_paths]
+    needed = sorted({soname for one in subject.found.values() for soname in one.elf.needed})
+    return judge("needed-libraries", faults, ", ".join(needed))
+
+
+def _floor(subject: _Subject) -> AuditCheck:
+    """Check that the platform tag has all symbol versions."""
+    platform = subject.name.platform
+    faults = [
+        f"{member} needs {', '.join(beyond)}, more than {platform} has"
+        for member, one in subject.found.items()
+        if (beyond := over_platform(platform, one.elf.versions))
+    ]
+    return judge("glibc-floor", faults, f"{platform} has every required symbol version")
+
+
+_CHECKS = (_complete, _modules, _machine, _native, _symbols, _libraries, _floor)

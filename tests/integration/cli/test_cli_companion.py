@@ -1,0 +1,94 @@
+"""``sparkwright companion`` on the lists of this checkout, and on an environment with a small FlashInfer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkwright.base.errors import CompanionError, ConfigError, UnknownNameError
+from sparkwright.companion.model import load_companion
+
+ROOT = Path(__file__).resolve().parents[3]
+FLASHINFER = """
+import os, pathlib
+class Spec:
+    def __init__(self, name):
+        self.name, self.aot_path = name, pathlib.Path(os.environ.get("FINISHED", "/none"), name)
+        self.is_aot = self.aot_path.is_file()
+def gen_sampling_module():
+    return Spec("sampling")
+def gen_topk_module():
+    return Spec("topk")
+"""
+
+
+def companion(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-m", "sparkwright", "companion", *words, "--root", str(ROOT), "--offline"],
+        env={**os.environ, **variables}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """An interpreter whose environment has a FlashInfer of the list's version."""
+    version = load_companion(ROOT / "patchsets" / "companions" / "0.33.toml").version
+    files = {
+        "flashinfer/__init__.py": "",
+        "flashinfer/version.py": f"__version__ = {version!r}\n",
+        "flashinfer/jit/__init__.py": "",
+        "flashinfer/jit/sampling.py": FLASHINFER,
+        "flashinfer/jit/topk.py": FLASHINFER,
+        "tvm_ffi/__init__.py": "",
+    }
+    for path, text in files.items():
+        (tmp_path / "site" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / path).write_text(text)
+    program = tmp_path / "python"
+    program.write_text(
+        f"#!{sys.executable}\nimport runpy, sys\nsys.path.insert(0, {str(tmp_path / 'site')!r})\n"
+        "sys.argv = sys.argv[2:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    program.chmod(0o755)
+    return program
+
+
+def test_the_list_shows_what_recipes_need() -> None:
+    done = companion("list", "--series", "0.33", "--recipe", "qwen3.6-27b-dflash", "--json")
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)["modules"]) == ["sampling", "gemm-fp4"]
+
+
+@pytest.mark.parametrize("series", ["", "0.24", "0.33"])
+def test_every_series_has_a_list(series: str) -> None:
+    done = companion("list", *(["--series", series] if series else []), "--json")
+    assert "sampling" in json.loads(done.stdout)["modules"]
+
+
+def test_a_kernel_that_would_be_compiled_is_an_error_and_a_finished_one_is_not(
+    environment: Path, tmp_path: Path
+) -> None:
+    asked = ("check", "--series", "0.33", "--python", str(environment), "--arch", "12.1a", "--json")
+    (tmp_path / "sampling").write_bytes(b"")
+    finished = {"FINISHED": str(tmp_path)}
+    done = companion(*asked, "--module", "sampling", **finished)
+    assert (done.returncode, json.loads(done.stdout)["missing"]) == (0, [])
+    done = companion(*asked, "--module", "sampling", "--module", "topk", **finished)
+    assert done.returncode == CompanionError.exit_code
+    assert json.loads(done.stdout)["missing"] == ["topk"]
+    assert "1 of 2 kernel modules" in done.stderr
+
+
+def test_unknown_names_and_series_are_refused(environment: Path) -> None:
+    asked = ("--series", "0.33", "--module", "nothing")
+    assert companion("list", *asked).returncode == UnknownNameError.exit_code
+    assert companion("list", "--series", "0.99").returncode in {
+        ConfigError.exit_code,
+        UnknownNameError.exit_code,
+    }

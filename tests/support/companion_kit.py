@@ -1,0 +1,81 @@
+"""A FlashInfer in miniature: generators that write a build file for ninja, sources, and a card's kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import elfkit
+
+from sparkwright.companion.compiling import CompiledModule
+from sparkwright.companion.model import CompanionSpec, KernelModule
+from sparkwright.companion.wheel import CompanionContent
+from sparkwright.lock.native import Package
+from sparkwright.native.host import this_machine
+from sparkwright.native.inspection import Inspector, Surroundings
+from sparkwright.native.model import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from sparkwright.store import Store
+
+TARGET = Target(this_machine(), "12.1a")
+IMAGES = [("sm_121a", ["sample"])]
+
+
+def package(name: str) -> Package:
+    return Package(filename=f"{name}-py3-none-any.whl", sha256="0" * 64, size=1)
+
+
+SPEC = CompanionSpec(
+    format=1,
+    flashinfer=package("flashinfer_python-1.2.3"),
+    tvm_ffi={this_machine(): package("apache_tvm_ffi-0.1")},
+    paths=("csrc", "include"),
+    modules={"sampling": KernelModule(generator="flashinfer.jit.sampling:gen", why="it samples")},
+    recipes={"*": ("sampling",)},
+)
+
+
+def library(folder: Path, name: str, images: Sequence[tuple[str, Sequence[str]]] = IMAGES) -> Path:
+    """A module as FlashInfer's are: it calls tvm_ffi without needing it by name."""
+    code = "int TVMFFICall(void); int run(void) { return TVMFFICall(); }"
+    return elfkit.shared(folder / f"{name}.so", code, device=elfkit.device(list(images)))
+
+
+def module(
+    store: Store, path: Path, arches: Mapping[str, int] | None = None, name: str = "sampling"
+) -> CompiledModule:
+    """The library at *path* as a finished module in the store."""
+    from sparkwright.base.digests import sha256_file
+
+    sha256, size = sha256_file(path), path.stat().st_size
+    store.adopt_file(path, sha256, verified=True)
+    return CompiledModule(name, sha256, size, {"sm_121a": 1} if arches is None else arches)
+
+
+def content(modules: Sequence[CompiledModule], target: Target = TARGET) -> CompanionContent:
+    """All that decides a companion of *modules*."""
+    record = {
+        "target": {"machine": target.machine, "arch": target.arch},
+        "modules": {
+            one.name: {"listed": one.name, "sha256": one.sha256, "size": one.size, "arches": dict(one.arches)}
+            for one in modules
+        },
+    }
+    return CompanionContent(
+        SPEC, target, "13.0", {one.name: one for one in modules}, record, {"LICENSE": b"free\n"}
+    )
+
+
+def surroundings(folder: Path, symbol: str = "TVMFFICall") -> Surroundings:
+    """A tvm_ffi that defines *symbol*."""
+    path = elfkit.shared(folder / "libtvm_ffi.so", f"int {symbol}(void) {{ return 1; }}")
+    return Surroundings({path.name: path})
+
+
+def inspector(store: Store, folder: Path) -> Inspector:
+    """An inspector that reads the device code of `elfkit`."""
+    program = elfkit.reader(folder)
+    return Inspector(store, lambda: program)

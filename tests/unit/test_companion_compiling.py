@@ -1,0 +1,211 @@
+"""From described modules to finished libraries: paths, commands, and a build by the machine's compiler."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import companion_kit as kit
+import pytest
+from native_case import HERE
+from small_extension import make_builder
+from unit_kit import make_toolchain
+
+from sparkwright.base.errors import CompanionError, NativeBuildError
+from sparkwright.companion.asking import (
+    DescribedModule,
+    Description,
+    GeneratorSite,
+    describe_modules,
+    find_modules,
+)
+from sparkwright.companion.compiling import Places, compile_modules, configure_modules
+from sparkwright.companion.ninja import NinjaCommand, read_ninja
+from sparkwright.companion.tree import source_tree
+from sparkwright.native.model import Inputs, Target, Toolchain
+from sparkwright.upstream import Access, IndexSettings
+
+if TYPE_CHECKING:
+    from sparkwright.git import Repository
+    from sparkwright.store import Store
+
+GXX = Path("/usr/bin/g++")
+# A FlashInfer in miniature. Its compiler is g++ under nvcc's rule, so that its sources are C++.
+CORE = '''
+import os, pathlib, sys
+BASE = pathlib.Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / ".cache" / "flashinfer" / "1.2.3" / "x"
+DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
+
+class Spec:
+    name = "sampling"
+    embedded_cubin_factory = None
+    ninja_path = BASE / "cached_ops" / "sampling" / "build.ninja"
+    aot_path = pathlib.Path(os.environ.get("FINISHED", "/none"))
+    is_aot = aot_path.is_file()
+
+    def write_ninja(self):
+        self.ninja_path.parent.mkdir(parents=True, exist_ok=True)
+        gen = BASE / "generated" / "made.cpp"
+        gen.parent.mkdir(parents=True, exist_ok=True)
+        gen.write_text("int TVMFFICall(void); int made() { return TVMFFICall(); }\\n")
+        out = self.ninja_path.parent
+        self.ninja_path.write_text(f"""cxx = {os.environ["CXX"]}
+flags = -fPIC -I{DATA}/include
+rule compile
+  command = $cxx -MMD -MF $out.d $flags -c $in -o $out
+rule link
+  command = $cxx $in -shared -o $out
+build {out}/s.o: compile {DATA}/csrc/s.cpp
+build {out}/made.o: compile {gen}
+build {out}/sampling.so: link {out}/s.o {out}/made.o
+""")
+'''
+
+
+@pytest.fixture
+def toolchain(tmp_path: Path) -> Toolchain:
+    return replace(make_toolchain(tmp_path / "chain"), cxx=GXX)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> GeneratorSite:
+    root = tmp_path / "wheels"
+    files = {
+        "fi/flashinfer/__init__.py": "",
+        "fi/flashinfer/version.py": "__version__ = '1.2.3'\n",
+        "fi/flashinfer/jit/__init__.py": "",
+        "fi/flashinfer/jit/core.py": CORE,
+        "fi/flashinfer/jit/sampling.py": "from .core import Spec\ndef gen():\n    return Spec()\n",
+        "fi/flashinfer/data/csrc/s.cpp": "#include <s.h>\nint s() { return S; }\n",
+        "fi/flashinfer/data/include/s.h": "#define S 7\n",
+        "extra/tvm_ffi/__init__.py": "",
+        "tvm/tvm_ffi/include/tvm.h": "",
+    }
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return GeneratorSite(
+        Path(sys.executable), root / "fi", (root / "extra",), root / "tvm", tmp_path / "space"
+    )
+
+
+def described(*commands: NinjaCommand) -> list[DescribedModule]:
+    return [DescribedModule("m", commands)]
+
+
+def test_a_module_is_described_compiled_and_linked_without_this_machines_paths(
+    store: Store, repository: Repository, tmp_path: Path, site: GeneratorSite, toolchain: Toolchain
+) -> None:
+    target = Target(HERE, "12.1a")
+    description = describe_modules(kit.SPEC, ["sampling"], site, target, toolchain)
+    tree = source_tree(Access(store, repository, IndexSettings(offline=True)), kit.SPEC, site)
+    configuration = configure_modules(description.modules, Places(site, toolchain, description), GXX)
+    assert str(tmp_path) not in repr(configuration)
+    assert [unit.source for unit in configuration.units] == [
+        "source/data/csrc/s.cpp",
+        "source/generated/made.cpp",
+    ]
+    assert all("-MF" not in unit.argv for unit in configuration.units)
+    builder = make_builder(store, repository, tmp_path / "logs")
+    inputs = Inputs(tree=tree, sources={}, toolchain=toolchain, target=target)
+    done = compile_modules(builder, inputs, configuration)["sampling"]
+    assert str(tmp_path).encode() not in store.file_path(done.sha256).read_bytes()
+    assert compile_modules(builder, inputs, configuration)["sampling"] == done
+
+
+def test_a_generated_file_with_a_path_of_this_machine_is_refused(
+    store: Store, repository: Repository, site: GeneratorSite
+) -> None:
+    folder = site.workspace / ".cache" / "flashinfer" / "1.2.3" / "x" / "generated"
+    folder.mkdir(parents=True)
+    access = Access(store, repository, IndexSettings(offline=True))
+    (folder / "made.cu").write_text("int one;\n")
+    assert source_tree(access, kit.SPEC, site)
+    (folder / "made.cu").write_text(f'#include "{folder}/other.h"\n')
+    with pytest.raises(NativeBuildError, match=r"made\.cu"):
+        source_tree(access, kit.SPEC, site)
+
+
+def places(site: GeneratorSite, toolchain: Toolchain) -> Places:
+    return Places(site, toolchain, Description((), "/python/include", "/env/tvm_ffi"))
+
+
+def test_flashinfers_commands_keep_their_words(site: GeneratorSite, toolchain: Toolchain) -> None:
+    data = f"{site.flashinfer}/flashinfer/data"
+    text = (
+        f"rule cuda_compile\n  command = {toolchain.cuda}/bin/nvcc --generate-dependencies-with-compile "
+        f"-MF $out.d -gencode=arch=compute_121a,code=sm_121a -isystem /env/tvm_ffi/include -c $in -o $out\n"
+        f"build {site.workspace}/.cache/flashinfer/1/x/cached_ops/m/a.o: cuda_compile {data}/csrc/a.cu\n"
+    )
+    (site.workspace / ".cache/flashinfer/1/x/cached_ops").mkdir(parents=True)
+    (unit,) = configure_modules(described(*read_ninja(text, "m")), places(site, toolchain), GXX).units
+    assert unit.argv == (
+        "{work}/cuda/bin/nvcc", "-gencode=arch=compute_121a,code=sm_121a", "-isystem",
+        "{work}/deps/tvm-ffi/include", "-c", "{work}/source/data/csrc/a.cu", "-o", "{work}/build/m/a.o",
+        "-Xcompiler=-ffile-prefix-map={work}=/sparkwright",
+    )  # fmt: skip
+    assert (unit.arches, unit.output) == (("sm_121a",), "build/m/a.o")
+
+
+def test_nvcc_that_links_gets_the_targets_compiler(site: GeneratorSite, toolchain: Toolchain) -> None:
+    command = NinjaCommand(
+        "nvcc_link", ("/b/a.o",), "/b/m.so", ("nvcc", "-shared", "/b/a.o", "-o", "/b/m.so")
+    )
+    (link,) = configure_modules(described(command), places(site, toolchain), GXX).links
+    assert link.argv[1:5] == ("-Xlinker=--strip-all", "-Xlinker=--no-as-needed", "-ccbin", str(GXX))
+
+
+def test_an_unknown_step_and_an_unknown_path_are_refused(site: GeneratorSite, toolchain: Toolchain) -> None:
+    known = places(site, toolchain)
+    step = NinjaCommand("embed_cubin", (), "/b/a.o", ("python", "-m", "embed"))
+    with pytest.raises(NativeBuildError, match="cannot be compiled ahead of time") as caught:
+        configure_modules(described(step), known, GXX)
+    assert "embed_cubin" in caught.value.because
+    foreign = NinjaCommand("compile", ("/a.cpp",), "/b/a.o", ("c++", f"-I{site.flashinfer}/flashinfer/jit"))
+    with pytest.raises(NativeBuildError, match="cannot be repeated elsewhere"):
+        configure_modules(described(foreign), known, GXX)
+
+
+def test_an_answer_of_another_flashinfer_is_refused(site: GeneratorSite, toolchain: Toolchain) -> None:
+    (site.flashinfer / "flashinfer" / "version.py").write_text("__version__ = '9'\n")
+    with pytest.raises(NativeBuildError, match="another FlashInfer"):
+        describe_modules(kit.SPEC, ["sampling"], site, kit.TARGET, toolchain)
+    (site.flashinfer / "flashinfer" / "jit" / "sampling.py").write_text("raise ImportError('no torch')\n")
+    with pytest.raises(NativeBuildError, match="did not describe") as caught:
+        describe_modules(kit.SPEC, ["sampling"], site, kit.TARGET, toolchain)
+    assert "no torch" in caught.value.because
+
+
+# An installed FlashInfer ------------------------------------------------------------------
+
+
+def installed(site: GeneratorSite, tmp_path: Path) -> Path:
+    """An interpreter whose environment has the FlashInfer in miniature."""
+    program = tmp_path / "python"
+    paths = json.dumps([str(site.flashinfer), *map(str, site.imports)])
+    program.write_text(
+        f"#!{sys.executable}\nimport runpy, sys\nsys.path[:0] = {paths}\nsys.argv = sys.argv[2:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    program.chmod(0o755)
+    return program
+
+
+def test_a_finished_file_is_found_and_a_missing_one_is_named(
+    site: GeneratorSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = installed(site, tmp_path)
+
+    def ask(**_: Any) -> dict[str, str]:
+        return find_modules(kit.SPEC, ["sampling"], python, tmp_path / "empty", "12.1a")
+
+    assert ask() == {"sampling": ""}
+    (tmp_path / "sampling.so").write_bytes(b"a library")
+    monkeypatch.setenv("FINISHED", str(tmp_path / "sampling.so"))
+    assert ask() == {"sampling": str(tmp_path / "sampling.so")}
+    (site.flashinfer / "flashinfer" / "version.py").write_text("__version__ = '9'\n")
+    with pytest.raises(CompanionError, match="not for the installed FlashInfer"):
+        ask()

@@ -1,0 +1,191 @@
+"""Companions: the same modules give the same wheel, FlashInfer's two ways of asking, and planted faults."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import companion_kit as kit
+import msgspec
+import pytest
+
+from sparkwright.base.digests import sha256_file
+from sparkwright.base.errors import AuditError, ConfigError, WheelError
+from sparkwright.cli.verify import built_wheel
+from sparkwright.companion.choosing import companion_for
+from sparkwright.companion.inspection import CompanionAudit, audit_companion
+from sparkwright.companion.wheel import write_companion
+from sparkwright.native.model import Target
+from sparkwright.publish import publish, wheels_in
+from sparkwright.publish.series import series_pages
+from sparkwright.wheel.names import parse_name
+
+if TYPE_CHECKING:
+    from sparkwright.store import Store
+
+
+def made(store: Store, folder: Path, **changes: Any) -> Path:
+    """A companion of one module in *folder*."""
+    path = kit.library(folder, "sampling", changes.pop("images", kit.IMAGES))
+    module = kit.module(store, path, changes.pop("arches", None))
+    return write_companion(store, kit.content([module], **changes), folder / "dist").path
+
+
+def audited(store: Store, folder: Path, wheel: Path, **changes: Any) -> CompanionAudit:
+    return audit_companion(
+        wheel, kit.inspector(store, folder / "tools"), kit.surroundings(folder / "libraries", **changes)
+    )
+
+
+def failed(report: CompanionAudit) -> dict[str, str]:
+    return {check.name: check.detail for check in report.checks if check.verdict != "pass"}
+
+
+def test_the_same_modules_give_the_same_bytes_and_others_another_version(
+    store: Store, tmp_path: Path
+) -> None:
+    first, again = made(store, tmp_path / "a"), made(store, tmp_path / "b")
+    assert first.name == again.name
+    assert sha256_file(first) == sha256_file(again)
+    other = made(store, tmp_path / "c", images=[("sm_121a", ["another"])])
+    assert parse_name(other.name).version != parse_name(first.name).version
+    assert parse_name(first.name).version.startswith("1.2.3+cu130.sm121a.k")
+
+
+def test_flashinfer_gets_its_folder_and_its_provider(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = made(store, tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    package = importlib.import_module("flashinfer_jit_cache")
+    monkeypatch.delitem(sys.modules, "flashinfer_jit_cache")
+    (provider,) = package.get_jit_cache_providers()
+    assert package.__version__ == provider.version == parse_name(wheel.name).version
+    assert (provider.cuda_architectures, provider.modules) == (("sm121a",), ("sampling",))
+    assert provider.jit_cache_dir == package.get_jit_cache_dir()
+    assert Path(package.get_jit_cache_dir(), "sampling", "sampling.so").is_file()
+
+
+def test_a_companion_is_listed_in_the_index(store: Store, tmp_path: Path) -> None:
+    wheel = made(store, tmp_path)
+    index = publish(wheels_in(wheel.parent), wheel.parent)
+    assert [file.filename for file in index.files] == [wheel.name]
+    assert (wheel.parent / "simple" / "flashinfer-jit-cache" / "index.html").is_file()
+    assert not (wheel.parent / "simple" / "series").exists()
+    (listed,) = index.files
+    vllm = replace(listed, project="vllm", version="0.33.0", filename="vllm-0.33.0-py3-none-any.whl")
+    pages = series_pages([listed, vllm])
+    assert {path.split("/")[2] for path in pages if path.count("/") == 3} == {"vllm", "flashinfer-jit-cache"}
+    assert {path.split("/")[1] for path in pages} == {"0.33"}
+
+
+def test_a_companion_is_not_taken_for_a_wheel_to_verify(store: Store, tmp_path: Path) -> None:
+    folder = made(store, tmp_path).parent
+    with pytest.raises(ConfigError, match="holds no wheel for this machine"):
+        built_wheel(folder, kit.TARGET.machine)
+    (folder / f"vllm-1.0-py3-none-linux_{kit.TARGET.machine}.whl").write_bytes(b"")
+    assert built_wheel(folder, kit.TARGET.machine).name.startswith("vllm-1.0")
+
+
+def test_a_healthy_companion_passes_its_audit(store: Store, tmp_path: Path) -> None:
+    report = audited(store, tmp_path, made(store, tmp_path))
+    assert failed(report) == {}
+    assert (report.target, report.cubins) == (kit.TARGET, {"sampling": 1})
+    report.require()
+
+
+def test_code_for_the_family_passes_where_it_was_compiled_for_that(store: Store, tmp_path: Path) -> None:
+    wheel = made(store, tmp_path, images=[("sm_120f", ["sample"])], arches={"sm_120f": 1})
+    report = audited(store, tmp_path, wheel)
+    assert failed(report) == {}
+    assert "1 for its family" in next(one.detail for one in report.checks if one.name == "kernels-native")
+
+
+@pytest.mark.parametrize(
+    ("images", "arches", "fault"),
+    [
+        ([("sm_121a", ["a"]), ("compute_120", ["a"])], {"sm_121a": 1}, "PTX for compute_120"),
+        ([("sm_90a", ["a"])], {"sm_90a": 1}, "do not run on 12.1a"),
+        ([("sm_120f", ["a"])], {"sm_121a": 1}, "compiled were {'sm_121a': 1}"),
+    ],
+)
+def test_other_device_code_fails_the_audit(
+    store: Store, tmp_path: Path, images: Any, arches: Any, fault: str
+) -> None:
+    found = failed(audited(store, tmp_path, made(store, tmp_path, images=images, arches=arches)))
+    assert list(found) == ["kernels-native"]
+    assert fault in found["kernels-native"]
+
+
+def test_an_undefined_symbol_fails_the_audit(store: Store, tmp_path: Path) -> None:
+    report = audited(store, tmp_path, made(store, tmp_path), symbol="SomethingElse")
+    assert list(failed(report)) == ["symbols-resolve"]
+    with pytest.raises(AuditError, match="TVMFFICall is undefined") as caught:
+        report.require()
+    assert caught.value.next_step
+
+
+def test_another_machine_fails_the_audit(store: Store, tmp_path: Path) -> None:
+    other = "aarch64" if kit.TARGET.machine == "x86_64" else "x86_64"
+    found = failed(audited(store, tmp_path, made(store, tmp_path, target=Target(other, "12.1a"))))
+    assert "is made for" in found["binaries-machine"]
+
+
+@pytest.mark.parametrize(
+    ("member", "check"),
+    [
+        ("flashinfer_jit_cache/kernels/sampling/sampling.so", "modules"),
+        ("flashinfer_jit_cache/__init__.py", "modules"),
+        ("flashinfer_jit_cache/more.py", "record-complete"),
+    ],
+)
+def test_a_changed_member_fails_the_audit(store: Store, tmp_path: Path, member: str, check: str) -> None:
+    wheel = made(store, tmp_path)
+    other = kit.library(tmp_path / "other", "sampling", [("sm_121a", ["other"])]).read_bytes()
+    changed = tmp_path / "changed" / wheel.name
+    changed.parent.mkdir()
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in dict.fromkeys([*old.namelist(), member]):
+            content = other if name == member else old.read(name)
+            new.writestr(
+                zipfile.ZipInfo(name), b"x = 1\n" if name == member and name.endswith("py") else content
+            )
+    found = failed(audited(store, tmp_path, changed))
+    assert {"record-complete", check} <= set(found)
+
+
+def test_another_wheel_is_no_companion(store: Store, tmp_path: Path) -> None:
+    wheel = tmp_path / "vllm-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("vllm-1.0.dist-info/sparkwright/companion.json"), "{}")
+    with pytest.raises(WheelError, match="no companion"):
+        audited(store, tmp_path, wheel)
+
+
+# Choosing ---------------------------------------------------------------------------------
+
+
+def test_the_smallest_companion_with_all_modules_is_chosen(store: Store, tmp_path: Path) -> None:
+    one = made(store, tmp_path / "one")
+    modules = [
+        kit.module(store, kit.library(tmp_path / name, name, [("sm_121a", [name])]), name=name)
+        for name in ("sampling", "moe")
+    ]
+    both = write_companion(store, kit.content(modules), tmp_path / "both").path
+    other = tmp_path / "vllm-1.0-py3-none-any.whl"
+    other.write_bytes(b"")
+    wheels = [both, other, one]
+    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling"]) == one
+    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling", "moe"]) == both
+    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling", "page"]) is None
+    assert companion_for(wheels, kit.SPEC, Target(kit.TARGET.machine, "9.0a"), ["sampling"]) is None
+    later = msgspec.structs.replace(kit.SPEC, flashinfer=kit.package("flashinfer_python-1.2.4"))
+    assert companion_for(wheels, later, kit.TARGET, ["sampling"]) is None
+    one.write_bytes(one.read_bytes()[:-9])
+    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling"]) == both

@@ -1,0 +1,158 @@
+"""Compilers after the warm-up: the reader on real processes and folders, the check on what it read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from verify_kit import Bench, by_name, context
+
+from sparkwright.base.config import to_builtins
+from sparkwright.verify.checks.compile import KINDS, CompileCheck
+from sparkwright.verify.model import Load, Observation, Verdict
+from sparkwright.verify.server.compiling import CompileWatch, cache_folders, kernels_in, told
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHECK = CompileCheck()
+BENCH = Bench(CHECK)
+NAME = "nothing is compiled after the warm-up"
+COMPILER = Path(__file__).parents[2] / "build/sparkwright/verify/simulator/compiler_process.py"
+# A server that starts what its input says, and ends with it.
+SERVER = (
+    "import subprocess, sys\nprint('ready', flush=True)\n"
+    "for line in sys.stdin:\n    subprocess.Popen(line.split())\n    print('started', flush=True)\n"
+)
+
+
+# The reader ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        env={"HOME": str(tmp_path), "FLASHINFER_WORKSPACE_BASE": str(tmp_path)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def start(server: subprocess.Popen[str], *argv: str) -> None:
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(" ".join(argv) + "\n")
+    server.stdin.flush()
+    assert server.stdout.readline() == "started\n"
+
+
+def until(watch: CompileWatch, folder: Path) -> None:
+    """Wait for the file that the compiler leaves, and then for it to be seen."""
+    end = time.monotonic() + 60
+    while not list(folder.rglob("*.so")) or not watch._seen:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_compiler_and_its_file_are_seen(server: subprocess.Popen[str], tmp_path: Path) -> None:
+    with CompileWatch(server.pid) as watch:
+        start(server, sys.executable, "-I", "-S", str(COMPILER), "30")
+        until(watch, tmp_path)
+    assert watch.compiled[0] == "nvcc (1)"
+    assert watch.compiled[1].startswith("FlashInfer: 0/cached_ops/simulated")
+    assert len(watch.compiled) == 2
+
+
+def test_other_processes_and_older_files_are_not(server: subprocess.Popen[str], tmp_path: Path) -> None:
+    folder = tmp_path / ".triton" / "cache" / "old"
+    folder.mkdir(parents=True)
+    (folder / "kernel.cubin").write_bytes(b"")
+    with CompileWatch(server.pid) as watch:
+        start(server, sys.executable, "-c", "pass")
+        (folder / "kernel.lock").write_bytes(b"")
+        time.sleep(0.3)
+    assert watch.compiled == ()
+
+
+def test_caches_are_where_the_servers_environment_puts_them(tmp_path: Path) -> None:
+    home = {"HOME": "/h"}
+    assert cache_folders(home) == {
+        "FlashInfer": Path("/h/.cache/flashinfer"),
+        "Triton": Path("/h/.triton/cache"),
+        "vLLM": Path("/h/.cache/vllm"),
+        "the driver": Path("/h/.nv/ComputeCache"),
+    }
+    moved = cache_folders(
+        home
+        | {
+            "FLASHINFER_WORKSPACE_BASE": "/f",
+            "TRITON_CACHE_DIR": "/t",
+            "VLLM_CACHE_ROOT": "/v",
+            "CUDA_CACHE_PATH": "/c",
+        }
+    )
+    assert list(map(str, moved.values())) == ["/f/.cache/flashinfer", "/t", "/v", "/c"]
+    assert kernels_in({"Triton": tmp_path / "none"}) == frozenset()
+
+
+def test_much_is_told_shortly() -> None:
+    files = [("Triton", f"{number:03}") for number in range(25)]
+    shown = told(["nvcc", "cicc", "nvcc"], files)
+    assert shown[:3] == ("cicc (1)", "nvcc (2)", "Triton: 000")
+    assert shown[-1] == "and 5 more files"
+
+
+# The check -------------------------------------------------------------------------------------
+
+
+def seen(again: Any = (), first: Any = ()) -> tuple[Observation, ...]:
+    """What a server shows, of which *first* and *again* were compiled in each cell of a round."""
+    return tuple(
+        msgspec.structs.replace(one, compiled=again if one.cell.tags["round"] == "again" else first)
+        for one in BENCH.healthy()
+    )
+
+
+def verdict(observations: tuple[Observation, ...], **changes: Any) -> tuple[Verdict, str]:
+    found = by_name(CHECK.judge(context(**changes), observations))[NAME]
+    return found.verdict, found.cause
+
+
+def test_each_kind_is_sent_twice_with_other_prompts() -> None:
+    cells = CHECK.plan(context())
+    assert [cell.tags["round"] for cell in cells] == ["first"] * len(KINDS) + ["again"] * len(KINDS)
+    assert len({prompt.text for cell in cells for prompt in cell.prompts}) == sum(
+        len(c.prompts) for c in cells
+    )
+
+
+def test_a_quiet_server_passes_and_its_warm_up_is_a_remark() -> None:
+    assert verdict(seen())[0] is Verdict.PASS
+    found = by_name(CHECK.judge(context(), seen(first=("nvcc (1)",))))[NAME]
+    assert found.verdict is Verdict.PASS
+    assert any("nvcc" in warning for warning in found.warnings)
+
+
+def test_a_compiler_in_the_second_round_fails() -> None:
+    found, cause = verdict(seen(again=("nvcc (3)", "FlashInfer: sampling.so")))
+    assert found is Verdict.FAIL
+    assert "nvcc (3), FlashInfer: sampling.so" in cause
+
+
+def test_processes_that_were_not_watched_decide_nothing() -> None:
+    assert verdict(seen(again=None))[0] is Verdict.INCONCLUSIVE
+    assert verdict(seen()[:-1])[0] is Verdict.INCONCLUSIVE
+
+
+def test_cells_without_top_p_keep_their_keys() -> None:
+    assert "top-p" not in to_builtins(Load())
+    assert to_builtins(Load(top_p=0.9))["top-p"] == 0.9
