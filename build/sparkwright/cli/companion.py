@@ -17,15 +17,13 @@ from sparkwright.companion.model import load_companion
 from sparkwright.lock import require_native
 from sparkwright.pipeline.options import DEFAULT_PLATFORM
 from sparkwright.publish import dist_folder, publish, wheels_in
+from sparkwright.serve.companions import LISTS
 
 if TYPE_CHECKING:
     from sparkwright.companion.inspection import CompanionAudit
     from sparkwright.companion.make import MadeCompanion
     from sparkwright.companion.model import CompanionSpec
     from sparkwright.native.model import Target
-
-LISTS = "companions"
-"""Folder of the series' lists, in the folder of the patchsets."""
 
 _CHOICE = (
     click.option(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from sparkwright.recipes import Recipe
     from sparkwright.serve.model import Installation, ServeOptions
+    from sparkwright.serve.runtime import ExactRequirements
     from sparkwright.serve.supervise import WatchOptions
     from sparkwright.store import Store
 
@@ -193,13 +194,32 @@ def _installed(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Installat
     """Return the vLLM to serve with, installed."""
     if _is_rehearsal(recipe):
         return _rehearsal(recipe, asked)
-    from sparkwright.serve.environment import existing, install_wheel, wheel_requirements
+    from sparkwright.serve.environment import existing, install_wheel
 
     if asked["python"]:
         return existing(asked["python"], recipe)
     wheel = _wheel(store, recipe, asked)
-    requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
+    requirements = _requirements(wheel, recipe, asked)
     return install_wheel(store, wheel, recipe, requirements, offline=asked["offline"])
+
+
+def _requirements(wheel: Path, recipe: Recipe, asked: dict[str, Any]) -> ExactRequirements:
+    """Return the locked runtime of *wheel*, with the companion that the recipe needs on this card."""
+    from sparkwright.publish import dist_folder
+    from sparkwright.serve.companions import choose_companion, with_companion
+    from sparkwright.serve.environment import wheel_requirements
+    from sparkwright.verify.server import card_capability
+
+    patchsets, locked = _patchsets(), not asked["unlocked"]
+    requirements = wheel_requirements(wheel, patchsets, locked=locked)
+    folders = (dist_folder(Path()), wheel.parent)
+    choice = choose_companion(wheel, recipe, card_capability(), folders, patchsets)
+    if choice.missing:
+        warn(
+            f"FlashInfer will compile {', '.join(choice.missing)} while the engine starts or serves",
+            next_step=f"make companion ARGS='--recipe {recipe.name}', then serve again",
+        )
+    return with_companion(requirements, choice.wheel) if choice.wheel and locked else requirements
 
 
 def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
@@ -286,10 +306,10 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
         known = {"python": found.python, "identity": found.identity}
     elif not _is_rehearsal(recipe):
         from sparkwright.base.digests import sha256_file
-        from sparkwright.serve.environment import environment_folder, wheel_requirements
+        from sparkwright.serve.environment import environment_folder
 
         wheel = _wheel(store, recipe, asked)
-        requirements = wheel_requirements(wheel, _patchsets(), locked=not asked["unlocked"])
+        requirements = _requirements(wheel, recipe, asked)
         python = environment_folder(store, wheel, requirements) / "bin" / "python"
         known = {"python": python, "identity": sha256_file(wheel), "wheel": wheel.name}
     show_plan(planned(recipe, options, store, **known), as_json=as_json)

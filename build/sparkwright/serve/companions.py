@@ -1,0 +1,79 @@
+"""The companion of a served wheel: FlashInfer's kernels, compiled ahead of time, installed beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkwright.base.digests import sha256_file
+from sparkwright.companion.choosing import companion_for
+from sparkwright.companion.model import load_companion
+from sparkwright.native.model import Target
+from sparkwright.publish import wheels_in
+from sparkwright.publish.series import series_of
+from sparkwright.wheel.names import parse_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from sparkwright.companion.model import CompanionSpec
+    from sparkwright.recipes import Recipe
+    from sparkwright.serve.runtime import ExactRequirements
+
+LISTS = "companions"
+"""Folder of the series' lists, in the folder of the patchsets."""
+_SPECIFIC = frozenset({"9.0", "10.0", "10.3", "11.0", "12.1"})
+"""Capabilities whose kernels are compiled for the card alone, such as ``12.1a``."""
+
+
+@dataclass(frozen=True)
+class CompanionChoice:
+    """A companion for a wheel, or the modules for which none was found.
+
+    Attributes:
+        wheel: the companion; `None` if there is none, or none is needed.
+        missing: names of modules that FlashInfer will compile while the engine starts or serves.
+    """
+
+    wheel: Path | None = None
+    missing: tuple[str, ...] = ()
+
+
+def choose_companion(
+    wheel: Path, recipe: Recipe, capability: str, folders: Iterable[Path], patchsets: Path | None
+) -> CompanionChoice:
+    """Return the companion in *folders* with the kernels that *recipe* needs on a card of *capability*.
+
+    Args:
+        wheel: the wheel of vLLM that is served.
+        recipe: the recipe.
+        capability: of the card, such as ``12.1``; without a card, nothing is needed.
+        folders: folders of wheels, such as ``dist``.
+        patchsets: the folder of patchsets of a checkout, which has the lists of kernels; `None` without one.
+    """
+    spec = _spec(wheel, patchsets)
+    if spec is None or not capability:
+        return CompanionChoice()
+    arch = f"{capability}a" if capability in _SPECIFIC else capability
+    target = Target(parse_name(wheel.name).machine, arch)
+    needed = spec.chosen(arch, recipes=[recipe.name])
+    if not needed:
+        return CompanionChoice()
+    offered = [one for folder in dict.fromkeys(folders) if folder.is_dir() for one in wheels_in(folder)]
+    found = companion_for(offered, spec, target, needed)
+    return CompanionChoice(found, () if found else tuple(needed))
+
+
+def _spec(wheel: Path, patchsets: Path | None) -> CompanionSpec | None:
+    """Return the list of kernels of the wheel's series; `None` where there is none."""
+    if patchsets is None:
+        return None
+    path = patchsets / LISTS / f"{series_of(parse_name(wheel.name).version)}.toml"
+    return load_companion(path) if path.is_file() else None
+
+
+def with_companion(requirements: ExactRequirements, companion: Path) -> ExactRequirements:
+    """Return *requirements* with the wheel *companion*, by its digest."""
+    line = f"flashinfer-jit-cache @ {companion.absolute().as_uri()} --hash=sha256:{sha256_file(companion)}\n"
+    return replace(requirements, text=requirements.text + line)
