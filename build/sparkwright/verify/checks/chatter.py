@@ -96,8 +96,8 @@ def misfit(text: str, described: Described) -> str:
     except ValueError as error:
         where = "truncated" if _is_truncated(text, error) else "broken"
         return f"{described.name}: {where} JSON ({error}): “…{text[-2 * _AROUND :]}”"
-    error = best_match(Draft202012Validator(described.schema).iter_errors(value))
-    return "" if error is None else f"{described.name} do not fit the schema: {error.message}"
+    worst = best_match(Draft202012Validator(described.schema).iter_errors(value))
+    return "" if worst is None else f"{described.name} do not fit the schema: {worst.message}"
 
 
 def _is_truncated(text: str, error: ValueError) -> bool:

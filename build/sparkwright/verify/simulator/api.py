@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.verify.simulator.chat import CallWriter, broken, plan_calls
+from sparkwright.verify.simulator.chat import CallWriter, broken, content_of, plan_calls, schema_of, template
 from sparkwright.verify.simulator.language import encode, text_of
 
 if TYPE_CHECKING:
@@ -86,19 +86,6 @@ class RequestParams:
     calls: tuple[tuple[str, str], ...] = ()
 
 
-def template(messages: list[Mapping[str, Any]]) -> str:
-    """Return messages as one text, in a chat template such as Qwen's."""
-    parts = [f"<|im_start|>{each.get('role', 'user')}\n{_content(each)}<|im_end|>\n" for each in messages]
-    return "".join([*parts, "<|im_start|>assistant\n"])
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content)
-
-
 def parse_params(
     body: Mapping[str, Any], settings: Settings, *, chat: bool, named: str = ""
 ) -> RequestParams:
@@ -120,7 +107,7 @@ def _read(
     body: Mapping[str, Any], settings: Settings, model: str, named: str, *, chat: bool
 ) -> RequestParams:
     text, tokens = _prompt(body, settings, chat=chat)
-    question = _content(body["messages"][-1]) if chat else ""
+    question = content_of(body["messages"][-1]) if chat else ""
     left = settings.max_model_len - len(tokens)
     requested = body.get("max_tokens") or body.get("max_completion_tokens")
     most = int(requested) if requested else (left if chat else _COMPLETION_TOKENS)
@@ -159,7 +146,7 @@ def _read(
         seed=0 if seed is None else int(seed),
         named=named,
         question=question,
-        schema=_schema(body) if chat else {},
+        schema=schema_of(body) if chat else {},
         calls=plan_calls(_tools(body, settings), question, settings.faults) if chat else (),
     )
 
@@ -176,11 +163,6 @@ def _tools(body: Mapping[str, Any], settings: Settings) -> list[Mapping[str, Any
     if not settings.tool_parser:
         raise ApiError(400, "BadRequestError", "tool_choice auto needs a tool call parser, and none is set")
     return list(tools)
-
-
-def _schema(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    wanted = body.get("response_format") or {}
-    return dict(wanted["json_schema"]["schema"]) if wanted.get("type") == "json_schema" else {}
 
 
 def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int:

@@ -26,6 +26,26 @@ _CALLS: Final = "\n"  # between the arguments of calls; JSON without line breaks
 _CUT: Final = 2  # characters that the fault of truncated arguments takes off
 
 
+def template(messages: list[Mapping[str, Any]]) -> str:
+    """Return messages as one text, in a chat template such as Qwen's."""
+    parts = [f"<|im_start|>{each.get('role', 'user')}\n{content_of(each)}<|im_end|>\n" for each in messages]
+    return "".join([*parts, "<|im_start|>assistant\n"])
+
+
+def content_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a *message*, whose content may come in parts."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
+
+
+def schema_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the JSON schema that a request demands; empty if it demands none."""
+    wanted = body.get("response_format") or {}
+    return dict(wanted["json_schema"]["schema"]) if wanted.get("type") == "json_schema" else {}
+
+
 def plan_calls(
     tools: Sequence[Mapping[str, Any]], question: str, faults: Faults
 ) -> tuple[tuple[str, str], ...]:
@@ -52,7 +72,7 @@ def instance(schema: Mapping[str, Any], text: str, item: str = "") -> Any:
     """Return a value that fits *schema*, with words and numbers of *text*.
 
     Args:
-        schema: JSON schema of objects, arrays, enumerations and plain values.
+        schema: JSON schema of objects, arrays, enumerations, integers and strings.
         text: the question.
         item: the value of strings, if not empty.
     """
@@ -63,15 +83,10 @@ def instance(schema: Mapping[str, Any], text: str, item: str = "") -> Any:
             properties = schema.get("properties", {})
             return {name: instance(value, text, item) for name, value in properties.items()}
         case "array":
-            many = max(1, int(schema.get("minItems", 1)))
-            return [instance(schema.get("items", {"type": "string"}), text, item) for _ in range(many)]
+            return [instance(schema.get("items", {"type": "string"}), text, item)]
         case "integer" | "number":
             found = _NUMBER.search(text)
-            return max(int(found[0]) if found else 1, int(schema.get("minimum", 0)))
-        case "boolean":
-            return True
-        case "null":
-            return None
+            return int(found[0]) if found else 1
         case _:
             quoted = _QUOTED.search(text)
             return item or (quoted[1] if quoted else "river")

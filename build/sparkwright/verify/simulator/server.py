@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkwright.verify.arrival import arrivals_of, listen
-from sparkwright.verify.simulator.api import ApiError, parse_params, template
+from sparkwright.verify.simulator.api import ApiError, parse_params
+from sparkwright.verify.simulator.chat import template
 from sparkwright.verify.simulator.driver import Driver
 from sparkwright.verify.simulator.generate import Generation
 from sparkwright.verify.simulator.language import encode
