@@ -99,9 +99,18 @@ def test_what_a_server_lacks_is_not_sent_and_not_applicable() -> None:
     assert {one.verdict for one in findings.values()} == {Verdict.PASS, Verdict.NOT_APPLICABLE}
 
 
-def test_a_model_that_calls_nothing_decides_nothing() -> None:
+@pytest.mark.parametrize(
+    ("text", "asked", "verdict", "says"),
+    [
+        ("It is sunny.", 200, Verdict.INCONCLUSIVE, "no tool in 7 answers, though each prompt asks for it$"),
+        ("It is sunny.", 55, Verdict.INCONCLUSIVE, "55 tokens at the most, so that the chat template"),
+        ("", 200, Verdict.FAIL, "20 tokens without any text or call"),
+    ],
+)
+def test_a_model_that_calls_nothing(text: str, asked: int, verdict: Verdict, says: str) -> None:
     check, to = Traffic(), context(SIZES)
-    plain = {"text": "It is sunny.", "tool_calls": (), "tool_chars": 0, "finish_reason": "stop"}
+    plain = {"text": text, "tool_calls": (), "tool_chars": 0, "finish_reason": "stop"}
+    plain |= {"prompt_tokens": asked, "output_tokens": 20}
     seen = []
     for cell in check.plan(to):
         found = observe(cell, settings())
@@ -110,8 +119,8 @@ def test_a_model_that_calls_nothing_decides_nothing() -> None:
             found = msgspec.structs.replace(found, samples=samples)
         seen.append(found)
     finding = {finding.name: finding for finding in check.judge(to, seen)}["tool calls are whole"]
-    assert finding.verdict is Verdict.INCONCLUSIVE
-    assert "the model called no tool in 7 answers" in finding.cause
+    assert finding.verdict is verdict
+    assert re.search(says, finding.cause), finding.cause
 
 
 def test_made_up_models_are_not_judged_by_their_words() -> None:

@@ -233,6 +233,7 @@ class _SuiteRun:
         answers = True
         with task("measure", total=len(self.missing(arm, boot)), unit="cells") as progress:
             while answers and server.died is None and (cells := self.missing(arm, boot)):
+                progress.total = progress.done + len(cells)
                 of_check = [cell for cell in cells if cell.check == cells[0].check]
                 answers = await self._measure_cells(server, of_check, progress)
         return answers

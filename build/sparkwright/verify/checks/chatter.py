@@ -12,7 +12,7 @@ from sparkwright.verify.checks.text import excerpt
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkwright.verify.model import Sample, Tool
+    from sparkwright.verify.model import Sample, Tool, ToolCall
 
 _ROLES = re.compile(
     r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|user|assistant|system|endoftext)\|>"
@@ -32,6 +32,7 @@ _CALL = re.compile(
 # UTF-8 of two and three bytes, read as Latin-1 or Windows-1252.
 _MOJIBAKE = re.compile("[\u00c2\u00c3][\u0080-\u00bf]|\u00e2\u20ac[\u0080-\u00bf\u2013-\u2122]")
 _AROUND = 24
+_FEW = 4  # tokens of an answer that is empty by itself: marks of its end
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,19 @@ def tool_flaw(sample: Sample, tools: Mapping[str, Tool]) -> str:
         return f"a call was left in the text, {_shown(sample.answer, found)}"
     if sample.finish_reason == "length":
         return ""  # the last call is cut where the output was
-    for call in sample.tool_calls:
-        if call.name not in tools:
-            return f"a call of “{excerpt(call.name)}”, which was not offered"
-        described = Described(f"arguments of {call.name}", tools[call.name].parameters)
-        if flaw := misfit(call.arguments, described):
-            return flaw
+    if not sample.tool_calls and not sample.text.strip() and sample.output_tokens > _FEW:
+        return f"{sample.output_tokens} tokens without any text or call"
+    if flaw := next(filter(None, (_call_flaw(call, tools) for call in sample.tool_calls)), ""):
+        return flaw
     if sample.tool_calls and sample.finish_reason != "tool_calls":
         return f"calls of tools with the finish reason {sample.finish_reason!r}"
     return ""
+
+
+def _call_flaw(call: ToolCall, tools: Mapping[str, Tool]) -> str:
+    if call.name not in tools:
+        return f"a call of “{excerpt(call.name)}”, which was not offered"
+    return misfit(call.arguments, Described(f"arguments of {call.name}", tools[call.name].parameters))
 
 
 def misfit(text: str, described: Described) -> str:

@@ -65,7 +65,7 @@ def _object(**properties: Any) -> dict[str, Any]:
     }
 
 
-_TEXT = {"type": "string", "minLength": 1}
+_TEXT = {"type": "string", "minLength": 1, "maxLength": 40}  # small models do not end strings
 TOOLS_OFFERED = (
     Tool(
         name="get_weather",

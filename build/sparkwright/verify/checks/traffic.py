@@ -6,6 +6,7 @@ grow as they do in use; the cells of such a turn are planned once the turn befor
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 LOADED = 4
 LONGEST = 256
 """Tokens of an answer at the most; answers that reach it are cut, and their ends are not judged."""
+_LONG_TOKEN = 8
+"""Characters of a token of JSON on average, at the most: tokenizers in use have 3 to 5."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def _cell(
     load = Load(
         concurrency=min(LOADED, len(prompts)),
         requests=len(prompts),
-        max_tokens=min(LONGEST, context.profile.max_tokens),
+        max_tokens=min(LONGEST, context.profile.max_tokens) if kind == "talk" else LONGEST,
         natural_stop=True,
         chat=True,
         thinking=context.profile.thinking,
@@ -225,8 +228,7 @@ def _tools(context: Context, seen: CheckedCells) -> Finding:
     if context.made_up:
         against = []
     elif not calls and not against and seen.sound:
-        cause = f"the model called no tool in {_answers(seen)} answers, though each prompt asks for it"
-        against = [(Verdict.INCONCLUSIVE, cause)]
+        against = [(Verdict.INCONCLUSIVE, _uncalled(seen))]
     alone = calls and not several
     return conclude(
         seen,
@@ -240,6 +242,18 @@ def _tools(context: Context, seen: CheckedCells) -> Finding:
         warnings=["no answer holds several calls, so that parallel ones were not seen"] if alone else [],
         needs=(TOOLS,),
     )
+
+
+def _uncalled(seen: CheckedCells) -> str:
+    """Return the cause where no tool was called: too short prompts, or the model."""
+    offered = sum(len(json.dumps(tool.parameters) + tool.description) for tool in TOOLS_OFFERED)
+    longest = max(sample.prompt_tokens for o in seen.sound for sample in o.counted)
+    cause = f"the model called no tool in {_answers(seen)} answers, though each prompt asks for it"
+    if 0 < longest < offered / _LONG_TOKEN:
+        cause += (
+            f"; prompts have {longest} tokens at the most, so that the chat template leaves the tools out"
+        )
+    return cause
 
 
 def _structured(seen: CheckedCells) -> Finding:
