@@ -132,3 +132,41 @@ def test_a_tokenizer_that_fails_now_and_then_is_not_lacking(tmp_path: Path) -> N
     assert "tokenize" not in run.lacks
     assert run.verdict is Verdict.INCONCLUSIVE
     assert "has POST /tokenize, and it failed" in told(run)
+
+
+TRAFFIC = msgspec.structs.replace(SIZES, checks=("traffic",), max_tokens=128)
+
+
+@pytest.mark.parametrize(
+    ("server", "lacks"),
+    [
+        (("--no-tool-parser",), {"tools"}),
+        (("--server", "llama.cpp"), set()),
+        (("--server", "transformers"), {"tools", "structured-output"}),
+    ],
+    ids=["vllm", "llama.cpp", "transformers"],
+)
+def test_tools_and_schemas_that_a_server_refuses_are_not_applicable(
+    tmp_path: Path, server: tuple[str, ...], lacks: set[str]
+) -> None:
+    run = verified(tmp_path, "--k", "0", *server, sizes=TRAFFIC)
+    assert run.verdict is Verdict.PASS, told(run)
+    assert {"tools", "structured-output"} & set(run.lacks) == lacks
+    left_out = {one.name for one in run.findings if one.verdict is Verdict.NOT_APPLICABLE}
+    names = {"tools": "tool calls are whole", "structured-output": "structured output fits its schema"}
+    assert {name for key, name in names.items() if key in lacks} == left_out & set(names.values())
+    assert {observation.cell.name for observation in run.observations} >= {"turn 1", "turn 2", "turn 3"}
+
+
+def test_a_required_tool_parser_is_tried_without_the_check(tmp_path: Path) -> None:
+    sizes = msgspec.structs.replace(SIZES, checks=("boot",))
+    with pytest.raises(EndpointError, match="lacks what is required: tools") as caught:
+        verified(tmp_path, "--k", "0", "--no-tool-parser", sizes=sizes, require=("tools",))
+    assert "needs a tool call parser" in str(caught.value.because)
+
+
+def test_a_tool_parser_that_the_recipe_configures_is_not_excused(tmp_path: Path) -> None:
+    run = verified(tmp_path, "--no-tool-parser", sizes=TRAFFIC, recipe="qwen3.5-27b-dflash")
+    assert "tools" not in run.lacks
+    assert run.verdict is Verdict.FAIL
+    assert "in tools single" in told(run)

@@ -235,3 +235,43 @@ def test_what_is_no_chunk_ends_it(message: bytes) -> None:
 def test_unknown_fields_are_passed_over() -> None:
     message = token(1, text="a", stop_reason=None, prompt_token_ids=[1, 2]) | {"service_tier": "x"}
     assert shape(read(message)) == [(1000, 1, "content")]
+
+
+# Tool calls ----------------------------------------------------------------------------------------------
+
+
+def call(*parts: dict[str, Any]) -> dict[str, Any]:
+    return delta(tool_calls=list(parts))
+
+
+def part(index: int | None, name: str | None = None, arguments: str | None = None) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"function": function} if index is None else {"index": index, "function": function}
+
+
+def calls(reply: Reply) -> list[tuple[str, str]]:
+    return [(one.name, one.arguments) for one in reply.tool_calls]
+
+
+def test_calls_are_put_together_by_their_index() -> None:
+    reply = read(
+        delta(reasoning="Two calls."),
+        delta(content="Sure."),
+        call(part(0, "add", "")),
+        call(part(0, None, '{"a"'), part(1, "sub")),
+        call(part(1, None, "{}"), part(0, None, ": 1}")),
+    )
+    assert calls(reply) == [("add", '{"a": 1}'), ("sub", "{}")]
+    assert reply.text.startswith("Two calls.Sure.add")
+    answer = reply.text[reply.chars("reasoning") : len(reply.text) - reply.chars("tool")]
+    assert answer == "Sure."
+
+
+def test_calls_without_an_index_begin_with_a_name() -> None:
+    reply = read(call(part(None, "add", "{")), call(part(None, None, "}")), call(part(None, "sub", "{}")))
+    assert calls(reply) == [("add", "{}"), ("sub", "{}")]
+
+
+def test_calls_in_one_piece_and_none() -> None:
+    assert calls(read(call(part(0, "add", "{}"), part(1, "add", "[]")))) == [("add", "{}"), ("add", "[]")]
+    assert calls(read(delta(content="no"))) == []

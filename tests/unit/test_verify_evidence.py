@@ -27,13 +27,16 @@ def attached(
 ) -> list[Path]:
     """Return the evidence that a run of that verdict leaves."""
     monkeypatch.setenv("SPARKWRIGHT_DIST", str(folder))
-    manifest = {
+    manifest: dict[str, object] = {
         "title": "t",
         "wheel": {"name": "w.whl", "sha256": DIGEST},
         "card": options.pop("card", "12.1"),
     }
-    if options.pop("of", "a wheel") == "an address":
-        del manifest["wheel"]
+    match options.pop("of", "a wheel"):
+        case "an address":
+            del manifest["wheel"]
+        case "an interpreter":
+            manifest["wheel"] = "vLLM 0.24.0 of an environment"
     finding = Finding(check="boot", name="it starts", verdict=verdict, cause="", definition="")
     run = Run(manifest=manifest, facts={}, observations=(), findings=(finding,))
     _attach(Results(run, folder / "run-1", ()), VerifyOptions(**{"profile": "full", **options}))  # type: ignore[arg-type]
@@ -56,7 +59,9 @@ def test_what_did_not_pass_is_no_evidence(
     assert attached(tmp_path, monkeypatch, verdict) == []
 
 
-@pytest.mark.parametrize("options", [{"of": "an address"}, {"against": "other.whl"}])
+@pytest.mark.parametrize(
+    "options", [{"of": "an address"}, {"of": "an interpreter"}, {"against": "other.whl"}]
+)
 def test_a_run_of_something_else_is_not_attached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
 ) -> None:

@@ -128,6 +128,29 @@ def test_a_cell_that_two_checks_ask_for_is_measured_once_and_judged_by_both(
     assert (one.seen, same.seen) == ([("one0", "one1")], [("one0",)])
 
 
+@dataclass
+class Growing(Asked):
+    """A check that adds a cell after each one, up to a number."""
+
+    most: int = 3
+
+    def extend(self, context: Context, observations: Sequence[Observation]) -> Sequence[Cell]:
+        cells = self.plan(context)
+        more = [msgspec.structs.replace(cells[0], name=f"{self.name}{n}") for n in range(1, self.most)]
+        return more[: len(observations)][len(observations) - 1 :]
+
+
+def test_cells_that_a_check_adds_follow_its_own_on_the_same_server(
+    tmp_path: Path, measured: list[str]
+) -> None:
+    growing, two = Growing("one", (("main", 0),)), Asked("two", (("main", 0),))
+    fleet = Fake()
+    run(tmp_path, fleet, growing, two)
+    assert measured == ["one0", "one1", "one2", "two0"]
+    assert fleet.starts == [("main", 0)]
+    assert growing.seen == [("one0", "one1", "one2")]
+
+
 def test_every_cell_is_measured_once_server_by_server(tmp_path: Path, measured: list[str]) -> None:
     one = Asked("one", (("main", 0), ("baseline", 0), ("main", 0)))
     two = Asked("two", (("main", 1), ("main", 0)))

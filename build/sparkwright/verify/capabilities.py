@@ -29,6 +29,8 @@ BASELINE: Final = "baseline"
 LOG: Final = "log"
 GPU: Final = "gpu"
 CONTEXT_LENGTH: Final = "context-length"
+TOOLS: Final = "tools"
+STRUCTURED: Final = "structured-output"
 
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
@@ -45,6 +47,8 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         BASELINE: "the same server without speculation, to compare answers with",
         LOG: "the server's log can be read",
         CONTEXT_LENGTH: "the model list names the longest request (max_model_len)",
+        TOOLS: "chats may offer tools, and calls come parsed (--tool-call-parser)",
+        STRUCTURED: "answers fit a JSON schema on request (response_format)",
         GPU: "the log names memory of a GPU",
     }
 )

@@ -93,7 +93,9 @@ class RegisteredCheck:
         check: the check.
         profiles: position in each profile that runs it, by the profile's name; checks of a profile run in the
             order of their positions.
+        tries: capabilities that a server at an address is asked for only where this check runs.
     """
 
     check: Check
     profiles: Mapping[str, int] = field(default_factory=dict)
+    tries: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,14 @@ from sparkwright.verify.capabilities import (
     TOKENIZE,
     VERSION,
 )
+from sparkwright.verify.client.features import try_features
 from sparkwright.verify.client.tokens import lacks_tokenizer
 from sparkwright.verify.client.trial import try_requests
 from sparkwright.verify.metrics.snapshot import parse_snapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import aiohttp
 
     from sparkwright.verify.client import Endpoint, EndpointFacts
@@ -30,11 +34,22 @@ if TYPE_CHECKING:
 
 
 async def find_lacking(
-    session: aiohttp.ClientSession, endpoint: Endpoint, known: EndpointFacts, deadlines: Deadlines
+    session: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    known: EndpointFacts,
+    deadlines: Deadlines,
+    asked: Iterable[str] = (),
 ) -> dict[str, str]:
     """Return reasons by the capability that the server at *endpoint* lacks.
 
     Of vLLM, everything that it always has is required; other servers get trial requests.
+
+    Args:
+        session: from `client.open_session`.
+        endpoint: the server.
+        known: facts that it reported.
+        deadlines: deadlines of a request.
+        asked: capabilities of `client.features` to try, on any server.
 
     Raises:
         EndpointError: it answers no trial request.
@@ -45,7 +60,8 @@ async def find_lacking(
         lacks[TOKENIZE] = f"documents are sized by an estimate: {why}"
     if foreign:
         lacks |= await try_requests(session, endpoint, deadlines)
-    return lacks
+    tried = replace(endpoint, lacks=frozenset(lacks))
+    return lacks | await try_features(session, tried, deadlines, asked, foreign=foreign)
 
 
 def lacking_facts(options: VerifyOptions, known: EndpointFacts, log: BootFacts) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType, field
 
@@ -16,6 +16,32 @@ from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of
 
 # What is sent -------------------------------------------------------------------------------------------
+
+
+class Message(Model, frozen=True):
+    """One message of a conversation.
+
+    Attributes:
+        role: ``system``, ``user`` or ``assistant``.
+        content: its text.
+    """
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Tool(Model, frozen=True):
+    """A function that the model may call.
+
+    Attributes:
+        name: of the function.
+        description: its purpose, for the model.
+        parameters: JSON schema of its arguments.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
 
 
 class Prompt(Model, frozen=True):
@@ -27,6 +53,7 @@ class Prompt(Model, frozen=True):
         text: of the user message, salt included.
         expect: a string that a right answer holds (a needle, a result), or empty.
         prefix: prompts with the same non-empty value begin with the same text.
+        history: messages of the conversation before `text`; sent by chat requests alone.
     """
 
     name: str
@@ -34,6 +61,7 @@ class Prompt(Model, frozen=True):
     text: str
     expect: str = ""
     prefix: str = ""
+    history: tuple[Message, ...] = ()
 
 
 class Load(Model, frozen=True):
@@ -59,6 +87,8 @@ class Load(Model, frozen=True):
         temperature: of sampling; 0 is greedy.
         seed: of sampling.
         top_p: of sampling; all tokens, if unset.
+        tools: functions that the model may call; chat requests alone.
+        schema: JSON schema that answers must fit, if not empty; chat requests alone.
     """
 
     shape: Literal["closed", "burst", "drain"] = "closed"
@@ -78,10 +108,13 @@ class Load(Model, frozen=True):
     seed: int = 0
     # Unset it is no part of a cell's key, so that cells without it keep theirs.
     top_p: float | UnsetType = UNSET
+    tools: tuple[Tool, ...] = ()
+    schema: dict[str, Any] = field(default_factory=dict)
 
 
 WATCHED = "watch"
 """The tag of cells during which more than counters is watched: ``compilers``."""
+_LATER = frozenset({"history", "tools", "schema"})
 
 
 class Cell(Model, frozen=True, dict=True):
@@ -107,8 +140,16 @@ class Cell(Model, frozen=True, dict=True):
 
     @cached_property  # checks look cells up by it hundreds of times, and prompts are long
     def key(self) -> str:
-        """Digest of everything that determines the requests, 16 hex digits."""
-        return digest_of(to_builtins(self))[:16]
+        """Digest of everything that determines the requests, 16 hex digits.
+
+        Empty fields that recorded runs may lack are left out, so that their keys stay as they are.
+        """
+        told = to_builtins(self)
+        for part in (told["load"], *told["prompts"]):
+            for name in _LATER.intersection(part):
+                if not part[name]:
+                    del part[name]
+        return digest_of(told)[:16]
 
 
 # What is seen -------------------------------------------------------------------------------------------
@@ -170,6 +211,18 @@ class TokenLogprobs(Model, frozen=True, array_like=True):
     top: dict[str, float]
 
 
+class ToolCall(Model, frozen=True):
+    """One call of a tool, as the server parsed it from the generated text.
+
+    Attributes:
+        name: of the function.
+        arguments: JSON text, as streamed.
+    """
+
+    name: str
+    arguments: str
+
+
 class Sample(Model, frozen=True):
     """One request and its result.
 
@@ -190,6 +243,9 @@ class Sample(Model, frozen=True):
         text: the generated text, reasoning first.
         token_ids: the generated tokens, if the server sends their ids.
         logprobs: for each generated token, if requested.
+        reasoning_chars: characters at the beginning of `text` that are reasoning.
+        tool_chars: characters at its end that are names and arguments of tool calls.
+        tool_calls: calls of tools, in order.
         failure: reason for which it does not count.
     """
 
@@ -209,7 +265,15 @@ class Sample(Model, frozen=True):
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning_chars: int = 0
+    tool_chars: int = 0
+    tool_calls: tuple[ToolCall, ...] = ()
     failure: RequestFailure | None = None
+
+    @property
+    def answer(self) -> str:
+        """The generated text without reasoning and tool calls: the part that a user reads."""
+        return self.text[self.reasoning_chars : len(self.text) - self.tool_chars]
 
     @property
     def first(self) -> int:

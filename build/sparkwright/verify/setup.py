@@ -24,10 +24,11 @@ from sparkwright.verify.capabilities import (
     METRICS,
     PREFIX_CACHE,
     SPECULATION,
+    TOOLS,
     refuse_lacking,
     require_known,
 )
-from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks import ALL, REGISTERED
 from sparkwright.verify.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.fleet import Starters, read_log, standing
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 # Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
 _OFFLINE = {"HF_HUB_OFFLINE": "1"}
+_TOOL_PARSER = "tool-call-parser"
 
 
 def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> None:
@@ -185,7 +187,8 @@ async def _at_address(
         async with open_session(endpoint) as session:
             known = await check_endpoint(session, endpoint, profile.deadlines)
             endpoint = replace(endpoint, model=known.model)
-            lacking = await find_lacking(session, endpoint, known, profile.deadlines)
+            asked = _asked(options, profile) if arm == "main" else ()
+            lacking = await find_lacking(session, endpoint, known, profile.deadlines, asked)
         if arm == "main":
             lacks = {**lacking, **lacking_facts(options, known, read_log(log))}
         elif METRICS in lacking and METRICS not in lacks:
@@ -200,6 +203,17 @@ async def _at_address(
         identity["main-lacks"] = ", ".join(sorted(lacks))
     what = f"vLLM {version}" if (version := identity["main-vllm"]) else "OpenAI-compatible server"
     return Starters(starters), f"{what} at {options.url}", identity, lacks
+
+
+def _asked(options: VerifyOptions, profile: Profile) -> frozenset[str]:
+    """Return the capabilities to try: those of checks that run, and required ones.
+
+    A tool parser that the recipe configures is not tried, so that a server without it fails.
+    """
+    recipe = load_recipe(options.recipe, options.use) if options.recipe else None
+    tries = {name for check in profile.checks for name in REGISTERED[check].tries}
+    configured = {TOOLS} if recipe is not None and _TOOL_PARSER in recipe.flags else set()
+    return frozenset({*tries, *options.require} - configured)
 
 
 def _stand(
@@ -254,6 +268,8 @@ def _lacks_by_recipe(recipe: Recipe) -> dict[str, str]:
     lacks = {} if recipe.speculative else {SPECULATION: "the recipe has no speculation"}
     if recipe.flags.get("enable-prefix-caching") is False:
         lacks[PREFIX_CACHE] = "the recipe turns the prefix cache off"
+    if _TOOL_PARSER not in recipe.flags:
+        lacks[TOOLS] = f"the recipe names no tool parser ({_TOOL_PARSER})"
     return lacks
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import EndpointError, ServerError
-from sparkwright.base.events import emit, task, warn
+from sparkwright.base.events import Task, emit, task, warn
 from sparkwright.verify.capabilities import TOKENIZE
 from sparkwright.verify.check import AdaptiveCheck, Context
 from sparkwright.verify.checks.common import unanswered
@@ -209,7 +209,7 @@ class _SuiteRun:
                 async with self.suite.fleet.start(arm, boot) as server:
                     facts = await self._with_words(arm, boot, server)
                     self._note_boot(arm, boot, server, again, facts)
-                    silences += not await self._measure_cells(server, self.missing(arm, boot))
+                    silences += not await self._measure_missing(arm, boot, server)
             except ServerError as error:
                 if ("main", 0) not in self.boots:
                     raise
@@ -225,23 +225,35 @@ class _SuiteRun:
         how = "no longer answers" if silences else f"ended by itself {_MOST_RESTARTS + 1} times"
         warn(f"{arm} {how}: {left} cells are left out")
 
-    async def _measure_cells(self, server: MeasuredServer, cells: list[Cell]) -> bool:
+    async def _measure_missing(self, arm: str, boot: int, server: MeasuredServer) -> bool:
+        """Measure what is missing, check by check; return false if *server* fell silent.
+
+        Cells that a check adds are measured directly after those that they follow from.
+        """
+        answers = True
+        with task("measure", total=len(self.missing(arm, boot)), unit="cells") as progress:
+            while answers and server.died is None and (cells := self.missing(arm, boot)):
+                progress.total = progress.done + len(cells)
+                of_check = [cell for cell in cells if cell.check == cells[0].check]
+                answers = await self._measure_cells(server, of_check, progress)
+        return answers
+
+    async def _measure_cells(self, server: MeasuredServer, cells: list[Cell], progress: Task) -> bool:
         """Measure *cells* for as long as *server* runs and answers; return false if it fell silent.
 
         A healthy server may lose a plain request, so it is sent twice.
         """
-        with task("measure", total=len(cells), unit="cells") as progress:
-            for cell in cells:
-                emit("verify.cell", check=cell.check, cell=cell.name, requests=cell.load.requests)
-                observation = await measure(server, cell, self.suite.profile)
-                identity = cell_id(cell, self.identity)
-                self.journal.write(Measured(id=identity, observation=observation))
-                self.measured[identity] = observation
-                progress.advance()
-                if server.died is not None:
-                    return True
-                if unanswered(observation.canary) and await self._is_silent(server):
-                    return False
+        for cell in cells:
+            emit("verify.cell", check=cell.check, cell=cell.name, requests=cell.load.requests)
+            observation = await measure(server, cell, self.suite.profile)
+            identity = cell_id(cell, self.identity)
+            self.journal.write(Measured(id=identity, observation=observation))
+            self.measured[identity] = observation
+            progress.advance()
+            if server.died is not None:
+                return True
+            if unanswered(observation.canary) and await self._is_silent(server):
+                return False
         return True
 
     async def _is_silent(self, server: MeasuredServer) -> bool:

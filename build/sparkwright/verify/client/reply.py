@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.verify.model import Chunk, FailureKind, RequestFailure, TokenLogprobs
+from sparkwright.verify.model import Chunk, FailureKind, RequestFailure, TokenLogprobs, ToolCall
 
 _EXCERPT = 200
 
@@ -31,6 +31,7 @@ class _Function(msgspec.Struct):
 
 
 class _ToolCall(msgspec.Struct):
+    index: int | None = None
     function: _Function | None = None
 
 
@@ -122,11 +123,24 @@ class Reply:
         self._unnumbered = 0  # chunks with text, but without token ids
         self._kind: _Kind = "content"
         self._texts: dict[_Kind, list[str]] = {"reasoning": [], "content": [], "tool": []}
+        self._calls: dict[int, tuple[list[str], list[str]]] = {}  # names and arguments by index
 
     @property
     def text(self) -> str:
         """Return the generated text: reasoning, then content, then arguments of tool calls."""
         return "".join(part for parts in self._texts.values() for part in parts)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Return the calls of tools, in the order of their indices."""
+        return tuple(
+            ToolCall(name="".join(names), arguments="".join(arguments))
+            for _, (names, arguments) in sorted(self._calls.items())
+        )
+
+    def chars(self, kind: Literal["content", "reasoning", "tool"]) -> int:
+        """Return the number of characters of this *kind* in `text`."""
+        return sum(map(len, self._texts[kind]))
 
     @property
     def counted_by(self) -> Literal["usage", "ids", ""]:
@@ -199,9 +213,8 @@ class Reply:
         """Store the text of *choice*; returns whether there is any."""
         texts: list[tuple[_Kind, str]] = [("content", choice.text or "")]
         if (delta := choice.delta) is not None:
-            functions = [call.function for call in delta.tool_calls or () if call.function is not None]
             texts = [
-                ("tool", "".join((part.name or "") + (part.arguments or "") for part in functions)),
+                ("tool", "".join(map(self._take_call, delta.tool_calls or ()))),
                 ("reasoning", delta.reasoning or delta.reasoning_content or ""),
                 ("content", delta.content or ""),
             ]
@@ -211,6 +224,19 @@ class Reply:
                 self._texts[kind].append(text)
                 self._kind, has_text = kind, True
         return has_text
+
+    def _take_call(self, call: _ToolCall) -> str:
+        """Store a part of a tool call; returns its text. Servers that give no index begin with a name."""
+        function = call.function
+        if function is None:
+            return ""
+        index = call.index
+        if index is None:
+            index = max(self._calls, default=-1) + bool(function.name)
+        names, arguments = self._calls.setdefault(index, ([], []))
+        names.append(function.name or "")
+        arguments.append(function.arguments or "")
+        return names[-1] + arguments[-1]
 
     def problem(
         self, *, max_tokens: int, natural_stop: bool, countless: bool = False

@@ -97,8 +97,7 @@ class Exchange:
                 natural_stop=self.load.natural_stop or FIXED_LENGTH in lacks,
             )
         self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
-        text = salted(self.prompt, self.salt)
-        self._body = _body(self.endpoint, text, self.load, self.max_tokens)
+        self._body = body_of(self.endpoint, self.prompt, self.salt, self.load, self.max_tokens)
         self._started = self._headers = self._ended = 0
         self._sent = False
         self._reply = Reply()
@@ -165,6 +164,9 @@ class Exchange:
             text=reply.text,
             token_ids=tuple(reply.token_ids),
             logprobs=tuple(reply.logprobs),
+            reasoning_chars=reply.chars("reasoning"),
+            tool_chars=reply.chars("tool"),
+            tool_calls=reply.tool_calls,
             failure=self._failure,
         )
 
@@ -258,7 +260,7 @@ def _arrived_ns(socket: ArrivalSocket | None) -> int:
     return socket.arrived_ns if socket is not None else perf_counter_ns()
 
 
-def _body(endpoint: Endpoint, text: str, load: Load, max_tokens: int) -> bytes:
+def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_tokens: int) -> bytes:
     """Return the request as JSON, with vLLM's own fields where the server accepts them.
 
     vLLM sends the count of tokens in its last chunk (``include_usage``) and the ids of tokens in each of them
@@ -281,18 +283,42 @@ def _body(endpoint: Endpoint, text: str, load: Load, max_tokens: int) -> bytes:
         body["ignore_eos"] = True
     alternatives = 0 if LOGPROBS in endpoint.lacks else load.logprobs
     if load.chat:
-        body["messages"] = [{"role": "user", "content": text}]
+        body["messages"] = messages_of(prompt, salt)
+        body |= _features(load)
         if extended:  # templates of models that do not think ignore it
             body["chat_template_kwargs"] = {"enable_thinking": load.thinking}
         if alternatives:
             body |= {"logprobs": True, "top_logprobs": alternatives}
     else:
-        body["prompt"] = text
+        body["prompt"] = salted(prompt, salt)
         if alternatives:
             body["logprobs"] = alternatives
     if extended and alternatives:
         body["return_tokens_as_token_ids"] = True  # two tokens may have the same text
     return msgspec.json.encode(body)
+
+
+def messages_of(prompt: Prompt, salt: str = "") -> list[dict[str, str]]:
+    """Return the messages of a chat; *salt* goes into the first one, so that no block of it is cached."""
+    if not prompt.history:
+        return [{"role": "user", "content": salted(prompt, salt)}]
+    messages = [{"role": message.role, "content": message.content} for message in prompt.history]
+    if salt:
+        messages[0]["content"] = f"[{salt}]\n{messages[0]['content']}"
+    return [*messages, {"role": "user", "content": prompt.text}]
+
+
+def _features(load: Load) -> dict[str, Any]:
+    """Return the fields of a chat that offer tools and demand structured output."""
+    fields: dict[str, Any] = {}
+    if load.tools:
+        functions = [msgspec.to_builtins(tool) for tool in load.tools]
+        fields["tools"] = [{"type": "function", "function": function} for function in functions]
+        fields["tool_choice"] = "auto"
+    if load.schema:
+        schema = {"name": "answer", "schema": load.schema, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
 
 
 async def _read_to_end(response: aiohttp.ClientResponse, deadline: asyncio.Timeout) -> None:

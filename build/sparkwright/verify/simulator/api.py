@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sparkwright.verify.simulator.chat import CallWriter, broken, content_of, plan_calls, schema_of, template
 from sparkwright.verify.simulator.language import encode, text_of
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class RequestParams:
         temperature: sampling temperature.
         seed: sampling seed.
         named: the request id that the client gave.
+        question: text of a chat's last message.
+        schema: JSON schema that the answer must fit; empty for none.
+        calls: names and arguments of the tool calls that answer it.
     """
 
     chat: bool
@@ -77,19 +81,9 @@ class RequestParams:
     temperature: float
     seed: int
     named: str
-
-
-def template(messages: list[Mapping[str, Any]]) -> str:
-    """Return messages as one text, in a chat template such as Qwen's."""
-    parts = [f"<|im_start|>{each.get('role', 'user')}\n{_content(each)}<|im_end|>\n" for each in messages]
-    return "".join([*parts, "<|im_start|>assistant\n"])
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content)
+    question: str = ""
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    calls: tuple[tuple[str, str], ...] = ()
 
 
 def parse_params(
@@ -112,7 +106,8 @@ def parse_params(
 def _read(
     body: Mapping[str, Any], settings: Settings, model: str, named: str, *, chat: bool
 ) -> RequestParams:
-    text, tokens = _prompt(body, chat=chat)
+    text, tokens = _prompt(body, settings, chat=chat)
+    question = content_of(body["messages"][-1]) if chat else ""
     left = settings.max_model_len - len(tokens)
     requested = body.get("max_tokens") or body.get("max_completion_tokens")
     most = int(requested) if requested else (left if chat else _COMPLETION_TOKENS)
@@ -150,7 +145,24 @@ def _read(
         temperature=temperature,
         seed=0 if seed is None else int(seed),
         named=named,
+        question=question,
+        schema=schema_of(body) if chat else {},
+        calls=plan_calls(_tools(body, settings), question, settings.faults) if chat else (),
     )
+
+
+def _tools(body: Mapping[str, Any], settings: Settings) -> list[Mapping[str, Any]]:
+    """Return the tools that the model may call.
+
+    Raises:
+        ApiError: there are some, and the server has no parser for calls.
+    """
+    tools = body.get("tools") or []
+    if not tools or body.get("tool_choice", "auto") == "none":
+        return []
+    if not settings.tool_parser:
+        raise ApiError(400, "BadRequestError", "tool_choice auto needs a tool call parser, and none is set")
+    return list(tools)
 
 
 def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int:
@@ -160,12 +172,12 @@ def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int:
     return int(body.get("top_logprobs") or 0) if requested else -1
 
 
-def _prompt(body: Mapping[str, Any], *, chat: bool) -> tuple[str, tuple[int, ...]]:
+def _prompt(body: Mapping[str, Any], settings: Settings, *, chat: bool) -> tuple[str, tuple[int, ...]]:
     if chat:
         messages = body.get("messages")
         if not messages:
             raise ApiError(400, "BadRequestError", "messages: Field required", "messages")
-        text = template(messages)
+        text = template(messages[-1:] if "history-dropped" in settings.faults else messages)
         return text, tuple(encode(text))
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
@@ -222,6 +234,9 @@ class ResponseBuilder:
     _offset: int = field(default=0, init=False)
     _sent: int = field(default=0, init=False)
 
+    def __post_init__(self) -> None:
+        self._writer = CallWriter(self.params.calls, f"chatcmpl-tool-{self.request.number}")
+
     def event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return one event."""
         event: dict[str, Any] = {
@@ -257,7 +272,7 @@ class ResponseBuilder:
     def delta(self, delta: StreamDelta) -> dict[str, Any]:
         """Return the event of one step's tokens."""
         tokens = [choice.token for choice in delta.choices]
-        text = text_of(tokens)
+        text = self._text(tokens)
         choice: dict[str, Any] = {"index": 0}
         if self.params.chat:
             choice["delta"] = self._message(text)
@@ -283,7 +298,7 @@ class ResponseBuilder:
         """Return the response in one body, for a request without streaming."""
         choices = [choice for delta in deltas for choice in delta.choices]
         tokens = [choice.token for choice in choices]
-        text = text_of(tokens)
+        text = self._text(tokens)
         one: dict[str, Any] = {"index": 0, "logprobs": self._logprobs(choices)}
         if self.params.chat:
             one["message"] = {"role": "assistant", "content": None, **self._message(text)}
@@ -311,8 +326,14 @@ class ResponseBuilder:
         usage["total_tokens"] = usage["prompt_tokens"] + self._sent
         return usage
 
+    def _text(self, tokens: Sequence[int]) -> str:
+        text = text_of(tokens)
+        return broken(text) if "replacement-characters" in self.settings.faults else text
+
     def _message(self, text: str) -> dict[str, Any]:
         kind = self.delta_kind
+        if self.params.calls:
+            return {"tool_calls": self._writer.parts(text)}
         thinks = self.settings.reasoning and self.params.thinking
         if kind == "content" and thinks and self._sent < _THOUGHTS:
             kind = "reasoning"
@@ -325,7 +346,7 @@ class ResponseBuilder:
         return {kind: text}
 
     def _finish(self, reason: str) -> str | None:
-        if reason == "stop" and self.delta_kind == "tool":
+        if reason == "stop" and (self.delta_kind == "tool" or self.params.calls):
             return "tool_calls"
         return reason or None
 

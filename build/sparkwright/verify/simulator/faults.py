@@ -154,6 +154,17 @@ _TABLE: Final = (
         {"rate": 0.1},
     ),
     Fault("near-ties", "speculation turns this share of near ties the other way", (), {"share": 0.15}),
+    # Chats
+    Fault(
+        "template-missing",
+        "chats get no template: the model goes on with messages of both roles",
+        ("traffic",),
+    ),
+    Fault("history-dropped", "chats hold nothing but their last message", ("traffic",)),
+    Fault("reasoning-in-answer", "the end of the reasoning is in the answer", ("traffic",)),
+    Fault("replacement-characters", "each byte of a longer character becomes a U+FFFD", ("traffic",)),
+    Fault("tool-parser-swallows", "the last argument of each tool call is missing", ("traffic",)),
+    Fault("tool-json-truncated", "the end of each tool call's arguments is missing", ("traffic",)),
     # Version, endpoints and speed
     Fault("flood", "steps are so many times faster than any client", ("sweep",), {"factor": 1000}),
     Fault("metrics-vanish", "/metrics is gone after so many requests for text", ("sweep",), {"after": 5}),

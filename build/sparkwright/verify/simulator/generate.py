@@ -19,6 +19,7 @@ import msgspec
 
 from sparkwright.verify.arrival import arrivals_of
 from sparkwright.verify.simulator.api import ApiError, ResponseBuilder
+from sparkwright.verify.simulator.chat import script_of
 from sparkwright.verify.simulator.driver import DEAD
 from sparkwright.verify.simulator.engine import Request
 from sparkwright.verify.simulator.language import (
@@ -243,7 +244,8 @@ def sampling_of(params: RequestParams, settings: Settings, number: int) -> Sampl
 def make_request(params: RequestParams, settings: Settings, number: int) -> Request:
     """Return the engine's request for *params*."""
     text = params.text or text_of(params.tokens)
-    answer = "" if "word-salad" in settings.faults else answer_to(text)
+    answer = script_of(params, settings.faults) if params.chat else answer_to(text)
+    answer = "" if "word-salad" in settings.faults else answer
     limit, reason = 0, ""
     for name, finish in (("early-stop", "stop"), ("abort", "abort")):
         if settings.faults.hits(name, number):

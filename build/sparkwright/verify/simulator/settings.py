@@ -62,6 +62,7 @@ class Settings:
         prefix_caching: reuse cached blocks.
         prompt_details: include the count of cached tokens in ``usage``.
         reasoning: begin chat output with reasoning, as a reasoning parser would return it.
+        tool_parser: chats may offer tools.
         runner: model runner that the log names.
         utilization: share of the card's memory that may be used.
         total_gib: the card's memory.
@@ -95,6 +96,7 @@ class Settings:
     prefix_caching: bool = True
     prompt_details: bool = True
     reasoning: bool = False
+    tool_parser: bool = True
     runner: Literal["v1", "v2"] = "v1"
     utilization: float = 0.5
     total_gib: float = 119.68

@@ -1,0 +1,120 @@
+"""Flaws of chat answers: markers of roles and of reasoning, broken characters, calls that fit no schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkwright.verify.checks.text import excerpt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkwright.verify.model import Sample, Tool, ToolCall
+
+_ROLES = re.compile(
+    r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|user|assistant|system|endoftext)\|>"
+    r"|</?(?:start|end)_of_turn>|\[/?INST\]|<<SYS>>"
+    r"|^[ \t]*(?:assistant|user|system|human)[ \t]*(?::|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""Markers of the templates in use; and lines that begin with a role, all that is left of a marker where the
+server skips special tokens."""
+_REASONING = re.compile(
+    r"</?(?:think|thinking|thought|reasoning)>|<\|channel\|>|\[/?THINK\]|<\|(?:begin|end)_of_thought\|>",
+    re.IGNORECASE,
+)
+_CALL = re.compile(
+    r"</?tool_calls?>|<\|tool_calls?(?:_begin|_section_begin)?\|>|\[TOOL_CALLS\]|<function=|<\|python_tag\|>"
+)
+# UTF-8 of two and three bytes, read as Latin-1 or Windows-1252.
+_MOJIBAKE = re.compile("[\u00c2\u00c3][\u0080-\u00bf]|\u00e2\u20ac[\u0080-\u00bf\u2013-\u2122]")
+_AROUND = 24
+_FEW = 4  # tokens of an answer that is empty by itself: marks of its end
+
+
+@dataclass(frozen=True)
+class Described:
+    """A schema with a name for causes."""
+
+    name: str
+    schema: Mapping[str, Any]
+
+
+def role_mark(answer: str) -> str:
+    """Return the first marker of a role in *answer* with the text around it; empty if there is none."""
+    found = _ROLES.search(answer)
+    return f"the marker of a role, {_shown(answer, found)}" if found else ""
+
+
+def reasoning_mark(answer: str) -> str:
+    """Return the first mark of reasoning in *answer* with the text around it; empty if there is none."""
+    found = _REASONING.search(answer)
+    return f"reasoning in the answer, {_shown(answer, found)}" if found else ""
+
+
+def broken_characters(text: str, *, cut: bool) -> str:
+    """Return the first broken character of *text*; an answer that was *cut* may end within one."""
+    text = text.rstrip("\ufffd") if cut else text
+    if "\ufffd" in text:
+        at = text.index("\ufffd")
+        return f"{text.count(chr(0xFFFD))} replacement characters (U+FFFD), such as in {_near(text, at)}"
+    found = _MOJIBAKE.search(text)
+    return f"UTF-8 read as Latin-1, {_shown(text, found)}" if found else ""
+
+
+def tool_flaw(sample: Sample, tools: Mapping[str, Tool]) -> str:
+    """Return the flaw of the tool calls in *sample*; empty if they are whole, or there are none.
+
+    Args:
+        sample: the answer.
+        tools: those that were offered, by name.
+    """
+    if found := _CALL.search(sample.answer):
+        return f"a call was left in the text, {_shown(sample.answer, found)}"
+    if sample.finish_reason == "length":
+        return ""  # the last call is cut where the output was
+    if not sample.tool_calls and not sample.text.strip() and sample.output_tokens > _FEW:
+        return f"{sample.output_tokens} tokens without any text or call"
+    if flaw := next(filter(None, (_call_flaw(call, tools) for call in sample.tool_calls)), ""):
+        return flaw
+    if sample.tool_calls and sample.finish_reason != "tool_calls":
+        return f"calls of tools with the finish reason {sample.finish_reason!r}"
+    return ""
+
+
+def _call_flaw(call: ToolCall, tools: Mapping[str, Tool]) -> str:
+    if call.name not in tools:
+        return f"a call of “{excerpt(call.name)}”, which was not offered"
+    return misfit(call.arguments, Described(f"arguments of {call.name}", tools[call.name].parameters))
+
+
+def misfit(text: str, described: Described) -> str:
+    """Return the reason for which *text* is no JSON that fits the schema; empty if it is."""
+    from jsonschema.exceptions import best_match
+    from jsonschema.validators import Draft202012Validator
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        where = "truncated" if _is_truncated(text, error) else "broken"
+        return f"{described.name}: {where} JSON ({error}): “…{text[-2 * _AROUND :]}”"
+    worst = best_match(Draft202012Validator(described.schema).iter_errors(value))
+    return "" if worst is None else f"{described.name} do not fit the schema: {worst.message}"
+
+
+def _is_truncated(text: str, error: ValueError) -> bool:
+    """Tell if the parser failed at the end of *text*, or in a string that has no end."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+
+
+def _shown(text: str, found: re.Match[str]) -> str:
+    return f"{found[0].strip()!r} in {_near(text, found.start())}"
+
+
+def _near(text: str, at: int) -> str:
+    return f"“{excerpt(text[max(0, at - _AROUND) : at + _AROUND], 2 * _AROUND)}”"

@@ -1,0 +1,98 @@
+"""Trial requests for what a server may do in chats: tools, and output by a schema.
+
+Only a server that refuses every one of several requests lacks a feature. vLLM that answers is taken at its
+word, so that a broken parser is found by the check; of another server, a field that it ignores is lacking.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from sparkwright.verify.capabilities import STRUCTURED, TOOLS
+from sparkwright.verify.client.endpoint import ABSENT, ATTEMPTS
+from sparkwright.verify.client.request import Exchange
+from sparkwright.verify.model import FailureKind, Load, Prompt, Tool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import aiohttp
+
+    from sparkwright.verify.client.endpoint import Endpoint
+    from sparkwright.verify.model import Sample
+    from sparkwright.verify.profile import Deadlines
+
+_TOKENS = 64
+_REFUSED = ABSENT | {400, 422}
+_SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+_TRIALS = {
+    TOOLS: (
+        Load(
+            chat=True, natural_stop=True, tools=(Tool(name="get_time", description="", parameters=_SCHEMA),)
+        ),
+        Prompt(name="trial", category="trial", text="Call get_time for the city “Oslo”."),
+    ),
+    STRUCTURED: (
+        Load(chat=True, natural_stop=True, schema=_SCHEMA),
+        Prompt(name="trial", category="trial", text="Name a city as JSON."),
+    ),
+}
+
+
+async def try_features(
+    session: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    deadlines: Deadlines,
+    asked: Iterable[str],
+    *,
+    foreign: bool,
+) -> dict[str, str]:
+    """Return reasons by the capability that the server at *endpoint* lacks.
+
+    Args:
+        session: from `endpoint.open_session`.
+        endpoint: the server, with what it lacks so far.
+        deadlines: deadlines of a request.
+        asked: names of capabilities; others than those tried here are left out.
+        foreign: it is another server than vLLM.
+    """
+    lacks = {}
+    for name in set(asked).intersection(_TRIALS):
+        why = ""
+        for _ in range(ATTEMPTS):
+            why = await _try(session, endpoint, deadlines, name, foreign=foreign)
+            if not why:
+                break
+        if why:
+            lacks[name] = why
+    return lacks
+
+
+async def _try(
+    session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines, name: str, *, foreign: bool
+) -> str:
+    """Return the reason for which one request shows no such feature; empty if it may have it."""
+    load, prompt = _TRIALS[name]
+    exchange = Exchange(endpoint, prompt, load, max_tokens=_TOKENS, deadlines=deadlines, speed=1.0)
+    sample = await exchange.run(session)
+    if sample.failure is not None and sample.failure.kind is FailureKind.STATUS:
+        refused = sample.failure.status in _REFUSED
+        return f"requests for {name} are refused: {sample.failure.detail}" if refused else ""
+    if foreign and sample.failure is None and not _shown(name, sample):
+        return f"requests for {name} are answered as if they did not ask for it"
+    return ""
+
+
+def _shown(name: str, sample: Sample) -> bool:
+    if name == TOOLS:
+        return bool(sample.tool_calls)
+    try:
+        return isinstance(json.loads(sample.answer), dict)
+    except ValueError:
+        return False

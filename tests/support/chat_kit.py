@@ -1,0 +1,89 @@
+"""Cells of chats, answered by the simulator's own model and response format, without a server or a clock."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from simulator_kit import settings
+from verify_kit import Server
+
+from sparkwright.verify.client.endpoint import Endpoint
+from sparkwright.verify.client.reply import Reply
+from sparkwright.verify.client.request import body_of
+from sparkwright.verify.model import Observation, Sample
+from sparkwright.verify.simulator.api import ResponseBuilder, parse_params, usage_of
+from sparkwright.verify.simulator.engine import StreamDelta
+from sparkwright.verify.simulator.generate import make_request
+from sparkwright.verify.simulator.language import EOS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkwright.verify.check import AdaptiveCheck, Context
+    from sparkwright.verify.model import Cell, Finding, Prompt
+    from sparkwright.verify.simulator.settings import Settings
+
+STEP_NS = 50_000_000
+TOKENS = 3  # in a chunk, as with speculation
+
+
+def observe(cell: Cell, server: Settings) -> Observation:
+    """Return the observation of *cell* on a server with these settings."""
+    samples = tuple(answer(cell, prompt, server, number) for number, prompt in enumerate(cell.prompts, 1))
+    counters = Server(k=0)
+    return Observation(cell=cell, samples=samples, before=counters.snapshot(), after=counters.snapshot())
+
+
+def answer(cell: Cell, prompt: Prompt, server: Settings, number: int) -> Sample:
+    """Return one request's sample: what the client makes of the simulator's events."""
+    load, reply = cell.load, Reply()
+    body = json.loads(body_of(Endpoint("http://simulated", server.model), prompt, "", load, load.max_tokens))
+    at = number
+    for event in events(body, server, number):
+        at += STEP_NS
+        reply.take(json.dumps(event).encode(), at)
+    reply.take(b"[DONE]", at)
+    return Sample(
+        prompt=prompt.name,
+        category=prompt.category,
+        started=number,
+        ended=at,
+        chunks=tuple(reply.chunks),
+        prompt_tokens=reply.prompt_tokens,
+        output_tokens=reply.output_tokens,
+        counted_by=reply.counted_by,
+        finish_reason=reply.finish_reason,
+        text=reply.text,
+        token_ids=tuple(reply.token_ids),
+        reasoning_chars=reply.chars("reasoning"),
+        tool_chars=reply.chars("tool"),
+        tool_calls=reply.tool_calls,
+        failure=reply.problem(max_tokens=load.max_tokens, natural_stop=True),
+    )
+
+
+def events(body: dict[str, Any], server: Settings, number: int = 1) -> Iterator[dict[str, Any]]:
+    """Return the events of a chat."""
+    params = parse_params(body, server, chat=True)
+    request = make_request(params, server, number)
+    builder = ResponseBuilder(params, request, server, created=0)
+    yield from builder.opening()
+    while not request.finish:
+        kept = []
+        for _ in range(TOKENS):
+            delta = request.accept((request.generator.next(0),), EOS)
+            kept += delta.choices
+            if request.finish:
+                break
+        yield builder.delta(StreamDelta(tuple(kept), request.finish))
+    yield builder.event([], usage_of(request, server))
+
+
+def judged(check: AdaptiveCheck, context: Context, *faults: str, **changes: Any) -> dict[str, Finding]:
+    """Return the findings of *check* on a server with *faults*, by name; cells that it adds are measured."""
+    server = settings(*faults, **changes)
+    seen = [observe(cell, server) for cell in check.plan(context)]
+    while more := check.extend(context, seen):
+        seen += [observe(cell, server) for cell in more]
+    return {finding.name: finding for finding in check.judge(context, seen)}

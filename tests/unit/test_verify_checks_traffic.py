@@ -1,0 +1,208 @@
+"""Chats are judged by template, history, characters, reasoning, tool calls and structured output."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from chat_kit import judged, observe
+from simulator_kit import settings
+from verify_kit import SEEDS, context, profile, verdicts
+
+from sparkwright.verify.capabilities import STRUCTURED, TOOLS
+from sparkwright.verify.checks.chatter import (
+    Described,
+    broken_characters,
+    misfit,
+    reasoning_mark,
+    role_mark,
+    tool_flaw,
+)
+from sparkwright.verify.checks.dialogues import TOOLS_OFFERED, TURNS
+from sparkwright.verify.checks.traffic import Traffic
+from sparkwright.verify.model import Sample, ToolCall, Verdict
+
+SIZES = profile(max_tokens=256)
+NAMES = {
+    "template-missing": ("answers are in the chat template", "turn 1.*the marker of a role"),
+    "history-dropped": ("conversations reach the model", "earlier messages are dropped"),
+    "reasoning-in-answer": ("reasoning stays out of the answer", "reasoning in the answer, '</think>'"),
+    "replacement-characters": ("characters are whole", r"replacement characters \(U\+FFFD\)"),
+    "tool-parser-swallows": ("tool calls are whole", "'unit' is a required property"),
+    "tool-json-truncated": ("tool calls are whole", "arguments of get_weather: truncated JSON"),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_healthy_server_passes_whatever_it_draws(seed: int) -> None:
+    sizes = msgspec.structs.replace(SIZES, seed=seed)
+    findings = judged(Traffic(), context(sizes), seed=seed, k=0)
+    assert not verdicts(findings)
+    assert len(findings) == 6
+    assert not [warning for finding in findings.values() for warning in finding.warnings]
+
+
+@pytest.mark.parametrize("fault", NAMES)
+def test_each_fault_fails_one_finding_which_names_it(fault: str) -> None:
+    findings = judged(Traffic(), context(SIZES), fault)
+    name, says = NAMES[fault]
+    failed = {one.name: one for one in findings.values() if one.verdict is not Verdict.PASS}
+    assert list(failed) == [name]
+    assert failed[name].verdict is Verdict.FAIL
+    assert re.search(says, failed[name].cause), failed[name].cause
+
+
+# Conversations -------------------------------------------------------------------------------------------
+
+
+def test_each_turn_sends_the_answers_before_it_and_the_same_ones_give_the_same_cells() -> None:
+    check, to, server = Traffic(), context(SIZES), settings()
+    seen = [observe(cell, server) for cell in check.plan(to)]
+    (second,) = check.extend(to, seen)
+    assert (second,) == check.extend(to, seen)
+    answers = {sample.prompt: sample.answer for sample in seen[0].samples}
+    for before, prompt in zip(seen[0].cell.prompts, second.prompts, strict=True):
+        assert [message.role for message in prompt.history] == ["user", "assistant"]
+        assert [message.content for message in prompt.history] == [before.text, answers[before.name]]
+    other = msgspec.structs.replace(seen[0].samples[0], text="Another answer.")
+    changed = msgspec.structs.replace(seen[0], samples=(other, *seen[0].samples[1:]))
+    assert check.extend(to, [changed, *seen[1:]])[0].key != second.key
+    turns = 1
+    while more := check.extend(to, seen):
+        seen += [observe(cell, server) for cell in more]
+        turns += len(more)
+    assert turns == TURNS
+
+
+def test_a_turn_without_answers_ends_the_conversation_and_counts() -> None:
+    check, to = Traffic(), context(SIZES)
+    seen = [observe(cell, settings()) for cell in check.plan(to)]
+    without = [msgspec.structs.replace(seen[0], samples=()), *seen[1:]]
+    assert check.extend(to, without) == ()
+    findings = {finding.name: finding for finding in check.judge(to, without)}
+    assert findings["answers are in the chat template"].verdict is Verdict.INVALID
+    assert findings["tool calls are whole"].verdict is Verdict.PASS
+
+
+# What a server lacks -------------------------------------------------------------------------------------
+
+
+def test_what_a_server_lacks_is_not_sent_and_not_applicable() -> None:
+    to = context(SIZES, lacks={TOOLS: "no parser", STRUCTURED: "no schemas"})
+    check = Traffic()
+    assert [cell.name for cell in check.plan(to)] == ["turn 1"]
+    findings = judged(check, to, tool_parser=False)
+    assert {name for name, one in findings.items() if one.verdict is Verdict.NOT_APPLICABLE} == {
+        "tool calls are whole", "structured output fits its schema",
+    }  # fmt: skip
+    assert {one.verdict for one in findings.values()} == {Verdict.PASS, Verdict.NOT_APPLICABLE}
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "verdict", "says"),
+    [
+        ("It is sunny.", 200, Verdict.INCONCLUSIVE, "no tool in 7 answers, though each prompt asks for it$"),
+        ("It is sunny.", 55, Verdict.INCONCLUSIVE, "55 tokens at the most, so that the chat template"),
+        ("", 200, Verdict.FAIL, "20 tokens without any text or call"),
+    ],
+)
+def test_a_model_that_calls_nothing(text: str, asked: int, verdict: Verdict, says: str) -> None:
+    check, to = Traffic(), context(SIZES)
+    plain = {"text": text, "tool_calls": (), "tool_chars": 0, "finish_reason": "stop"}
+    plain |= {"prompt_tokens": asked, "output_tokens": 20}
+    seen = []
+    for cell in check.plan(to):
+        found = observe(cell, settings())
+        if cell.tags["kind"] == "tools":
+            samples = tuple(msgspec.structs.replace(sample, **plain) for sample in found.samples)
+            found = msgspec.structs.replace(found, samples=samples)
+        seen.append(found)
+    finding = {finding.name: finding for finding in check.judge(to, seen)}["tool calls are whole"]
+    assert finding.verdict is verdict
+    assert re.search(says, finding.cause), finding.cause
+
+
+def test_made_up_models_are_not_judged_by_their_words() -> None:
+    findings = judged(Traffic(), context(SIZES, made_up=True), "template-missing")
+    assert not verdicts(findings)
+    assert "made up" in findings["answers are in the chat template"].cause
+
+
+# Flaws ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Rice.<|im_end|>\n<|im_start|>user\nMore", True),
+        ("Rice.\nuser\nMore?\nassistant\nYes.", True),
+        ("Rice.\nAssistant: yes", True),
+        ("<start_of_turn>model\nRice", True),
+        ("Ask your assistant: she knows the system.", False),
+        ("The user is right: rice takes 15 minutes.", False),
+    ],
+)
+def test_markers_of_roles(text: str, found: bool) -> None:  # noqa: FBT001
+    assert bool(role_mark(text)) is found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("ok\n</think>\nRice", True), ("<|channel|>analysis", True), ("I think <b>so</b>.", False)],
+)
+def test_marks_of_reasoning(text: str, found: bool) -> None:  # noqa: FBT001
+    assert bool(reasoning_mark(text)) is found
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "found"),
+    [
+        ("Zürich 🙂 東京 łódź", False, ""),
+        ("Z\ufffd\ufffdrich", False, "2 replacement"),
+        ("Zürich \ufffd", True, ""),
+        ("Z\ufffdrich \ufffd", True, "1 replacement"),
+        ("Zürich \ufffd", False, "1 replacement"),
+        ("Zürich".encode().decode("latin-1"), False, "Latin-1"),
+        ("it\u2019s".encode().decode("cp1252"), False, "Latin-1"),
+        ("São Paulo à la carte, Ângela", False, ""),
+    ],
+)
+def test_broken_characters(text: str, cut: bool, found: str) -> None:  # noqa: FBT001
+    said = broken_characters(text, cut=cut)
+    assert found in said
+    assert bool(said) is bool(found)
+
+
+GOOD = '{"city": "Oslo", "days": 3, "unit": "celsius"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "finish", "text", "found"),
+    [
+        ("get_weather", GOOD, "tool_calls", "", ""),
+        ("get_weather", GOOD[:-2], "length", "", ""),
+        ("get_weather", GOOD[:-2], "tool_calls", "", "truncated JSON"),
+        ("get_weather", GOOD + "}", "tool_calls", "", "broken JSON"),
+        ("get_weather", GOOD.replace("3", '"3"'), "tool_calls", "", "'3' is not of type 'integer'"),
+        ("get_wether", GOOD, "tool_calls", "", "which was not offered"),
+        ("get_weather", GOOD, "stop", "", "finish reason 'stop'"),
+        ("get_weather", GOOD, "tool_calls", "<tool_call>\n{", "left in the text"),
+    ],
+)
+def test_flaws_of_calls(name: str, arguments: str, finish: str, text: str, found: str) -> None:
+    sample = Sample(
+        prompt="p", category="c", started=0, ended=1, text=text, finish_reason=finish,
+        tool_calls=(ToolCall(name=name, arguments=arguments),),
+    )  # fmt: skip
+    flaw = tool_flaw(sample, {tool.name: tool for tool in TOOLS_OFFERED})
+    assert found in flaw
+    assert bool(flaw) is bool(found)
+
+
+def test_output_that_fits_no_schema_is_named() -> None:
+    described = Described("answer", {"type": "object", "required": ["name"]})
+    assert misfit('{"name": 1}', described) == ""
+    assert "'name' is a required property" in misfit("{}", described)
+    assert "broken JSON" in misfit("Sure: {}", described)
+    assert "truncated JSON" in misfit('{"name": "Zo', described)
