@@ -35,7 +35,10 @@ def test_a_key_is_computed_once_and_not_passed_on(monkeypatch: pytest.MonkeyPatc
     counted = Counted()
     monkeypatch.setattr(model, "digest_of", counted)
     cell = msgspec.structs.replace(CELL)
-    assert {cell.key for _ in range(5)} == {digest_of(to_builtins(CELL))[:16]}
+    told = to_builtins(CELL)
+    for prompt in told["prompts"]:
+        del prompt["messages"]
+    assert {cell.key for _ in range(5)} == {digest_of(told)[:16]}
     assert counted.calls == 1
     other = msgspec.structs.replace(cell, boot=1)
     assert other.key != cell.key

@@ -27,6 +27,8 @@ class Prompt(Model, frozen=True):
         text: of the user message, salt included.
         expect: a string that a right answer holds (a needle, a result), or empty.
         prefix: prompts with the same non-empty value begin with the same text.
+        messages: role and content of each message of a conversation that ends with `text`; chats send them
+            instead of `text` alone. Empty for a single message.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Prompt(Model, frozen=True):
     text: str
     expect: str = ""
     prefix: str = ""
+    messages: tuple[tuple[str, str], ...] = ()
 
 
 class Load(Model, frozen=True):
@@ -42,13 +45,13 @@ class Load(Model, frozen=True):
     Attributes:
         shape: ``closed`` keeps `concurrency` requests running; ``burst`` sends all at once; ``drain`` sends
             all at once with output lengths from `max_tokens` down, so that the running batch shrinks by
-            one request after another.
-        concurrency: requests at a time.
+            one request after another; ``open`` sends them at `rate`, whether or not others have ended.
+        concurrency: requests at a time; 0 for ``open``.
         requests: number of counted requests.
-        warm_up: number of requests sent before them, and not counted.
+        warm_up: number of requests sent before them, and not counted; for ``open`` at the same rate.
         max_tokens: the longest output.
         min_tokens: the shortest, for ``drain``.
-        rate: always 0; part of the format of recorded runs.
+        rate: for ``open``: mean number of arrivals a second, a Poisson process; else 0.
         stagger_s: a closed loop's clients start within this time, one after another.
         seconds: a closed loop runs for this long instead of for `requests`, if not 0; prompts
             are then taken in turn, each time with a salt of its own.
@@ -57,10 +60,10 @@ class Load(Model, frozen=True):
         logprobs: number of alternatives whose log-probabilities are requested with each token.
         thinking: let a model that can think do so before its answer; chat requests alone.
         temperature: of sampling; 0 is greedy.
-        seed: of sampling.
+        seed: of sampling, and of arrivals.
     """
 
-    shape: Literal["closed", "burst", "drain"] = "closed"
+    shape: Literal["closed", "burst", "drain", "open"] = "closed"
     concurrency: int = 1
     requests: int = 1
     warm_up: int = 0
@@ -101,7 +104,11 @@ class Cell(Model, frozen=True, dict=True):
     @cached_property  # checks look cells up by it hundreds of times, and prompts are long
     def key(self) -> str:
         """Digest of everything that determines the requests, 16 hex digits."""
-        return digest_of(to_builtins(self))[:16]
+        told = to_builtins(self)
+        for prompt in told["prompts"]:
+            if not prompt["messages"]:
+                del prompt["messages"]  # runs from before there were any have keys without
+        return digest_of(told)[:16]
 
 
 # What is seen -------------------------------------------------------------------------------------------
@@ -184,6 +191,8 @@ class Sample(Model, frozen=True):
         token_ids: the generated tokens, if the server sends their ids.
         logprobs: for each generated token, if requested.
         failure: reason for which it does not count.
+        due: time at which an open loop meant to send it; 0 for other loads.
+        late: nanoseconds after that at which the client came to sending it.
     """
 
     prompt: str
@@ -203,6 +212,8 @@ class Sample(Model, frozen=True):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     failure: RequestFailure | None = None
+    due: int = 0
+    late: int = 0
 
     @property
     def first(self) -> int:

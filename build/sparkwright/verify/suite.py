@@ -17,6 +17,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.verify.capabilities import TOKENIZE
+from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.check import AdaptiveCheck, Context
 from sparkwright.verify.checks.common import unanswered
 from sparkwright.verify.client import canary, count_tokens, open_session
@@ -48,7 +49,7 @@ _MOST_SILENCES = 1
 # Length of the document whose tokens servers count: question and template are a negligible share of it.
 _MEASURED_TOKENS = 16_000
 _COUNTED = 6  # documents
-_WITH_DOCUMENTS = "context"  # the check that sends some
+_WITH_DOCUMENTS = {"context", CAPACITY}  # checks that send some
 # English words per token: tokenizers in use have 0.6 to 0.8. Beyond these limits the count is of something
 # else, and documents sized by it would be empty or endless.
 _LEAST_WORDS, _MOST_WORDS = 0.2, 2.0
@@ -209,7 +210,7 @@ class _SuiteRun:
                 async with self.suite.fleet.start(arm, boot) as server:
                     facts = await self._with_words(arm, boot, server)
                     self._note_boot(arm, boot, server, again, facts)
-                    silences += not await self._measure_cells(server, self.missing(arm, boot))
+                    silences += not await self._measure_missing(server, arm, boot)
             except ServerError as error:
                 if ("main", 0) not in self.boots:
                     raise
@@ -224,6 +225,13 @@ class _SuiteRun:
         left = len(self.missing(arm, boot))
         how = "no longer answers" if silences else f"ended by itself {_MOST_RESTARTS + 1} times"
         warn(f"{arm} {how}: {left} cells are left out")
+
+    async def _measure_missing(self, server: MeasuredServer, arm: str, boot: int) -> bool:
+        """Measure what is missing on one start, and what follows from that; return false on silence."""
+        while server.died is None and (cells := self.missing(arm, boot)):
+            if not await self._measure_cells(server, cells):
+                return False
+        return True
 
     async def _measure_cells(self, server: MeasuredServer, cells: list[Cell]) -> bool:
         """Measure *cells* for as long as *server* runs and answers; return false if it fell silent.
@@ -266,7 +274,7 @@ class _SuiteRun:
         profile = self.suite.profile
         if (
             (arm, boot) != ("main", 0)
-            or _WITH_DOCUMENTS not in profile.checks
+            or _WITH_DOCUMENTS.isdisjoint(profile.checks)
             or TOKENIZE in self.suite.lacks
         ):
             return server.facts

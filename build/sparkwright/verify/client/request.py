@@ -76,6 +76,7 @@ class Exchange:
         speed: seconds of the server's clock in a real one.
         counted: the sample belongs to the measurement.
         salt: makes the prompt unique; see `salted`.
+        due: time at which an open loop means to send it; 0 for other loads.
     """
 
     endpoint: Endpoint
@@ -87,6 +88,7 @@ class Exchange:
     speed: float
     counted: bool = True
     salt: str = ""
+    due: int = 0
 
     def __post_init__(self) -> None:
         lacks = self.endpoint.lacks
@@ -97,9 +99,8 @@ class Exchange:
                 natural_stop=self.load.natural_stop or FIXED_LENGTH in lacks,
             )
         self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
-        text = salted(self.prompt, self.salt)
-        self._body = _body(self.endpoint, text, self.load, self.max_tokens)
-        self._started = self._headers = self._ended = 0
+        self._body = _body(self.endpoint, self.prompt, self.salt, self.load, self.max_tokens)
+        self._started = self._headers = self._ended = self._behind = 0
         self._sent = False
         self._reply = Reply()
         self._failure: RequestFailure | None = None
@@ -116,6 +117,7 @@ class Exchange:
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.deadlines.connect_s)
         self._started = perf_counter_ns()
+        self._behind = max(0, self._started - self.due) if self.due else 0
         try:
             async with (
                 asyncio.timeout(patience(self.deadlines.first_token_s, self.speed)) as deadline,
@@ -166,6 +168,8 @@ class Exchange:
             token_ids=tuple(reply.token_ids),
             logprobs=tuple(reply.logprobs),
             failure=self._failure,
+            due=self.due,
+            late=self._behind,
         )
 
     def _note_sent(self) -> None:
@@ -258,7 +262,21 @@ def _arrived_ns(socket: ArrivalSocket | None) -> int:
     return socket.arrived_ns if socket is not None else perf_counter_ns()
 
 
-def _body(endpoint: Endpoint, text: str, load: Load, max_tokens: int) -> bytes:
+def salted_messages(prompt: Prompt, salt: str) -> list[dict[str, str]]:
+    """Return the messages of *prompt*; *salt* begins the first one of the user.
+
+    A system message stays as it is: requests of one application share it, and so does their prefix cache.
+    """
+    if not prompt.messages:
+        return [{"role": "user", "content": salted(prompt, salt)}]
+    messages = [{"role": role, "content": content} for role, content in prompt.messages]
+    first = next((message for message in messages if message["role"] == "user"), messages[-1])
+    if salt:
+        first["content"] = f"[{salt}]\n{first['content']}"
+    return messages
+
+
+def _body(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_tokens: int) -> bytes:
     """Return the request as JSON, with vLLM's own fields where the server accepts them.
 
     vLLM sends the count of tokens in its last chunk (``include_usage``) and the ids of tokens in each of them
@@ -279,13 +297,13 @@ def _body(endpoint: Endpoint, text: str, load: Load, max_tokens: int) -> bytes:
         body["ignore_eos"] = True
     alternatives = 0 if LOGPROBS in endpoint.lacks else load.logprobs
     if load.chat:
-        body["messages"] = [{"role": "user", "content": text}]
+        body["messages"] = salted_messages(prompt, salt)
         if extended:  # templates of models that do not think ignore it
             body["chat_template_kwargs"] = {"enable_thinking": load.thinking}
         if alternatives:
             body |= {"logprobs": True, "top_logprobs": alternatives}
     else:
-        body["prompt"] = text
+        body["prompt"] = salted(prompt, salt)
         if alternatives:
             body["logprobs"] = alternatives
     if extended and alternatives:
