@@ -84,10 +84,10 @@ def _regress(
     for _ in range(_ROUNDS):
         target = odds + (share - fitted) / (fitted * (1 - fitted))
         gram = x.T @ (weights[:, None] * x)
-        new: NDArray[np.float64] = np.linalg.solve(gram, x.T @ (weights * target))
+        new = np.linalg.solve(gram, x.T @ (weights * target))
         done = np.allclose(new, coefficients, atol=1e-9)
-        coefficients = new
-        odds = np.clip(x @ coefficients, -30, 30)
+        coefficients = np.asarray(new, dtype=np.float64)
+        odds = np.asarray(np.clip(x @ coefficients, -30, 30), dtype=np.float64)
         fitted = np.asarray(1 / (1 + np.exp(-odds)), dtype=np.float64)
         weights = total * fitted * (1 - fitted)
         if done:

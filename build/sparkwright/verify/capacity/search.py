@@ -24,7 +24,7 @@ LONGER = 4
 """Times the usual length of the steps around the crossing."""
 TRIES = 3
 """Steps in a row that the client could not send in time before the search gives up."""
-SETTLING = 4
+SETTLING = 8
 """Times the usual length of a step after which a queue that still grows is taken to grow for ever."""
 WINDOW = 1.4
 """Steps within this factor of the bracket's middle decide the answer."""
@@ -197,7 +197,7 @@ def _around(steps: Sequence[Step], closed: int, plan: SearchPlan) -> NextStep | 
     narrow = repeats >= LEAST_REPEATS and crossing.width <= plan.width + 1e-9
     if narrow or repeats >= MOST_REPEATS:
         held, failed = _bracket(steps, plan)
-        bad = [s for s in _near(steps, middle) if s.grows or not s.kept(plan.share)]
+        bad = [s for s in _near(steps, middle, plan) if s.grows or not s.kept(plan.share)]
         growing = 2 * sum(s.kept(plan.share) for s in bad) > len(bad)
         return Capacity(
             Outcome.FOUND, crossing.rate, crossing.low, crossing.high, held, failed, repeats, growing
@@ -211,23 +211,28 @@ def _crossing(steps: Sequence[Step], middle: float, plan: SearchPlan) -> Crossin
 
 
 def _fitted(steps: Sequence[Step], middle: float, plan: SearchPlan) -> Crossing:
-    near = [(s.rate, _settled_good(s, plan), s.requests) for s in _near(steps, middle)]
+    near = [(s.rate, _settled_good(s, plan), s.requests) for s in _near(steps, middle, plan)]
     return fit_crossing(near, plan.share).within(middle / WINDOW, middle * WINDOW)
 
 
 def _settled_good(step: Step, plan: SearchPlan) -> int:
-    """Return the good requests of *step*, too few for it to hold where its queue grew without end."""
-    failing = math.ceil(plan.share * step.requests) - 1
-    return min(step.good, failing) if step.grows and not _unsettled(step, plan) else step.good
+    """Return the good requests of *step*; none where they were enough and the queue grew without end.
+
+    Requests after the step would have waited for longer and longer.
+    """
+    return 0 if step.grows and step.kept(plan.share) else step.good
 
 
-def _near(steps: Sequence[Step], middle: float) -> list[Step]:
-    return [s for s in steps if not s.late and middle / WINDOW <= s.rate <= middle * WINDOW]
+def _near(steps: Sequence[Step], middle: float, plan: SearchPlan) -> list[Step]:
+    """Return the steps near *middle* that decide something."""
+    sure = (step for step in steps if not (step.late or _unsettled(step, plan)))
+    return [step for step in sure if middle / WINDOW <= step.rate <= middle * WINDOW]
 
 
 def _sized(steps: Sequence[Step], plan: SearchPlan, rate: float, factor: int = 1) -> NextStep:
     """Return a step at *rate*, long beside the limits and beside the requests seen at the nearest rate."""
     known = [step for step in steps if step.duration_s > 0]
+    known = [step for step in known if step.kept(plan.share) and not step.grows] or known
     nearest = min(known, key=lambda step: abs(math.log(step.rate / rate)), default=None)
     duration = nearest.duration_s if nearest else 0.0
     requests = max(plan.requests, rate * max(_LIMITS * plan.longest_s, _DURATIONS * duration))

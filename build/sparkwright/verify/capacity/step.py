@@ -23,6 +23,7 @@ LATE_SHARE = 0.25
 """Lateness of the client that a step stands, as a share of the strictest limit of a wait, or of a request's
 duration where only the time of a token is limited. Times count from when a request was due, so that lateness
 makes them longer, never shorter."""
+_SPOILT = 0.25  # of the requests that may be bad: so many may be bad for being sent late
 _WINDOWS = 20
 _RISE, _LEAST_RISE = 0.25, 2.0  # of the mean requests in flight over the step, and requests
 
@@ -46,7 +47,7 @@ def step_of(observation: Observation, slo: Slo, speed: float) -> Step:
     in_time = sum(
         slo.met_by(msgspec.structs.replace(sample, due=sample.started), speed) for sample in counted
     )
-    decided_by_client = good < slo.share * load.requests <= in_time
+    spoilt = in_time - good > _SPOILT * (1 - slo.share) * load.requests
     too_late = lateness_s(observation.samples, speed) > allowed_lateness_s(slo, duration)
     return Step(
         rate=load.rate,
@@ -54,7 +55,7 @@ def step_of(observation: Observation, slo: Slo, speed: float) -> Step:
         good=good,
         duration_s=duration,
         grows=grows(observation.samples),
-        late=too_late or decided_by_client,
+        late=too_late or spoilt,
         factor=int(observation.cell.tags.get(FACTOR, "1")),
     )
 
