@@ -1,4 +1,4 @@
-"""A queue with several places as arithmetic: steps of a search, and its exact capacity by Erlang's formula."""
+"""A queue with several places as arithmetic: steps of a search, and its exact capacity by Erlang."""
 
 from __future__ import annotations
 

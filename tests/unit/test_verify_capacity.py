@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -14,18 +15,32 @@ from queue_kit import Queue, search
 from verify_kit import costly
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.fit import fit_crossing
 from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.capacity.prompts import read_prompts
 from sparkwright.verify.capacity.search import MOST_REPEATS, NextStep, Outcome, SearchPlan, Step, decide
 from sparkwright.verify.capacity.slo import Slo, parse_slo, times_of
 from sparkwright.verify.capacity.step import grows, lateness_s, step_of
+from sparkwright.verify.check import Context
 from sparkwright.verify.client.load import arrivals
 from sparkwright.verify.client.request import salted_messages
-from sparkwright.verify.model import Chunk, FailureKind, RequestFailure, Sample
+from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.model import (
+    BootFacts,
+    Chunk,
+    FailureKind,
+    Observation,
+    RequestFailure,
+    Sample,
+    Verdict,
+)
+from sparkwright.verify.profile import Profile
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sparkwright.verify.model import Finding
 
 WAIT = Slo({"ttft": 2.0}, 0.95)
 PLAN = SearchPlan(share=0.95, longest_s=2.0, requests=1000)
@@ -242,3 +257,69 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path, text: str, because: s
     path.write_text(text)
     with pytest.raises(ConfigError, match=because):
         read_prompts(path)
+
+
+# The findings --------------------------------------------------------------------------------------------
+
+
+def findings(queue: Queue, options: CapacityOptions, late_s: float = 0.0, steps: int = 40) -> list[Finding]:
+    """Return what is concluded after a search on *queue*, or after so many steps of it."""
+    context = Context(Profile(name="test"), load_corpus(), {})
+    check, seen = CapacityCheck(options), list[Observation]()
+    while len(seen) < steps and (cells := check.extend(context, seen)):
+        load, length = cells[0].load, int(cells[0].tags["length"])
+        step = NextStep(load.rate, load.requests, load.warm_up, length)
+        samples = queue.observe(step, f"{len(seen)}", late_s).samples
+        seen.append(Observation(cell=cells[0], samples=samples))
+    return list(check.judge(context, seen))
+
+
+ASKED = CapacityOptions(slo="ttft_p95=2s", most_rate=32.0, requests=100)
+
+
+def test_the_answer_names_rate_interval_and_objective() -> None:
+    rate, knee, survival = findings(SMALL, ASKED)
+    assert rate.verdict is Verdict.PASS
+    shown = re.match(r"([\d.]+) requests/s \(([\d.]+) to ([\d.]+)\) at TTFT p95 ≤ 2 s$", rate.cause)
+    assert shown is not None
+    assert float(shown[2]) < float(shown[1]) < float(shown[3])
+    assert rate.measured["steps"] == len(rate.evidence)
+    assert (knee.verdict, survival.verdict) == (Verdict.PASS, Verdict.PASS)
+    assert 1 < float(knee.measured["requests/s"]) < 8
+
+
+@pytest.mark.parametrize(
+    ("queue", "late_s", "verdict", "cause"),
+    [
+        (Queue(8, 1.0, first_s=3.0), 0.0, Verdict.FAIL, "not even 0.0156 requests/s, the lowest rate tried"),
+        (Queue(400, 0.1), 0.0, Verdict.PASS, "at least 32 requests/s, the highest rate tried"),
+        (Queue(400, 0.1), 1.0, Verdict.INVALID, "this client cannot send 1 requests/s in time"),
+    ],
+)
+def test_other_ends_of_a_search_are_said(queue: Queue, late_s: float, verdict: Verdict, cause: str) -> None:
+    rate = findings(queue, ASKED, late_s)[0]
+    assert rate.verdict is verdict
+    assert cause in rate.cause
+
+
+def test_an_unfinished_search_concludes_nothing() -> None:
+    rate, knee, _ = findings(SMALL, ASKED, steps=2)
+    assert (rate.verdict, rate.cause) == (Verdict.INCONCLUSIVE, "the search ended after 2 steps")
+    assert knee.verdict is Verdict.NOT_APPLICABLE
+
+
+def test_a_server_that_ends_fails_and_is_sent_nothing_more() -> None:
+    context = Context(Profile(name="test"), load_corpus(), {})
+    check = CapacityCheck(ASKED)
+    (cell,) = check.plan(context)
+    died = Observation(cell=cell, samples=SMALL.observe(at(1.0, 100), "s").samples, died=137)
+    assert check.extend(context, [died]) == ()
+    survival = check.judge(context, [died])[-1]
+    assert survival.verdict is Verdict.FAIL
+    assert "137" in survival.cause
+
+
+def test_documents_have_the_length_that_was_asked_for() -> None:
+    context = Context(Profile(name="test"), load_corpus(), {("main", 0): BootFacts(words_per_token=0.5)})
+    (cell,) = CapacityCheck(msgspec.structs.replace(ASKED, input_tokens=1000)).plan(context)
+    assert {len(prompt.text.split()) for prompt in cell.prompts} <= set(range(450, 560))

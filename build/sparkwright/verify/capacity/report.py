@@ -63,7 +63,7 @@ def _capacity(
         cause=cause,
         measured={**measured, "client late p95 ms": round(late * 1e3, 2)},
         threshold=f"{slo.share:.0%} of the requests are good and no queue grows; a step counts if the client"
-        f" is at most {allowed_lateness_s(slo, longest) * 1e3:.3g} ms late (p95), and that spoils few requests",
+        f" is at most {allowed_lateness_s(slo, longest) * 1e3:.3g} ms late (p95) and few requests fail by it",
         evidence=tuple(seen.cell.key for seen in observations),
         warnings=_warnings(answer, observations, options),
     )
