@@ -59,15 +59,13 @@ def test_the_capacity_of_the_simulator_is_found(tmp_path: Path) -> None:
 
 
 def test_a_search_on_the_simulator_is_reported_and_resumed(tmp_path: Path) -> None:
-    limits = ("--rate", "0.7", "--most-rate", "1.4", "--speed", "15")
+    limits = ("--slo", "e2e_p50=4s", "--rate", "1.5", "--most-rate", "3", "--speed", "40")
     done = capacity(*DEMO, *limits, "--out", "run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["findings"][0]["cause"] == (
-        "at least 1.4 requests/s, the highest rate tried, at E2E p50 ≤ 1.5 s"
-    )
+    assert told["findings"][0]["cause"] == ("at least 3 requests/s, the highest rate tried, at E2E p50 ≤ 4 s")
     rows = list(csv.DictReader((tmp_path / "run" / "cells.csv").read_text().splitlines()))
-    assert {float(row["rate_req_s"]) for row in rows} == {0.7, 1.4}
+    assert {float(row["rate_req_s"]) for row in rows} == {1.5, 3.0}
     assert all(float(row["client_late_p95_ms"]) > 0 for row in rows)
     assert "Goodput by rate" in (tmp_path / "run" / "report.html").read_text()
     journal = tmp_path / "run" / "journal.jsonl"

@@ -396,3 +396,31 @@ def test_a_count_that_no_tokenizer_gives_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens_a_word: float
 ) -> None:
     assert set(words_per_token(tmp_path, monkeypatch, tokens_a_word, "context").values()) == {-1}
+
+
+@dataclass
+class Growing(Asked):
+    """A check that adds one cell after another, up to *most*."""
+
+    most: int = 5
+
+    def extend(self, context: Context, observations: Sequence[Observation]) -> Sequence[Cell]:
+        if len(observations) >= self.most:
+            return ()
+        (cell,) = self.plan(context)
+        return (msgspec.structs.replace(cell, name=f"added {len(observations)}"),)
+
+
+def test_cells_that_follow_from_others_are_measured_on_the_same_start(
+    tmp_path: Path, measured: list[str]
+) -> None:
+    fleet = Fake()
+    run(tmp_path, fleet, Growing("one", (("main", 0),)))
+    assert measured == ["one0", "added 1", "added 2", "added 3", "added 4"]
+    assert fleet.starts == [("main", 0)]
+
+
+def test_added_cells_are_measured_where_a_stopped_run_ended(tmp_path: Path, measured: list[str]) -> None:
+    run(tmp_path, Fake(), Growing("one", (("main", 0),), most=3))
+    run(tmp_path, Fake(), Growing("one", (("main", 0),), most=5))
+    assert measured == ["one0", "added 1", "added 2", "added 3", "added 4"]
