@@ -31,6 +31,7 @@ WINDOW = 1.4
 _OFFSETS = (1.0, 0.95, 1.05, 0.9)
 _WARM_UP_DURATIONS, _DURATIONS = 3.0, 5.0  # of a request
 _LIMITS = 10.0  # a step lasts for so many: at a rate that is 10 % too high, waiting reaches the limit in it
+_STRAY = 1.2  # factor by which a fit may leave the middle that it began with
 _LEAST_WARM_UP, _MOST_REQUESTS = 10, 5000
 
 
@@ -212,15 +213,15 @@ def _crossing(steps: Sequence[Step], middle: float, plan: SearchPlan) -> Crossin
 
 def _fitted(steps: Sequence[Step], middle: float, plan: SearchPlan) -> Crossing:
     near = [(s.rate, _settled_good(s, plan), s.requests) for s in _near(steps, middle, plan)]
-    return fit_crossing(near, plan.share).within(middle / WINDOW, middle * WINDOW)
+    return fit_crossing(near, plan.share).within(middle / _STRAY, middle * _STRAY)
 
 
 def _settled_good(step: Step, plan: SearchPlan) -> int:
-    """Return the good requests of *step*; none where they were enough and the queue grew without end.
+    """Return the good requests of *step*; half where they were enough and the queue grew without end.
 
     Requests after the step would have waited for longer and longer.
     """
-    return 0 if step.grows and step.kept(plan.share) else step.good
+    return step.requests // 2 if step.grows and step.kept(plan.share) else step.good
 
 
 def _near(steps: Sequence[Step], middle: float, plan: SearchPlan) -> list[Step]:
