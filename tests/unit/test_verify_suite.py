@@ -419,3 +419,9 @@ def test_a_count_that_no_tokenizer_gives_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens_a_word: float
 ) -> None:
     assert set(words_per_token(tmp_path, monkeypatch, tokens_a_word, "context").values()) == {-1}
+
+
+def test_added_cells_are_measured_where_a_stopped_run_ended(tmp_path: Path, measured: list[str]) -> None:
+    run(tmp_path, Fake(), Growing("one", (("main", 0),), most=3))
+    run(tmp_path, Fake(), Growing("one", (("main", 0),), most=5))
+    assert measured == ["one0", "one1", "one2", "one3", "one4"]

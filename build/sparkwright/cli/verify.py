@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 _EVENTS = "events.jsonl"
 _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 # The extra of this name in pyproject.toml.
-_SUBCOMMANDS = {"compare": "sparkwright.cli.verify_compare"}
+_SUBCOMMANDS = {
+    "capacity": "sparkwright.cli.verify_capacity",
+    "compare": "sparkwright.cli.verify_compare",
+}
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
 
 
@@ -139,14 +142,15 @@ def command(
     --resume continues an interrupted run. With --cluster the server runs on another machine, which needs a
     GB10 (any card for --smoke, none for --demo), and the run comes back as it would be here.
 
-    'verify compare RUN RUN' compares two finished runs.
+    'verify compare RUN RUN' compares two finished runs, and 'verify capacity' finds the highest rate of
+    requests that a server stands.
     """
     require_libraries()
     from sparkwright.publish import dist_folder
     from sparkwright.verify.options import VerifyOptions
 
     keys = (api_key, baseline_api_key)
-    with _showing(quiet=quiet or as_json) as log:
+    with showing_run(quiet=quiet or as_json) as log:
         if cluster and (resume is not None or offline):
             raise ConfigError(
                 f"{'--resume' if resume else '--offline'} cannot be used with --cluster",
@@ -157,8 +161,8 @@ def command(
             from sparkwright.verify.journal import read_journal
 
             folder, options = resume, VerifyOptions.from_options(read_journal(resume).manifest.options)
-            _refuse_others(context, resume, options)
-            _refuse_keys(folder, options, asked, keys)
+            refuse_others(context, resume, options)
+            refuse_keys(folder, options, asked, keys)
         else:
             if not (wheel or any(asked[name] for name in ("python", "url", "demo"))):
                 wheel = built_wheel(dist_folder(Path()), this_machine.machine())
@@ -166,7 +170,7 @@ def command(
                     click.echo(f"verifying {wheel}", err=True)
             options = _options_of(wheel, asked)
         _require_possible(options)
-        folder = resume or out or _new_folder(options)
+        folder = resume or out or new_folder(options)
         log(folder)
         if not cluster:
             check_before_verify(options, offline=offline, force=force)
@@ -177,7 +181,7 @@ def command(
                 with opened_cluster(cluster) as machines:
                     results = verify_elsewhere(machines, options, folder.absolute())
             else:
-                results = _verify(options, folder.absolute(), keys, offline=offline)
+                results = run_verification(options, folder.absolute(), keys, offline=offline)
     _attach(results, options)
     show_results(results, as_json=as_json, machines=done)
 
@@ -263,7 +267,10 @@ def _require_possible(options: VerifyOptions) -> None:
     require_possible(options)
 
 
-def _verify(options: VerifyOptions, folder: Path, keys: tuple[str, str], *, offline: bool) -> Results:
+def run_verification(
+    options: VerifyOptions, folder: Path, keys: tuple[str, str], *, offline: bool
+) -> Results:
+    """Run what *options* select, or what is left of it, and write the results to *folder*."""
     from sparkwright.verify.results import write_results
     from sparkwright.verify.setup import prepare
     from sparkwright.verify.suite import run_suite
@@ -313,7 +320,7 @@ def _options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     return VerifyOptions(**given, simulator=demo)
 
 
-def _refuse_others(context: click.Context, folder: Path, options: VerifyOptions) -> None:
+def refuse_others(context: click.Context, folder: Path, options: VerifyOptions) -> None:
     """Do nothing if no option says once more what is verified; addresses may be repeated.
 
     Raises:
@@ -330,7 +337,7 @@ def _refuse_others(context: click.Context, folder: Path, options: VerifyOptions)
         "api_key",
         "baseline_api_key",
     }
-    usual |= {name for name in ("url", "baseline_url") if context.params[name] == getattr(options, name)}
+    usual |= {name for name in ("url", "baseline_url") if context.params.get(name) == getattr(options, name)}
     command_line = click.core.ParameterSource.COMMANDLINE
     told = [
         name
@@ -345,7 +352,7 @@ def _refuse_others(context: click.Context, folder: Path, options: VerifyOptions)
         )
 
 
-def _refuse_keys(folder: Path, options: VerifyOptions, asked: dict[str, Any], keys: tuple[str, str]) -> None:
+def refuse_keys(folder: Path, options: VerifyOptions, asked: dict[str, Any], keys: tuple[str, str]) -> None:
     """Do nothing if keys go only where the command line says; a folder may have come from anywhere.
 
     Raises:
@@ -361,17 +368,18 @@ def _refuse_keys(folder: Path, options: VerifyOptions, asked: dict[str, Any], ke
             )
 
 
-def _new_folder(options: VerifyOptions) -> Path:
+def new_folder(options: VerifyOptions, suffix: str = "") -> Path:
+    """Return a folder for a new run below dist/evidence/; its name ends with *suffix*."""
     from datetime import UTC, datetime
 
     from sparkwright.publish import dist_folder
 
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return dist_folder(Path()) / "evidence" / f"{options.title}-{stamp}"
+    return dist_folder(Path()) / "evidence" / f"{options.title}{suffix}-{stamp}"
 
 
 @contextlib.contextmanager
-def _showing(*, quiet: bool) -> Iterator[Any]:
+def showing_run(*, quiet: bool) -> Iterator[Any]:
     """Show events, and keep them in the run's folder once that is known."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(showing_events(quiet=quiet))

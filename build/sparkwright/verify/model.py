@@ -70,13 +70,13 @@ class Load(Model, frozen=True):
     Attributes:
         shape: ``closed`` keeps `concurrency` requests running; ``burst`` sends all at once; ``drain`` sends
             all at once with output lengths from `max_tokens` down, so that the running batch shrinks by
-            one request after another.
-        concurrency: requests at a time.
+            one request after another; ``open`` sends them at `rate`, whether or not others have ended.
+        concurrency: requests at a time; 0 for ``open``.
         requests: number of counted requests.
-        warm_up: number of requests sent before them, and not counted.
+        warm_up: number of requests sent before them, and not counted; for ``open`` at the same rate.
         max_tokens: the longest output.
         min_tokens: the shortest, for ``drain``.
-        rate: always 0; part of the format of recorded runs.
+        rate: for ``open``: mean number of arrivals a second, a Poisson process; else 0.
         stagger_s: a closed loop's clients start within this time, one after another.
         seconds: a closed loop runs for this long instead of for `requests`, if not 0; prompts
             are then taken in turn, each time with a salt of its own.
@@ -85,13 +85,13 @@ class Load(Model, frozen=True):
         logprobs: number of alternatives whose log-probabilities are requested with each token.
         thinking: let a model that can think do so before its answer; chat requests alone.
         temperature: of sampling; 0 is greedy.
-        seed: of sampling.
+        seed: of sampling, and of arrivals.
         top_p: of sampling; all tokens, if unset.
         tools: functions that the model may call; chat requests alone.
         schema: JSON schema that answers must fit, if not empty; chat requests alone.
     """
 
-    shape: Literal["closed", "burst", "drain"] = "closed"
+    shape: Literal["closed", "burst", "drain", "open"] = "closed"
     concurrency: int = 1
     requests: int = 1
     warm_up: int = 0
@@ -247,6 +247,8 @@ class Sample(Model, frozen=True):
         tool_chars: characters at its end that are names and arguments of tool calls.
         tool_calls: calls of tools, in order.
         failure: reason for which it does not count.
+        due: time at which an open loop meant to send it; 0 for other loads.
+        late: nanoseconds after that at which the client came to sending it.
     """
 
     prompt: str
@@ -269,6 +271,8 @@ class Sample(Model, frozen=True):
     tool_chars: int = 0
     tool_calls: tuple[ToolCall, ...] = ()
     failure: RequestFailure | None = None
+    due: int = 0
+    late: int = 0
 
     @property
     def answer(self) -> str:

@@ -10,6 +10,8 @@ import msgspec
 
 from sparkwright.base.config import Model
 from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.verify.capacity.options import CHECK as CAPACITY
+from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.checks import checks_of
 from sparkwright.verify.profile import PROFILES
 
@@ -47,6 +49,7 @@ class VerifyOptions(Model, frozen=True):
         thinking: let a model that can think do so before it answers questions and tasks.
         speed: server's seconds in one of the client's; the profile's if 0.
         seed: of salts, documents and orders.
+        capacity: a search for the highest rate, which is made instead of checks.
     """
 
     profile: str = "full"
@@ -74,6 +77,7 @@ class VerifyOptions(Model, frozen=True):
     thinking: bool = False
     speed: float = 0.0
     seed: int = 0
+    capacity: CapacityOptions | None = None
 
     @property
     def title(self) -> str:
@@ -126,6 +130,8 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         changes["most_boots"] = options.boots
     if options.against and not options.checks:
         changes["checks"] = ("compare",)
+    if options.capacity is not None:
+        changes["checks"] = (CAPACITY,)
     if not (base.checks or "checks" in changes):
         changes["checks"] = checks_of(base.name)
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)

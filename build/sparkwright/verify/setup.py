@@ -28,6 +28,9 @@ from sparkwright.verify.capabilities import (
     refuse_lacking,
     require_known,
 )
+from sparkwright.verify.capacity.check import CapacityCheck
+from sparkwright.verify.capacity.options import CHECK as CAPACITY
+from sparkwright.verify.capacity.prompts import read_prompts
 from sparkwright.verify.checks import ALL, REGISTERED
 from sparkwright.verify.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sparkwright.recipes import Recipe
+    from sparkwright.verify.check import Check
     from sparkwright.verify.client import EndpointFacts
     from sparkwright.verify.measure import MeasuredServer
     from sparkwright.verify.options import VerifyOptions
@@ -72,7 +76,7 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         EndpointError: an address is invalid.
     """
     profile = profile_of(options, sizes)
-    _require_known(profile)
+    _require_known(profile, searched=options.capacity is not None)
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
@@ -141,26 +145,45 @@ async def prepare(
     refuse_lacking(lacks, options.require, server)
     recipe = load_recipe(options.recipe, options.use) if options.recipe else None
     suite = Suite(
-        [ALL[name] for name in profile.checks],
+        _checks(options, profile),
         profile,
         load_corpus(),
         fleet,
         band=recipe.band if recipe else "",
         made_up=recipe is not None and recipe.made_up,
         lacks=lacks,
+        timed=options.capacity is None,  # each of its steps measures how late the client is
     )
     manifest = _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
     return suite, msgspec.structs.replace(manifest, lacks=lacks)
 
 
-def _require_known(profile: Profile) -> None:
+def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
+    """Return the checks to run, or the search for the capacity instead.
+
+    Raises:
+        ConfigError: the file of prompts cannot be used, or is not what it was.
+    """
+    search = options.capacity
+    if search is None:
+        return [ALL[name] for name in profile.checks]
+    if search.prompts and sha256_file(Path(search.prompts)) != search.prompts_sha256:
+        raise ConfigError(
+            f"{search.prompts} has changed since the search began",
+            because="steps with other prompts cannot be compared with those before",
+            next_step="begin a new search in another folder",
+        )
+    return [CapacityCheck(search, read_prompts(Path(search.prompts)) if search.prompts else ())]
+
+
+def _require_known(profile: Profile, *, searched: bool) -> None:
     """Refuse a *profile* with unknown names of checks or categories.
 
     Raises:
         UnknownNameError: one is unknown.
     """
     for what, names, known in (
-        ("check", profile.checks, tuple(ALL)),
+        ("check", profile.checks, (CAPACITY,) if searched else tuple(ALL)),
         ("category", profile.categories, CATEGORIES),
     ):
         if unknown := [name for name in names if name not in known]:

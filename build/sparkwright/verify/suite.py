@@ -17,6 +17,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.base.events import Task, emit, task, warn
 from sparkwright.verify.capabilities import TOKENIZE
+from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.check import AdaptiveCheck, Context
 from sparkwright.verify.checks.common import unanswered
 from sparkwright.verify.client import canary, count_tokens, open_session
@@ -48,7 +49,7 @@ _MOST_SILENCES = 1
 # Length of the document whose tokens servers count: question and template are a negligible share of it.
 _MEASURED_TOKENS = 16_000
 _COUNTED = 6  # documents
-_WITH_DOCUMENTS = "context"  # the check that sends some
+_WITH_DOCUMENTS = {"context", CAPACITY}  # checks that send some
 # English words per token: tokenizers in use have 0.6 to 0.8. Beyond these limits the count is of something
 # else, and documents sized by it would be empty or endless.
 _LEAST_WORDS, _MOST_WORDS = 0.2, 2.0
@@ -278,7 +279,7 @@ class _SuiteRun:
         profile = self.suite.profile
         if (
             (arm, boot) != ("main", 0)
-            or _WITH_DOCUMENTS not in profile.checks
+            or _WITH_DOCUMENTS.isdisjoint(profile.checks)
             or TOKENIZE in self.suite.lacks
         ):
             return server.facts

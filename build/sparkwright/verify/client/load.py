@@ -7,9 +7,12 @@ prepared when it is sent, with its number as salt. Times of a `Load` are in the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import math
+import random
 from functools import partial
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.client.request import Exchange
@@ -28,6 +31,8 @@ _LEAST_FAILURES = 8
 _LEAST_SILENT = 2
 _SILENT = {FailureKind.FIRST_TOKEN, FailureKind.STALL, FailureKind.OVERDUE}  # each takes a whole deadline
 _PAUSE_S = 1.0
+_TAIL = 0.25  # of an open loop's requests, sent after them so that the last ones do not run alone
+_HEAD_S = 0.05  # of the client's clock, until the first arrival: all requests are tasks by then
 
 
 async def run_load(
@@ -66,6 +71,15 @@ def output_lengths(load: Load) -> list[int]:
     return [load.max_tokens - (span * i + last // 2) // last for i in range(load.requests)]
 
 
+def arrivals(rate: float, seed: int) -> Iterator[float]:
+    """Yield the moments of a Poisson process, in seconds; the same for the same *rate* and *seed*."""
+    gaps = random.Random(f"arrivals {seed}")  # noqa: S311 - a schedule, not a secret
+    at = 0.0
+    while True:
+        at += gaps.expovariate(rate)
+        yield at
+
+
 class _LoadRun:
     """The execution of one load."""
 
@@ -84,12 +98,15 @@ class _LoadRun:
 
     async def run(self) -> list[Sample]:
         load = self._load
-        await self._closed(self._warm_up(), stagger_s=0)
+        if load.shape != "open":
+            await self._closed(self._warm_up(), stagger_s=0)
         match load.shape:
             case "closed":
                 await self._closed(self._timed() if load.seconds else self._listed(), load.stagger_s)
             case "burst" | "drain":
                 await _together(self._send(exchange) for exchange in self._listed())
+            case "open":
+                await self._open()
         return sorted(self._samples, key=lambda sample: sample.started)
 
     # Requests -----------------------------------------------------------------------------------------------
@@ -120,6 +137,18 @@ class _LoadRun:
             if perf_counter() >= end:
                 return
             yield self._exchange(number, self._load.max_tokens, str(number))
+
+    def _arriving(self) -> list[Exchange]:
+        """Return an open loop's requests: warm-up, those that count, and a tail that keeps the rate up.
+
+        Every one has a salt of its own: prompts are few, and a step must not find those of another cached.
+        """
+        load, key = self._load, self._cell.key
+        first, last = load.warm_up, load.warm_up + load.requests
+        return [
+            self._exchange(number, load.max_tokens, f"{key} {number}", counted=first <= number < last)
+            for number in range(last + math.ceil(_TAIL * load.requests))
+        ]
 
     # Shapes -------------------------------------------------------------------------------------------------
 
@@ -161,6 +190,27 @@ class _LoadRun:
                     await asyncio.sleep(_PAUSE_S / self._speed)  # not to hammer a server that refuses
 
         await _together(client(number) for number in range(clients))
+
+    async def _open(self) -> None:
+        """Send each request when it is due, whatever the others do; the tail ends with the counted ones."""
+        load, left, over = self._load, self._load.requests, asyncio.Event()
+        exchanges = self._arriving()
+        begin = perf_counter_ns() + round(_HEAD_S * 1e9)
+        for exchange, at in zip(exchanges, arrivals(load.rate, load.seed), strict=False):
+            exchange.due = begin + round(at / self._speed * 1e9)
+
+        async def arrive(exchange: Exchange) -> None:
+            nonlocal left
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout((exchange.due - perf_counter_ns()) / 1e9):
+                    await over.wait()
+            if not (over.is_set() or self._gone):
+                await self._send(exchange)
+            left -= exchange.counted
+            if not left or self._gone:
+                over.set()
+
+        await _together(arrive(exchange) for exchange in exchanges)
 
 
 async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:

@@ -76,6 +76,7 @@ class Exchange:
         speed: seconds of the server's clock in a real one.
         counted: the sample belongs to the measurement.
         salt: makes the prompt unique; see `salted`.
+        due: time at which an open loop means to send it; 0 for other loads.
     """
 
     endpoint: Endpoint
@@ -87,6 +88,7 @@ class Exchange:
     speed: float
     counted: bool = True
     salt: str = ""
+    due: int = 0
 
     def __post_init__(self) -> None:
         lacks = self.endpoint.lacks
@@ -98,7 +100,7 @@ class Exchange:
             )
         self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
         self._body = body_of(self.endpoint, self.prompt, self.salt, self.load, self.max_tokens)
-        self._started = self._headers = self._ended = 0
+        self._started = self._headers = self._ended = self._behind = 0
         self._sent = False
         self._reply = Reply()
         self._failure: RequestFailure | None = None
@@ -115,6 +117,7 @@ class Exchange:
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.deadlines.connect_s)
         self._started = perf_counter_ns()
+        self._behind = max(0, self._started - self.due) if self.due else 0
         try:
             async with (
                 asyncio.timeout(patience(self.deadlines.first_token_s, self.speed)) as deadline,
@@ -168,6 +171,8 @@ class Exchange:
             tool_chars=reply.chars("tool"),
             tool_calls=reply.tool_calls,
             failure=self._failure,
+            due=self.due,
+            late=self._behind,
         )
 
     def _note_sent(self) -> None:
@@ -299,13 +304,18 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
 
 
 def messages_of(prompt: Prompt, salt: str = "") -> list[dict[str, str]]:
-    """Return the messages of a chat; *salt* goes into the first one, so that no block of it is cached."""
+    """Return the messages of a chat; *salt* begins the first one of the user.
+
+    A system message stays as it is: requests of one application share it, and so does their prefix cache.
+    """
     if not prompt.history:
         return [{"role": "user", "content": salted(prompt, salt)}]
     messages = [{"role": message.role, "content": message.content} for message in prompt.history]
+    messages.append({"role": "user", "content": prompt.text})
     if salt:
-        messages[0]["content"] = f"[{salt}]\n{messages[0]['content']}"
-    return [*messages, {"role": "user", "content": prompt.text}]
+        first = next(message for message in messages if message["role"] == "user")
+        first["content"] = f"[{salt}]\n{first['content']}"
+    return messages
 
 
 def _features(load: Load) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sparkwright.base.text import clean
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.report.figures import cells
+from sparkwright.verify.statistics import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -70,6 +71,12 @@ def _known(samples: Iterable[HostSample], name: str) -> list[float]:
     return [value for sample in samples if (value := getattr(sample, name)) >= 0]
 
 
+def _late(found: CellFigures) -> float | None:
+    """Return the 95th percentile of the client's lateness in an open loop, by its own clock."""
+    late = [sample.late / 1e6 for sample in found.observation.samples if sample.due]
+    return percentile(late, 95) if late else None
+
+
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
@@ -109,4 +116,6 @@ _COLUMNS: dict[str, Callable[[CellFigures], float | str | None]] = {
     "memory_pressure_max_percent": _host("memory_pressure", max),
     "disturbance": lambda found: "; ".join(disturbances(found.observation)),
     "trouble": lambda found: "; ".join(found.trouble),
+    "rate_req_s": lambda found: found.observation.cell.load.rate or None,
+    "client_late_p95_ms": _late,
 }

@@ -1,0 +1,326 @@
+"""The search for a capacity, on queues whose capacity is known exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from queue_kit import Queue, search
+from verify_kit import costly
+
+from sparkwright.base.errors import ConfigError
+from sparkwright.verify.capacity.check import CapacityCheck
+from sparkwright.verify.capacity.fit import fit_crossing
+from sparkwright.verify.capacity.options import CapacityOptions
+from sparkwright.verify.capacity.prompts import read_prompts
+from sparkwright.verify.capacity.search import MOST_REPEATS, NextStep, Outcome, SearchPlan, Step, decide
+from sparkwright.verify.capacity.slo import Slo, parse_slo, times_of
+from sparkwright.verify.capacity.step import grows, lateness_s, step_of
+from sparkwright.verify.check import Context
+from sparkwright.verify.client.load import arrivals
+from sparkwright.verify.client.request import messages_of
+from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.model import (
+    BootFacts,
+    Chunk,
+    FailureKind,
+    Observation,
+    RequestFailure,
+    Sample,
+    Verdict,
+)
+from sparkwright.verify.profile import Profile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkwright.verify.model import Finding
+
+WAIT = Slo({"ttft": 2.0}, 0.95)
+PLAN = SearchPlan(share=0.95, longest_s=2.0, requests=1000)
+LARGE, SMALL = Queue(64, 5.0), Queue(8, 1.0)
+
+
+# The search ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", costly(range(20), quick=3))
+@pytest.mark.parametrize("queue", [LARGE, SMALL], ids=["64 places", "8 places"])
+def test_the_capacity_of_a_queue_is_found_within_five_percent(queue: Queue, seed: int) -> None:
+    answer, steps = search(queue, WAIT, PLAN, seed)
+    assert answer.outcome is Outcome.FOUND
+    assert answer.rate == pytest.approx(queue.capacity(2.0, 0.95), rel=0.05)
+    assert answer.low < answer.rate < answer.high
+    assert len(steps) <= 12 + MOST_REPEATS
+
+
+def test_the_intervals_hold_the_truth() -> None:
+    truth = SMALL.capacity(2.0, 0.95)
+    quick = dataclasses.replace(PLAN, requests=400)
+    answers = [search(SMALL, WAIT, quick, seed)[0] for seed in range(10)]
+    assert sum(answer.low <= truth <= answer.high for answer in answers) >= 7
+
+
+def test_a_server_that_never_keeps_the_objective_is_said_with_the_lowest_rate() -> None:
+    answer, steps = search(Queue(8, 1.0, first_s=3.0), WAIT, SearchPlan(0.95, 2.0, requests=50), 0)
+    assert answer.outcome is Outcome.NEVER
+    assert answer.rate == min(step.rate for step in steps) == 1 / 64
+
+
+def test_a_server_that_is_never_busy_is_said_with_the_highest_rate() -> None:
+    answer, steps = search(Queue(4000, 0.1), WAIT, SearchPlan(0.95, 2.0, most=24.0, requests=50), 0)
+    assert (answer.outcome, answer.rate) == (Outcome.UNSATURATED, 24.0)
+    assert [step.rate for step in steps] == [1, 2, 4, 8, 16, 24]
+
+
+def test_a_search_goes_on_from_any_of_its_steps() -> None:
+    plan = SearchPlan(0.95, 2.0, requests=100)
+    answer, steps = search(SMALL, WAIT, plan, 1)
+    for count, step in enumerate(steps):
+        following = decide(steps[:count], plan)
+        assert isinstance(following, NextStep)
+        assert (following.rate, following.requests) == (step.rate, step.requests)
+    assert decide(steps, plan) == answer
+
+
+def test_a_queue_that_grows_within_generous_limits_does_not_hold() -> None:
+    generous = Slo({"tpot": 1000.0}, 0.95)
+    plan = SearchPlan(0.95, 0.0, requests=400)
+    answer, _ = search(SMALL, generous, plan, 0)
+    assert answer.outcome is Outcome.FOUND
+    assert answer.growing
+    assert answer.rate == pytest.approx(8.0, rel=0.15)
+
+
+def test_a_queue_that_grows_is_measured_for_longer_before_it_fails() -> None:
+    plan = SearchPlan(0.95, 2.0, requests=100)
+    growing = [Step(1.0, 100, 100, grows=True, factor=factor) for factor in (1, 2, 4, 8)]
+    for count, factor in ((1, 2), (2, 4), (3, 8)):
+        following = decide(growing[:count], plan)
+        assert isinstance(following, NextStep)
+        assert (following.rate, following.factor, following.requests) == (1.0, factor, factor * 100)
+    lower = decide(growing, plan)
+    assert isinstance(lower, NextStep)
+    assert lower.rate == 0.5
+
+
+def test_steps_of_a_late_client_decide_nothing() -> None:
+    plan = SearchPlan(0.95, 2.0, requests=100)
+    held = Step(1.0, 100, 100)
+    late = Step(2.0, 100, 0, late=True)
+    again = decide([held, late, late], plan)
+    assert isinstance(again, NextStep)
+    assert again.rate == 2.0
+    answer = decide([held, late, late, late], plan)
+    assert not isinstance(answer, NextStep)
+    assert (answer.outcome, answer.rate, answer.held) == (Outcome.LATE, 2.0, 1.0)
+
+
+def test_a_crossing_needs_shares_that_fall() -> None:
+    falling = fit_crossing([(1, 99, 100), (2, 97, 100), (4, 80, 100), (8, 20, 100)], 0.95)
+    assert 1 < falling.low < 2 < falling.rate < 3 < falling.high < 5
+    rising = fit_crossing([(1, 20, 100), (2, 80, 100), (4, 97, 100)], 0.95)
+    assert (rising.low, rising.width) == (0.0, float("inf"))
+    steep = fit_crossing([(1.0, 100, 100), (1.05, 100, 100), (1.1, 0, 100), (1.2, 0, 100)], 0.95)
+    assert 1.04 < steep.rate < 1.11
+
+
+# Steps ---------------------------------------------------------------------------------------------------
+
+
+def at(rate: float, requests: int = 400) -> NextStep:
+    return NextStep(rate, requests, 100)
+
+
+def test_a_growing_queue_is_seen_and_a_steady_one_is_not() -> None:
+    assert all(grows(SMALL.observe(at(12.0), str(seed)).samples) for seed in range(20))
+    assert not any(grows(SMALL.observe(at(4.0), str(seed)).samples) for seed in range(20))
+
+
+def test_lateness_of_the_client_never_flatters() -> None:
+    idle = Queue(400, 1.0)
+    in_time, late = (step_of(idle.observe(at(8.0), "s", late_s=by), WAIT, 1.0) for by in (0.0, 2.5))
+    assert (in_time.good, in_time.late) == (400, False)
+    assert (late.good, late.late) == (0, True)
+    little = step_of(idle.observe(at(8.0), "s", late_s=0.3), WAIT, 1.0)
+    assert (little.good, little.late) == (400, False)
+
+
+def test_a_step_that_fails_by_the_clients_lateness_alone_does_not_count() -> None:
+    slow = Queue(400, 1.0, first_s=1.8)
+    assert not step_of(slow.observe(at(8.0), "s"), WAIT, 1.0).late
+    assert step_of(slow.observe(at(8.0), "s", late_s=0.3), WAIT, 1.0).late
+
+
+def test_requests_that_fail_or_are_missing_are_not_good() -> None:
+    seen = SMALL.observe(at(2.0, 100), "s")
+    lost = RequestFailure(kind=FailureKind.RESET, detail="")
+    failed = msgspec.structs.replace(seen.samples[-1], failure=lost)
+    for samples in ((*seen.samples[:-1], failed), seen.samples[:-1]):
+        step = step_of(msgspec.structs.replace(seen, samples=samples), WAIT, 1.0)
+        assert (step.good, step.requests) == (99, 100)
+
+
+def test_times_count_from_when_a_request_was_due_in_the_servers_clock() -> None:
+    chunks = (Chunk(4_000_000_000, 1), Chunk(6_000_000_000, 1))
+    sample = Sample(
+        prompt="p", category="c", started=2_000_000_000, ended=7_000_000_000, due=1_000_000_000,
+        late=10**9, chunks=chunks, output_tokens=3,
+    )  # fmt: skip
+    assert times_of(sample, 2.0) == {"ttft": 6.0, "tpot": 2.0, "e2e": 10.0}
+    assert lateness_s([sample], 2.0) == 2.0
+
+
+def test_arrivals_are_random_and_the_same_for_a_seed() -> None:
+    first, again, other = (list(itertools.islice(arrivals(4.0, seed), 4000)) for seed in (1, 1, 2))
+    assert first == again != other
+    gaps = [later - earlier for earlier, later in itertools.pairwise(first)]
+    assert fmean(gaps) == pytest.approx(0.25, rel=0.05)
+    assert fmean(gap > 0.25 for gap in gaps) == pytest.approx(0.368, abs=0.03)
+
+
+# What is asked -------------------------------------------------------------------------------------------
+
+
+def test_an_objective_is_read() -> None:
+    slo = parse_slo("ttft_p95=2s, tpot_p95=100ms")
+    assert slo == Slo({"ttft": 2.0, "tpot": 0.1}, 0.95)
+    assert str(slo) == "TTFT p95 ≤ 2 s and TPOT p95 ≤ 100 ms"
+
+
+@pytest.mark.parametrize(
+    ("text", "because"),
+    [
+        ("ttft=2s", "form"),
+        ("tftt_p95=2s", "no time 'tftt'"),
+        ("ttft_p85=2s", "p85"),
+        ("ttft_p95=2", "unit is missing"),
+        ("ttft_p95=2h", "unit is h"),
+        ("ttft_p95=0s", "no request"),
+        ("ttft_p95=1s,ttft_p95=2s", "twice"),
+        ("ttft_p95=1s,tpot_p99=20ms", "percentiles differ"),
+        ("", "form"),
+    ],
+)
+def test_an_objective_that_says_nothing_is_refused(text: str, because: str) -> None:
+    with pytest.raises(ConfigError, match=because):
+        parse_slo(text)
+
+
+def test_a_high_percentile_has_enough_requests() -> None:
+    assert CapacityOptions(slo="ttft_p99=2s").plan.requests == 1000
+    assert CapacityOptions(slo="ttft_p95=2s").plan.requests == 200
+    assert CapacityOptions(slo="tpot_p95=50ms").plan.longest_s == 0
+
+
+TALK = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello."}]
+SHARE = [
+    {"from": "human", "value": "Hi."},
+    {"from": "gpt", "value": "Yes?"},
+    {"from": "human", "value": "Why?"},
+]
+
+
+def test_prompts_are_read_in_each_form(tmp_path: Path) -> None:
+    lines, whole = tmp_path / "own.jsonl", tmp_path / "share.json"
+    lines.write_text(json.dumps({"messages": TALK}) + "\n\n" + json.dumps({"prompt": "Sum up."}) + "\n")
+    whole.write_text(json.dumps([{"id": "1", "conversations": [*SHARE, {"from": "gpt", "value": "So."}]}]))
+    talk, plain = read_prompts(lines)
+    assert messages_of(talk, "") == TALK
+    assert messages_of(talk, "7") == [TALK[0], {"role": "user", "content": "[7]\nHello."}]
+    assert (plain.text, plain.history, plain.category) == ("Sum up.", (), "own")
+    (shared,) = read_prompts(whole)
+    assert [message.role for message in shared.history] == ["user", "assistant"]
+    assert {talk.category, shared.category} == {"own chats"}
+    assert shared.text == "Why?"
+
+
+@pytest.mark.parametrize(
+    ("text", "because"),
+    [
+        ("", "no prompt"),
+        ("[]", "no prompt"),
+        ("{", "line 1 is not JSON"),
+        ('{"prompt": ""}', "line 1 has no prompt"),
+        ('\n{"messages": [{"role": "robot", "content": "x"}]}', "line 2 has a message of 'robot'"),
+        ('{"messages": [{"role": "user", "content": [1]}]}', "no text"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', "no message of a user"),
+    ],
+)
+def test_a_file_without_prompts_is_refused(tmp_path: Path, text: str, because: str) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=because):
+        read_prompts(path)
+
+
+# The findings --------------------------------------------------------------------------------------------
+
+
+def findings(queue: Queue, options: CapacityOptions, late_s: float = 0.0, steps: int = 40) -> list[Finding]:
+    """Return what is concluded after a search on *queue*, or after so many steps of it."""
+    context = Context(Profile(name="test"), load_corpus(), {})
+    check, seen = CapacityCheck(options), list[Observation]()
+    while len(seen) < steps and (cells := check.extend(context, seen)):
+        load, length = cells[0].load, int(cells[0].tags["length"])
+        step = NextStep(load.rate, load.requests, load.warm_up, length)
+        samples = queue.observe(step, f"{len(seen)}", late_s).samples
+        seen.append(Observation(cell=cells[0], samples=samples))
+    return list(check.judge(context, seen))
+
+
+ASKED = CapacityOptions(slo="ttft_p95=2s", most_rate=32.0, requests=100)
+
+
+def test_the_answer_names_rate_interval_and_objective() -> None:
+    rate, knee, survival = findings(SMALL, ASKED)
+    assert rate.verdict is Verdict.PASS
+    shown = re.match(r"([\d.]+) requests/s \(([\d.]+) to ([\d.]+)\) at TTFT p95 ≤ 2 s$", rate.cause)
+    assert shown is not None
+    assert float(shown[2]) < float(shown[1]) < float(shown[3])
+    assert rate.measured["steps"] == len(rate.evidence)
+    assert (knee.verdict, survival.verdict) == (Verdict.PASS, Verdict.PASS)
+    assert 1 < float(knee.measured["requests/s"]) < 8
+
+
+@pytest.mark.parametrize(
+    ("queue", "late_s", "verdict", "cause"),
+    [
+        (Queue(8, 1.0, first_s=3.0), 0.0, Verdict.FAIL, "not even 0.0156 requests/s, the lowest rate tried"),
+        (Queue(400, 0.1), 0.0, Verdict.PASS, "at least 32 requests/s, the highest rate tried"),
+        (Queue(400, 0.1), 1.0, Verdict.INVALID, "this client cannot send 1 requests/s in time"),
+    ],
+)
+def test_other_ends_of_a_search_are_said(queue: Queue, late_s: float, verdict: Verdict, cause: str) -> None:
+    rate = findings(queue, ASKED, late_s)[0]
+    assert rate.verdict is verdict
+    assert cause in rate.cause
+
+
+def test_an_unfinished_search_concludes_nothing() -> None:
+    rate, knee, _ = findings(SMALL, ASKED, steps=2)
+    assert (rate.verdict, rate.cause) == (Verdict.INCONCLUSIVE, "the search ended after 2 steps")
+    assert knee.verdict is Verdict.NOT_APPLICABLE
+
+
+def test_a_server_that_ends_fails_and_is_sent_nothing_more() -> None:
+    context = Context(Profile(name="test"), load_corpus(), {})
+    check = CapacityCheck(ASKED)
+    (cell,) = check.plan(context)
+    died = Observation(cell=cell, samples=SMALL.observe(at(1.0, 100), "s").samples, died=137)
+    assert check.extend(context, [died]) == ()
+    survival = check.judge(context, [died])[-1]
+    assert survival.verdict is Verdict.FAIL
+    assert "137" in survival.cause
+
+
+def test_documents_have_the_length_that_was_asked_for() -> None:
+    context = Context(Profile(name="test"), load_corpus(), {("main", 0): BootFacts(words_per_token=0.5)})
+    (cell,) = CapacityCheck(msgspec.structs.replace(ASKED, input_tokens=1000)).plan(context)
+    assert {len(prompt.text.split()) for prompt in cell.prompts} <= set(range(450, 560))
