@@ -277,7 +277,7 @@ def every_interleaving(folder: Path, stride: int = 1) -> int:
     return count
 
 
-@pytest.mark.slow
+@pytest.mark.walk  # ten minutes
 def test_no_order_of_their_steps_loses_a_file(tmp_path: Path) -> None:
     assert every_interleaving(tmp_path) > 200
 
