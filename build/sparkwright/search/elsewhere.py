@@ -90,7 +90,7 @@ class CommandStep(Model, frozen=True, tag="command"):
 
 
 class ProbeRan(Model, frozen=True):
-    """What a probe found."""
+    """The result of a probe."""
 
     run: ProbeRun
 

@@ -63,7 +63,7 @@ class BudgetRow:
 
 @dataclass(frozen=True)
 class Demand:
-    """What the recipe asks for.
+    """The demand of a recipe.
 
     Attributes:
         weights: bytes of the target's weights; -1 where they are not known.

@@ -30,7 +30,7 @@ _PLAIN = {*_SIXTEEN, "fp8", "fp8_e4m3", "fp8_e5m2"}
 
 @dataclass(frozen=True)
 class Drafting:
-    """What a drafter's configuration says, in whichever of the known forms.
+    """The facts of a drafter's configuration, whichever of the known forms it has.
 
     Attributes:
         form: ``speculators``, ``dflash``, ``eagle``, or empty where it has none of these.

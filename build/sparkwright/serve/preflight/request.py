@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreflightRequest:
-    """What is to be started.
+    """A start that is asked for.
 
     Attributes:
         recipe: the recipe, with the variant that was chosen.

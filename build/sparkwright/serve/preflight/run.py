@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """What preflight found.
+    """The findings and the memory budget of a start.
 
     Attributes:
         findings: the worst first.
