@@ -318,42 +318,31 @@ def test_incompatible_options_are_refused_before_anything_starts(
     start_server(recipe, folder=tmp_path / "run", python=prepare_wheel(ours, tmp_path / "ours"))
 
 
-def test_a_driver_that_knows_reasons_is_asked_for_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("cases", "mask"),
+    [
+        (
+            "--query-gpu=clocks_event*) echo 0x0000000000000004;;\n"
+            "*clocks_event*) echo '2411, 38.42, 61, 0x0000000000000024';;",
+            0x24,
+        ),
+        ("*clocks_event*) echo 'not a valid field to query.'; exit 2;;\n*) echo '2411, 38.42, 61';;", -1),
+    ],
+    ids=["known", "unknown"],
+)
+def test_reasons_of_low_clocks_are_asked_of_drivers_that_know_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cases: str, mask: int
 ) -> None:
-    host._reasons_known.cache_clear()
     program = tmp_path / "nvidia-smi"
-    program.write_text(
-        "#!/bin/sh\ncase $1 in\n--query-gpu=clocks_event*) echo 0x0000000000000004;;\n"
-        "*clocks_event*) echo '2411, 38.42, 61, 0x0000000000000024';;\nesac\n",
-        encoding="utf-8",
-    )
+    program.write_text(f"#!/bin/sh\ncase $1 in\n{cases}\nesac\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    host._reasons_known.cache_clear()
     try:
         sample = sampled()
     finally:
         host._reasons_known.cache_clear()
-    assert (sample.gpu_clock_mhz, sample.gpu_slowed_by) == (2411, 0x24)
-
-
-def test_a_driver_that_does_not_know_reasons_is_still_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    host._reasons_known.cache_clear()
-    program = tmp_path / "nvidia-smi"
-    refusal = "echo 'Field \"clocks_event_reasons.active\" is not a valid field to query.'; exit 2"
-    program.write_text(
-        f"#!/bin/sh\ncase $1 in\n*clocks_event*) {refusal};;\n*) echo '2411, 38.42, 61';;\nesac\n",
-        encoding="utf-8",
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
-    try:
-        sample = sampled()
-    finally:
-        host._reasons_known.cache_clear()
-    assert (sample.gpu_clock_mhz, sample.gpu_slowed_by) == (2411, -1)
+    assert (sample.gpu_clock_mhz, sample.gpu_slowed_by) == (2411, mask)
 
 
 def test_swap_and_pressure_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
