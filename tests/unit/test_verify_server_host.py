@@ -322,8 +322,10 @@ def test_incompatible_options_are_refused_before_anything_starts(
     ("cases", "mask"),
     [
         (
-            "--query-gpu=clocks_event*) echo 0x0000000000000004;;\n"
-            "*clocks_event*) echo '2411, 38.42, 61, 0x0000000000000024';;",
+            (
+                "--query-gpu=clocks_event*) echo 0x0000000000000004;;\n"
+                "*clocks_event*) echo '2411, 38.42, 61, 0x0000000000000024';;"
+            ),
             0x24,
         ),
         ("*clocks_event*) echo 'not a valid field to query.'; exit 2;;\n*) echo '2411, 38.42, 61';;", -1),
