@@ -18,7 +18,7 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-orders test-native test-verify lint format prove nightly companion publish status doctor releases bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect test test-unit test-integration test-slow test-prefixes test-long test-native test-verify lint format prove nightly companion publish status doctor releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -114,8 +114,8 @@ test: lint docs ## Lint, build the documents, then every test: units, slow ones,
 test-prefixes: $(VENV)/.ready-test ## Prove every carry alone and on each prefix of the patchset, with native kernels compiled again
 	$(BIN)/pytest $(PARALLEL) -m walk tests/integration/test_spark_patchset.py $(ARGS)
 
-test-orders: $(VENV)/.ready-test ## Prune a target beside a publisher in every order of their steps
-	$(BIN)/pytest $(PARALLEL) -m walk tests/unit/test_channel_prune.py $(ARGS)
+test-long: $(VENV)/.ready-test ## Run the tests that take longest: pruning in every order of steps, two wheels on a cluster, and others
+	$(BIN)/pytest $(PARALLEL) -m walk --ignore tests/integration/test_spark_patchset.py $(ARGS)
 
 test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the wheel, and see what changes cost (hours on two cores, minutes once compiled)
 	$(BIN)/pytest tests/native $(ARGS)

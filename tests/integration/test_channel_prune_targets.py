@@ -53,7 +53,13 @@ def test_a_condemned_wheel_is_removed_after_its_grace(target: Target, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(order, marks=pytest.mark.walk if number % 3 else ())
+        for number, order in enumerate(ORDERS)
+    ],
+)
 def test_a_publisher_and_a_pruner_at_once_lose_no_file(
     target: Target, tmp_path: Path, order: tuple[int, int]
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_stopped_engine_core_is_found_behind_a_green_health_and_replaced(
     assert status == 0, errors
 
 
+@pytest.mark.walk  # as on the simulator, in test_cli_serve.py
 def test_an_engine_core_that_is_killed_ends_it_with_a_clear_error(serving: Any) -> None:
     this = serving("--no-warm-up")
     ready = this.wait_for("serve.ready")

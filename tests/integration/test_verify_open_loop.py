@@ -47,7 +47,7 @@ def test_other_loads_have_no_due_time() -> None:
     assert [(sample.due, sample.late) for sample in samples] == [(0, 0)] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.walk
 def test_the_capacity_of_the_simulator_is_found(tmp_path: Path) -> None:
     done = capacity(*DEMO, "--rate", "2", "--speed", "15", "--out", "run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

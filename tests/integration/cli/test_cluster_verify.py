@@ -168,6 +168,7 @@ def test_what_another_machine_cannot_verify_is_refused(world: World, words: tupl
     assert "cannot be used with --cluster" in ran.err
 
 
+@pytest.mark.walk
 def test_two_wheels_are_compared_where_a_gb10_is(world: World, hosts: list[Host], tmp_path: Path) -> None:
     """Both go there; only the comparison is made."""
     card(hosts[0], "12.1")
