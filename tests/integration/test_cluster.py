@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster_kit import SUPPORT, Home, Host, make_home, two_hosts, two_sshds
+from cluster_kit import SUPPORT, Home, Host, make_home
 from kit import Recorder
 from native_kit import HERE
 from small_extension import build, compiled
-from store_servers import free_port, nginx_store
+from store_servers import free_port
 from world import SOURCE_ROOT, wait_until
 
 from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
@@ -34,25 +34,8 @@ if TYPE_CHECKING:
 
     from sparkwright.base.events import Event
 
+pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def sshds(tmp_path_factory):
-    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
-        yield both
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    with nginx_store(tmp_path / "nginx") as address:
-        yield address
-
-
-@pytest.fixture
-def hosts(sshds, tmp_path, url, monkeypatch):
-    with two_hosts(sshds, tmp_path, url, monkeypatch) as both:
-        yield both
 
 
 def shown(host: Host) -> str:

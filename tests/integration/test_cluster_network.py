@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 import pytest
-from cluster_kit import Home, Host, make_home, two_hosts, two_sshds
+from cluster_kit import Home, Host, make_home
 from kit import Recorder
 from small_extension import build
-from store_servers import free_port, nginx_store
+from store_servers import free_port
 from test_cluster import _SLOW, here, scheduling, shown, use_scheduler, working
 from world import wait_until
 
 from sparkwright.base.events import subscribe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
     from sparkwright.base.events import Event
 
+pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
 _HASTY = """\
 format = 1
@@ -36,24 +36,6 @@ stall-s = 1.0
 flush-s = 2.0
 patience-s = 5.0
 """
-
-
-@pytest.fixture(scope="module")
-def sshds(tmp_path_factory):
-    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
-        yield both
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    with nginx_store(tmp_path / "nginx") as address:
-        yield address
-
-
-@pytest.fixture
-def hosts(sshds, tmp_path, url, monkeypatch):
-    with two_hosts(sshds, tmp_path, url, monkeypatch) as both:
-        yield both
 
 
 @dataclass

@@ -13,8 +13,9 @@ from aiohttp import web
 from vllm_like import MODEL, Stream, answering, data, delta, healthy, lasting, serving, token, until, usage
 
 from sparkwright.verify.arrival import ArrivalSocket
+from sparkwright.verify.cell import Load, Prompt
 from sparkwright.verify.client import Endpoint, Exchange, LagProbe, canary, open_session
-from sparkwright.verify.model import FailureKind, Load, Prompt, Sample
+from sparkwright.verify.model import FailureKind, Sample
 from sparkwright.verify.profile import Deadlines
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ import pytest
 from vllm_like import MODEL, Served, Stream, healthy, lasting, serving, until
 
 from sparkwright.base.errors import StorageError
+from sparkwright.verify.cell import Cell, Load, Prompt
 from sparkwright.verify.client import Endpoint, open_session, run_load
-from sparkwright.verify.model import Cell, FailureKind, Load, Prompt, Sample
+from sparkwright.verify.model import FailureKind, Sample
 from sparkwright.verify.profile import Deadlines
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkwright.base.errors import EndpointError, ServerError
+from sparkwright.verify.cell import Cell, Load, Prompt
 from sparkwright.verify.client import (
     Endpoint,
     canary,
@@ -20,7 +21,7 @@ from sparkwright.verify.client import (
 )
 from sparkwright.verify.client.calibrate import calibrate, read_truth, simulator
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.model import Cell, FailureKind, Load, Prompt, Sample
+from sparkwright.verify.model import FailureKind, Sample
 from sparkwright.verify.profile import Deadlines
 from sparkwright.verify.simulator import FAULTS, Settings, parse_faults
 from sparkwright.verify.simulator.driver import Clock

@@ -15,10 +15,11 @@ from aiohttp import web
 from vllm_like import answering
 
 from sparkwright.base.errors import EndpointError, UndecidedError
+from sparkwright.verify.cell import Cell, Load, Prompt
 from sparkwright.verify.fleet import StandingServer
 from sparkwright.verify.measure import measure
 from sparkwright.verify.metrics import CountersResetError, NotQuietError, fetch_snapshot, quiesce
-from sparkwright.verify.model import BootFacts, Cell, Load, Prompt
+from sparkwright.verify.model import BootFacts
 from sparkwright.verify.profile import Deadlines, Profile
 
 if TYPE_CHECKING:

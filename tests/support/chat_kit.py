@@ -20,8 +20,9 @@ from sparkwright.verify.simulator.language import EOS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkwright.verify.cell import Cell, Prompt
     from sparkwright.verify.check import AdaptiveCheck, Context
-    from sparkwright.verify.model import Cell, Finding, Prompt
+    from sparkwright.verify.model import Finding
     from sparkwright.verify.simulator.settings import Settings
 
 STEP_NS = 50_000_000

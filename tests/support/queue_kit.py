@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from sparkwright.verify.capacity.search import Capacity, NextStep, SearchPlan, Step, decide
 from sparkwright.verify.capacity.step import FACTOR, step_of
+from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.client.load import arrivals
-from sparkwright.verify.model import Cell, Chunk, Load, Observation, Sample
+from sparkwright.verify.model import Chunk, Observation, Sample
 
 if TYPE_CHECKING:
     from sparkwright.verify.capacity.slo import Slo

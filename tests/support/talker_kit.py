@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from verify_kit import Server
 
-from sparkwright.verify.model import Cell, Observation, Sample, TokenLogprobs
+from sparkwright.verify.model import Observation, Sample, TokenLogprobs
+
+if TYPE_CHECKING:
+    from sparkwright.verify.cell import Cell
 
 TIES, TIE_NAT = 0.012, 0.04
 

@@ -16,16 +16,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from sparkwright.verify.cell import Cell, Prompt
 from sparkwright.verify.check import Check, Context
 from sparkwright.verify.model import (
     BootFacts,
-    Cell,
     Chunk,
     FailureKind,
     Finding,
     MetricsSnapshot,
     Observation,
-    Prompt,
     RequestFailure,
     Sample,
     Verdict,

@@ -13,8 +13,9 @@ import pytest
 from verify_kit import Bench, by_name, context
 
 from sparkwright.base.config import to_builtins
+from sparkwright.verify.cell import Load
 from sparkwright.verify.checks.compile import KINDS, CompileCheck
-from sparkwright.verify.model import Load, Observation, Verdict
+from sparkwright.verify.model import Observation, Verdict
 from sparkwright.verify.server.compiling import CompileWatch, cache_folders, kernels_in, told
 
 if TYPE_CHECKING:

@@ -10,17 +10,10 @@ from verify_kit import context, profile, token_id
 
 from sparkwright.verify.checks.prefix import Prefix
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.model import (
-    Cell,
-    Finding,
-    MetricsSnapshot,
-    Observation,
-    Sample,
-    TokenLogprobs,
-    Verdict,
-)
+from sparkwright.verify.model import Finding, MetricsSnapshot, Observation, Sample, TokenLogprobs, Verdict
 
 if TYPE_CHECKING:
+    from sparkwright.verify.cell import Cell
     from sparkwright.verify.check import Context
 
 CHECK = Prefix()

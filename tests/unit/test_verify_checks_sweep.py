@@ -30,7 +30,8 @@ from sparkwright.verify.model import FailureKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkwright.verify.model import Cell, Observation
+    from sparkwright.verify.cell import Cell
+    from sparkwright.verify.model import Observation
 
 SWEEP = Sweep()
 INVARIANCE = "acceptance does not depend on concurrency"

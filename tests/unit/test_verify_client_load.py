@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
+from sparkwright.verify.cell import Load, Prompt
 from sparkwright.verify.client import Endpoint, patience
 from sparkwright.verify.client.load import output_lengths
 from sparkwright.verify.client.request import salted
-from sparkwright.verify.model import Load, Prompt
 
 PLAIN = Prompt(name="p", category="code", text="Say it.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -11,7 +11,10 @@ import pytest
 from verify_kit import SEEDS, Server, boot_facts, by_name, changed, context, costly, dead, profile
 
 from sparkwright.verify.checks.compare import Compare
-from sparkwright.verify.model import Cell, Observation, Verdict
+from sparkwright.verify.model import Observation, Verdict
+
+if TYPE_CHECKING:
+    from sparkwright.verify.cell import Cell
 
 PARTS = pytest.mark.parametrize("seeds", costly([SEEDS[:5], SEEDS], quick=1), ids=len)
 STEPS = "a step takes no longer than on the baseline"

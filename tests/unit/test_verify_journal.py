@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkwright.base.errors import BusyError, ConfigError, NewerFormatError, StorageError
+from sparkwright.verify.cell import Cell, Load, Prompt
 from sparkwright.verify.journal import (
     BootRecord,
     Concluded,
@@ -26,14 +27,11 @@ from sparkwright.verify.journal import (
 )
 from sparkwright.verify.model import (
     BootFacts,
-    Cell,
     Chunk,
     FailureKind,
     Finding,
-    Load,
     MetricsSnapshot,
     Observation,
-    Prompt,
     RequestFailure,
     Sample,
     TokenLogprobs,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.base.digests import digest_of
-from sparkwright.verify import model
-from sparkwright.verify.model import Cell, Load, Message, Prompt, Tool
+from sparkwright.verify import cell as cells
+from sparkwright.verify.cell import Cell, Load, Message, Prompt, Tool
 
 if TYPE_CHECKING:
     import pytest
@@ -32,9 +32,9 @@ class Counted:
 
 def test_a_key_is_computed_once_and_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted()
-    monkeypatch.setattr(model, "digest_of", counted)
+    monkeypatch.setattr(cells, "digest_of", counted)
     cell = msgspec.structs.replace(CELL)
-    assert {cell.key for _ in range(5)} == {"ec84092d398c7a89"}  # as runs have it that are on disk
+    assert {cell.key for _ in range(5)} == {"f9ada9eaa3fd32fd"}  # as runs have it that are on disk
     assert counted.calls == 1
     other = msgspec.structs.replace(cell, boot=1)
     assert other.key != cell.key
@@ -61,3 +61,11 @@ def test_a_known_key_changes_neither_the_cell_nor_its_json() -> None:
     assert fresh == used
     assert msgspec.json.encode(fresh) == msgspec.json.encode(used)
     assert msgspec.json.decode(msgspec.json.encode(used), type=Cell) == fresh
+
+
+def test_thinking_is_part_of_the_key_of_chats_alone() -> None:
+    def key(**load: bool) -> str:
+        return msgspec.structs.replace(CELL, load=Load(**load)).key
+
+    assert key() == key(thinking=True)
+    assert key(chat=True) != key(chat=True, thinking=True)

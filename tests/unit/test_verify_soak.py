@@ -15,7 +15,6 @@ from sparkwright.verify.checks.drift import TimedValue, clock, elapsed, find_ons
 from sparkwright.verify.checks.soak import Soak
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.model import (
-    Cell,
     Chunk,
     FailureKind,
     HostSample,
@@ -27,6 +26,8 @@ from sparkwright.verify.model import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from sparkwright.verify.cell import Cell
 
 SERVED = "requests are answered throughout"
 EXERCISED = "the prefix cache is exercised"

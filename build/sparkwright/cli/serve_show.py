@@ -1,4 +1,4 @@
-"""How ``sparkwright serve`` shows its plan, its progress, the ready line and the server's state."""
+"""Show the plan, progress, ready line and state of ``sparkwright serve``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long wheels and generations of a channel are kept; pure functions.
+"""Decide which wheels and generations of a channel are kept; pure functions.
 
 A policy without a limit keeps every generation for ever, and all that any of them lists. With a limit, a
 channel lists the wheels that its kept generations promoted, and the newest wheel of each series and platform.

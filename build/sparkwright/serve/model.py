@@ -1,4 +1,4 @@
-"""What is served and how: an installed vLLM, a recipe, and the user's choices."""
+"""The data of a served model: the installed vLLM with its recipe, and the user's choices."""
 
 from __future__ import annotations
 

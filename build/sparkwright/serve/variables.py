@@ -179,7 +179,7 @@ def _ranged(flag: str, text: str, name: str, wrong: _Wrong) -> Any:
 
 
 def _settings(given: Mapping[str, str], wrong: _Wrong) -> list[tuple[str, Any]]:
-    """Return the flags of SETTINGS, a JSON list of ``FLAG=VALUE``, as compose files of ours have it."""
+    """Return the flags in SETTINGS, the JSON list of ``FLAG=VALUE`` that generated compose files set."""
     try:
         words = json.loads(given.get("SETTINGS", "[]"))
         pairs = [word.split("=", 1) for word in words]

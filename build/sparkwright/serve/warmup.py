@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ServerError
 from sparkwright.base.events import emit, task, warn
-from sparkwright.verify.model import Cell, Load, Prompt
+from sparkwright.verify.cell import Cell, Load, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sparkwright.verify.cell import Cell, Prompt
     from sparkwright.verify.corpus import Corpus
-    from sparkwright.verify.model import BootFacts, Cell, Finding, Observation, Prompt
+    from sparkwright.verify.model import BootFacts, Finding, Observation
     from sparkwright.verify.profile import Profile
 
 

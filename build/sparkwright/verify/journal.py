@@ -20,7 +20,7 @@ from sparkwright.verify.model import BootFacts, Finding, Observation
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkwright.verify.model import Cell
+    from sparkwright.verify.cell import Cell
 
 FILE = "journal.jsonl"
 _FORMAT = 1

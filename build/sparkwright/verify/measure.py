@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.verify.capabilities import METRICS
+from sparkwright.verify.cell import WATCHED
 from sparkwright.verify.client import LagProbe, canary, open_session, run_load
 from sparkwright.verify.metrics import fetch_snapshot, quiesce
-from sparkwright.verify.model import WATCHED, Observation
+from sparkwright.verify.model import Observation
 from sparkwright.verify.server import sample_host
 from sparkwright.verify.server.compiling import CompileWatch
 
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
     import aiohttp
 
+    from sparkwright.verify.cell import Cell
     from sparkwright.verify.client import Endpoint
-    from sparkwright.verify.model import BootFacts, Cell, HostSample, MetricsSnapshot, Sample
+    from sparkwright.verify.model import BootFacts, HostSample, MetricsSnapshot, Sample
     from sparkwright.verify.profile import Profile
 
 # Period at which counters and the machine are sampled, in the server's clock; its minimum in the client's.

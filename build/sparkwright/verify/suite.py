@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from sparkwright.verify.cell import Cell
     from sparkwright.verify.check import Check
     from sparkwright.verify.corpus import Corpus
     from sparkwright.verify.journal import Manifest
     from sparkwright.verify.measure import MeasuredServer
-    from sparkwright.verify.model import Cell
     from sparkwright.verify.profile import Profile
 
 FLOOR = "floor"

@@ -105,24 +105,19 @@ def test_doctor_checks_a_recipe(world: World, tmp_path: Path) -> None:
     assert not any(one["what"].startswith("recipe") for one in world.good("doctor", "--json").json)
 
 
+def verify(recipe: Path) -> int:
+    """Return the exit status of a verification by *recipe*, with an interpreter that has no vLLM."""
+    words = ["--python", sys.executable, "--recipe", str(recipe), "--out", "run", "--checks", "boot"]
+    return main(["verify", *words])
+
+
 def test_verify_starts_nothing_that_would_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The finding comes before the interpreter is found to have no vLLM, and no server has a folder."""
     monkeypatch.chdir(tmp_path)
     recipe = write(tmp_path, tokenizer=False)
-    words = [
-        "verify",
-        "--python",
-        sys.executable,
-        "--recipe",
-        str(recipe),
-        "--out",
-        "run",
-        "--checks",
-        "boot",
-    ]
-    assert main(words) == 76
+    assert verify(recipe) == 76
     assert "has no tokenizer" in capsys.readouterr().err
     assert not (tmp_path / "run" / "servers").exists()
 
@@ -133,16 +128,5 @@ def test_verify_leaves_models_that_are_not_here_to_the_server(
     monkeypatch.chdir(tmp_path)
     recipe = tmp_path / "absent.toml"
     recipe.write_text(RECIPE.format(model="org/absent", utilization=0.1, space="0.1"))
-    words = [
-        "verify",
-        "--python",
-        sys.executable,
-        "--recipe",
-        str(recipe),
-        "--out",
-        "run",
-        "--checks",
-        "boot",
-    ]
-    assert main(words) == 80
+    assert verify(recipe) == 80
     assert "has no vLLM" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_kit import Host, two_hosts, two_sshds
+from cluster_kit import Host, two_hosts
 from rehearsal_kit import cpu_wheel, rehearsed, seed_environment, stage
 from store_servers import nginx_store
 from world import wait_until
@@ -20,14 +20,9 @@ if TYPE_CHECKING:
 
     from world import World
 
+pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
 QUICK = ("--checks", "boot,prefix", "--no-pristine")
-
-
-@pytest.fixture(scope="module")
-def sshds(tmp_path_factory):
-    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
-        yield both
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster_kit import Host, two_hosts, two_sshds
 from kit import Recorder
-from store_servers import nginx_store
 from tiny_release import ALIGN, CLAMP, make_tiny
 
 from sparkwright.base.errors import ClusterError, ToolError
@@ -24,32 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from cluster_kit import Host
     from world import World
 
     from sparkwright.pipeline import Job
     from sparkwright.pipeline.releases import ReleaseOutcomes
 
+pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
 RELEASES = ("1.2.0", "1.3.0", "1.4.0", "1.5.0")
 KILL = "serving.Serving.serve = lambda *_: os.kill(os.getpid(), 9)"
-
-
-@pytest.fixture(scope="module")
-def sshds(tmp_path_factory):
-    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
-        yield both
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    with nginx_store(tmp_path / "nginx") as address:
-        yield address
-
-
-@pytest.fixture
-def hosts(sshds, tmp_path, url, monkeypatch) -> Iterator[list[Host]]:
-    with two_hosts(sshds, tmp_path, url, monkeypatch) as both:
-        yield both
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import kit
 import pytest
 from bisect_kit import JUDGE, harmless, judge, patch_twice
 from bisect_kit import commit as commit_work
-from cluster_kit import Host, two_hosts, two_sshds
+from cluster_kit import Host, two_hosts
 from rehearsal_kit import seed_environment, stage
 from store_servers import nginx_store
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from world import World
 
+pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
 PROBE = """\
 from probekit import expect
@@ -38,12 +39,6 @@ KILL = """
 import sparkwright.search.elsewhere as steps
 steps.LaidSteps.run = lambda *_: os.kill(os.getpid(), 9)
 """
-
-
-@pytest.fixture(scope="module")
-def sshds(tmp_path_factory):
-    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
-        yield both
 
 
 @pytest.fixture

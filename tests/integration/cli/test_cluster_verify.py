@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster_kit import Host, two_hosts, two_sshds
+from cluster_kit import Host, two_hosts
 from http_index import RunningIndex
 from ssh_kit import fault_file, served_release, torch_wheel, write_recipe
 from store_servers import nginx_store
@@ -22,14 +22,9 @@ if TYPE_CHECKING:
 
     from world import World
 
+pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
 QUICK = ("--demo", "--checks", "boot", "--categories", "code")
-
-
-@pytest.fixture(scope="module")
-def sshds(tmp_path_factory):
-    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
-        yield both
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a recipe asks of the memory: options of the KV cache, weights, and the layout of the cache."""
+"""Compute the memory that a recipe needs: weights, and the options and layout of the KV cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What preflight found, and which of it refuses a start."""
+"""The findings of preflight, and the refusal of a start by them."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def check_link(ends: tuple[LinkFacts, ...]) -> Iterator[Finding]:
     """Yield findings about each end, and about what differs between two.
 
     Args:
-        ends: this end, and the other one if its facts are at hand.
+        ends: this end, and the other one if its facts are known.
     """
     for end in ends:
         yield from _interfaces(end)

@@ -1,4 +1,4 @@
-"""How a checkpoint is quantized by its configuration and by its tensors, and where these disagree."""
+"""Compare the quantization in a checkpoint's configuration with that of its tensors."""
 
 from __future__ import annotations
 

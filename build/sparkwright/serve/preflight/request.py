@@ -1,4 +1,4 @@
-"""What is to be started, and the facts about it that all checks share."""
+"""The request of a preflight, and the facts that all of its checks share."""
 
 from __future__ import annotations
 

@@ -11,15 +11,16 @@ from sparkwright.verify.capacity.prompts import CHATS
 from sparkwright.verify.capacity.report import conclude_search
 from sparkwright.verify.capacity.search import NextStep, decide
 from sparkwright.verify.capacity.step import FACTOR, step_of
+from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.checks.common import main_facts, unanswered
 from sparkwright.verify.corpus import WORDS_PER_TOKEN
-from sparkwright.verify.model import Cell, Load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.verify.cell import Prompt
     from sparkwright.verify.check import Context
-    from sparkwright.verify.model import Finding, Observation, Prompt
+    from sparkwright.verify.model import Finding, Observation
 
 OBJECTIVE = "objective"
 """Tag of a cell: the objective, as the user gave it."""

@@ -1,4 +1,4 @@
-"""What a search for a server's capacity was asked for; the journal records it with the other options."""
+"""Options of a search for a server's capacity; the journal records them with the others."""
 
 from __future__ import annotations
 

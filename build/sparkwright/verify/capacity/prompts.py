@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.verify.model import Message, Prompt
+from sparkwright.verify.cell import Message, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkwright.recipes.reference import ReferenceFigures
+    from sparkwright.verify.cell import Cell
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells
     from sparkwright.verify.checks.figures import Figures
-    from sparkwright.verify.model import Cell, Finding, Observation
+    from sparkwright.verify.model import Finding, Observation
 
 WIDTH = 0.25
 _FORMAT = 1

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capabilities import GPU, LOG
+from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import drafter_finding
 from sparkwright.verify.checks.bands import capacity_of
 from sparkwright.verify.checks.common import conclude, main_facts, triage
 from sparkwright.verify.fallbacks import computes_fp4, fallbacks, has_fp4_weights, names_fp4_kernels
-from sparkwright.verify.model import BootFacts, Cell, Finding, Load, Verdict
+from sparkwright.verify.model import BootFacts, Finding, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

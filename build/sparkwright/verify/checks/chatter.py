@@ -12,7 +12,8 @@ from sparkwright.verify.checks.text import excerpt
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkwright.verify.model import Sample, Tool, ToolCall
+    from sparkwright.verify.cell import Tool
+    from sparkwright.verify.model import Sample, ToolCall
 
 _ROLES = re.compile(
     r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|user|assistant|system|endoftext)\|>"

@@ -19,8 +19,9 @@ from sparkwright.verify.model import BootFacts, FailureKind, Finding, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from sparkwright.verify.cell import Cell
     from sparkwright.verify.check import Check, Context
-    from sparkwright.verify.model import Cell, Observation, Sample
+    from sparkwright.verify.model import Observation, Sample
 
 SIGNATURES = {
     "block_table must have shape": "attention was given a block table of another batch size than its query:"

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
@@ -18,7 +19,7 @@ from sparkwright.verify.checks.common import conclude, triage
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import without_disturbed
 from sparkwright.verify.checks.paired import paired_ratio
-from sparkwright.verify.model import Cell, Load, Verdict
+from sparkwright.verify.model import Verdict
 from sparkwright.verify.statistics import hierarchical_bootstrap_log_ratio, t_quantile
 
 if TYPE_CHECKING:

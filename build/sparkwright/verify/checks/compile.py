@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkwright.verify.capabilities import LOG
+from sparkwright.verify.cell import WATCHED, Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import conclude, describe, triage
-from sparkwright.verify.model import WATCHED, Cell, Load, Verdict
+from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

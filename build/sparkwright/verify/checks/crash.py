@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capabilities import CONTEXT_LENGTH
+from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import SIGNATURES, conclude, main_facts, triage
-from sparkwright.verify.model import Cell, Load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capabilities import BASELINE, LOGPROBS, SPECULATION
+from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.baseline import baseline_failures_as_invalid
 from sparkwright.verify.checks.common import conclude, describe, main_facts, triage
 from sparkwright.verify.checks.divergence import NoLogprobsError, find_cluster, own_gaps, pair
 from sparkwright.verify.corpus import holds
-from sparkwright.verify.model import Cell, Load, Verdict
+from sparkwright.verify.model import Verdict
 from sparkwright.verify.statistics import mcnemar, one_sided_excess, percentile
 
 if TYPE_CHECKING:

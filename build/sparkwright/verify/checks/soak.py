@@ -25,10 +25,11 @@ from sparkwright.verify.model import Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkwright.verify.cell import Cell
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
     from sparkwright.verify.checks.drift import TimedValue
-    from sparkwright.verify.model import Cell, Finding, Observation
+    from sparkwright.verify.model import Finding, Observation
 
 LEAST_HITS = 0.20
 """Share of prompt tokens from the prefix cache below which a soak does not test that cache. Half of the

@@ -8,13 +8,14 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capabilities import METRICS, SPECULATION
+from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter_finding, not_speculating, ratio, surely
 from sparkwright.verify.checks.common import CheckedCells, conclude, describe, main_facts, triage
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import told_of
 from sparkwright.verify.metrics import identities
-from sparkwright.verify.model import Cell, Load, Verdict
+from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

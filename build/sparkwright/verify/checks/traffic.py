@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capabilities import STRUCTURED, TOKEN_COUNTS, TOOLS
+from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import (
     Described,
@@ -31,14 +32,15 @@ from sparkwright.verify.checks.dialogues import (
     first_turn,
     next_turn,
 )
-from sparkwright.verify.model import Cell, Load, Verdict
+from sparkwright.verify.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sparkwright.verify.cell import Prompt, Tool
     from sparkwright.verify.check import Context
     from sparkwright.verify.checks.common import CheckedCells, Reason
-    from sparkwright.verify.model import Finding, Observation, Prompt, Sample, Tool
+    from sparkwright.verify.model import Finding, Observation, Sample
 
 LOADED = 4
 LONGEST = 256

@@ -22,10 +22,10 @@ from sparkwright.base.config import Model
 from sparkwright.base.errors import ServerError
 from sparkwright.base.events import emit
 from sparkwright.base.process import start
+from sparkwright.verify.cell import Cell, Load, Prompt
 from sparkwright.verify.client.endpoint import Endpoint, open_session
 from sparkwright.verify.client.lag import LagProbe
 from sparkwright.verify.client.load import run_load
-from sparkwright.verify.model import Cell, Load, Prompt
 from sparkwright.verify.profile import Deadlines
 
 if TYPE_CHECKING:

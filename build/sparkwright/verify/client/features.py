@@ -10,9 +10,10 @@ import json
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capabilities import STRUCTURED, TOOLS
+from sparkwright.verify.cell import Load, Prompt, Tool
 from sparkwright.verify.client.endpoint import ABSENT, ATTEMPTS
 from sparkwright.verify.client.request import Exchange
-from sparkwright.verify.model import FailureKind, Load, Prompt, Tool
+from sparkwright.verify.model import FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

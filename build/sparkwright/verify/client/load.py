@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     import aiohttp
 
+    from sparkwright.verify.cell import Cell, Load
     from sparkwright.verify.client.endpoint import Endpoint
-    from sparkwright.verify.model import Cell, Load, Sample
+    from sparkwright.verify.model import Sample
     from sparkwright.verify.profile import Deadlines
 
 _LEAST_FAILURES = 8

@@ -16,9 +16,10 @@ import msgspec
 
 from sparkwright.verify.arrival import arrivals_of
 from sparkwright.verify.capabilities import COMPLETIONS, EXTENSIONS, FIXED_LENGTH, LOGPROBS, TOKEN_COUNTS
+from sparkwright.verify.cell import Load, Prompt
 from sparkwright.verify.client.reply import Reply, ReplyError
 from sparkwright.verify.client.sse import EventParser
-from sparkwright.verify.model import FailureKind, Load, Prompt, RequestFailure, Sample
+from sparkwright.verify.model import FailureKind, RequestFailure, Sample
 
 if TYPE_CHECKING:
     import aiohttp

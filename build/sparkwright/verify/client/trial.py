@@ -17,9 +17,10 @@ from sparkwright.verify.capabilities import (
     LOGPROBS,
     TOKEN_COUNTS,
 )
+from sparkwright.verify.cell import Load, Prompt
 from sparkwright.verify.client.endpoint import ABSENT, ATTEMPTS
 from sparkwright.verify.client.request import Exchange
-from sparkwright.verify.model import FailureKind, Load, Prompt
+from sparkwright.verify.model import FailureKind
 
 if TYPE_CHECKING:
     import aiohttp

@@ -14,8 +14,9 @@ from sparkwright.verify.upgrade.speed import CHECK
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from sparkwright.verify.cell import Cell
     from sparkwright.verify.checks.divergence import Difference
-    from sparkwright.verify.model import Cell, Observation
+    from sparkwright.verify.model import Observation
     from sparkwright.verify.upgrade.pairs import MatchedCells
 
 LIMIT_NAT = 0.5

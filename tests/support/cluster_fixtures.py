@@ -1,0 +1,36 @@
+"""Two machines behind sshd that share a store over nginx; a module takes them by ``pytest_plugins``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from cluster_kit import two_hosts, two_sshds
+from store_servers import nginx_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cluster_kit import Host
+    from ssh_kit import Sshd
+
+
+@pytest.fixture(scope="module")
+def sshds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sshd, Sshd]]:
+    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
+        yield both
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with nginx_store(tmp_path / "nginx") as address:
+        yield address
+
+
+@pytest.fixture
+def hosts(
+    sshds: tuple[Sshd, Sshd], tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[Host]]:
+    with two_hosts(sshds, tmp_path, url, monkeypatch) as both:
+        yield both
