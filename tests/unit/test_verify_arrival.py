@@ -95,6 +95,24 @@ def test_a_kernel_that_notes_nothing_leaves_the_moment_of_the_read(
     assert before < reader.arrived_ns
 
 
+def test_a_closed_socket_is_not_found_by_the_next_one_of_its_descriptor() -> None:
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            closed = make_socket((socket.AF_INET, socket.SOCK_STREAM, 0, None, None))
+            descriptor = closed.fileno()
+            closed.close()
+            with socket.socket() as ordinary:
+                assert ordinary.fileno() == descriptor
+                ordinary.connect(server.getsockname())
+                ordinary.settimeout(0)
+                _, writer = await asyncio.open_connection(sock=ordinary)
+                assert arrivals_of(writer.transport) is None
+                writer.close()
+            del closed
+
+    asyncio.run(run())
+
+
 def test_a_transport_finds_its_socket() -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()

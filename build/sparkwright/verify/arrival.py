@@ -129,4 +129,8 @@ def listen(host: str, port: int, backlog: int) -> ArrivalSocket:
 def arrivals_of(transport: BaseTransport | None) -> ArrivalSocket | None:
     """Return the socket of *transport* if it is an `ArrivalSocket`."""
     exposed = transport.get_extra_info("socket") if transport is not None else None
-    return _OPEN.get(exposed.fileno()) if exposed is not None else None
+    if exposed is None:
+        return None
+    found = _OPEN.get(exposed.fileno())
+    # A closed socket that is still referred to may have had the same descriptor.
+    return found if found is not None and found.fileno() == exposed.fileno() else None
