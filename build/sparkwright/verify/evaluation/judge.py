@@ -94,7 +94,7 @@ def _thresholds(score: TaskScore, limits: EvalLimits) -> Finding:
             "limit": least,
             "lower bound": low if score.higher_is_better else -high,
         },
-        threshold=f"fails where the whole interval is worse than {least:g}, undecided where the score alone is",
+        threshold=f"fails where the whole interval is worse than {least:g}, undecided where the score is",
     )
 
 
