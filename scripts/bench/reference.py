@@ -103,8 +103,9 @@ def main() -> int:
                 verdicts = {finding.verdict for finding in findings}
                 order = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.PASS)
                 found[next(verdict for verdict in order if verdict in verdicts)] += 1
-                tokens.append(int(findings[1].measured["tokens compared"]))
-                means.append(float(str(findings[1].measured["raw mean distance"]).partition(" ")[0]))
+                measured = next(one.measured for one in findings if "tokens compared" in one.measured)
+                tokens.append(int(measured["tokens compared"]))
+                means.append(float(str(measured["raw mean distance"]).partition(" ")[0]))
             row = (
                 prompts, round(sum(tokens) / len(tokens)), error, f"{sum(means) / len(means):.4f}",
                 found[Verdict.FAIL], found[Verdict.INCONCLUSIVE] + found[Verdict.INVALID],
