@@ -146,7 +146,8 @@ def command(
     GB10 (any card for --smoke, none for --demo), and the run comes back as it would be here.
 
     'verify compare RUN RUN' compares two finished runs, 'verify capacity' finds the highest rate of requests
-    that a server stands, and 'verify reference make' stores answers of a checkpoint to compare others with.
+    that a server stands, 'verify reference make' stores answers of a checkpoint to compare others with, and
+    'verify eval' evaluates tasks.
     """
     require_libraries()
     from sparkwright.publish import dist_folder
