@@ -20,6 +20,7 @@ from sparkwright.verify.reference import ModelIdentity, Reference, load_referenc
 from sparkwright.verify.reference.identity import require_same_model
 from sparkwright.verify.reference.make import cells_of
 from sparkwright.verify.reference.record import trimmed
+from sparkwright.verify.setup import require_possible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -163,6 +164,15 @@ def test_a_reference_adds_the_check_to_the_profile() -> None:
     assert profile_of(VerifyOptions(reference="file")).checks[-1] == "reference"
     assert "reference" not in profile_of(VerifyOptions()).checks
     assert profile_of(VerifyOptions(reference="file", checks=("reference",))).checks == ("reference",)
+
+
+def test_a_reference_does_not_go_with_a_comparison_of_speed_and_its_file_must_be_there(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
+        require_possible(VerifyOptions(recipe="smoke", against="simulator", simulator=True, reference="file"))
+    with pytest.raises(ConfigError, match="none cannot be used"):
+        require_possible(VerifyOptions(url="http://server", reference=str(tmp_path / "none")))
 
 
 # The prompts -------------------------------------------------------------------------------------------
