@@ -173,7 +173,8 @@ def install_gh(folder: Path) -> Path:
     """Put the stand-in for ``gh`` into *folder*; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "gh"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S {_SUPPORT}/gh_stand_in.py "$@"\n')
+    code = f"import sys; sys.path.insert(0, {str(_SUPPORT)!r}); from gh_stand_in import main; main()"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S -c "{code}" "$@"\n')
     program.chmod(0o755)
     return folder
 
