@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SAMPLER = "vllm/v1/sample/sampler.py"
 
+CHECKS = ("boot", "coherence", "prefix")
+
 pytestmark = [pytest.mark.slow, pytest.mark.upstream]
-
-
-CHECKS = ("boot", "coherence", "crash", "prefix")
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,13 @@ def test_the_patchset_passes(rehearsed: Rehearsed) -> None:
     result = rehearsed.result
     assert {check.name: check.verdict for check in result.checks} == dict.fromkeys(CHECKS, "passed")
     assert (result.verdict, result.exact, result.version) == ("passed", True, "0.24.0")
+
+
+@pytest.mark.walk  # a minute of bursts; as on the simulator, in test_verify_faults.py
+def test_no_burst_breaks_the_patchset(job: Job, merged: MergeReport, tmp_path: Path) -> None:
+    options = RehearsalOptions(checks=("crash",), out=tmp_path / "out", against_pristine=False)
+    (crash,) = rehearse(job, merged, options).checks
+    assert (crash.name, crash.verdict) == ("crash", "passed"), crash.detail
 
 
 # Appended to the sampler, so that no text of upstream's is needed: sentences without sense, which only the
