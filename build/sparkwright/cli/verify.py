@@ -33,6 +33,7 @@ _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 _SUBCOMMANDS = {
     "capacity": "sparkwright.cli.verify_capacity",
     "compare": "sparkwright.cli.verify_compare",
+    "reference": "sparkwright.cli.verify_reference",
 }
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
 
@@ -49,6 +50,7 @@ _OPTIONS = (
         envvar="SPARKWRIGHT_BASELINE_API_KEY",
         help="Its key; best by SPARKWRIGHT_BASELINE_API_KEY.",
     ),
+    click.option("--reference", default="", metavar="FILE", help="Also compare answers with this reference."),
     click.option("--model", default="", help="The model's name there, if it serves several."),
     click.option(
         "--require",
@@ -142,8 +144,8 @@ def command(
     --resume continues an interrupted run. With --cluster the server runs on another machine, which needs a
     GB10 (any card for --smoke, none for --demo), and the run comes back as it would be here.
 
-    'verify compare RUN RUN' compares two finished runs, and 'verify capacity' finds the highest rate of
-    requests that a server stands.
+    'verify compare RUN RUN' compares two finished runs, 'verify capacity' finds the highest rate of requests
+    that a server stands, and 'verify reference make' stores answers of a checkpoint to compare others with.
     """
     require_libraries()
     from sparkwright.publish import dist_folder
@@ -312,7 +314,7 @@ def _options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     given["profile"] = asked["profile"] or ("smoke" if smoke else "demo" if demo else "full")
     given |= {
         name: str(Path(given[name]).absolute())
-        for name in ("log", "python", "against")
+        for name in ("log", "python", "against", "reference")
         if name in given and not (demo and name == "against")
     }
     if wheel is not None:

@@ -265,6 +265,7 @@ class BootFacts(Model, frozen=True):
         seconds: from the start of the process to the first good answer.
         words_per_token: of the corpus's documents, by its own tokenizer; -1 if it was not measured.
         uncounted: failure of its ``POST /tokenize``, though it has one; else empty.
+        block_sizes: tokens in a block of the KV cache, of each kind of block, in ascending order.
     """
 
     version: str = ""
@@ -297,6 +298,7 @@ class BootFacts(Model, frozen=True):
     seconds: float = -1
     words_per_token: float = -1
     uncounted: str = ""
+    block_sizes: tuple[int, ...] = ()
 
 
 class Observation(Model, frozen=True):

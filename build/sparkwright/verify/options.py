@@ -18,6 +18,9 @@ from sparkwright.verify.profile import PROFILES
 if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
 
+REFERENCE = "reference"
+"""Name of the check that `VerifyOptions.reference` adds."""
+
 
 class VerifyOptions(Model, frozen=True):
     """Options of a verification. One of `url`, `recipe` and `simulator` selects the source of the server.
@@ -50,6 +53,7 @@ class VerifyOptions(Model, frozen=True):
         speed: server's seconds in one of the client's; the profile's if 0.
         seed: of salts, documents and orders.
         capacity: a search for the highest rate, which is made instead of checks.
+        reference: file with a reference of the checkpoint, to compare the server with.
     """
 
     profile: str = "full"
@@ -78,6 +82,7 @@ class VerifyOptions(Model, frozen=True):
     speed: float = 0.0
     seed: int = 0
     capacity: CapacityOptions | None = None
+    reference: str = ""
 
     @property
     def title(self) -> str:
@@ -134,5 +139,8 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         changes["checks"] = (CAPACITY,)
     if not (base.checks or "checks" in changes):
         changes["checks"] = checks_of(base.name)
+    checks = changes.get("checks", base.checks)
+    if options.reference and not (options.against or options.capacity) and REFERENCE not in checks:
+        changes["checks"] = (*checks, REFERENCE)
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
     return msgspec.structs.replace(base, **changes)

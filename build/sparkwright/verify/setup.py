@@ -32,13 +32,15 @@ from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.capacity.prompts import read_prompts
 from sparkwright.verify.checks import ALL, REGISTERED
+from sparkwright.verify.checks.reference import ReferenceCheck
 from sparkwright.verify.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.fleet import Starters, read_log, standing
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.lacking import find_lacking, lacking_facts
 from sparkwright.verify.model import BootFacts
-from sparkwright.verify.options import profile_of
+from sparkwright.verify.options import REFERENCE, profile_of
+from sparkwright.verify.reference import identify, load_reference, require_same_model
 from sparkwright.verify.server import (
     card_capability,
     find_installed,
@@ -96,7 +98,17 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         raise ConfigError(
             f"a simulator is not compared with {options.against}", next_step="give --against simulator"
         )
-    files = [options.python, *([] if options.simulator else [options.against]), options.wheel, options.log]
+    if options.reference and options.against:
+        raise ConfigError(
+            "--reference and --against exclude each other", because="--against compares speed alone"
+        )
+    files = [
+        options.reference,
+        options.python,
+        *([] if options.simulator else [options.against]),
+        options.wheel,
+        options.log,
+    ]
     if missing := [path for path in filter(None, files) if not Path(path).is_file()]:
         raise ConfigError(
             f"{missing[0]} cannot be used",
@@ -152,8 +164,11 @@ async def prepare(
         band=recipe.band if recipe else "",
         made_up=recipe is not None and recipe.made_up,
         lacks=lacks,
-        timed=options.capacity is None,  # each of its steps measures how late the client is
+        # Each step of a search measures how late the client is, and a reference has no times.
+        timed=options.capacity is None and profile.checks != (REFERENCE,),
     )
+    if options.reference:
+        identity["reference"] = load_reference(Path(options.reference)).digest
     manifest = _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
     return suite, msgspec.structs.replace(manifest, lacks=lacks)
 
@@ -166,7 +181,10 @@ def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
     """
     search = options.capacity
     if search is None:
-        return [ALL[name] for name in profile.checks]
+        known = dict(ALL)
+        if options.reference:
+            known[REFERENCE] = ReferenceCheck(load_reference(Path(options.reference)))
+        return [known[name] for name in profile.checks]
     if search.prompts and sha256_file(Path(search.prompts)) != search.prompts_sha256:
         raise ConfigError(
             f"{search.prompts} has changed since the search began",
@@ -212,6 +230,11 @@ async def _at_address(
             endpoint = replace(endpoint, model=known.model)
             asked = _asked(options, profile) if arm == "main" else ()
             lacking = await find_lacking(session, endpoint, known, profile.deadlines, asked)
+            if arm == "main" and options.reference:
+                found = await identify(
+                    session, endpoint, known, read_log(log), deadlines=profile.deadlines, lacks=lacking
+                )
+                require_same_model(load_reference(Path(options.reference)), found, url, lacking)
         if arm == "main":
             lacks = {**lacking, **lacking_facts(options, known, read_log(log))}
         elif METRICS in lacking and METRICS not in lacks:

@@ -354,8 +354,7 @@ class Engine:
             plan.prefills.append((request, count))
             if request.cached < 0:
                 request.cached = hit
-                if hit and (rate := self.settings.faults.value("stale-cache", "rate")) is not None:
-                    request.generator.go_wrong(rate)
+                self._effects.reuse(request, found, BLOCK)
                 self.counters.prefix_queries += len(request.tokens)
                 self.counters.prefix_hits += hit
 

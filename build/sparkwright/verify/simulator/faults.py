@@ -172,6 +172,32 @@ _TABLE: Final = (
     Fault("no-metrics", "/metrics is not there", ("endpoint",)),
     Fault("old-version", "a version that is too old", ("endpoint",)),
     Fault("not-json", "every page is HTML, as from something that is no vLLM", ("endpoint",)),
+    # What the model computes
+    Fault(
+        "stale-block",
+        "the last reused block is wrong where a prompt ends with a block: answers go wrong at this rate",
+        ("prefix",),
+        {"rate": 0.3},
+    ),
+    Fault(
+        "late-state",
+        "a hybrid's state is taken one block late where the cache has one: logits are off by so much",
+        ("prefix",),
+        {"error": 1.0},
+    ),
+    Fault(
+        "wrong-layer",
+        "one layer has wrong weights: logits are off by so much",
+        ("reference",),
+        {"error": 0.4},
+    ),
+    Fault(
+        "wrong-positions",
+        "positions are wrong beyond a length: logits of longer prompts are off by so much",
+        ("reference",),
+        {"error": 0.8, "beyond": 400},
+    ),
+    Fault("coarse-weights", "weights are coarser: logits come in such steps", ("reference",), {"step": 1.5}),
 )
 FAULTS: Final[Mapping[str, Fault]] = MappingProxyType({fault.name: fault for fault in _TABLE})
 
@@ -286,6 +312,26 @@ class FaultEffects:
         if onset is not None and over is not None and floor is not None:
             factor *= max(floor, 1 - (1 - floor) * max(0.0, now - onset) / over)
         return factor
+
+    def reuse(self, request: Request, blocks: int, size: int) -> None:
+        """Apply the faults of reused blocks to *request*, of which the cache has so many *blocks*.
+
+        Args:
+            request: the request, which has not begun.
+            blocks: blocks that it takes from the cache.
+            size: tokens of a block.
+        """
+        if not blocks:
+            return
+        faults = self._faults
+        rate = faults.value("stale-cache", "rate")
+        if len(request.tokens) % size == 0 and rate is None:
+            rate = faults.value("stale-block", "rate")
+        if rate is not None:
+            request.generator.go_wrong(rate)
+        error = faults.value("late-state", "error")
+        if error is not None and len(request.hashes) > blocks:
+            request.generator.misjudge(error)
 
     def duration(self) -> float:
         """Return the factor on a step's duration; 1 when healthy."""

@@ -238,7 +238,18 @@ def sampling_of(params: RequestParams, settings: Settings, number: int) -> Sampl
         wrong_at=-1 if wrong_at is None or not speculates else int(wrong_at),
         loop=loop,
         detailed=params.logprobs >= 0,
+        error=_logit_error(faults, len(params.tokens)),
+        step=faults.value("coarse-weights", "step") or 0.0,
     )
+
+
+def _logit_error(faults: Faults, tokens: int) -> float:
+    """Return the deviation of the error that faults add to the logits after a prompt of *tokens*."""
+    error = faults.value("wrong-layer", "error") or 0.0
+    beyond = faults.value("wrong-positions", "beyond")
+    if beyond is not None and tokens > beyond:
+        error += faults.value("wrong-positions", "error") or 0.0
+    return error
 
 
 def make_request(params: RequestParams, settings: Settings, number: int) -> Request:
