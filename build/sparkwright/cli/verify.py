@@ -75,6 +75,12 @@ _OPTIONS = (
         default="",
         help="Only compare speed with this wheel or interpreter, over several starts.",
     ),
+    click.option(
+        "--against-recipe",
+        default="",
+        metavar="RECIPE[:USE]",
+        help="Only compare speed with this recipe on the same wheel, over several starts.",
+    ),
     click.option("--profile", default="", help="How much to measure: full, smoke or demo."),
     click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
     click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
@@ -199,7 +205,7 @@ def _attach(results: Results, options: VerifyOptions) -> None:
 
     manifest = results.run.manifest
     wheel = manifest.get("wheel")  # a text where an interpreter's vLLM was served, which has no file
-    if results.verdict is not Verdict.PASS or not isinstance(wheel, dict) or options.against:
+    if results.verdict is not Verdict.PASS or not isinstance(wheel, dict) or options.compared:
         return
     detail = {
         "run": results.folder.name,
