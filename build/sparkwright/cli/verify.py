@@ -33,6 +33,7 @@ _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 _SUBCOMMANDS = {
     "capacity": "sparkwright.cli.verify_capacity",
     "compare": "sparkwright.cli.verify_compare",
+    "tune": "sparkwright.cli.verify_tune",
 }
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
 

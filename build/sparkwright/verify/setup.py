@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
 
 # Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
-_OFFLINE = {"HF_HUB_OFFLINE": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _TOOL_PARSER = "tool-call-parser"
 
 
@@ -286,10 +286,10 @@ def _by_recipe(
         load_recipe(options.recipe, options.use), runner=options.runner, eager=True if options.eager else None
     )
     profile = _with_hints(profile, recipe, options)
-    main, identity = _environment(options.wheel or options.python, folder, "wheel", offline=offline)
+    main, identity = environment_of(options.wheel or options.python, folder, "wheel", offline=offline)
     baseline, baseline_recipe = main, variant(recipe, speculation=False)
     if options.against:
-        baseline, other = _environment(options.against, folder, "against", offline=offline)
+        baseline, other = environment_of(options.against, folder, "against", offline=offline)
         baseline_recipe, identity = recipe, {**identity, **other}
     title = recipe.title
     if options.against_recipe:
@@ -303,7 +303,7 @@ def _by_recipe(
             recipe if arm == "main" else baseline_recipe,
             folder=folder / "servers" / f"{arm}-{boot}",
             python=main if arm == "main" else baseline,
-            environment=_OFFLINE if offline else None,
+            environment=OFFLINE if offline else None,
             deadlines=profile.deadlines,
         )
 
@@ -311,7 +311,7 @@ def _by_recipe(
     return Starters(arms), title, {**identity, "recipe": _digest(recipe)}, profile
 
 
-def _environment(place: str, folder: Path, name: str, *, offline: bool) -> tuple[Path, dict[str, str]]:
+def environment_of(place: str, folder: Path, name: str, *, offline: bool) -> tuple[Path, dict[str, str]]:
     """Return the interpreter that has vLLM, and the identity of that vLLM."""
     path = Path(place)
     if path.suffix != ".whl":
