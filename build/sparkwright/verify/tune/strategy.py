@@ -177,7 +177,7 @@ def _out(trial: Trial) -> Standing | None:
 def _best(trials: Sequence[Trial], kept: Mapping[int, bool | None], running: Sequence[int]) -> int:
     """Return the configuration with the highest objective; -1 if none is left.
 
-    Where limits are undecided of the highest one, it still is the one to beat: its starts go on.
+    One that surely keeps the limits goes before all that may break one.
     """
     sure = [index for index in running if kept[index]]
     return max(sure or running, key=lambda index: _mean(trials[index].scores), default=-1)
