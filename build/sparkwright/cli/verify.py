@@ -34,6 +34,7 @@ _SUBCOMMANDS = {
     "capacity": "sparkwright.cli.verify_capacity",
     "compare": "sparkwright.cli.verify_compare",
     "reference": "sparkwright.cli.verify_reference",
+    "tune": "sparkwright.cli.verify_tune",
 }
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
 
@@ -76,6 +77,12 @@ _OPTIONS = (
         "--against",
         default="",
         help="Only compare speed with this wheel or interpreter, over several starts.",
+    ),
+    click.option(
+        "--against-recipe",
+        default="",
+        metavar="RECIPE[:USE]",
+        help="Only compare speed with this recipe on the same wheel, over several starts.",
     ),
     click.option("--profile", default="", help="How much to measure: full, smoke or demo."),
     click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
@@ -201,7 +208,7 @@ def _attach(results: Results, options: VerifyOptions) -> None:
 
     manifest = results.run.manifest
     wheel = manifest.get("wheel")  # a text where an interpreter's vLLM was served, which has no file
-    if results.verdict is not Verdict.PASS or not isinstance(wheel, dict) or options.against:
+    if results.verdict is not Verdict.PASS or not isinstance(wheel, dict) or options.compared:
         return
     detail = {
         "run": results.folder.name,

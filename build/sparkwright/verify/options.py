@@ -40,6 +40,8 @@ class VerifyOptions(Model, frozen=True):
         eager: start the recipe's server without CUDA graphs.
         against: a wheel or interpreter to compare with, or ``simulator`` for a healthy one; only that
             comparison is made then.
+        against_recipe: a recipe to compare with, as ``RECIPE`` or ``RECIPE:USE``, served from the same wheel;
+            only that comparison is made then.
         simulator: start a simulator instead of a server.
         faults: of the simulator, as ``name`` or ``name=value``.
         dialect: vLLM release that the simulator imitates.
@@ -69,6 +71,7 @@ class VerifyOptions(Model, frozen=True):
     runner: Literal["", "v1", "v2"] = ""
     eager: bool = False
     against: str = ""
+    against_recipe: str = ""
     simulator: bool = False
     faults: tuple[str, ...] = ()
     dialect: str = "0.24"
@@ -93,6 +96,11 @@ class VerifyOptions(Model, frozen=True):
         return re.sub(r"[^\w.+-]+", "-", place or PurePath(self.recipe).stem).strip("-") or "run"
 
     @property
+    def compared(self) -> bool:
+        """True if the server is compared with another one of another wheel or another recipe."""
+        return bool(self.against or self.against_recipe)
+
+    @property
     def recorded(self) -> dict[str, Any]:
         """Options that differ from the defaults, as a manifest records them."""
         given, usual = (msgspec.json.decode(msgspec.json.encode(one)) for one in (self, VerifyOptions()))
@@ -109,6 +117,12 @@ class VerifyOptions(Model, frozen=True):
             return msgspec.convert(options, cls)
         except msgspec.ValidationError as error:
             raise ConfigError("the run's options cannot be read", because=str(error)) from error
+
+
+def recipe_and_use(text: str) -> tuple[str, str]:
+    """Return the name or path of a recipe and its use, from ``RECIPE`` or ``RECIPE:USE``."""
+    recipe, colon, use = text.rpartition(":")
+    return (recipe, use) if colon and "/" not in use and not use.endswith(".toml") else (text, "")
 
 
 def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
@@ -133,7 +147,7 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
             changes[name] = value
     if options.boots:
         changes["most_boots"] = options.boots
-    if options.against and not options.checks:
+    if options.compared and not options.checks:
         changes["checks"] = ("compare",)
     if options.capacity is not None:
         changes["checks"] = (CAPACITY,)

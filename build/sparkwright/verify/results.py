@@ -111,7 +111,7 @@ def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Resul
         rendered[TABLE] = render_csv(run).encode()
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in rendered.items():
-        _replace(folder / name, data)
+        replace_file(folder / name, data)
     paths = [folder / name for name in (*rendered, *also)]
     return Results(run, folder, tuple((path, path.stat().st_size, sha256_file(path)) for path in paths))
 
@@ -145,7 +145,9 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
         "profile": options.profile,
         "started": manifest.created,
         "speed": profile_of(options).speed,
-        "checks": profile_of(options).checks if options.against or options.capacity else _all_checks(options),
+        "checks": profile_of(options).checks
+        if options.compared or options.capacity
+        else _all_checks(options),
         "report": str(folder / REPORT),
         "files": _files(folder),
         "restarts": contents.restarts,
@@ -181,7 +183,7 @@ def _files(folder: Path) -> dict[str, str]:
     }
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Write *data* to *path* as a whole or not at all."""
     import os
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -38,8 +37,7 @@ from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.fleet import Starters, read_log, standing
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.lacking import find_lacking, lacking_facts
-from sparkwright.verify.model import BootFacts
-from sparkwright.verify.options import REFERENCE, profile_of
+from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
 from sparkwright.verify.reference import identify, load_reference, require_same_model
 from sparkwright.verify.server import (
     card_capability,
@@ -47,8 +45,7 @@ from sparkwright.verify.server import (
     prepare_wheel,
     start_server,
 )
-from sparkwright.verify.simulator.faults import parse_faults
-from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulated import simulated
 from sparkwright.verify.suite import Suite
 
 if TYPE_CHECKING:
@@ -65,7 +62,7 @@ if TYPE_CHECKING:
     Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
 
 # Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
-_OFFLINE = {"HF_HUB_OFFLINE": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
 _TOOL_PARSER = "tool-call-parser"
 
 
@@ -85,13 +82,14 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
     for option, value in (("--soak-seconds", options.soak_s), ("--speed", options.speed)):
         if not (math.isfinite(value) and value >= 0):
             raise ConfigError(f"{option} takes a positive number", because=f"{value:g} is not one")
-    if options.url and (options.against or "compare" in profile.checks):
+    if options.url and (options.compared or "compare" in profile.checks):
         raise ConfigError(
             "servers at addresses are not compared in speed",
             because="the speed of a server differs from start to start, and a server at an address is one"
             " start, however often it is measured",
             next_step="give both wheels, the second one by --against",
         )
+    _require_one_rival(options)
     if options.baseline_url and not options.url:
         raise ConfigError("--baseline-url goes with --url", because="there is no server to compare with it")
     if options.simulator and options.against not in {"", "simulator"}:
@@ -115,6 +113,28 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
             because="there is no such file",
             next_step="name an existing file",
         )
+
+
+def _require_one_rival(options: VerifyOptions) -> None:
+    """Refuse a comparison with two servers at once, or with a recipe that is not there.
+
+    Raises:
+        ConfigError: both a wheel and a recipe are named, or a simulator has no recipe of its own.
+        UnknownNameError: there is no such recipe or use.
+    """
+    if not options.against_recipe:
+        return
+    if options.against:
+        raise ConfigError(
+            "--against and --against-recipe exclude each other",
+            because="a difference between two wheels with two recipes would have two possible causes",
+            next_step="compare the wheels by one recipe, and the recipes on one wheel",
+        )
+    if options.simulator and not options.recipe:
+        raise ConfigError(
+            "--against-recipe needs --recipe beside --demo", because="a simulator has no recipe by default"
+        )
+    load_recipe(*recipe_and_use(options.against_recipe))
 
 
 async def prepare(
@@ -149,7 +169,7 @@ async def prepare(
     if options.url:
         fleet, server, identity, lacks = await _at_address(options, profile, (api_key, baseline_key))
     elif options.simulator:
-        fleet, server, identity = _simulated(options, profile, folder)
+        fleet, server, identity = simulated(options, profile, folder)
         lacks = {} if options.speculative_tokens else {SPECULATION: "this server does not speculate"}
     else:
         fleet, server, identity, profile = _by_recipe(options, profile, folder, offline=offline)
@@ -269,44 +289,7 @@ def _stand(
     return standing(endpoint, known, log)
 
 
-# The simulator ------------------------------------------------------------------------------------------
-
-
-def _simulated(
-    options: VerifyOptions, profile: Profile, folder: Path
-) -> tuple[Starters, str, dict[str, str]]:
-    _ = parse_faults(options.faults)  # an unknown one is refused before anything starts
-
-    def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
-        k = 0 if arm == "baseline" and not options.against else options.speculative_tokens
-        argv: list[str | Path] = [
-            sys.executable, "-m", "sparkwright.verify.simulator.main",
-            "--host", "{host}", "--port", "{port}", "--dialect", options.dialect, "--k", str(k),
-            "--speed", str(profile.speed), "--seed", str(options.seed + boot),
-        ]  # fmt: skip
-        if options.runner:
-            argv += ["--runner", options.runner]
-        for fault in options.faults if arm == "main" else ():
-            argv += ["--fault", fault]
-        place = folder / "servers" / f"{arm}-{boot}"
-        return start_server(
-            argv,
-            folder=place,
-            speed=profile.speed,
-            deadlines=profile.deadlines,
-            known=BootFacts(
-                capability="12.1", total_gib=Settings.total_gib, utilization=Settings.utilization
-            ),
-        )
-
-    identity = {
-        "simulator": f"{options.dialect} k={options.speculative_tokens} {options.runner}",
-        "faults": " ".join(options.faults),
-        "seed": str(options.seed),
-    }
-    broken = f" with {', '.join(options.faults)}" if options.faults else ""
-    arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
-    return Starters(arms), f"simulated vLLM {options.dialect}{broken}", identity
+# A recipe -----------------------------------------------------------------------------------------------
 
 
 def _lacks_by_recipe(recipe: Recipe) -> dict[str, str]:
@@ -319,9 +302,6 @@ def _lacks_by_recipe(recipe: Recipe) -> dict[str, str]:
     return lacks
 
 
-# A recipe -----------------------------------------------------------------------------------------------
-
-
 def _by_recipe(
     options: VerifyOptions, profile: Profile, folder: Path, *, offline: bool
 ) -> tuple[Starters, str, dict[str, str], Profile]:
@@ -329,26 +309,32 @@ def _by_recipe(
         load_recipe(options.recipe, options.use), runner=options.runner, eager=True if options.eager else None
     )
     profile = _with_hints(profile, recipe, options)
-    main, identity = _environment(options.wheel or options.python, folder, "wheel", offline=offline)
+    main, identity = environment_of(options.wheel or options.python, folder, "wheel", offline=offline)
     baseline, baseline_recipe = main, variant(recipe, speculation=False)
     if options.against:
-        baseline, other = _environment(options.against, folder, "against", offline=offline)
+        baseline, other = environment_of(options.against, folder, "against", offline=offline)
         baseline_recipe, identity = recipe, {**identity, **other}
+    title = recipe.title
+    if options.against_recipe:
+        rival = load_recipe(*recipe_and_use(options.against_recipe))
+        baseline_recipe = variant(rival, runner=options.runner, eager=True if options.eager else None)
+        identity = {**identity, "against-recipe": _digest(baseline_recipe)}
+        title = f"{recipe.title} against {rival.title}"
 
     def start(arm: str, boot: int) -> AbstractAsyncContextManager[MeasuredServer]:
         return start_server(
             recipe if arm == "main" else baseline_recipe,
             folder=folder / "servers" / f"{arm}-{boot}",
             python=main if arm == "main" else baseline,
-            environment=_OFFLINE if offline else None,
+            environment=OFFLINE if offline else None,
             deadlines=profile.deadlines,
         )
 
     arms = {arm: partial(start, arm) for arm in ("main", "baseline")}
-    return Starters(arms), recipe.title, {**identity, "recipe": _digest(recipe)}, profile
+    return Starters(arms), title, {**identity, "recipe": _digest(recipe)}, profile
 
 
-def _environment(place: str, folder: Path, name: str, *, offline: bool) -> tuple[Path, dict[str, str]]:
+def environment_of(place: str, folder: Path, name: str, *, offline: bool) -> tuple[Path, dict[str, str]]:
     """Return the interpreter that has vLLM, and the identity of that vLLM."""
     path = Path(place)
     if path.suffix != ".whl":

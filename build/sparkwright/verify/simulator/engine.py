@@ -380,6 +380,7 @@ class Engine:
             + costs.request * len(plan.decodes)
             + costs.context * context
             + costs.prefill * prefilled
+            + costs.draft * self.settings.k * len(plan.decodes)
         )
         drawn = math.exp(costs.jitter * gaussian(mix(mix(self.settings.seed, 4), self._steps)))
         return healthy / 1000 * drawn * self._boot_jitter * self._effects.duration()
@@ -389,7 +390,7 @@ class Engine:
         if not self.settings.k:
             delta = self._generate(request, 1, batch)
         else:
-            factor = self._effects.acceptance(request, now, batch)
+            factor = self._effects.acceptance(request, now, batch) * self.settings.acceptance
             state = mix(request.identity, len(request.steps))
             count = accepted_tokens(self._tables[request.category], factor, state)
             request.steps.append(count)
