@@ -100,6 +100,7 @@ def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Resul
         StorageError: the disk is full or cannot be written.
     """
     from sparkwright.base.digests import to_json
+    from sparkwright.verify.protocol.results import protocol_files
     from sparkwright.verify.report import render_csv, render_html, render_junit
 
     rendered = {
@@ -109,6 +110,7 @@ def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Resul
     }
     if run.observations:
         rendered[TABLE] = render_csv(run).encode()
+    rendered |= protocol_files(run)
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in rendered.items():
         _replace(folder / name, data)
@@ -145,13 +147,17 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
         "profile": options.profile,
         "started": manifest.created,
         "speed": profile_of(options).speed,
-        "checks": profile_of(options).checks if options.against or options.capacity else _all_checks(options),
+        "checks": profile_of(options).checks
+        if options.against or options.capacity or options.protocol
+        else _all_checks(options),
         "report": str(folder / REPORT),
         "files": _files(folder),
         "restarts": contents.restarts,
     }
     if options.url:
         told["url"] = options.url
+    if options.protocol:
+        told["protocol"] = options.protocol
     if options.wheel:
         told["wheel"] = {"name": Path(options.wheel).name, "sha256": manifest.identity["wheel"]}
     if not contents.findings:

@@ -39,6 +39,9 @@ from sparkwright.verify.journal import Manifest
 from sparkwright.verify.lacking import find_lacking, lacking_facts
 from sparkwright.verify.model import BootFacts
 from sparkwright.verify.options import profile_of
+from sparkwright.verify.protocol.check import ProtocolCheck
+from sparkwright.verify.protocol.options import CHECK as PROTOCOL
+from sparkwright.verify.protocol.options import parse_protocol
 from sparkwright.verify.server import (
     card_capability,
     find_installed,
@@ -76,7 +79,13 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         EndpointError: an address is invalid.
     """
     profile = profile_of(options, sizes)
-    _require_known(profile, searched=options.capacity is not None)
+    _require_known(profile, own=CAPACITY if options.capacity else PROTOCOL if options.protocol else "")
+    if options.protocol and (options.checks or options.against or options.capacity):
+        raise ConfigError(
+            "a protocol is carried out by itself",
+            because="--protocol excludes --checks and --against",
+            next_step="leave out one of them",
+        )
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
@@ -152,19 +161,22 @@ async def prepare(
         band=recipe.band if recipe else "",
         made_up=recipe is not None and recipe.made_up,
         lacks=lacks,
-        timed=options.capacity is None,  # each of its steps measures how late the client is
+        # Steps of a search measure how late the client is, and a protocol's figures are averages of waits.
+        timed=options.capacity is None and not options.protocol,
     )
     manifest = _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
     return suite, msgspec.structs.replace(manifest, lacks=lacks)
 
 
 def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
-    """Return the checks to run, or the search for the capacity instead.
+    """Return the checks to run, or the search for the capacity or the protocol instead.
 
     Raises:
         ConfigError: the file of prompts cannot be used, or is not what it was.
     """
     search = options.capacity
+    if options.protocol:
+        return [ProtocolCheck(parse_protocol(options.protocol))]
     if search is None:
         return [ALL[name] for name in profile.checks]
     if search.prompts and sha256_file(Path(search.prompts)) != search.prompts_sha256:
@@ -176,14 +188,18 @@ def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
     return [CapacityCheck(search, read_prompts(Path(search.prompts)) if search.prompts else ())]
 
 
-def _require_known(profile: Profile, *, searched: bool) -> None:
+def _require_known(profile: Profile, *, own: str = "") -> None:
     """Refuse a *profile* with unknown names of checks or categories.
+
+    Args:
+        profile: sizes.
+        own: the only check there is, if it is none of the registered ones.
 
     Raises:
         UnknownNameError: one is unknown.
     """
     for what, names, known in (
-        ("check", profile.checks, (CAPACITY,) if searched else tuple(ALL)),
+        ("check", profile.checks, (own,) if own else tuple(ALL)),
         ("category", profile.categories, CATEGORIES),
     ):
         if unknown := [name for name in names if name not in known]:
@@ -234,7 +250,8 @@ def _asked(options: VerifyOptions, profile: Profile) -> frozenset[str]:
     A tool parser that the recipe configures is not tried, so that a server without it fails.
     """
     recipe = load_recipe(options.recipe, options.use) if options.recipe else None
-    tries = {name for check in profile.checks for name in REGISTERED[check].tries}
+    known = (REGISTERED[check] for check in profile.checks if check in REGISTERED)
+    tries = {name for registered in known for name in registered.tries}
     configured = {TOOLS} if recipe is not None and _TOOL_PARSER in recipe.flags else set()
     return frozenset({*tries, *options.require} - configured)
 
