@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sparkwright.verify.journal import Contents
     from sparkwright.verify.model import Verdict
 
+VERDICT_FORMAT = 1
+"""Of ``verdict.json``: raised where a reader of the one before would misread it."""
 REPORT, JUNIT, VERDICT, TABLE = "report.html", "junit.xml", "verdict.json", "cells.csv"
 
 
@@ -50,7 +52,7 @@ class Results:
     def described(self) -> dict[str, Any]:
         """The results as JSON-ready data."""
         return {
-            **_described(self.run),
+            **described(self.run),
             "files": [
                 {"path": str(path), "size": size, "sha256": sha256} for path, size, sha256 in self.files
             ],
@@ -106,20 +108,22 @@ def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Resul
     rendered = {
         REPORT: render_html(run).encode(),
         JUNIT: render_junit(run).encode(),
-        VERDICT: to_json(_described(run)) + b"\n",
+        VERDICT: to_json(described(run)) + b"\n",
     }
     if run.observations:
         rendered[TABLE] = render_csv(run).encode()
     rendered |= protocol_files(run)
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in rendered.items():
-        _replace(folder / name, data)
+        replace_file(folder / name, data)
     paths = [folder / name for name in (*rendered, *also)]
     return Results(run, folder, tuple((path, path.stat().st_size, sha256_file(path)) for path in paths))
 
 
-def _described(run: Run) -> dict[str, Any]:
+def described(run: Run) -> dict[str, Any]:
+    """Return the content of ``verdict.json``, see `export.schema`."""
     return {
+        "format": VERDICT_FORMAT,
         "verdict": str(run.verdict),
         "coverage": {
             "text": str(run.coverage),
@@ -187,7 +191,7 @@ def _files(folder: Path) -> dict[str, str]:
     }
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Write *data* to *path* as a whole or not at all."""
     import os
 
