@@ -35,6 +35,8 @@ _SUBCOMMANDS = {
     "compare": "sparkwright.cli.verify_compare",
     "reference": "sparkwright.cli.verify_reference",
     "tune": "sparkwright.cli.verify_tune",
+    "export": "sparkwright.cli.verify_export",
+    "schema": "sparkwright.cli.verify_schema",
 }
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
 
@@ -85,6 +87,13 @@ _OPTIONS = (
         help="Only compare speed with this recipe on the same wheel, over several starts.",
     ),
     click.option("--profile", default="", help="How much to measure: full, smoke or demo."),
+    click.option(
+        "--protocol",
+        default="",
+        metavar="NAME",
+        help="Carry out a protocol of the field instead of checks: llama-benchy or t1, with changes such as"
+        " 't1 depth=0 c=1,4'.",
+    ),
     click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
     click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
     click.option("--categories", type=Names(), default=(), help="Categories of prompts."),
@@ -153,6 +162,8 @@ def command(
 
     'verify compare RUN RUN' compares two finished runs, 'verify capacity' finds the highest rate of requests
     that a server stands, and 'verify reference make' stores answers of a checkpoint to compare others with.
+    'verify export RUN' writes a run in the forms of other programs, and 'verify schema' prints the schema of
+    verdict.json.
     """
     require_libraries()
     from sparkwright.publish import dist_folder

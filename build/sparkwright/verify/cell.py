@@ -85,6 +85,7 @@ class Load(Model, frozen=True):
         top_p: of sampling; all tokens, if unset.
         tools: functions that the model may call; chat requests alone.
         schema: JSON schema that answers must fit, if not empty; chat requests alone.
+        plain: leave temperature and seed to the server, as clients that set neither do.
     """
 
     shape: Literal["closed", "burst", "drain", "open"] = "closed"
@@ -106,11 +107,14 @@ class Load(Model, frozen=True):
     top_p: float | UnsetType = UNSET
     tools: tuple[Tool, ...] = ()
     schema: dict[str, Any] = field(default_factory=dict)
+    plain: bool = False
 
 
 WATCHED = "watch"
 """The tag of cells during which more than counters is watched: ``compilers``."""
-_LATER = frozenset({"history", "tools", "schema"})
+LISTED = "listing"
+"""The tag of cells before which the duration of requests for the model list is measured."""
+_LATER = frozenset({"history", "tools", "schema", "plain"})
 
 
 class Cell(Model, frozen=True, dict=True):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.verify.capabilities import METRICS
-from sparkwright.verify.cell import WATCHED
+from sparkwright.verify.cell import LISTED, WATCHED
 from sparkwright.verify.client import LagProbe, canary, open_session, run_load
+from sparkwright.verify.client.listing import time_listing
 from sparkwright.verify.metrics import fetch_snapshot, quiesce
 from sparkwright.verify.model import Observation
 from sparkwright.verify.server import sample_host
@@ -104,6 +105,7 @@ async def measure(
     wall, own = time.time(), time.monotonic()
     async with open_session(server.endpoint) as session:
         before, unread = await _counters(session, server, profile)
+        listing = await time_listing(session, server.endpoint) if LISTED in cell.tags else ()
         compilers = CompileWatch(server.pid) if server.pid is not None and WATCHED in cell.tags else None
         async with LagProbe() as lag, _watching(session, server, speed) as watch:
             with compilers or contextlib.nullcontext():
@@ -128,6 +130,7 @@ async def measure(
         unread=unread or still_unread,
         clock_step_s=(time.time() - wall) - (time.monotonic() - own),
         compiled=compilers.compiled if compilers is not None else None,
+        listing_ms=listing,
     )
 
 

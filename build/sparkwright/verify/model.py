@@ -111,6 +111,8 @@ class Sample(Model, frozen=True):
         failure: reason for which it does not count.
         due: time at which an open loop meant to send it; 0 for other loads.
         late: nanoseconds after that at which the client came to sending it.
+        responded: time at which the first event with a choice was read, also one without output such as a
+            chat's role; 0 if none was, or in recordings that lack it.
     """
 
     prompt: str
@@ -135,6 +137,7 @@ class Sample(Model, frozen=True):
     failure: RequestFailure | None = None
     due: int = 0
     late: int = 0
+    responded: int = 0
 
     @property
     def answer(self) -> str:
@@ -319,6 +322,8 @@ class Observation(Model, frozen=True):
         clock_step_s: drift of the wall clock against the monotonic one in this time.
         compiled: compilers that the server ran and kernels that it added to its caches in this time; `None`
             where they were not watched.
+        listing_ms: durations of requests for the model list before the first request, in ms of the client's
+            clock; empty where they were not measured.
     """
 
     cell: Cell
@@ -334,6 +339,7 @@ class Observation(Model, frozen=True):
     unread: str = ""
     clock_step_s: float = 0.0
     compiled: tuple[str, ...] | None = None
+    listing_ms: tuple[float, ...] = ()
 
     @property
     def counted(self) -> tuple[Sample, ...]:

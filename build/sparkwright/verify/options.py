@@ -14,6 +14,8 @@ from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.checks import checks_of
 from sparkwright.verify.profile import PROFILES
+from sparkwright.verify.protocol.options import CHECK as PROTOCOL
+from sparkwright.verify.protocol.options import parse_protocol
 
 if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
@@ -56,6 +58,8 @@ class VerifyOptions(Model, frozen=True):
         seed: of salts, documents and orders.
         capacity: a search for the highest rate, which is made instead of checks.
         reference: file with a reference of the checkpoint, to compare the server with.
+        protocol: one of the field, as `protocol.options.parse_protocol` reads it, which is carried out
+            instead of checks.
     """
 
     profile: str = "full"
@@ -86,6 +90,7 @@ class VerifyOptions(Model, frozen=True):
     seed: int = 0
     capacity: CapacityOptions | None = None
     reference: str = ""
+    protocol: str = ""
 
     @property
     def title(self) -> str:
@@ -133,7 +138,8 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         base: sizes to start from instead of those of the named profile.
 
     Raises:
-        UnknownNameError: there is no such profile.
+        UnknownNameError: there is no such profile, or no such protocol.
+        ConfigError: the protocol cannot be read.
     """
     if base is None:
         if options.profile not in PROFILES:
@@ -151,6 +157,9 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         changes["checks"] = ("compare",)
     if options.capacity is not None:
         changes["checks"] = (CAPACITY,)
+    if options.protocol:
+        _ = parse_protocol(options.protocol)
+        changes["checks"] = (PROTOCOL,)
     if not (base.checks or "checks" in changes):
         changes["checks"] = checks_of(base.name)
     checks = changes.get("checks", base.checks)

@@ -38,6 +38,9 @@ from sparkwright.verify.fleet import Starters, read_log, standing
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.lacking import find_lacking, lacking_facts
 from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
+from sparkwright.verify.protocol.check import ProtocolCheck
+from sparkwright.verify.protocol.options import CHECK as PROTOCOL
+from sparkwright.verify.protocol.options import parse_protocol
 from sparkwright.verify.reference import identify, load_reference, require_same_model
 from sparkwright.verify.server import (
     card_capability,
@@ -75,7 +78,13 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         EndpointError: an address is invalid.
     """
     profile = profile_of(options, sizes)
-    _require_known(profile, searched=options.capacity is not None)
+    _require_known(profile, own=CAPACITY if options.capacity else PROTOCOL if options.protocol else "")
+    if options.protocol and (options.checks or options.against or options.capacity):
+        raise ConfigError(
+            "a protocol is carried out by itself",
+            because="--protocol excludes --checks and --against",
+            next_step="leave out one of them",
+        )
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
@@ -184,8 +193,9 @@ async def prepare(
         band=recipe.band if recipe else "",
         made_up=recipe is not None and recipe.made_up,
         lacks=lacks,
-        # Each step of a search measures how late the client is, and a reference has no times.
-        timed=options.capacity is None and profile.checks != (REFERENCE,),
+        # Steps of a search measure how late the client is, a protocol's figures are averages of waits, and a
+        # reference has no times.
+        timed=options.capacity is None and not options.protocol and profile.checks != (REFERENCE,),
     )
     if options.reference:
         identity["reference"] = load_reference(Path(options.reference)).digest
@@ -194,12 +204,14 @@ async def prepare(
 
 
 def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
-    """Return the checks to run, or the search for the capacity instead.
+    """Return the checks to run, or the search for the capacity or the protocol instead.
 
     Raises:
         ConfigError: the file of prompts cannot be used, or is not what it was.
     """
     search = options.capacity
+    if options.protocol:
+        return [ProtocolCheck(parse_protocol(options.protocol))]
     if search is None:
         known = dict(ALL)
         if options.reference:
@@ -214,14 +226,18 @@ def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
     return [CapacityCheck(search, read_prompts(Path(search.prompts)) if search.prompts else ())]
 
 
-def _require_known(profile: Profile, *, searched: bool) -> None:
+def _require_known(profile: Profile, *, own: str = "") -> None:
     """Refuse a *profile* with unknown names of checks or categories.
+
+    Args:
+        profile: sizes.
+        own: the only check there is, if it is none of the registered ones.
 
     Raises:
         UnknownNameError: one is unknown.
     """
     for what, names, known in (
-        ("check", profile.checks, (CAPACITY,) if searched else tuple(ALL)),
+        ("check", profile.checks, (own,) if own else tuple(ALL)),
         ("category", profile.categories, CATEGORIES),
     ):
         if unknown := [name for name in names if name not in known]:
@@ -277,7 +293,8 @@ def _asked(options: VerifyOptions, profile: Profile) -> frozenset[str]:
     A tool parser that the recipe configures is not tried, so that a server without it fails.
     """
     recipe = load_recipe(options.recipe, options.use) if options.recipe else None
-    tries = {name for check in profile.checks for name in REGISTERED[check].tries}
+    known = (REGISTERED[check] for check in profile.checks if check in REGISTERED)
+    tries = {name for registered in known for name in registered.tries}
     configured = {TOOLS} if recipe is not None and _TOOL_PARSER in recipe.flags else set()
     return frozenset({*tries, *options.require} - configured)
 

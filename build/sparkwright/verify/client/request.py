@@ -158,6 +158,7 @@ class Exchange:
             request=reply.request,
             started=self._started,
             headers=self._headers,
+            responded=reply.responded,
             ended=self._ended,
             chunks=tuple(reply.chunks),
             prompt_tokens=reply.prompt_tokens,
@@ -282,6 +283,8 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
     }
     if load.top_p is not msgspec.UNSET:
         body["top_p"] = load.top_p
+    if load.plain:
+        del body["temperature"], body["seed"]
     extended = EXTENSIONS not in endpoint.lacks
     if extended:
         body["return_token_ids"] = True
