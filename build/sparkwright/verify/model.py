@@ -217,6 +217,8 @@ class HostSample(Model, frozen=True):
         gpu_slowed_by: NVIDIA's mask of the reasons for which clocks are lowered at this moment.
         swap_used_mib: of the whole machine.
         memory_pressure: percent of the last ten seconds in which some process waited for memory (PSI).
+        gpu_utilization: percent of the last moments in which a kernel ran.
+        gpu_clock_max_mhz: the highest clock of the multiprocessors that the card offers.
     """
 
     at: int
@@ -228,6 +230,8 @@ class HostSample(Model, frozen=True):
     gpu_slowed_by: int = -1
     swap_used_mib: float = -1
     memory_pressure: float = -1
+    gpu_utilization: float = -1
+    gpu_clock_max_mhz: float = -1
 
 
 class BootFacts(Model, frozen=True):
@@ -317,6 +321,7 @@ class Observation(Model, frozen=True):
         clock_step_s: drift of the wall clock against the monotonic one in this time.
         compiled: compilers that the server ran and kernels that it added to its caches in this time; `None`
             where they were not watched.
+        health: HTTP status of ``GET /health`` where the canary stayed without an answer; -1 where unknown.
     """
 
     cell: Cell
@@ -332,6 +337,7 @@ class Observation(Model, frozen=True):
     unread: str = ""
     clock_step_s: float = 0.0
     compiled: tuple[str, ...] | None = None
+    health: int = -1
 
     @property
     def counted(self) -> tuple[Sample, ...]:

@@ -45,6 +45,7 @@ from sparkwright.verify.server import (
     prepare_wheel,
     start_server,
 )
+from sparkwright.verify.simulator.card import CARD_PAGE
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.settings import Settings
 from sparkwright.verify.suite import Suite
@@ -274,6 +275,7 @@ def _simulated(
             known=BootFacts(
                 capability="12.1", total_gib=Settings.total_gib, utilization=Settings.utilization
             ),
+            card=CARD_PAGE,
         )
 
     identity = {

@@ -10,6 +10,7 @@ from sparkwright.verify.capabilities import CONTEXT_LENGTH
 from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.common import SIGNATURES, conclude, main_facts, triage
+from sparkwright.verify.checks.states import progress_finding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,6 +85,7 @@ class Crash:
                 passed=f"waves answered: {len(waves.sound)}",
                 threshold=_THRESHOLD,
             ),
+            progress_finding(seen, observations, context.profile.speed),
         ]
 
 

@@ -14,6 +14,7 @@ from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter_finding, no
 from sparkwright.verify.checks.common import CheckedCells, conclude, describe, main_facts, triage
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import told_of
+from sparkwright.verify.checks.states import state_findings
 from sparkwright.verify.metrics import identities
 from sparkwright.verify.model import Verdict
 
@@ -77,7 +78,8 @@ class Sweep:
         findings += [_positions(seen), _tokens(seen)]
         if len(sizes.categories) > 1:
             findings.append(_step_time(seen, grid, sizes))
-        return [*findings, _client(seen, grid, context)]
+        states = state_findings(seen, observations, speed)
+        return [*findings, _client(seen, grid, context), *states]
 
 
 CHECK = RegisteredCheck(Sweep(), profiles={"full": 30, "smoke": 20, "demo": 40})
