@@ -19,7 +19,7 @@ from sparkwright.cli.options import Names, Numbers, machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_show import show_results
+from sparkwright.cli.verify_show import show_plan, show_results
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -75,7 +75,7 @@ _OPTIONS = (
         default="",
         help="Only compare speed with this wheel or interpreter, over several starts.",
     ),
-    click.option("--profile", default="", help="How much to measure: full, smoke or demo."),
+    click.option("--profile", default="", help="How much to measure: full, quick, smoke or demo."),
     click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
     click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
     click.option("--categories", type=Names(), default=(), help="Categories of prompts."),
@@ -115,6 +115,7 @@ class _VerifyCommand(click.Command):
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
 )
+@click.option("--plan", "only_plan", is_flag=True, help="Show what would be measured, and how long it takes.")
 @click.option("--force", is_flag=True, help="Start the server in spite of preflight's predictions.")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -128,6 +129,7 @@ def command(
     resume: Path | None,
     cluster: str,
     offline: bool,
+    only_plan: bool,
     force: bool,
     quiet: bool,
     as_json: bool,
@@ -170,6 +172,9 @@ def command(
                     click.echo(f"verifying {wheel}", err=True)
             options = _options_of(wheel, asked)
         _require_possible(options)
+        if only_plan:
+            show_plan(options, as_json=as_json)
+            return
         folder = resume or out or new_folder(options)
         log(folder)
         if not cluster:

@@ -100,19 +100,21 @@ def _cells(made: Sequence[Observation]) -> str:
 
 
 def _fraction(stuck: Sequence[Observation], well: Sequence[Observation], speed: float) -> float | None:
-    """Return throughput of *stuck* over that of *well* at one concurrency and length; `None` without both."""
-    for one in stuck:
-        load = one.cell.load
-        for other in well:
-            like = other.cell.load
-            if (load.shape, load.concurrency, load.max_tokens) == (
-                like.shape,
-                like.concurrency,
-                like.max_tokens,
-            ):
-                slow, usual = _tokens_per_s(one, speed), _tokens_per_s(other, speed)
-                return slow / usual if slow and usual else None
-    return None
+    """Return throughput of *stuck* over that of *well* under the same load (medians); `None` without both."""
+    pairs = [
+        (_tokens_per_s(one, speed), median(usual))
+        for one in stuck
+        if (usual := [_tokens_per_s(other, speed) for other in well if _load_of(other) == _load_of(one)])
+    ]
+    return (
+        median(slow / usual for slow, usual in pairs if usual) if any(usual for _, usual in pairs) else None
+    )
+
+
+def _load_of(observation: Observation) -> tuple[object, ...]:
+    """Return what two cells must share for their throughput to be compared."""
+    load, tags = observation.cell.load, observation.cell.tags
+    return load.shape, load.concurrency, load.max_tokens, tags.get("kind"), tags.get("cache")
 
 
 def _tokens_per_s(observation: Observation, speed: float) -> float:
