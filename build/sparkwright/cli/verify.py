@@ -19,7 +19,7 @@ from sparkwright.cli.options import Names, Numbers, machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_show import show_plan, show_results
+from sparkwright.cli.verify_show import show_plan, show_results, tell_plan
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -179,6 +179,8 @@ def command(
         log(folder)
         if not cluster:
             check_before_verify(options, offline=offline, force=force)
+        if resume is None:
+            tell_plan(options)
         with counting_machines() as done:
             if cluster:
                 from sparkwright.cluster.verifying import verify_elsewhere

@@ -65,6 +65,16 @@ def show_plan(options: VerifyOptions, *, as_json: bool) -> None:
         click.echo("  ".join([row[0].ljust(widths[0]), *rest]))
 
 
+def tell_plan(options: VerifyOptions) -> None:
+    """Tell how long the run that *options* select takes, before anything is started."""
+    from sparkwright.base.events import emit
+    from sparkwright.verify.setup import plan_run
+
+    found = plan_run(options)
+    cells, requests, tokens = found.totals
+    emit("verify.planned", seconds=found.seconds, cells=cells, requests=requests, tokens=tokens)
+
+
 def _sizes(share: Share) -> tuple[int, int, int, float]:
     return share.cells, share.requests, share.tokens, round(share.seconds, 1)
 

@@ -123,7 +123,7 @@ def estimate(
     rates: Rates,
     *,
     speed: float = 1.0,
-    starts: bool = True,
+    started: int = 0,
     levels: int = 0,
 ) -> Estimate:
     """Return the estimate for the cells of each check.
@@ -132,7 +132,7 @@ def estimate(
         plans: cells by the check's name, in order.
         rates: of the server.
         speed: the server's seconds in one of the client's.
-        starts: servers are started, rather than found at addresses.
+        started: servers that have started already.
         levels: concurrencies at which the client is calibrated first.
     """
     shares = tuple(
@@ -146,7 +146,7 @@ def estimate(
         for name, cells in plans.items()
     )
     places = {("main", 0), *((cell.arm, cell.boot) for cells in plans.values() for cell in cells)}
-    before = rates.start_s / speed * len(places) * starts + CALIBRATION_S * levels * (speed == 1)
+    before = rates.start_s / speed * (len(places) - started) + CALIBRATION_S * levels * (speed == 1)
     return Estimate(shares, len(places), before)
 
 

@@ -176,7 +176,7 @@ def plan_run(options: VerifyOptions) -> Estimate:
     profile = _with_hints(profile, recipe, options) if recipe and not options.url else profile
     lacks = {} if recipe is None else _lacks_by_recipe(recipe)
     made_up, alone = recipe is not None and recipe.made_up, bool(options.url) and not options.baseline_url
-    context = Context(profile, load_corpus(), {}, made_up=made_up, lacks=lacks)
+    context = Context(profile, load_corpus(), {("main", 0): BootFacts()}, made_up=made_up, lacks=lacks)
     return estimate(
         {
             check.name: [cell for cell in check.plan(context) if cell.arm == "main" or not alone]

@@ -116,9 +116,8 @@ async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Fin
     """
     with Journal(folder, manifest) as journal:
         run = _SuiteRun(suite, folder, journal)
-        begun = time.monotonic()
         await run.measure_all()
-        run.note_duration(time.monotonic() - begun)
+        run.note_duration()
         findings = tuple(map(_finite, run.judge()))
         journal.write(Concluded(findings=findings))
     return findings
@@ -135,6 +134,7 @@ class _SuiteRun:
         self.boots: dict[tuple[str, int], BootRecord] = dict(contents.boots)
         self.measured: dict[str, Observation] = dict(contents.measured)
         self.silent: set[str] = set()  # arms that no longer answer and cannot be started again
+        self.begun = time.monotonic()
         self.remaining = Remaining(suite.rates, suite.profile.speed)
         self.duration = {"estimated": 0.0, "actual": 0.0, **contents.notes.get(DURATION, {})}
         self.floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
@@ -189,9 +189,7 @@ class _SuiteRun:
 
         The first start of the main server comes first: its facts determine the plan.
         """
-        calibrates = self.suite.timed and self.suite.profile.speed == 1 and not self.floors
-        self._tell_duration(len(self.suite.profile.levels) if calibrates else 0)
-        if calibrates:
+        if self.suite.timed and self.suite.profile.speed == 1 and not self.floors:
             await self._calibrate()
         if ("main", 0) not in self.boots or self.missing("main", 0):
             await self._measure_on("main", 0)
@@ -200,8 +198,8 @@ class _SuiteRun:
             tried.add(place)
             await self._measure_on(*place)
 
-    def _tell_duration(self, levels: int) -> None:
-        """Tell how long the cells that are left will take, and keep the first such estimate."""
+    def _tell_duration(self) -> None:
+        """Tell how long the cells that are left will take, and keep the first such estimate of the whole."""
         plans = {
             check.name: [
                 cell
@@ -210,15 +208,15 @@ class _SuiteRun:
             ]
             for check in self.suite.checks
         }
-        expected = estimate(plans, self.suite.rates, speed=self.suite.profile.speed, levels=levels)
+        expected = estimate(plans, self.suite.rates, speed=self.suite.profile.speed, started=1)
         cells, requests, tokens = expected.totals
         emit("verify.planned", seconds=expected.seconds, cells=cells, requests=requests, tokens=tokens)
-        if not self.measured:
-            self.duration["estimated"] = round(expected.seconds, 1)
+        if not self.duration["estimated"]:
+            self.duration["estimated"] = round(time.monotonic() - self.begun + expected.seconds, 1)
 
-    def note_duration(self, seconds: float) -> None:
-        """Note that the run took *seconds* more."""
-        self.duration["actual"] = round(self.duration["actual"] + seconds, 1)
+    def note_duration(self) -> None:
+        """Note how long the run took, with what it took before it was resumed."""
+        self.duration["actual"] = round(self.duration["actual"] + time.monotonic() - self.begun, 1)
         self.journal.write(Noted(name=DURATION, data=self.duration))
 
     def _next_place(self, tried: set[tuple[str, int]]) -> tuple[str, int] | None:
@@ -247,6 +245,8 @@ class _SuiteRun:
                 async with self.suite.fleet.start(arm, boot) as server:
                     facts = await self._with_words(arm, boot, server)
                     self._note_boot(arm, boot, server, again, facts)
+                    if (arm, boot) == ("main", 0) and not again:
+                        self._tell_duration()
                     silences += not await self._measure_missing(arm, boot, server)
             except ServerError as error:
                 if ("main", 0) not in self.boots:
