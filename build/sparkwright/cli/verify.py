@@ -19,7 +19,7 @@ from sparkwright.cli.options import Names, Numbers, machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_show import show_results
+from sparkwright.cli.verify_show import show_plan, show_results, tell_plan
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -86,7 +86,7 @@ _OPTIONS = (
         metavar="RECIPE[:USE]",
         help="Only compare speed with this recipe on the same wheel, over several starts.",
     ),
-    click.option("--profile", default="", help="How much to measure: full, smoke or demo."),
+    click.option("--profile", default="", help="How much to measure: full, quick, smoke or demo."),
     click.option(
         "--protocol",
         default="",
@@ -133,6 +133,7 @@ class _VerifyCommand(click.Command):
 @click.option(
     "--offline", is_flag=True, envvar="SPARKWRIGHT_OFFLINE", help="Fetch neither packages nor models."
 )
+@click.option("--plan", "only_plan", is_flag=True, help="Show what would be measured, and how long it takes.")
 @click.option("--force", is_flag=True, help="Start the server in spite of preflight's predictions.")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings and the result only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -146,6 +147,7 @@ def command(
     resume: Path | None,
     cluster: str,
     offline: bool,
+    only_plan: bool,
     force: bool,
     quiet: bool,
     as_json: bool,
@@ -190,10 +192,15 @@ def command(
                     click.echo(f"verifying {wheel}", err=True)
             options = _options_of(wheel, asked)
         _require_possible(options)
+        if only_plan:
+            show_plan(options, as_json=as_json)
+            return
         folder = resume or out or new_folder(options)
         log(folder)
         if not cluster:
             check_before_verify(options, offline=offline, force=force)
+        if resume is None:
+            tell_plan(options)
         with counting_machines() as done:
             if cluster:
                 from sparkwright.cluster.verifying import verify_elsewhere

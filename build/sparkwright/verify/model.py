@@ -220,6 +220,8 @@ class HostSample(Model, frozen=True):
         gpu_slowed_by: NVIDIA's mask of the reasons for which clocks are lowered at this moment.
         swap_used_mib: of the whole machine.
         memory_pressure: percent of the last ten seconds in which some process waited for memory (PSI).
+        gpu_utilization: percent of the last moments in which a kernel ran.
+        gpu_clock_max_mhz: the highest clock of the multiprocessors that the card offers.
     """
 
     at: int
@@ -231,6 +233,8 @@ class HostSample(Model, frozen=True):
     gpu_slowed_by: int = -1
     swap_used_mib: float = -1
     memory_pressure: float = -1
+    gpu_utilization: float = -1
+    gpu_clock_max_mhz: float = -1
 
 
 class BootFacts(Model, frozen=True):
@@ -324,6 +328,7 @@ class Observation(Model, frozen=True):
             where they were not watched.
         listing_ms: durations of requests for the model list before the first request, in ms of the client's
             clock; empty where they were not measured.
+        health: HTTP status of ``GET /health`` where the canary stayed without an answer; -1 where unknown.
     """
 
     cell: Cell
@@ -340,6 +345,7 @@ class Observation(Model, frozen=True):
     clock_step_s: float = 0.0
     compiled: tuple[str, ...] | None = None
     listing_ms: tuple[float, ...] = ()
+    health: int = -1
 
     @property
     def counted(self) -> tuple[Sample, ...]:

@@ -66,7 +66,7 @@ def load_run(folder: Path) -> Run:
         ConfigError: there is none, or its journal is damaged.
     """
     from sparkwright.verify.client.calibrate import Floor
-    from sparkwright.verify.suite import FLOOR
+    from sparkwright.verify.suite import DURATION, FLOOR
 
     contents = read_journal(folder)
     floors = msgspec.convert(contents.notes.get(FLOOR, {}).get("levels", []), list[Floor])
@@ -77,6 +77,7 @@ def load_run(folder: Path) -> Run:
         findings=contents.findings,
         floors=floors,
         lacks=contents.manifest.lacks,
+        duration=contents.notes.get(DURATION, {}),
     )
 
 
@@ -133,6 +134,7 @@ def described(run: Run) -> dict[str, Any]:
             "conclusions": run.coverage.conclusions,
         },
         "lacks": dict(run.lacks),
+        "duration": {f"{name}-s": seconds for name, seconds in run.duration.items()},
         "run": dict(run.manifest),
         "servers": {f"{arm}-{boot}": to_builtins(facts) for (arm, boot), facts in run.facts.items()},
         "findings": [to_builtins(finding) for finding in run.findings],

@@ -30,13 +30,16 @@ from sparkwright.verify.capabilities import (
 from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.capacity.prompts import read_prompts
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL, REGISTERED
 from sparkwright.verify.checks.reference import ReferenceCheck
 from sparkwright.verify.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
+from sparkwright.verify.estimate import estimate, rates_of
 from sparkwright.verify.fleet import Starters, read_log, standing
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.lacking import find_lacking, lacking_facts
+from sparkwright.verify.model import BootFacts
 from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
 from sparkwright.verify.protocol.check import ProtocolCheck
 from sparkwright.verify.protocol.options import CHECK as PROTOCOL
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from sparkwright.recipes import Recipe
     from sparkwright.verify.check import Check
     from sparkwright.verify.client import EndpointFacts
+    from sparkwright.verify.estimate import Estimate
     from sparkwright.verify.measure import MeasuredServer
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.profile import Profile
@@ -196,11 +200,37 @@ async def prepare(
         # Steps of a search measure how late the client is, a protocol's figures are averages of waits, and a
         # reference has no times.
         timed=options.capacity is None and not options.protocol and profile.checks != (REFERENCE,),
+        rates=rates_of(options, lacks, made_up=recipe is not None and recipe.made_up),
     )
     if options.reference:
         identity["reference"] = load_reference(Path(options.reference)).digest
     manifest = _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
     return suite, msgspec.structs.replace(manifest, lacks=lacks)
+
+
+def plan_run(options: VerifyOptions) -> Estimate:
+    """Return size and expected duration of the run that *options* select, without facts of its server.
+
+    Raises:
+        ConfigError: options contradict each other.
+        UnknownNameError: there is no such recipe, profile, check or category.
+    """
+    require_possible(options)
+    recipe = load_recipe(options.recipe, options.use) if options.recipe else None
+    profile = profile_of(options)
+    profile = _with_hints(profile, recipe, options) if recipe and not options.url else profile
+    lacks = {} if recipe is None else _lacks_by_recipe(recipe)
+    made_up, alone = recipe is not None and recipe.made_up, bool(options.url) and not options.baseline_url
+    context = Context(profile, load_corpus(), {("main", 0): BootFacts()}, made_up=made_up, lacks=lacks)
+    return estimate(
+        {
+            check.name: [cell for cell in check.plan(context) if cell.arm == "main" or not alone]
+            for check in _checks(options, profile)
+        },
+        rates_of(options, lacks, made_up=made_up),
+        speed=profile.speed,
+        levels=len(profile.levels) if options.capacity is None else 0,
+    )
 
 
 def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:

@@ -12,6 +12,7 @@ from sparkwright.verify.model import BootFacts
 from sparkwright.verify.options import recipe_and_use
 from sparkwright.verify.server import start_server
 from sparkwright.verify.simulator.by_recipe import simulator_arguments
+from sparkwright.verify.simulator.card import CARD_PAGE
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.settings import Settings
 
@@ -51,6 +52,7 @@ def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[S
             known=BootFacts(
                 capability="12.1", total_gib=Settings.total_gib, utilization=Settings.utilization
             ),
+            card=CARD_PAGE,
         )
 
     identity = {

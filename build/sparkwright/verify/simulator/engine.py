@@ -290,7 +290,7 @@ class Engine:
         self._decoded = len(plan.decodes)
         self._steps += 1
         batch = len(plan.decodes) + len(plan.prefills)
-        seconds = self._seconds(plan)
+        seconds = self._seconds(plan, now)
         deltas = [(request, self._decode(request, batch, now)) for request in plan.decodes]
         for request, count in plan.prefills:
             request.computed += count
@@ -371,7 +371,7 @@ class Engine:
 
     # The model ------------------------------------------------------------------------------------------
 
-    def _seconds(self, plan: _StepPlan) -> float:
+    def _seconds(self, plan: _StepPlan, now: float) -> float:
         costs = self.settings.costs
         context = sum(len(request.tokens) for request in plan.decodes)
         prefilled = sum(count for _, count in plan.prefills)
@@ -383,7 +383,7 @@ class Engine:
             + costs.draft * self.settings.k * len(plan.decodes)
         )
         drawn = math.exp(costs.jitter * gaussian(mix(mix(self.settings.seed, 4), self._steps)))
-        return healthy / 1000 * drawn * self._boot_jitter * self._effects.duration()
+        return healthy / 1000 * drawn * self._boot_jitter * self._effects.duration(now)
 
     def _decode(self, request: Request, batch: int, now: float) -> StreamDelta:
         """Draft, verify, and generate the accepted tokens and one more."""

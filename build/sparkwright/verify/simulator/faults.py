@@ -7,6 +7,7 @@ server; other modules read it with ``faults.value("slow", "factor")``, which is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -81,6 +82,20 @@ _TABLE: Final = (
         "after so many requests nothing is generated any more, and /health still says 200",
         ("crash",),
         {"after": 20},
+    ),
+    Fault(
+        "wedge",
+        "once so many requests run at a time none gets another token: the card waits at full utilization and"
+        " little power, and /health says 200",
+        ("crash",),
+        {"batch": 17},
+    ),
+    Fault(
+        "slow-state",
+        "from a moment on the card stays at low clocks and low power under load, and steps take so many"
+        " times as long",
+        ("soak", "sweep"),
+        {"factor": 3, "onset_s": 0},
     ),
     Fault("hang", "every so many requests one is accepted and gets no token", ("sweep",), _EVERY),
     Fault("stall", "every so many requests one stops in the middle", ("sweep",), {"every": 5, "chunks": 2}),
@@ -221,6 +236,11 @@ class Faults:
         found = self.active.get(name)
         return None if found is None else found[parameter]
 
+    def value_or(self, name: str, parameter: str, otherwise: float) -> float:
+        """Return a parameter of the fault *name*, or *otherwise* while it is off."""
+        found = self.value(name, parameter)
+        return otherwise if found is None else found
+
     def hits(self, name: str, number: int) -> bool:
         """Tell if request *number* (from 1) is one that the fault *name* affects."""
         every = self.value(name, "every")
@@ -264,6 +284,11 @@ def _parameters(fault: Fault, text: str) -> dict[str, float]:
 
 
 BLOCK_TABLE = "RuntimeError: block_table must have shape (batch_size, max_num_blocks_per_seq)"
+
+
+def slow_state(faults: Faults, now: float) -> bool:
+    """Tell if the card is in its slow state at the simulated time *now*."""
+    return now >= faults.value_or("slow-state", "onset_s", math.inf)
 
 
 class EngineDeadError(Exception):
@@ -333,10 +358,11 @@ class FaultEffects:
         if error is not None and len(request.hashes) > blocks:
             request.generator.misjudge(error)
 
-    def duration(self) -> float:
-        """Return the factor on a step's duration; 1 when healthy."""
+    def duration(self, now: float) -> float:
+        """Return the factor on the duration of a step that begins at *now*; 1 when healthy."""
         slow, flood = self._faults.value("slow", "factor"), self._faults.value("flood", "factor")
-        return (slow or 1.0) / (flood or 1.0)
+        stuck = self._faults.value_or("slow-state", "factor", 1.0) if slow_state(self._faults, now) else 1.0
+        return (slow or 1.0) * stuck / (flood or 1.0)
 
     def check_batch(self, batch: int, before: int) -> None:
         """Raise if a fault ends the engine or the server at this batch size.
