@@ -121,7 +121,7 @@ def command(
         folder = new_run_folder(store, chosen.name)
         with _kept(folder):
             installed = _installed(store, chosen, asked)
-            _preflight(installed, options, force=asked["force"])
+            _preflight(store, installed, options, asked)
             from sparkwright.serve.run import serve
 
             asyncio.run(serve(installed, options, folder, caches_of(store), _watching(chosen, asked)))
@@ -199,15 +199,21 @@ def _installed(store: Store, recipe: Recipe, asked: dict[str, Any]) -> Installat
     if asked["python"]:
         return existing(asked["python"], recipe)
     wheel = _wheel(store, recipe, asked)
-    requirements = _requirements(wheel, recipe, asked)
-    return install_wheel(store, wheel, recipe, requirements, offline=asked["offline"])
+    requirements, variables = _requirements(wheel, recipe, asked)
+    return install_wheel(store, wheel, recipe, requirements, variables=variables, offline=asked["offline"])
 
 
-def _requirements(wheel: Path, recipe: Recipe, asked: dict[str, Any]) -> ExactRequirements:
-    """Return the locked runtime of *wheel*, with the companion that the recipe needs on this card."""
+def _requirements(
+    wheel: Path, recipe: Recipe, asked: dict[str, Any]
+) -> tuple[ExactRequirements, dict[str, str]]:
+    """Return the locked runtime of *wheel* with the companion that the recipe needs on this card.
+
+    The second result are variables of the server that follow from it.
+    """
     from sparkwright.publish import dist_folder
     from sparkwright.serve.companions import choose_companion, with_companion
     from sparkwright.serve.environment import wheel_requirements
+    from sparkwright.serve.flashinfer import companion_variables
     from sparkwright.verify.server import card_capability
 
     patchsets, locked = _patchsets(), not asked["unlocked"]
@@ -219,7 +225,10 @@ def _requirements(wheel: Path, recipe: Recipe, asked: dict[str, Any]) -> ExactRe
             f"FlashInfer will compile {', '.join(choice.missing)} while the engine starts or serves",
             next_step=f"make companion ARGS='--recipe {recipe.name}', then serve again",
         )
-    return with_companion(requirements, choice.wheel) if choice.wheel and locked else requirements
+    if choice.wheel is None or not locked:
+        return requirements, {}
+    variables = companion_variables(requirements, {**os.environ, **recipe.environment}, complete=True)
+    return with_companion(requirements, choice.wheel), variables
 
 
 def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> Installation:
@@ -264,7 +273,7 @@ def _patchsets() -> Path | None:
     return None
 
 
-def _preflight(installed: Installation, options: ServeOptions, *, force: bool) -> None:
+def _preflight(store: Store, installed: Installation, options: ServeOptions, asked: dict[str, Any]) -> None:
     """Refuse a server that would not start, or that the host would not survive, before weights are read.
 
     What does not stop it becomes a warning.
@@ -272,8 +281,14 @@ def _preflight(installed: Installation, options: ServeOptions, *, force: bool) -
     Raises:
         PreflightError: it would not start, or the host not survive it.
     """
+    from functools import partial
+
+    from sparkwright.serve.ask_installed import ask_installed
     from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
 
+    # What --python names may change in place: only a list of its files identifies it.
+    identity = "" if asked["python"] else installed.identity
+    force = asked["force"]
     offline = {"HF_HUB_OFFLINE": "1"} if options.offline else {}
     found = run_preflight(
         PreflightRequest(
@@ -282,6 +297,7 @@ def _preflight(installed: Installation, options: ServeOptions, *, force: bool) -
             environment={**os.environ, **offline},
             address=options.host,
             port=options.port,
+            ask=partial(ask_installed, store, identity=identity),
         )
     )
     for one in found:
@@ -309,9 +325,10 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
         from sparkwright.serve.environment import environment_folder
 
         wheel = _wheel(store, recipe, asked)
-        requirements = _requirements(wheel, recipe, asked)
+        requirements, variables = _requirements(wheel, recipe, asked)
         python = environment_folder(store, wheel, requirements) / "bin" / "python"
         known = {"python": python, "identity": sha256_file(wheel), "wheel": wheel.name}
+        known["installed"] = variables
     show_plan(planned(recipe, options, store, **known), as_json=as_json)
 
 

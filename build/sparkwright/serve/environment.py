@@ -13,6 +13,7 @@ from sparkwright.serve.runtime import ExactRequirements, find_runtime, locked_re
 from sparkwright.verify.server import find_installed, prepare_wheel
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sparkwright.recipes import Recipe
@@ -41,7 +42,13 @@ def wheel_requirements(wheel: Path, patchsets: Path | None, *, locked: bool) -> 
 
 
 def install_wheel(
-    store: Store, wheel: Path, recipe: Recipe, requirements: ExactRequirements, *, offline: bool = False
+    store: Store,
+    wheel: Path,
+    recipe: Recipe,
+    requirements: ExactRequirements,
+    *,
+    variables: Mapping[str, str] | None = None,
+    offline: bool = False,
 ) -> Installation:
     """Return *wheel* installed with *requirements*.
 
@@ -50,6 +57,7 @@ def install_wheel(
         wheel: the wheel.
         recipe: the recipe that is served.
         requirements: from `wheel_requirements`.
+        variables: variables of the server that follow from what is installed.
         offline: install from the installer's cache alone.
 
     Raises:
@@ -62,7 +70,7 @@ def install_wheel(
             wheel, folder, offline=offline, requirements=requirements.text, overrides=requirements.overrides
         )
     store.claim(folder)
-    return Installation(python, sha256_file(wheel), recipe, wheel.name)
+    return Installation(python, sha256_file(wheel), recipe, wheel.name, variables or {})
 
 
 def existing(python: Path, recipe: Recipe) -> Installation:
