@@ -102,7 +102,7 @@ def test_a_release_that_cannot_be_asked_is_said() -> None:
     (one,) = [
         one for one in run_preflight(start(recipe(), environment={}, ask=broken)) if one.check in CHECKS
     ]
-    assert (one.level, one.because) == ("warn", "it has no parser")
+    assert (one.level, one.because) == ("note", "it has no parser")
 
 
 @pytest.fixture

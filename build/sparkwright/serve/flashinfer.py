@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from sparkwright.serve.preflight import EngineFacts
     from sparkwright.serve.runtime import ExactRequirements
 
 CUBIN = "VLLM_HAS_FLASHINFER_CUBIN"
@@ -56,7 +57,25 @@ def companion_variables(
         environment: variables of the server.
         complete: the companion has every kernel that the recipe needs on this card.
     """
+    return _told(environment) if complete and not _CUBINS.search(requirements.text) else {}
+
+
+def installed_variables(
+    engine: EngineFacts, recipe: str, capability: str, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the same as `companion_variables` for an environment that is made already.
+
+    Args:
+        engine: facts about it.
+        recipe: name of the recipe.
+        capability: of the card, such as ``12.1``.
+        environment: variables of the server.
+    """
+    for_card = bool(capability) and engine.companion_arch.rstrip("af") == capability
+    complete = for_card and recipe in engine.companion_recipes
+    return _told(environment) if complete and not engine.packages.get("flashinfer-cubin") else {}
+
+
+def _told(environment: Mapping[str, str]) -> dict[str, str]:
     compilers = all(shutil.which(name, path=environment.get("PATH", os.defpath)) for name in _COMPILERS)
-    if not complete or compilers or CUBIN in environment or _CUBINS.search(requirements.text):
-        return {}
-    return {CUBIN: "1"}
+    return {} if compilers or CUBIN in environment else {CUBIN: "1"}

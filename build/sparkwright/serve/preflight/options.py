@@ -46,7 +46,7 @@ def check_options(
     except SparkwrightError as error:
         yield Finding(
             "options",
-            "warn",
+            "note",
             "flags and variables could not be compared with those that this vLLM has",
             error.because or error.what,
             "see the engine's log for options that it refuses",
