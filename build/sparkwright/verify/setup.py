@@ -259,7 +259,7 @@ def _simulated(
         argv: list[str | Path] = [
             sys.executable, "-m", "sparkwright.verify.simulator.main",
             "--host", "{host}", "--port", "{port}", "--dialect", options.dialect, "--k", str(k),
-            "--speed", str(profile.speed), "--seed", str(options.seed + boot),
+            "--speed", str(profile.speed), "--seed", str(options.seed + boot), "--reasoning",
         ]  # fmt: skip
         if options.runner:
             argv += ["--runner", options.runner]
