@@ -65,6 +65,8 @@ BURSTS = msgspec.structs.replace(SMALL, name="bursts", speed=6.0)
 ONE_BY_ONE = msgspec.structs.replace(SMALL, name="one by one", levels=(1,), least_requests=8, speed=20.0)
 FAST = msgspec.structs.replace(ONE_BY_ONE, name="fast", speed=6.0)
 SLOW = msgspec.structs.replace(ONE_BY_ONE, name="slow", speed=100.0)
+# A simulator takes as long to read a long prompt, whatever its clock.
+UNHURRIED = msgspec.structs.replace(SMALL, name="unhurried", speed=20.0)
 # Starts differ by 1.5 %: with three of each, the interval would be too wide to pass about half the time.
 STARTS = msgspec.structs.replace(
     TINY, name="starts", speed=10.0, boots=5, comparison_requests=6, max_tokens=128
@@ -309,6 +311,24 @@ CASES = (
     Case("replacement-characters", "traffic", FAIL, r"replacement characters \(U\+FFFD\)"),
     Case("tool-parser-swallows", "traffic", FAIL, "do not fit the schema: 'unit' is a required property"),
     Case("tool-json-truncated", "traffic", FAIL, "arguments of get_weather: truncated JSON"),
+    # Sampling, reasoning and pictures
+    Case("temperature-ignored", "sampling", FAIL, "the temperature is ignored: 6 of 6"),
+    Case("seed-ignored", "sampling", FAIL, r"the seed is ignored: [01] of 6 prompts have the same"),
+    Case("seed-fixed", "sampling", FAIL, "the seed is ignored: 6 of 6 .* the same answer to two seeds"),
+    Case("sampling-garbage", "sampling", FAIL, "the alphabet changes"),
+    Case("thinking-not-off", "thinking", FAIL, "thinking off: 4 of 4 answers.*characters of reasoning"),
+    Case("reasoning-lost", "thinking", FAIL, "the parser loses it"),
+    Case("thoughts-unparsed", "thinking", FAIL, "no reasoning parser, or the wrong one"),
+    Case("answer-in-reasoning", "thinking", FAIL, "and no answer after them"),
+    Case("budget-ignored", "thinking", FAIL, "tokens of reasoning came where 24 were allowed"),
+    Case("image-ignored", "image", FAIL, "0 of 6 colours are right with pictures"),
+    Case("images-dropped", "image", FAIL, "pictures are left out of the prompt"),
+    # Long prompts, alone and beside others
+    Case("truncates-prompts", "limit", FAIL, "is answered instead of refused"),
+    Case("limit-crash", "limit", FAIL, "illegal memory access"),
+    Case("limit-wrong", "limit", FAIL, "at the limit.*wrong"),
+    Case("prefill-starves", "mixed", FAIL, "no token while prompts were prefilled", UNHURRIED),
+    Case("mixed-drops", "mixed", FAIL, "numbers are missing"),
     # What it is, and how fast
     Case("flood", "sweep", PASS, profile=REAL_TIME, warns="client floor"),
     Case("slow=10", "bands", PASS, "", SLOW, BANDED, warns=r"code c=1: verify step ms is 1\d\d\d"),

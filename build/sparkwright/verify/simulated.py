@@ -37,7 +37,7 @@ def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[S
             sys.executable, "-m", "sparkwright.verify.simulator.main",
             "--host", "{host}", "--port", "{port}", "--dialect", options.dialect,
             *(by_recipes.get(arm) or ("--k", str(k))),
-            "--speed", str(profile.speed), "--seed", str(options.seed + boot),
+            "--speed", str(profile.speed), "--seed", str(options.seed + boot), "--reasoning",
         ]  # fmt: skip
         if options.runner:
             argv += ["--runner", options.runner]

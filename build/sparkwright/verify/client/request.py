@@ -296,6 +296,8 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
         body |= _features(load)
         if extended:  # templates of models that do not think ignore it
             body["chat_template_kwargs"] = {"enable_thinking": load.thinking}
+            if load.thinking_budget:
+                body["thinking_token_budget"] = load.thinking_budget
         if alternatives:
             body |= {"logprobs": True, "top_logprobs": alternatives}
     else:
@@ -307,14 +309,21 @@ def body_of(endpoint: Endpoint, prompt: Prompt, salt: str, load: Load, max_token
     return msgspec.json.encode(body)
 
 
-def messages_of(prompt: Prompt, salt: str = "") -> list[dict[str, str]]:
+def messages_of(prompt: Prompt, salt: str = "") -> list[dict[str, Any]]:
     """Return the messages of a chat; *salt* begins the first one of the user.
 
     A system message stays as it is: requests of one application share it, and so does their prefix cache.
     """
+    if prompt.images:
+        parts: list[dict[str, Any]] = [
+            {"type": "image_url", "image_url": {"url": url}} for url in prompt.images
+        ]
+        return [{"role": "user", "content": [*parts, {"type": "text", "text": salted(prompt, salt)}]}]
     if not prompt.history:
         return [{"role": "user", "content": salted(prompt, salt)}]
-    messages = [{"role": message.role, "content": message.content} for message in prompt.history]
+    messages: list[dict[str, Any]] = [
+        {"role": message.role, "content": message.content} for message in prompt.history
+    ]
     messages.append({"role": "user", "content": prompt.text})
     if salt:
         first = next(message for message in messages if message["role"] == "user")

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sparkwright.base.process import start_unguarded
 from sparkwright.verify.arrival import arrivals_of, listen
-from sparkwright.verify.simulator.api import ApiError, parse_params
 from sparkwright.verify.simulator.card import CARD_PAGE
 from sparkwright.verify.simulator.chat import template
 from sparkwright.verify.simulator.driver import Driver
 from sparkwright.verify.simulator.generate import Generation
 from sparkwright.verify.simulator.language import encode
 from sparkwright.verify.simulator.metrics import render_metrics
+from sparkwright.verify.simulator.params import ApiError, parse_params
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
