@@ -95,6 +95,7 @@ _SURE_NAT: Final = 7.0  # lead of a token without an alternative
 _NEXT_NAT: Final = 0.9  # between alternatives after the second
 _TAIL: Final = 0.001  # weight of all tokens that are not among the alternatives
 _ALTERNATIVES: Final = 8
+_STRANGE: Final = tuple(map(ord, "Жש中กKअ한ω"))  # letters of as many alphabets
 
 
 def encode(text: str) -> list[int]:
@@ -154,7 +155,7 @@ def answer_to(text: str) -> str:
     return next((f" The answer is {fact.expect}." for fact in known), "")
 
 
-def _spell(text: str) -> list[int]:
+def spell(text: str) -> list[int]:
     """Return tokens that read exactly like *text*."""
     pieces = _TOKEN.findall(text)
     return [token for piece in pieces for token in ([_IDS[piece]] if piece in _IDS else map(ord, piece))]
@@ -179,6 +180,7 @@ class Sampling:
         detailed: compute log-probabilities.
         error: deviation of an error of logits, by a fault: the same each time, as that of wrong weights.
         step: logits are multiples of it, by a fault; 0 for any value.
+        scattered: tokens of many alphabets, by a fault.
     """
 
     temperature: float = 0.0
@@ -192,6 +194,7 @@ class Sampling:
     detailed: bool = False
     error: float = 0.0
     step: float = 0.0
+    scattered: bool = False
 
 
 class Choice(NamedTuple):
@@ -245,7 +248,7 @@ class TokenGenerator:
     def __init__(self, prompt: Sequence[int], answer: str, sampling: Sampling) -> None:
         self._state = digest(array("q", prompt).tobytes())
         self._sampling = sampling
-        self._script = _spell(answer)
+        self._script = spell(answer)
         self._slot = 0
         self.emitted = 0
         # Free text ends after 60 to 400 tokens, an answer to a question after its last token.
@@ -278,12 +281,15 @@ class TokenGenerator:
         """Return the candidates at this position."""
         sampling, emitted = self._sampling, self.emitted
         if sampling.loop:
-            loop = _spell(sampling.loop)
+            loop = spell(sampling.loop)
             return _Options((loop[emitted % len(loop)], _IDS[_NEVER]), 0, _SURE_NAT)
         if sampling.stops and emitted >= self._length:
             return _Options((EOS, _IDS[_NEVER]), 0, _SURE_NAT)
-        if emitted < len(self._script):
+        if emitted < len(self._script) and not sampling.scattered:
             return _Options((self._script[emitted], _IDS[_NEVER]), 0, _SURE_NAT)
+        if sampling.scattered:
+            strange = _STRANGE[self._state % len(_STRANGE)] if emitted % 2 else ord(" ")
+            return _Options((strange, _IDS[_NEVER]), 0, _SURE_NAT)
         tokens, state = _SLOTS[_SENTENCE[self._slot]], mix(self._state, 11)
         return _Options(tokens, state % len(tokens), self._gap(state))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def mcnemar(b: int, c: int) -> float:
     return float(binomtest(b, b + c).pvalue) if b + c else 1.0
 
 
+@lru_cache(maxsize=4096)  # a search asks for the same ones again and again
 def t_quantile(p: float, degrees: float) -> float:
     """Return the quantile of Student's t distribution.
 
