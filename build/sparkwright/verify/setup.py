@@ -109,9 +109,11 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         raise ConfigError(
             f"a simulator is not compared with {options.against}", next_step="give --against simulator"
         )
-    if options.reference and options.against:
+    if options.reference and (options.compared or options.protocol or options.capacity):
         raise ConfigError(
-            "--reference and --against exclude each other", because="--against compares speed alone"
+            "--reference and a comparison of speed exclude each other",
+            because="that measures speed alone",
+            next_step="use the reference in a run of its own: sparkwright verify reference use",
         )
     files = [
         options.reference,
