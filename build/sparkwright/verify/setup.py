@@ -44,7 +44,7 @@ from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
 from sparkwright.verify.protocol.check import ProtocolCheck
 from sparkwright.verify.protocol.options import CHECK as PROTOCOL
 from sparkwright.verify.protocol.options import parse_protocol
-from sparkwright.verify.reference import identify, load_reference, require_same_model
+from sparkwright.verify.reference import identify, load_reference, reference_digest, require_same_model
 from sparkwright.verify.server import (
     card_capability,
     find_installed,
@@ -205,7 +205,7 @@ async def prepare(
         rates=rates_of(options, lacks, made_up=recipe is not None and recipe.made_up),
     )
     if options.reference:
-        identity["reference"] = load_reference(Path(options.reference)).digest
+        identity["reference"] = reference_digest(Path(options.reference))
     manifest = _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
     return suite, msgspec.structs.replace(manifest, lacks=lacks)
 
