@@ -248,6 +248,15 @@ REFUSED = {
     ),
     "only a baseline": (("--demo", "--baseline-url", "http://127.0.0.1:9"), 10, "--baseline-url"),
     "a wheel against a simulator": (("--demo", "--against", __file__), 10, "--against"),
+    "a recipe against an address": (
+        ("--url", "http://127.0.0.1:9", "--against-recipe", "smoke"), 10, "addresses"
+    ),
+    "an unknown rival": (("--demo", "--recipe", "smoke", "--against-recipe", "soup"), 12, "soup"),
+    "two rivals": (
+        ("--demo", "--recipe", "smoke", "--against", "simulator", "--against-recipe", "smoke"),
+        10,
+        "exclude each other",
+    ),
 }  # fmt: skip
 
 
