@@ -13,8 +13,8 @@ import psutil
 import pytest
 from service_kit import vllm_wheel
 
+from sparkwright.base.ports import free_port
 from sparkwright.serve.service.manager import canary_failure
-from sparkwright.verify.server.lifecycle import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
