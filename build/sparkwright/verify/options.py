@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
 
 
+_ARRIVALS = "arrivals"  # the check of open loops, which runs where there are rates
+
+
 class VerifyOptions(Model, frozen=True):
     """Options of a verification. One of `url`, `recipe` and `simulator` selects the source of the server.
 
@@ -50,6 +53,11 @@ class VerifyOptions(Model, frozen=True):
         speed: server's seconds in one of the client's; the profile's if 0.
         seed: of salts, documents and orders.
         capacity: a search for the highest rate, which is made instead of checks.
+        prompts: file with the prompts of the sweep; the corpus's own if empty.
+        prompts_sha256: of that file, so that a resumed run sends the same.
+        input_tokens: length of documents that the sweep sends instead; 0 for none.
+        max_tokens: output of each request of the sweep; the profile's if 0.
+        rates: requests a second at which the sweep's prompts are sent too, whether or not others have ended.
     """
 
     profile: str = "full"
@@ -78,6 +86,11 @@ class VerifyOptions(Model, frozen=True):
     speed: float = 0.0
     seed: int = 0
     capacity: CapacityOptions | None = None
+    prompts: str = ""
+    prompts_sha256: str = ""
+    input_tokens: int = 0
+    max_tokens: int = 0
+    rates: tuple[float, ...] = ()
 
     @property
     def title(self) -> str:
@@ -123,7 +136,7 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
             )
         base = PROFILES[options.profile]
     changes: dict[str, Any] = {"seed": options.seed}
-    for name in ("checks", "levels", "categories", "soak_s", "boots", "thinking"):
+    for name in ("checks", "levels", "categories", "soak_s", "boots", "thinking", "max_tokens"):
         if value := getattr(options, name):
             changes[name] = value
     if options.boots:
@@ -134,5 +147,7 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         changes["checks"] = (CAPACITY,)
     if not (base.checks or "checks" in changes):
         changes["checks"] = checks_of(base.name)
+    if options.rates and not (options.checks or options.against):
+        changes["checks"] = (*changes.get("checks", base.checks), _ARRIVALS)
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
     return msgspec.structs.replace(base, **changes)

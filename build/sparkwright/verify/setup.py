@@ -30,10 +30,10 @@ from sparkwright.verify.capabilities import (
 )
 from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
-from sparkwright.verify.capacity.prompts import read_prompts
 from sparkwright.verify.checks import ALL, REGISTERED
 from sparkwright.verify.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
+from sparkwright.verify.datasets import Dataset, read_same
 from sparkwright.verify.fleet import Starters, read_log, standing
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.lacking import find_lacking, lacking_facts
@@ -96,6 +96,13 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         raise ConfigError(
             f"a simulator is not compared with {options.against}", next_step="give --against simulator"
         )
+    if options.prompts and options.input_tokens:
+        raise ConfigError(
+            "--prompts and --input-tokens exclude each other",
+            because="prompts have the lengths that they have",
+        )
+    if "arrivals" in profile.checks and not options.rates:
+        raise ConfigError("the check 'arrivals' needs a rate", next_step="give --rate, such as --rate 0.5,2")
     files = [options.python, *([] if options.simulator else [options.against]), options.wheel, options.log]
     if missing := [path for path in filter(None, files) if not Path(path).is_file()]:
         raise ConfigError(
@@ -153,6 +160,7 @@ async def prepare(
         made_up=recipe is not None and recipe.made_up,
         lacks=lacks,
         timed=options.capacity is None,  # each of its steps measures how late the client is
+        dataset=_dataset(options),
     )
     manifest = _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
     return suite, msgspec.structs.replace(manifest, lacks=lacks)
@@ -167,13 +175,18 @@ def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
     search = options.capacity
     if search is None:
         return [ALL[name] for name in profile.checks]
-    if search.prompts and sha256_file(Path(search.prompts)) != search.prompts_sha256:
-        raise ConfigError(
-            f"{search.prompts} has changed since the search began",
-            because="steps with other prompts cannot be compared with those before",
-            next_step="begin a new search in another folder",
-        )
-    return [CapacityCheck(search, read_prompts(Path(search.prompts)) if search.prompts else ())]
+    own = read_same(Path(search.prompts), search.prompts_sha256) if search.prompts else ()
+    return [CapacityCheck(search, own)]
+
+
+def _dataset(options: VerifyOptions) -> Dataset:
+    """Return the prompts and rates that *options* name.
+
+    Raises:
+        ConfigError: the file of prompts cannot be used, or is not what it was.
+    """
+    own = read_same(Path(options.prompts), options.prompts_sha256) if options.prompts else ()
+    return Dataset(own, options.input_tokens, options.rates)
 
 
 def _require_known(profile: Profile, *, searched: bool) -> None:

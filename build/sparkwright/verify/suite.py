@@ -22,6 +22,7 @@ from sparkwright.verify.check import AdaptiveCheck, Context
 from sparkwright.verify.checks.common import unanswered
 from sparkwright.verify.client import canary, count_tokens, open_session
 from sparkwright.verify.client.calibrate import Floor, calibrate
+from sparkwright.verify.datasets import Dataset
 from sparkwright.verify.journal import BootRecord, Concluded, Journal, Measured, Noted, cell_id, read_journal
 from sparkwright.verify.measure import measure
 from sparkwright.verify.model import BootFacts, Finding, Observation, Verdict
@@ -86,6 +87,7 @@ class Suite:
         timed: whether times are judged, so that the client's own error is measured first.
         made_up: whether the model's weights are made up.
         lacks: reasons by the capability that the main server lacks and need not have.
+        dataset: prompts of the sweep and rates of arrivals that the user chose.
     """
 
     checks: Sequence[Check]
@@ -96,6 +98,7 @@ class Suite:
     timed: bool = True
     made_up: bool = False
     lacks: Mapping[str, str] = field(default_factory=dict)
+    dataset: Dataset = field(default_factory=Dataset)
 
 
 async def run_suite(suite: Suite, folder: Path, manifest: Manifest) -> tuple[Finding, ...]:
@@ -141,6 +144,7 @@ class _SuiteRun:
             made_up=self.suite.made_up,
             lacks=self.suite.lacks,
             floors={floor.concurrency: (floor.ttft_p99_ms, floor.tpot_p99_percent) for floor in self.floors},
+            dataset=self.suite.dataset,
         )
 
     def plan(self) -> list[Cell]:
@@ -279,7 +283,7 @@ class _SuiteRun:
         profile = self.suite.profile
         if (
             (arm, boot) != ("main", 0)
-            or _WITH_DOCUMENTS.isdisjoint(profile.checks)
+            or (_WITH_DOCUMENTS.isdisjoint(profile.checks) and not self.suite.dataset.input_tokens)
             or TOKENIZE in self.suite.lacks
         ):
             return server.facts
