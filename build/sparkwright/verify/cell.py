@@ -115,7 +115,10 @@ class Load(Model, frozen=True):
 WATCHED = "watch"
 """The tag of cells during which more than counters is watched: ``compilers``."""
 REFUSED = "refused"
-"""The tag of cells whose requests a sound server refuses with an HTTP status of the client's fault."""
+"""The tag of cells whose requests a sound server refuses as the client's fault.
+
+``must``: every request; ``may``: every one, or none.
+"""
 _LATER = frozenset({"history", "tools", "schema", "images", "thinking-budget"})
 
 

@@ -162,7 +162,7 @@ def _cell(context: Context, name: str, kind: str, lines: int, output: int = OUTP
         chat=True,
         seed=context.profile.seed,
     )
-    tags = {"kind": kind, "lines": str(lines)} | ({REFUSED: "yes"} if kind == "beyond" else {})
+    tags = {"kind": kind, "lines": str(lines)} | ({REFUSED: "must"} if kind == "beyond" else {})
     return Cell(check="limit", name=name, load=load, prompts=tuple(prompts), tags=tags)
 
 
@@ -252,6 +252,6 @@ def _longer(seen: CheckedCells, size: _Size | None) -> Finding:
         _LONGER,
         _REFUSED,
         against=against,
-        passed=f"{sum(len(o.failed) for o in seen.sound)} requests were refused",
+        passed=f"{sum(len(o.refused) for o in seen.sound)} requests were refused",
         threshold="all",
     )

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 DECODERS, PROMPTS = 4, 3
 LONG_TOKENS = 8_000
 """Of a prompt, or half of the longest request if that is less: more than one chunk on most servers."""
-TOKENS = 320
-COUNTED = 40
-"""Numbers that a decoding request writes: each of them is known, and so is one that is missing."""
+TOKENS = 256
+COUNTED = 100
+"""Numbers that a decoding request is to write: each is known, and so is one that is missing. Its tokens are
+too few for all of them, so that requests have one length."""
 STARVED = 0.8
 """Share of the time of prefill without a token of any other request. One prompt more or less in a step leaves
 two thirds at the most, since prompts arrive one after another."""

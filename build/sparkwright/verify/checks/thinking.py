@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capabilities import EXTENSIONS, VERSION
-from sparkwright.verify.cell import Cell, Load, Prompt
+from sparkwright.verify.cell import REFUSED, Cell, Load, Prompt
 from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.chatter import against_each, answers_in, reasoning_mark
 from sparkwright.verify.checks.common import all_refused, conclude, not_applicable, triage
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LONGEST = 2048
 """Tokens of reasoning and answer together: models think for some hundred about questions like these."""
+PLAIN = 512
+"""Tokens of an answer without reasoning."""
 BUDGET = 24
 SLACK = 24
 """Tokens beyond the budget that count as within it: marks around the reasoning, the words that some parsers
@@ -80,14 +82,20 @@ def _cell(context: Context, kind: str, budget: int = 0) -> Cell:
     load = Load(
         concurrency=len(prompts),
         requests=len(prompts),
-        max_tokens=LONGEST,
+        max_tokens=PLAIN if kind == "off" else LONGEST,
         natural_stop=True,
         chat=True,
         thinking=kind != "off",
         thinking_budget=budget,
         seed=context.profile.seed,
     )
-    return Cell(check="thinking", name=f"thinking {kind}", load=load, prompts=prompts, tags={"kind": kind})
+    return Cell(
+        check="thinking",
+        name=f"thinking {kind}",
+        load=load,
+        prompts=prompts,
+        tags={"kind": kind} | ({REFUSED: "may"} if budget else {}),
+    )
 
 
 # What was seen ------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class Exchange:
         self._url = self.endpoint.url + ("/v1/chat/completions" if self.load.chat else "/v1/completions")
         self._body = body_of(self.endpoint, self.prompt, self.salt, self.load, self.max_tokens)
         self._head = {"Content-Type": "application/json"}
-        if self.refusable or self.prompt.images or self.load.thinking_budget:
+        if self.refusable:
             self._head["Connection"] = "close"
         self._started = self._headers = self._ended = self._behind = 0
         self._sent = False
