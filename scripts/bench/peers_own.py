@@ -1,6 +1,6 @@
 """Our own client as a program of its own, for `peers`.
 
-    python scripts/bench/peers_own.py URL MODEL LEVEL REQUESTS TOKENS FILE
+python scripts/bench/peers_own.py URL MODEL LEVEL REQUESTS TOKENS FILE
 """
 
 from __future__ import annotations

@@ -119,7 +119,10 @@ WATCHED = "watch"
 LISTED = "listing"
 """The tag of cells before which the duration of requests for the model list is measured."""
 REFUSED = "refused"
-"""The tag of cells whose requests a sound server refuses with an HTTP status of the client's fault."""
+"""The tag of cells whose requests a sound server refuses as the client's fault.
+
+``must``: every request; ``may``: every one, or none.
+"""
 _LATER = frozenset({"history", "tools", "schema", "plain", "images", "thinking-budget"})
 
 

@@ -15,6 +15,7 @@ from sparkwright.verify.checks.common import CheckedCells, conclude, describe, m
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import told_of
 from sparkwright.verify.checks.states import state_findings
+from sparkwright.verify.datasets import CHATS
 from sparkwright.verify.metrics import identities
 from sparkwright.verify.model import Verdict
 
@@ -56,7 +57,7 @@ class Sweep:
         """Return one cell for each category and level, levels of a category in order."""
         return tuple(
             cell(context, category, level)
-            for category in context.profile.categories
+            for category in context.sweep_categories
             for level in context.profile.levels
         )
 
@@ -68,7 +69,7 @@ class Sweep:
             (o.cell.tags["category"], o.cell.load.concurrency): figures(o, speed) for o in seen.sound
         }
         sizes = context.profile
-        findings = [_category(seen.tagged(category=name), name, grid) for name in sizes.categories]
+        findings = [_category(seen.tagged(category=name), name, grid) for name in context.sweep_categories]
         definition = (
             "Over the whole sweep tokens are drafted, and at least 0.05 of them a draft are accepted."
         )
@@ -76,7 +77,7 @@ class Sweep:
         if len(sizes.levels) > 1:
             findings.append(_invariance(seen, grid, context))
         findings += [_positions(seen), _tokens(seen)]
-        if len(sizes.categories) > 1:
+        if len(context.sweep_categories) > 1:
             findings.append(_step_time(seen, grid, sizes))
         states = state_findings(seen, observations, speed)
         return [*findings, _client(seen, grid, context), *states]
@@ -94,6 +95,7 @@ def cell(context: Context, category: str, level: int) -> Cell:
     sizes = context.profile
     requests = max(sizes.least_requests, sizes.requests_per_client * level)
     name = f"{category} c={level}"
+    prompts = context.prompts_of(category, requests, f"sweep {name}")
     return Cell(
         check="sweep",
         name=name,
@@ -104,8 +106,9 @@ def cell(context: Context, category: str, level: int) -> Cell:
             max_tokens=sizes.max_tokens,
             stagger_s=STAGGER_S,
             seed=sizes.seed,
+            chat=any(prompt.category == CHATS for prompt in prompts),
         ),
-        prompts=context.corpus.prompts(category, requests, sizes.seed, f"sweep {name}"),
+        prompts=prompts,
         tags={"category": category, "level": str(level)},
     )
 

@@ -93,13 +93,15 @@ async def _try(
         return ""  # vLLM promises it
 
     async def send() -> Sample:
-        exchange = Exchange(endpoint, prompt, load, max_tokens=_TOKENS, deadlines=deadlines, speed=1.0)
+        exchange = Exchange(
+            endpoint, prompt, load, max_tokens=_TOKENS, deadlines=deadlines, speed=1.0, refusable=True
+        )
         return await exchange.run(session)
 
     sample = await send()
     if name == SEEDS and sample.failure is None and (await send()).text != sample.text:
         return "two requests with the same seed are answered otherwise"
-    if sample.failure is not None and sample.failure.kind is FailureKind.STATUS:
+    if sample.failure is not None and sample.failure.kind in {FailureKind.STATUS, FailureKind.IN_BAND}:
         refused = sample.failure.status in _REFUSED
         return f"requests for {name} are refused: {sample.failure.detail}" if refused else ""
     if foreign and sample.failure is None and not _shown(name, sample):
