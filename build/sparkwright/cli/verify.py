@@ -33,6 +33,7 @@ _DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 _SUBCOMMANDS = {
     "capacity": "sparkwright.cli.verify_capacity",
     "compare": "sparkwright.cli.verify_compare",
+    "eval": "sparkwright.cli.verify_eval",
     "reference": "sparkwright.cli.verify_reference",
     "tune": "sparkwright.cli.verify_tune",
     "export": "sparkwright.cli.verify_export",
@@ -177,9 +178,9 @@ def command(
     GB10 (any card for --smoke, none for --demo), and the run comes back as it would be here.
 
     'verify compare RUN RUN' compares two finished runs, 'verify capacity' finds the highest rate of requests
-    that a server stands, and 'verify reference make' stores answers of a checkpoint to compare others with.
-    'verify export RUN' writes a run in the forms of other programs, and 'verify schema' prints the schema of
-    verdict.json.
+    that a server stands, 'verify reference make' stores answers of a checkpoint to compare others with, and
+    'verify eval' evaluates tasks. 'verify export RUN' writes a run in the forms of other programs, and
+    'verify schema' prints the schema of verdict.json.
     """
     require_libraries()
     from sparkwright.publish import dist_folder

@@ -161,24 +161,28 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
             )
         base = PROFILES[options.profile]
     changes: dict[str, Any] = {"seed": options.seed}
-    for name in ("checks", "levels", "categories", "soak_s", "boots", "thinking", "max_tokens"):
+    for name in ("levels", "categories", "soak_s", "boots", "thinking", "max_tokens"):
         if value := getattr(options, name):
             changes[name] = value
     if options.boots:
         changes["most_boots"] = options.boots
-    if options.compared and not options.checks:
-        changes["checks"] = ("compare",)
-    if options.capacity is not None:
-        changes["checks"] = (CAPACITY,)
-    if options.protocol:
-        _ = parse_protocol(options.protocol)
-        changes["checks"] = (PROTOCOL,)
-    if not (base.checks or "checks" in changes):
-        changes["checks"] = checks_of(base.name)
-    checks = changes.get("checks", base.checks)
-    if options.reference and not (options.against or options.capacity) and REFERENCE not in checks:
-        changes["checks"] = (*checks, REFERENCE)
-    if options.rates and not (options.checks or options.against):
-        changes["checks"] = (*changes.get("checks", base.checks), _ARRIVALS)
+    changes["checks"] = _selected(options, base)
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
     return msgspec.structs.replace(base, **changes)
+
+
+def _selected(options: VerifyOptions, base: Profile) -> tuple[str, ...]:
+    """Return the names of the checks that *options* select, by default those of *base*."""
+    if options.protocol:
+        _ = parse_protocol(options.protocol)
+        return (PROTOCOL,)
+    if options.capacity is not None:
+        return (CAPACITY,)
+    if options.compared and not options.checks:
+        return ("compare",)
+    names = options.checks or base.checks or checks_of(base.name)
+    if options.reference and not options.compared and REFERENCE not in names:
+        names = (*names, REFERENCE)
+    if options.rates and not options.checks:
+        names = (*names, _ARRIVALS)
+    return names

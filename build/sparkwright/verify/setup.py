@@ -116,9 +116,11 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         )
     if "arrivals" in profile.checks and not options.rates:
         raise ConfigError("the check 'arrivals' needs a rate", next_step="give --rate, such as --rate 0.5,2")
-    if options.reference and options.against:
+    if options.reference and (options.compared or options.protocol or options.capacity):
         raise ConfigError(
-            "--reference and --against exclude each other", because="--against compares speed alone"
+            "--reference and a comparison of speed exclude each other",
+            because="that measures speed alone",
+            next_step="use the reference in a run of its own: sparkwright verify reference use",
         )
     files = [
         options.reference,
