@@ -212,14 +212,15 @@ def test_the_sentence_on_speculation(ratios: tuple[tuple[int, float, float], ...
 def test_where_drafts_stop_paying_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = searched(tmp_path, Surface(), monkeypatch, options(vary={TOKENS: (0, 3)}))
     result = conclude_search(known)
-    assert result.pair == ("the recipe as it is", "num-speculative-tokens 0")
-    assert [one.level for one in result.payoffs] == [1, 8]
-    assert all(one.ratio.low > 1.5 for one in result.payoffs)
-    assert result.paying.startswith("speculation pays up to c = 8")
+    (own,) = result.speculation
+    assert (own.configuration, own.without) == ("the recipe as it is", "num-speculative-tokens 0")
+    assert [one.level for one in own.payoffs] == [1, 8]
+    assert all(one.ratio.low > 1.5 for one in own.payoffs)
+    assert own.said.startswith("speculation pays up to c = 8")
     without = conclude_search(
         searched(tmp_path / "without", Surface(), monkeypatch, options(vary={SEQS: (16, 32)}))
     )
-    assert (without.payoffs, without.paying) == ((), "")
+    assert without.speculation == ()
 
 
 def test_the_front_holds_what_nothing_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,11 +178,12 @@ def _new_folder(options: TuneOptions) -> Path:
 
 
 def _run(options: TuneOptions, folder: Path, *, offline: bool) -> TuneFiles:
+    from sparkwright.serve.ask_installed import ask_installed
     from sparkwright.verify.tune.report import write_search
     from sparkwright.verify.tune.search import run_search
     from sparkwright.verify.tune.setup import prepare_search
 
-    search, manifest = prepare_search(options, folder, offline=offline)
+    search, manifest = prepare_search(options, folder, offline=offline, ask=ask_installed)
     known = asyncio.run(run_search(search, folder, manifest))
     return write_search(known, folder, manifest)
 
@@ -224,8 +225,8 @@ def _show(files: TuneFiles, options: TuneOptions, *, as_json: bool) -> None:
         for row in (row for row in result.rows if row.standing.state in LEFT_OUT):
             click.echo(printable(f"{row.standing.state}: {row.configuration.name}: {row.standing.why}"))
         click.echo(printable(f"result   {result.said}"))
-        if result.paying:
-            click.echo(printable(f"         {result.paying}"))
+        for one in result.speculation:
+            click.echo(printable(f"         {one.configuration}: {one.said}"))
         for path, size, sha256 in files.files:
             click.echo(f"{path.name:<13} {path}  {human_size(size)}  sha256 {sha256}")
         click.echo(f"next     open {files.folder / 'report.html'}")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.tune.space import Configuration, Space
     from sparkwright.verify.tune.strategy import Planned
 
-REFUSED = "refused"
+REFUSED, ASKED = "refused", "asked the release"
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Search:
         corpus: prompts.
         start: returns one start of a configuration, given the name of its folder.
         made_up: whether the model's weights are made up.
+        refused: asked once, before the first start: reasons by the key of a configuration whose options the
+            release does not take.
     """
 
     options: TuneOptions
@@ -54,6 +56,7 @@ class Search:
     corpus: Corpus
     start: Callable[[Configuration, str], AbstractAsyncContextManager[MeasuredServer]]
     made_up: bool = False
+    refused: Callable[[], Mapping[str, str]] | None = None
 
 
 def rules_of(options: TuneOptions) -> Rules:
@@ -167,10 +170,20 @@ async def run_search(search: Search, folder: Path, manifest: Manifest) -> Known:
     """
     with Journal(folder, manifest) as journal:
         known = Known.of(search, read_journal(folder))
+        if search.refused is not None and ASKED not in read_journal(folder).notes:
+            _note_refused(known, journal, search.refused())
         rules, pairs = rules_of(search.options), pairs_of(search.space)
         while (planned := next_start(known.trials(), rules, pairs=pairs)) is not None:
             await _Start(search, known, journal, planned).make()
     return known
+
+
+def _note_refused(known: Known, journal: Journal, refused: Mapping[str, str]) -> None:
+    """Write down the configurations whose options the release does not take."""
+    for key, because in refused.items():
+        journal.write(Noted(name=f"{REFUSED} {key}", data={"because": because}))
+        known.refused[key] = because
+    journal.write(Noted(name=ASKED, data={"refused": len(refused)}))
 
 
 @dataclass

@@ -82,7 +82,8 @@ def winner_text(base: Recipe, result: TuneResult, occasion: Occasion) -> str:
         why=why,
         evidence=(evidence, *(older if row.index != OWN else base.evidence)),
     )
-    comment = f"{result.said}.\nObjective: {occasion.objective}. {result.paying}".strip()
+    told = [f"{one.configuration}: {one.said}." for one in result.speculation]
+    comment = "\n".join([f"{result.said}.", f"Objective: {occasion.objective}.", *told])
     return recipe_text(tuned, comment)
 
 
