@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tune_kit import TOKENS, StoppedError, Surface, options, searched
 
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.errors import ConfigError, ToolError
 from sparkwright.recipes import incompatibilities, load_recipe
+from sparkwright.serve.ask_installed import ask_installed
 from sparkwright.verify.journal import read_journal
+from sparkwright.verify.tune import setup
 from sparkwright.verify.tune.noise import Ratio
 from sparkwright.verify.tune.report import write_search
 from sparkwright.verify.tune.result import Outcome, Payoff, conclude_search, say_payoff
 from sparkwright.verify.tune.strategy import State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
+    from sparkwright.recipes import Recipe
     from sparkwright.verify.tune.result import TuneResult
 
 SEQS = "max-num-seqs"
@@ -109,6 +113,44 @@ def test_one_that_does_not_start_is_left_out_with_the_reason(
         f"{refused[0].configuration.key}-0"
     ]
     assert result.chosen is not None
+
+
+def test_what_the_release_refuses_is_never_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(python: Path, recipes: Sequence[Recipe]) -> list[str]:
+        assert python == Path(sys.executable)
+        return ["unknown choice" if one.flags[SEQS] == 32 else "" for one in recipes]
+
+    monkeypatch.setattr(setup, "environment_of", lambda *_, **__: (Path(sys.executable), {"wheel": "none"}))
+    surface = Surface()
+    asked = options(simulator=False, python=sys.executable, vary={SEQS: (16, 24, 32)})
+    known = searched(tmp_path, surface, monkeypatch, asked, ask=ask)
+    result = conclude_search(known)
+    refused = [row for row in result.rows if row.standing.state is State.REFUSED]
+    assert [row.configuration.settings[SEQS] for row in refused] == [32]
+    assert "does not take its options: unknown choice" in refused[0].standing.why
+    assert not any(place.startswith(refused[0].configuration.key) for place in surface.starts)
+
+    def never(python: Path, recipes: Sequence[Recipe]) -> list[str]:
+        raise AssertionError("it was asked before")
+
+    searched(tmp_path, Surface(), monkeypatch, asked, ask=never)
+
+
+def test_a_release_that_cannot_be_asked_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask_without_vllm() == "there is no vLLM to ask for its options"
+    monkeypatch.setattr(setup, "environment_of", lambda *_, **__: (Path(sys.executable), {"wheel": "none"}))
+    asked = options(simulator=False, python=sys.executable, vary={SEQS: (16, 32)})
+    result = conclude_search(searched(tmp_path, Surface(), monkeypatch, asked, ask=ask_installed))
+    assert not [row for row in result.rows if row.standing.state is State.REFUSED]
+
+
+def ask_without_vllm() -> str:
+    """Return the error on asking an interpreter that has no vLLM: the tests' own."""
+    with pytest.raises(ToolError) as caught:
+        ask_installed(Path(sys.executable), [load_recipe("smoke")])
+    return caught.value.what
 
 
 def test_one_that_breaks_a_limit_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

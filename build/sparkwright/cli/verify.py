@@ -150,7 +150,7 @@ def command(
     GB10 (any card for --smoke, none for --demo), and the run comes back as it would be here.
 
     'verify compare RUN RUN' compares two finished runs, and 'verify capacity' finds the highest rate of
-    requests that a server stands.
+    requests that a server stands. 'verify tune RECIPE' finds the settings to serve a recipe with.
     """
     require_libraries()
     from sparkwright.publish import dist_folder

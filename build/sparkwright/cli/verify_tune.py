@@ -127,6 +127,8 @@ def command(
             return
         folder = (resume or out or _new_folder(options)).absolute()
         log(folder)
+        if not (quiet or as_json):
+            click.echo(_extent(options), err=True)
         files = _run(options, folder, offline=offline)
     _show(files, options, as_json=as_json)
 
@@ -188,6 +190,18 @@ def _run(options: TuneOptions, folder: Path, *, offline: bool) -> TuneFiles:
     return write_search(known, folder, manifest)
 
 
+def _extent(options: TuneOptions) -> str:
+    """Return the numbers of configurations and of starts."""
+    from sparkwright.verify.tune.space import load_base, make_space
+
+    space = make_space(load_base(options.recipe, options.use), options.vary, options.methods)
+    count = len(space.configurations)
+    least, most = (
+        (count * options.starts,) * 2 if options.strategy == "grid" else (count, count * options.most_starts)
+    )
+    return f"{count} configurations: at least {least} starts, at most {most}"
+
+
 def _show_plan(options: TuneOptions, *, as_json: bool) -> None:
     from sparkwright.cli.output import print_json
     from sparkwright.verify.tune.space import load_base, make_space
@@ -199,8 +213,7 @@ def _show_plan(options: TuneOptions, *, as_json: bool) -> None:
     for one in space.configurations:
         settings = ", ".join(f"{name} {value}" for name, value in one.settings.items())
         click.echo(f"{one.key}  {settings or one.name}{'  (the recipe)' if one.own else ''}")
-    starts = len(space.configurations)
-    click.echo(f"{starts} configurations: at least {starts} starts, at most {starts * options.most_starts}")
+    click.echo(_extent(options))
 
 
 def _show(files: TuneFiles, options: TuneOptions, *, as_json: bool) -> None:

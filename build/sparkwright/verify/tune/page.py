@@ -186,7 +186,7 @@ def _speculation(of: Speculation, number_: int) -> Chart:
     return Chart(
         key=f"speculation-{number_}",
         title=f"Speed with speculation over that without: {of.configuration}",
-        lead=f"{of.said}.",
+        lead=f"{of.said[:1].upper()}{of.said[1:]}.",
         meaning=f"Tokens a second of {of.configuration} over those of {of.without}, by concurrency, with"
         " 95 % intervals. Speculation pays above 1.",
         widths=WHOLE,
