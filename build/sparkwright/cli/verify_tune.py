@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ from sparkwright.base.errors import ConfigError, VerdictError
 from sparkwright.cli.options import Names, Numbers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparkwright.recipes import Recipe
     from sparkwright.verify.tune.options import TuneOptions
     from sparkwright.verify.tune.report import TuneFiles
 
@@ -180,14 +184,35 @@ def _new_folder(options: TuneOptions) -> Path:
 
 
 def _run(options: TuneOptions, folder: Path, *, offline: bool) -> TuneFiles:
-    from sparkwright.serve.ask_installed import ask_installed
     from sparkwright.verify.tune.report import write_search
     from sparkwright.verify.tune.search import run_search
     from sparkwright.verify.tune.setup import prepare_search
 
-    search, manifest = prepare_search(options, folder, offline=offline, ask=ask_installed)
+    search, manifest = prepare_search(
+        options, folder, offline=offline, ask=partial(_refusals, offline=offline)
+    )
     known = asyncio.run(run_search(search, folder, manifest))
     return write_search(known, folder, manifest)
+
+
+def _refusals(python: Path, recipes: Sequence[Recipe], *, offline: bool) -> list[str]:
+    """Return for each of *recipes* why it should not be started; empty where nothing speaks against it."""
+    from sparkwright.base.errors import ToolError
+    from sparkwright.base.events import warn
+    from sparkwright.cli.preflight import refusal_of
+    from sparkwright.serve.ask_installed import ask_installed
+
+    try:
+        refused: Sequence[str] = ask_installed(python, recipes)
+    except ToolError as error:
+        warn(f"{error}; servers that refuse their options will say so when they are started")
+        refused = [""] * len(recipes)
+    return [
+        f"this release does not take its options: {why}"
+        if why
+        else refusal_of(recipe, python, offline=offline)
+        for recipe, why in zip(recipes, refused, strict=True)
+    ]
 
 
 def _extent(options: TuneOptions) -> str:

@@ -64,7 +64,8 @@ def _ask(python: Path, commands: Sequence[Sequence[str]], folder: Path) -> _Inst
     request.write_text(json.dumps({"commands": commands, "describe": True}), encoding="utf-8")
     argv: list[str | Path] = [python, child(), "--tree", _tree(python, folder), "--metadata", folder]
     argv += ["--request", request, "--report", report]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    # With it vLLM looks for the model's files while it parses, and there may be none yet.
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     try:
         run_limited(argv, limits=_LIMITS, cwd=folder, env=environment, log=log)
         return msgspec.json.decode(report.read_bytes(), type=_InstalledAnswer)

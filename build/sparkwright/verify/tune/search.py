@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.tune.space import Configuration, Space
     from sparkwright.verify.tune.strategy import Planned
 
-REFUSED, ASKED = "refused", "asked the release"
+REFUSED, ASKED = "refused", "asked before any start"
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Search:
         corpus: prompts.
         start: returns one start of a configuration, given the name of its folder.
         made_up: whether the model's weights are made up.
-        refused: asked once, before the first start: reasons by the key of a configuration whose options the
-            release does not take.
+        refused: asked once, before the first start: reasons by the key of a configuration that should not be
+            started.
     """
 
     options: TuneOptions
@@ -179,7 +179,7 @@ async def run_search(search: Search, folder: Path, manifest: Manifest) -> Known:
 
 
 def _note_refused(known: Known, journal: Journal, refused: Mapping[str, str]) -> None:
-    """Write down the configurations whose options the release does not take."""
+    """Write down the configurations that are not started."""
     for key, because in refused.items():
         journal.write(Noted(name=f"{REFUSED} {key}", data={"because": because}))
         known.refused[key] = because

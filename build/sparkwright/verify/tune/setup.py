@@ -12,8 +12,7 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import ConfigError, ToolError
-from sparkwright.base.events import warn
+from sparkwright.base.errors import ConfigError
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.model import BootFacts
@@ -61,8 +60,8 @@ def prepare_search(
         options: of the user.
         folder: of the search.
         offline: fetch nothing.
-        ask: returns for each recipe why the vLLM of an interpreter refuses its options, empty where it does
-            not; without it servers refuse them when they are started.
+        ask: returns for each recipe why it should not be started with the vLLM of an interpreter, empty where
+            nothing speaks against it; without it every configuration is started.
 
     Raises:
         ConfigError: options contradict each other, or the space cannot be made.
@@ -97,14 +96,9 @@ def prepare_search(
 
 
 def _refused(ask: Ask, python: Path, space: Space) -> dict[str, str]:
-    """Return reasons by the key of a configuration whose options the release does not take."""
-    try:
-        answers = ask(python, [one.recipe for one in space.configurations])
-    except ToolError as error:
-        warn(f"{error}; servers that refuse their options will say so when they are started")
-        return {}
-    pairs = zip(space.configurations, answers, strict=True)
-    return {one.key: f"this release does not take its options: {why}" for one, why in pairs if why}
+    """Return reasons by the key of a configuration that should not be started."""
+    answers = ask(python, [one.recipe for one in space.configurations])
+    return {one.key: why for one, why in zip(space.configurations, answers, strict=True) if why}
 
 
 def _from(python: Path, options: TuneOptions, folder: Path, *, offline: bool) -> Start:
