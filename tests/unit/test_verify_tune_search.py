@@ -170,6 +170,16 @@ def test_one_with_worse_answers_is_left_out(tmp_path: Path, monkeypatch: pytest.
     assert (sound.chosen.configuration.settings[TOKENS], sound.chosen.checked) == (1, True)
 
 
+def test_answers_of_made_up_weights_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faster = Surface(
+        slower=lambda settings: 0.5 if settings[SEQS] == 32 else 1.0, wrong=lambda settings: True
+    )
+    asked = options(recipe="smoke", vary={SEQS: (32, 64)}, quality=True)
+    result = conclude_search(searched(tmp_path, faster, monkeypatch, asked))
+    assert result.chosen is not None
+    assert (result.chosen.configuration.settings[SEQS], result.chosen.checked) == (32, False)
+
+
 def test_nothing_is_recommended_where_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = searched(tmp_path, Surface(refuses=lambda settings: True), monkeypatch)
     files = write_search(known, tmp_path, read_journal(tmp_path).manifest)

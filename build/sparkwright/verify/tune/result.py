@@ -141,7 +141,7 @@ class TuneResult:
 
 def conclude_search(known: Known) -> TuneResult:
     """Return the result of what is known, also of an unfinished search."""
-    trials, rules = known.trials(), rules_of(known.search.options)
+    trials, rules = known.trials(), rules_of(known.search)
     found, rivals = standings(trials, rules), contenders(trials, rules)
     noise = objective_noise(trials, rules)
     rows = _with_front(_rows(known, trials, found, noise))

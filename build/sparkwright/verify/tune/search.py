@@ -59,8 +59,9 @@ class Search:
     refused: Callable[[], Mapping[str, str]] | None = None
 
 
-def rules_of(options: TuneOptions) -> Rules:
-    """Return the rules that *options* select."""
+def rules_of(search: Search) -> Rules:
+    """Return the rules of *search*: those of its options, without quality where weights are made up."""
+    options = search.options
     return Rules(
         strategy=options.strategy,
         starts=options.starts,
@@ -69,7 +70,7 @@ def rules_of(options: TuneOptions) -> Rules:
         spread=options.spread,
         limits=parse_slo(options.slo).limits if options.slo else {},
         reserve_mib=options.reserve_gib * 1024,
-        quality=options.quality,
+        quality=options.quality and not search.made_up,
     )
 
 
@@ -97,6 +98,7 @@ class Known:
     refused: dict[str, str] = field(default_factory=dict)
     facts: dict[tuple[str, int], BootFacts] = field(default_factory=dict)
     _cells: dict[tuple[str, int], tuple[Cell, ...]] = field(default_factory=dict)
+    _figures: dict[tuple[str, int], StartFigures] = field(default_factory=dict)
 
     @classmethod
     def of(cls, search: Search, contents: Contents) -> Known:
@@ -142,7 +144,10 @@ class Known:
             refused = next((why for why in map(trouble_of, seen) if why), "")
             if refused or len(seen) < len(cells):
                 break
-            starts.append(start_figures(seen, options, speed))
+            place = key, len(starts)
+            if place not in self._figures:
+                self._figures[place] = start_figures(seen, options, speed)
+            starts.append(self._figures[place])
         found = judged.get(key)
         return Trial(tuple(starts), refused, found.worse if found is not None else None)
 
@@ -172,7 +177,7 @@ async def run_search(search: Search, folder: Path, manifest: Manifest) -> Known:
         known = Known.of(search, read_journal(folder))
         if search.refused is not None and ASKED not in read_journal(folder).notes:
             _note_refused(known, journal, search.refused())
-        rules, pairs = rules_of(search.options), pairs_of(search.space)
+        rules, pairs = rules_of(search), pairs_of(search.space)
         while (planned := next_start(known.trials(), rules, pairs=pairs)) is not None:
             await _Start(search, known, journal, planned).make()
     return known

@@ -80,19 +80,22 @@ def prepare_search(
         start = _from(python, options, folder, offline=offline)
         refused = partial(_refused, ask, python, space) if ask is not None else None
     search = Search(options, space, load_corpus(), start, made_up=recipe.made_up, refused=refused)
-    manifest = Manifest(
+    identity |= {
+        "recipe": digest_of(to_builtins(recipe))[:16],
+        "configurations": str(len(space.configurations)),
+    }
+    return search, _manifest(options, folder, recipe, identity)
+
+
+def _manifest(options: TuneOptions, folder: Path, recipe: Recipe, identity: dict[str, str]) -> Manifest:
+    return Manifest(
         run=folder.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         server=f"configurations of {recipe.title}",
-        identity={
-            **identity,
-            "recipe": digest_of(to_builtins(recipe))[:16],
-            "configurations": str(len(space.configurations)),
-        },
+        identity=identity,
         options=options.recorded,
         client={"sparkwright": __version__},
     )
-    return search, manifest
 
 
 def _refused(ask: Ask, python: Path, space: Space) -> dict[str, str]:
