@@ -197,21 +197,37 @@ def _run(options: TuneOptions, folder: Path, *, offline: bool) -> TuneFiles:
 
 def _refusals(python: Path, recipes: Sequence[Recipe], *, offline: bool) -> list[str]:
     """Return for each of *recipes* why it should not be started; empty where nothing speaks against it."""
-    from sparkwright.base.errors import ToolError
-    from sparkwright.base.events import warn
     from sparkwright.cli.preflight import refusal_of
-    from sparkwright.serve.ask_installed import ask_installed
 
-    try:
-        refused: Sequence[str] = ask_installed(python, recipes)
-    except ToolError as error:
-        warn(f"{error}; servers that refuse their options will say so when they are started")
-        refused = [""] * len(recipes)
     return [
         f"this release does not take its options: {why}"
         if why
         else refusal_of(recipe, python, offline=offline)
-        for recipe, why in zip(recipes, refused, strict=True)
+        for recipe, why in zip(recipes, _not_taken(python, recipes), strict=True)
+    ]
+
+
+def _not_taken(python: Path, recipes: Sequence[Recipe]) -> list[str]:
+    """Return for each of *recipes* what the own parser of the vLLM of *python* does not take of it."""
+    from sparkwright.base.errors import SparkwrightError
+    from sparkwright.base.events import warn
+    from sparkwright.recipes import serve_arguments
+    from sparkwright.recipes.release_options import problems
+    from sparkwright.serve.ask_installed import ask_installed
+    from sparkwright.serve.preflight.engine import read_installed
+    from sparkwright.store import open_store
+
+    lines = [serve_arguments(recipe, host="localhost", port=8000) for recipe in recipes]
+    answer = None
+    try:
+        answer = ask_installed(open_store(), python, read_installed(python), lines)
+    except SparkwrightError as error:
+        warn(f"{error}; servers that refuse their options will say so when they are started")
+    if answer is None:
+        return [""] * len(recipes)
+    return [
+        "; ".join(str(one) for one in problems(recipe, answer.options, parsed, {}) if one.refuses)
+        for recipe, parsed in zip(recipes, answer.parsed, strict=True)
     ]
 
 

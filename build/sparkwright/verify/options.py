@@ -14,16 +14,21 @@ from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.checks import checks_of
 from sparkwright.verify.profile import PROFILES
+from sparkwright.verify.protocol.options import CHECK as PROTOCOL
+from sparkwright.verify.protocol.options import parse_protocol
 
 if TYPE_CHECKING:
     from sparkwright.verify.profile import Profile
+
+REFERENCE = "reference"
+"""Name of the check that `VerifyOptions.reference` adds."""
 
 
 class VerifyOptions(Model, frozen=True):
     """Options of a verification. One of `url`, `recipe` and `simulator` selects the source of the server.
 
     Attributes:
-        profile: sizes and checks: ``full``, ``smoke`` or ``demo``.
+        profile: sizes and checks: ``full``, ``quick``, ``smoke`` or ``demo``.
         url: address of a server that runs already.
         baseline_url: address of the same server without speculation.
         model: the name that it serves its model under; the only one by default.
@@ -52,6 +57,9 @@ class VerifyOptions(Model, frozen=True):
         speed: server's seconds in one of the client's; the profile's if 0.
         seed: of salts, documents and orders.
         capacity: a search for the highest rate, which is made instead of checks.
+        reference: file with a reference of the checkpoint, to compare the server with.
+        protocol: one of the field, as `protocol.options.parse_protocol` reads it, which is carried out
+            instead of checks.
     """
 
     profile: str = "full"
@@ -81,6 +89,8 @@ class VerifyOptions(Model, frozen=True):
     speed: float = 0.0
     seed: int = 0
     capacity: CapacityOptions | None = None
+    reference: str = ""
+    protocol: str = ""
 
     @property
     def title(self) -> str:
@@ -128,7 +138,8 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         base: sizes to start from instead of those of the named profile.
 
     Raises:
-        UnknownNameError: there is no such profile.
+        UnknownNameError: there is no such profile, or no such protocol.
+        ConfigError: the protocol cannot be read.
     """
     if base is None:
         if options.profile not in PROFILES:
@@ -146,7 +157,13 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         changes["checks"] = ("compare",)
     if options.capacity is not None:
         changes["checks"] = (CAPACITY,)
+    if options.protocol:
+        _ = parse_protocol(options.protocol)
+        changes["checks"] = (PROTOCOL,)
     if not (base.checks or "checks" in changes):
         changes["checks"] = checks_of(base.name)
+    checks = changes.get("checks", base.checks)
+    if options.reference and not (options.against or options.capacity) and REFERENCE not in checks:
+        changes["checks"] = (*checks, REFERENCE)
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
     return msgspec.structs.replace(base, **changes)

@@ -30,13 +30,21 @@ from sparkwright.verify.capabilities import (
 from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.options import CHECK as CAPACITY
 from sparkwright.verify.capacity.prompts import read_prompts
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL, REGISTERED
+from sparkwright.verify.checks.reference import ReferenceCheck
 from sparkwright.verify.client import Endpoint, check_address, check_endpoint, open_session
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
+from sparkwright.verify.estimate import estimate, rates_of
 from sparkwright.verify.fleet import Starters, read_log, standing
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.lacking import find_lacking, lacking_facts
-from sparkwright.verify.options import profile_of, recipe_and_use
+from sparkwright.verify.model import BootFacts
+from sparkwright.verify.options import REFERENCE, profile_of, recipe_and_use
+from sparkwright.verify.protocol.check import ProtocolCheck
+from sparkwright.verify.protocol.options import CHECK as PROTOCOL
+from sparkwright.verify.protocol.options import parse_protocol
+from sparkwright.verify.reference import identify, load_reference, require_same_model
 from sparkwright.verify.server import (
     card_capability,
     find_installed,
@@ -53,6 +61,7 @@ if TYPE_CHECKING:
     from sparkwright.recipes import Recipe
     from sparkwright.verify.check import Check
     from sparkwright.verify.client import EndpointFacts
+    from sparkwright.verify.estimate import Estimate
     from sparkwright.verify.measure import MeasuredServer
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.profile import Profile
@@ -73,7 +82,13 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         EndpointError: an address is invalid.
     """
     profile = profile_of(options, sizes)
-    _require_known(profile, searched=options.capacity is not None)
+    _require_known(profile, own=CAPACITY if options.capacity else PROTOCOL if options.protocol else "")
+    if options.protocol and (options.checks or options.against or options.capacity):
+        raise ConfigError(
+            "a protocol is carried out by itself",
+            because="--protocol excludes --checks and --against",
+            next_step="leave out one of them",
+        )
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
@@ -94,7 +109,17 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
         raise ConfigError(
             f"a simulator is not compared with {options.against}", next_step="give --against simulator"
         )
-    files = [options.python, *([] if options.simulator else [options.against]), options.wheel, options.log]
+    if options.reference and options.against:
+        raise ConfigError(
+            "--reference and --against exclude each other", because="--against compares speed alone"
+        )
+    files = [
+        options.reference,
+        options.python,
+        *([] if options.simulator else [options.against]),
+        options.wheel,
+        options.log,
+    ]
     if missing := [path for path in filter(None, files) if not Path(path).is_file()]:
         raise ConfigError(
             f"{missing[0]} cannot be used",
@@ -172,21 +197,56 @@ async def prepare(
         band=recipe.band if recipe else "",
         made_up=recipe is not None and recipe.made_up,
         lacks=lacks,
-        timed=options.capacity is None,  # each of its steps measures how late the client is
+        # Steps of a search measure how late the client is, a protocol's figures are averages of waits, and a
+        # reference has no times.
+        timed=options.capacity is None and not options.protocol and profile.checks != (REFERENCE,),
+        rates=rates_of(options, lacks, made_up=recipe is not None and recipe.made_up),
     )
+    if options.reference:
+        identity["reference"] = load_reference(Path(options.reference)).digest
     manifest = _manifest(options, folder, server, {**identity, "profile": _digest(profile)})
     return suite, msgspec.structs.replace(manifest, lacks=lacks)
 
 
+def plan_run(options: VerifyOptions) -> Estimate:
+    """Return size and expected duration of the run that *options* select, without facts of its server.
+
+    Raises:
+        ConfigError: options contradict each other.
+        UnknownNameError: there is no such recipe, profile, check or category.
+    """
+    require_possible(options)
+    recipe = load_recipe(options.recipe, options.use) if options.recipe else None
+    profile = profile_of(options)
+    profile = _with_hints(profile, recipe, options) if recipe and not options.url else profile
+    lacks = {} if recipe is None else _lacks_by_recipe(recipe)
+    made_up, alone = recipe is not None and recipe.made_up, bool(options.url) and not options.baseline_url
+    context = Context(profile, load_corpus(), {("main", 0): BootFacts()}, made_up=made_up, lacks=lacks)
+    return estimate(
+        {
+            check.name: [cell for cell in check.plan(context) if cell.arm == "main" or not alone]
+            for check in _checks(options, profile)
+        },
+        rates_of(options, lacks, made_up=made_up),
+        speed=profile.speed,
+        levels=len(profile.levels) if options.capacity is None else 0,
+    )
+
+
 def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
-    """Return the checks to run, or the search for the capacity instead.
+    """Return the checks to run, or the search for the capacity or the protocol instead.
 
     Raises:
         ConfigError: the file of prompts cannot be used, or is not what it was.
     """
     search = options.capacity
+    if options.protocol:
+        return [ProtocolCheck(parse_protocol(options.protocol))]
     if search is None:
-        return [ALL[name] for name in profile.checks]
+        known = dict(ALL)
+        if options.reference:
+            known[REFERENCE] = ReferenceCheck(load_reference(Path(options.reference)))
+        return [known[name] for name in profile.checks]
     if search.prompts and sha256_file(Path(search.prompts)) != search.prompts_sha256:
         raise ConfigError(
             f"{search.prompts} has changed since the search began",
@@ -196,14 +256,18 @@ def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
     return [CapacityCheck(search, read_prompts(Path(search.prompts)) if search.prompts else ())]
 
 
-def _require_known(profile: Profile, *, searched: bool) -> None:
+def _require_known(profile: Profile, *, own: str = "") -> None:
     """Refuse a *profile* with unknown names of checks or categories.
+
+    Args:
+        profile: sizes.
+        own: the only check there is, if it is none of the registered ones.
 
     Raises:
         UnknownNameError: one is unknown.
     """
     for what, names, known in (
-        ("check", profile.checks, (CAPACITY,) if searched else tuple(ALL)),
+        ("check", profile.checks, (own,) if own else tuple(ALL)),
         ("category", profile.categories, CATEGORIES),
     ):
         if unknown := [name for name in names if name not in known]:
@@ -232,6 +296,11 @@ async def _at_address(
             endpoint = replace(endpoint, model=known.model)
             asked = _asked(options, profile) if arm == "main" else ()
             lacking = await find_lacking(session, endpoint, known, profile.deadlines, asked)
+            if arm == "main" and options.reference:
+                found = await identify(
+                    session, endpoint, known, read_log(log), deadlines=profile.deadlines, lacks=lacking
+                )
+                require_same_model(load_reference(Path(options.reference)), found, url, lacking)
         if arm == "main":
             lacks = {**lacking, **lacking_facts(options, known, read_log(log))}
         elif METRICS in lacking and METRICS not in lacks:
@@ -254,7 +323,8 @@ def _asked(options: VerifyOptions, profile: Profile) -> frozenset[str]:
     A tool parser that the recipe configures is not tried, so that a server without it fails.
     """
     recipe = load_recipe(options.recipe, options.use) if options.recipe else None
-    tries = {name for check in profile.checks for name in REGISTERED[check].tries}
+    known = (REGISTERED[check] for check in profile.checks if check in REGISTERED)
+    tries = {name for registered in known for name in registered.tries}
     configured = {TOOLS} if recipe is not None and _TOOL_PARSER in recipe.flags else set()
     return frozenset({*tries, *options.require} - configured)
 

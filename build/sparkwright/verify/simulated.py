@@ -12,6 +12,7 @@ from sparkwright.verify.model import BootFacts
 from sparkwright.verify.options import recipe_and_use
 from sparkwright.verify.server import start_server
 from sparkwright.verify.simulator.by_recipe import simulator_arguments
+from sparkwright.verify.simulator.card import CARD_PAGE
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.settings import Settings
 
@@ -36,7 +37,7 @@ def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[S
             sys.executable, "-m", "sparkwright.verify.simulator.main",
             "--host", "{host}", "--port", "{port}", "--dialect", options.dialect,
             *(by_recipes.get(arm) or ("--k", str(k))),
-            "--speed", str(profile.speed), "--seed", str(options.seed + boot),
+            "--speed", str(profile.speed), "--seed", str(options.seed + boot), "--reasoning",
         ]  # fmt: skip
         if options.runner:
             argv += ["--runner", options.runner]
@@ -51,6 +52,7 @@ def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[S
             known=BootFacts(
                 capability="12.1", total_gib=Settings.total_gib, utilization=Settings.utilization
             ),
+            card=CARD_PAGE,
         )
 
     identity = {

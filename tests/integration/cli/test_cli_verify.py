@@ -32,7 +32,7 @@ METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\nRequires-Dist: n
 FILES = ("METADATA", "WHEEL", "RECORD")
 KEY = "a key that nobody guesses"
 # A clock so slow that a busy machine does not read whole answers at once, which no verdict would stand.
-SLOWER = ("--demo", "--speed", "10", "--checks")
+SLOWER = ("--demo", "--speed", "10", "--levels", "1,4", "--checks")
 
 
 def verify(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

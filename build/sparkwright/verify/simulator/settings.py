@@ -66,6 +66,7 @@ class Settings:
         prefix_caching: reuse cached blocks.
         prompt_details: include the count of cached tokens in ``usage``.
         reasoning: begin chat output with reasoning, as a reasoning parser would return it.
+        images: chats may hold pictures.
         tool_parser: chats may offer tools.
         runner: model runner that the log names.
         utilization: share of the card's memory that may be used.
@@ -100,6 +101,7 @@ class Settings:
     prefix_caching: bool = True
     prompt_details: bool = True
     reasoning: bool = False
+    images: bool = True
     tool_parser: bool = True
     runner: Literal["v1", "v2"] = "v1"
     utilization: float = 0.5
