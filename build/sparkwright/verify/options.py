@@ -163,7 +163,7 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
     if not (base.checks or "checks" in changes):
         changes["checks"] = checks_of(base.name)
     checks = changes.get("checks", base.checks)
-    if options.reference and not (options.against or options.capacity) and REFERENCE not in checks:
+    if options.reference and not (options.compared or options.capacity) and REFERENCE not in checks:
         changes["checks"] = (*checks, REFERENCE)
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
     return msgspec.structs.replace(base, **changes)
