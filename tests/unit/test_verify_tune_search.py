@@ -15,10 +15,13 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.cli.verify_tune import _refusals
 from sparkwright.recipes import incompatibilities, load_recipe
 from sparkwright.verify.journal import read_journal
+from sparkwright.verify.server import ServerFailedError
+from sparkwright.verify.server.failures import diagnose
 from sparkwright.verify.tune import setup
 from sparkwright.verify.tune.noise import Ratio
 from sparkwright.verify.tune.report import write_search
 from sparkwright.verify.tune.result import Outcome, Payoff, conclude_search, say_payoff
+from sparkwright.verify.tune.search import _reason
 from sparkwright.verify.tune.strategy import State
 
 if TYPE_CHECKING:
@@ -113,6 +116,16 @@ def test_one_that_does_not_start_is_left_out_with_the_reason(
         f"{refused[0].configuration.key}-0"
     ]
     assert result.chosen is not None
+
+
+def test_the_line_of_the_log_is_told_where_the_cause_has_no_words_of_its_own(tmp_path: Path) -> None:
+    line = "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'nonsense'"
+    log = f"INFO starting\n{line}"
+    error = ServerFailedError("the server ended", diagnose(log, 2), 2, log, tmp_path)
+    assert _reason(error) == f"vLLM refused its options ({line})"
+    memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    error = ServerFailedError("the server ended", diagnose(memory, 1), 1, memory, tmp_path)
+    assert _reason(error) == f"CUDA out of memory ({memory})"
 
 
 def test_what_the_release_refuses_is_never_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

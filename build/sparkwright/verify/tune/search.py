@@ -6,6 +6,7 @@ stopped in; nothing else is measured again.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from sparkwright.base.errors import SparkwrightError
     from sparkwright.verify.cell import Cell
     from sparkwright.verify.corpus import Corpus
     from sparkwright.verify.journal import Contents, Manifest
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from sparkwright.verify.tune.space import Configuration, Space
     from sparkwright.verify.tune.strategy import Planned
 
+_LONGEST = 300  # characters of a line of a log
 REFUSED, ASKED = "refused", "asked before any start"
 
 
@@ -240,9 +243,18 @@ class _Start:
         error: ServerError | EndpointError | IncompatibleOptionsError,
     ) -> None:
         """Write down why a configuration cannot be started; it is not started again."""
-        cause = error.cause.because if isinstance(error, ServerFailedError) else error.because
-        because = f"{error.what}: {' '.join(cause.split())}"
+        because = f"{error.what}: {_reason(error)}"
         because = because if kind == "start 0" else f"{kind}: {because}"
         self.journal.write(Noted(name=f"{REFUSED} {configuration.key}", data={"because": because}))
         self.known.refused[configuration.key] = because
         emit("verify.refused", configuration=configuration.name, because=because)
+
+
+def _reason(error: SparkwrightError) -> str:
+    """Return the cause of a failed start, with the line of the log that shows it."""
+    if not isinstance(error, ServerFailedError):
+        return " ".join(error.because.split())
+    cause, lines = error.cause, error.log_excerpt.splitlines()
+    shown = [line for line in lines if cause.sign and re.search(cause.sign, line, re.IGNORECASE)]
+    told = " ".join(cause.because.split())
+    return told if not shown or "(" in told else f"{told} ({' '.join(shown[-1].split())[:_LONGEST]})"
