@@ -178,9 +178,10 @@ def command(
     GB10 (any card for --smoke, none for --demo), and the run comes back as it would be here.
 
     'verify compare RUN RUN' compares two finished runs, 'verify capacity' finds the highest rate of requests
-    that a server stands, 'verify reference make' stores answers of a checkpoint to compare others with, and
-    'verify eval' evaluates tasks. 'verify export RUN' writes a run in the forms of other programs, and
-    'verify schema' prints the schema of verdict.json.
+    that a server stands, 'verify tune RECIPE' finds the settings to serve a recipe with, 'verify reference
+    make' stores answers of a checkpoint to compare others with, and 'verify eval' evaluates tasks. 'verify
+    export RUN' writes a run in the forms of other programs, 'verify history' lists earlier runs, and 'verify
+    schema' prints the schema of verdict.json.
     """
     require_libraries()
     from sparkwright.publish import dist_folder

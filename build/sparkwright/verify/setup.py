@@ -45,6 +45,7 @@ from sparkwright.verify.protocol.check import ProtocolCheck
 from sparkwright.verify.protocol.options import CHECK as PROTOCOL
 from sparkwright.verify.protocol.options import parse_protocol
 from sparkwright.verify.reference import identify, load_reference, require_same_model
+from sparkwright.verify.rival import require_one_rival
 from sparkwright.verify.server import (
     card_capability,
     find_installed,
@@ -83,7 +84,7 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
     """
     profile = profile_of(options, sizes)
     _require_known(profile, own=CAPACITY if options.capacity else PROTOCOL if options.protocol else "")
-    if options.protocol and (options.checks or options.against or options.capacity):
+    if options.protocol and (options.checks or options.compared or options.capacity):
         raise ConfigError(
             "a protocol is carried out by itself",
             because="--protocol excludes --checks and --against",
@@ -102,7 +103,7 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
             " start, however often it is measured",
             next_step="give both wheels, the second one by --against",
         )
-    _require_one_rival(options)
+    require_one_rival(options)
     if options.baseline_url and not options.url:
         raise ConfigError("--baseline-url goes with --url", because="there is no server to compare with it")
     if options.simulator and options.against not in {"", "simulator"}:
@@ -135,28 +136,6 @@ def require_possible(options: VerifyOptions, sizes: Profile | None = None) -> No
             because="there is no such file",
             next_step="name an existing file",
         )
-
-
-def _require_one_rival(options: VerifyOptions) -> None:
-    """Refuse a comparison with two servers at once, or with a recipe that is not there.
-
-    Raises:
-        ConfigError: both a wheel and a recipe are named, or a simulator has no recipe of its own.
-        UnknownNameError: there is no such recipe or use.
-    """
-    if not options.against_recipe:
-        return
-    if options.against:
-        raise ConfigError(
-            "--against and --against-recipe exclude each other",
-            because="a difference between two wheels with two recipes would have two possible causes",
-            next_step="compare the wheels by one recipe, and the recipes on one wheel",
-        )
-    if options.simulator and not options.recipe:
-        raise ConfigError(
-            "--against-recipe needs --recipe beside --demo", because="a simulator has no recipe by default"
-        )
-    load_recipe(*recipe_and_use(options.against_recipe))
 
 
 async def prepare(

@@ -272,6 +272,12 @@ REFUSED = {
     "a recipe against an address": (
         ("--url", "http://127.0.0.1:9", "--against-recipe", "smoke"), 10, "addresses"
     ),
+    "nothing to tune": (("tune",), 10, "recipe"),
+    "an unknown recipe to tune": (("tune", "soup", "--demo"), 12, "soup"),
+    "nothing to tune with": (("tune", "smoke"), 10, "--demo"),
+    "what cannot be varied": (("tune", "smoke", "--demo", "--vary", "port=1,2"), 10, "port"),
+    "a fault of no simulator": (("tune", "smoke", "--demo", "--fault", "gremlins@x=1"), 12, "gremlins"),
+    "goodput without an objective": (("tune", "smoke", "--demo", "--objective", "goodput"), 10, "--slo"),
     "an unknown rival": (("--demo", "--recipe", "smoke", "--against-recipe", "soup"), 12, "soup"),
     "two rivals": (
         ("--demo", "--recipe", "smoke", "--against", "simulator", "--against-recipe", "smoke"),
