@@ -152,8 +152,8 @@ def command(
     GB10 (any card for --smoke, none for --demo), and the run comes back as it would be here.
 
     'verify compare RUN RUN' compares two finished runs, and 'verify capacity' finds the highest rate of
-    requests that a server stands. 'verify export RUN' writes a run in the forms of other programs, and 'verify
-    schema' prints the schema of verdict.json.
+    requests that a server stands. 'verify export RUN' writes a run in the forms of other programs, and
+    'verify schema' prints the schema of verdict.json.
     """
     require_libraries()
     from sparkwright.publish import dist_folder

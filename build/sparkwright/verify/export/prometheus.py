@@ -1,4 +1,4 @@
-"""A run as Prometheus' text format, for the textfile collector of node-exporter: gauges without timestamps."""
+"""A run in Prometheus' text format, for node-exporter's textfile collector: gauges without timestamps."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ def _of_run(run: Run) -> _Families:
         "finding_passed": (
             "1 for a conclusion that passed, 0 for one that did not; absent where it is not applicable.",
             [
-                MetricSample(
-                    {"check": one.check, "finding": one.name}, float(one.verdict is Verdict.PASS)
-                )
+                MetricSample({"check": one.check, "finding": one.name}, float(one.verdict is Verdict.PASS))
                 for one in run.findings
                 if one.verdict is not Verdict.NOT_APPLICABLE
             ],

@@ -92,7 +92,12 @@ def _batches(options: ProtocolOptions, fit: TokenFit, seed: int, *, thinking: bo
 
 
 def _batch(
-    options: ProtocolOptions, test: tuple[int, int, int, int, int], fit: TokenFit, seed: int, *, thinking: bool
+    options: ProtocolOptions,
+    test: tuple[int, int, int, int, int],
+    fit: TokenFit,
+    seed: int,
+    *,
+    thinking: bool,
 ) -> Iterator[Cell]:
     """Yield the cell of one batch, after that of its contexts where they are cached."""
     depth, pp, tg, level, run = test

@@ -101,8 +101,8 @@ def _lengths(seen: CheckedCells, tests: Sequence[ProtocolTest], *, cached: bool)
         " protocol's; and the share of them that came from the prefix cache, unless contexts were put there.",
         against=against,
         passed=f"off by {largest:.1%} at the most",
-        threshold=f"{WRONG_LENGTH:.0%} of the length, a warning from {ROUGH_LENGTH:.0%}; {FROM_CACHE:.0%} from"
-        f" the cache beyond {_TEMPLATE_TOKENS} tokens of a template",
+        threshold=f"{WRONG_LENGTH:.0%} of the length, a warning from {ROUGH_LENGTH:.0%}; {FROM_CACHE:.0%}"
+        f" from the cache beyond {_TEMPLATE_TOKENS} tokens of a template",
         measured={"largest deviation": round(largest, 4)},
         warnings=warnings,
         lenient=True,

@@ -52,7 +52,9 @@ def tests_of_run(run: Run) -> Sequence[ProtocolTest]:
 def model_of(run: Run) -> str:
     """Return the name of the model that *run* is about, or the server's title."""
     manifest = run.manifest
-    return clean(str(manifest.get("main-model") or manifest.get("model") or manifest.get("title") or "unknown"))
+    return clean(
+        str(manifest.get("main-model") or manifest.get("model") or manifest.get("title") or "unknown")
+    )
 
 
 def _options(run: Run) -> ProtocolOptions:
@@ -74,10 +76,7 @@ def _notes(run: Run, options: ProtocolOptions) -> list[str]:
     exact = "outputs of exactly tg tokens" if options.exact else "answers may end before tg tokens"
     runs = f"{options.runs} runs and a warm-up"
     latency = latency_ms(run.observations, options.latency, run.speed)
-    return [
-        f"By the definitions of llama-benchy {FORM}, measured by sparkwright"
-        f" {run.manifest.get('sparkwright', '')}: {runs}, {exact}, latency ({options.latency})"
-        f" {latency:.2f} ms, the server's own temperature.",
-        "",
-        *(f"- {deviation}" for deviation in DEVIATIONS),
-    ]
+    head = f"By the definitions of llama-benchy {FORM}, measured by sparkwright"
+    head += f" {run.manifest.get('sparkwright', '')}: {runs}, {exact}, latency ({options.latency})"
+    head += f" {latency:.2f} ms, the server's own temperature."
+    return [head, "", *(f"- {deviation}" for deviation in DEVIATIONS)]

@@ -68,9 +68,7 @@ def fit_tokens(samples: Sequence[Sample], seed: int) -> TokenFit:
     known = [counts.get(prompt.name, 0) for prompt in sizing_prompts(seed)]
     if not all(known):
         return USUAL
-    short, long, pair = (
-        sum(known[at : at + _COUNTED]) / _COUNTED for at in range(0, 3 * _COUNTED, _COUNTED)
-    )
+    short, long, pair = (sum(known[at : at + _COUNTED]) / _COUNTED for at in range(0, 3 * _COUNTED, _COUNTED))
     each = (long - short) / (LONG - SHORT)
     if each <= 0:
         return USUAL
