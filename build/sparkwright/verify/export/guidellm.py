@@ -264,6 +264,7 @@ def _request(request: TimedRequest, begin: float) -> dict[str, Any]:
                 "token_iterations": len(request.chunks),
                 "request_iterations": len(request.chunks),
                 "request_end": begin + request.end,
+                "resolve_end": begin + request.end,
             },
         },
         "input_metrics": {"text_tokens": sample.prompt_tokens},
@@ -283,6 +284,7 @@ def _failure(sample: Sample, epoch: float) -> dict[str, Any]:
             "timings": {
                 "request_start": epoch + sample.started / 1e9,
                 "request_end": epoch + sample.ended / 1e9,
+                "resolve_end": epoch + sample.ended / 1e9,
             },
         },
         "input_metrics": {},

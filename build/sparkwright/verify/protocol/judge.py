@@ -8,7 +8,7 @@ from sparkwright.verify.checks.common import conclude, triage
 from sparkwright.verify.checks.machine import told_of
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.protocol.figures import DEFINITIONS
-from sparkwright.verify.protocol.table import latency_ms, tests_of
+from sparkwright.verify.protocol.table import latency_ms, group_tests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ def conclude_protocol(
     seen = triage(check, context, observations, planned)
     speed, options = context.profile.speed, check.options
     latency = latency_ms(seen.sound, options.latency, speed)
-    tests = tests_of(seen.sound, latency, speed, cached=options.cached)
+    tests = group_tests(seen.sound, latency, speed, cached=options.cached)
     return [_answered(seen, tests, latency), _lengths(seen, tests, cached=options.cached)]
 
 

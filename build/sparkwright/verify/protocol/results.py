@@ -13,7 +13,7 @@ from sparkwright.verify.protocol.table import (
     render_csv,
     render_markdown,
     render_report,
-    tests_of,
+    group_tests,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ MARKDOWN, CSV, REPORT = "llama-benchy.md", "llama-benchy.csv", "llama-benchy.jso
 
 def protocol_files(run: Run) -> dict[str, bytes]:
     """Return the table of *run* as Markdown, CSV and llama-benchy's JSON; nothing if it has no tests."""
-    tests = tests_of_run(run)
+    tests = protocol_tests(run)
     if not tests:
         return {}
     model = model_of(run)
@@ -40,13 +40,13 @@ def protocol_files(run: Run) -> dict[str, bytes]:
     }
 
 
-def tests_of_run(run: Run) -> Sequence[ProtocolTest]:
+def protocol_tests(run: Run) -> Sequence[ProtocolTest]:
     """Return the tests of a run by the protocol; none of another run."""
     if not any(seen.cell.check == CHECK for seen in run.observations):
         return ()
     options = _options(run)
     latency = latency_ms(run.observations, options.latency, run.speed)
-    return tests_of(run.observations, latency, run.speed, cached=options.cached)
+    return group_tests(run.observations, latency, run.speed, cached=options.cached)
 
 
 def model_of(run: Run) -> str:

@@ -77,7 +77,7 @@ def latency_ms(observations: Sequence[Observation], mode: Latency, speed: float)
     return fmean(times) * speed if times else 0.0
 
 
-def tests_of(
+def group_tests(
     observations: Sequence[Observation], latency: float, speed: float, *, cached: bool
 ) -> list[ProtocolTest]:
     """Return the tests that were measured, in order; batches that only warm up are left out.

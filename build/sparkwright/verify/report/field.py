@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sparkwright.base.text import clean
 from sparkwright.verify.export.definitions import OWN
 from sparkwright.verify.protocol.figures import DEFINITIONS, DEVIATIONS
-from sparkwright.verify.protocol.results import tests_of_run
+from sparkwright.verify.protocol.results import protocol_tests
 from sparkwright.verify.protocol.table import FORM, protocol_rows
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FieldSection(NamedTuple):
 
 def field_section(run: Run) -> FieldSection:
     """Return the definitions, with the protocol's table where *run* carried one out."""
-    tests = tests_of_run(run)
+    tests = protocol_tests(run)
     if not tests:
         return FieldSection(OWN)
     columns, rows = protocol_rows(tests)
