@@ -161,7 +161,7 @@ def test_llama_benchy_makes_the_same_of_the_same_requests() -> None:
 
 
 def test_llama_benchy_makes_the_same_of_a_real_run(finished: Path) -> None:
-    """Requests of the simulator, whose chunks have several tokens; its clock is slowed to that of the client."""
+    """Requests of the simulator, whose chunks have several tokens; times are those of the client's clock."""
     run = load_run(finished)
     run = type(run)(**{**vars(run), "manifest": {**run.manifest, "speed": 1.0}})
     given = as_benchy_sees(run)
@@ -203,7 +203,8 @@ for one in GenerativeBenchmarksReport.load_file(sys.argv[1]).benchmarks:
         "time_per_output_token_ms": each(done, "time_per_output_token_ms", lambda r: r.output_tokens),
         "inter_token_latency_ms": each(done, "inter_token_latency_ms", lambda r: r.output_tokens - 1),
         "output_token_count": each(done, "output_tokens"),
-        "requests_per_second": D.rate_distribution_from_timings([r.request_end_time for r in done], begin, end),
+        "requests_per_second": D.rate_distribution_from_timings(
+            [r.request_end_time for r in done], begin, end),
         "prompt_tokens_per_second": D.rate_distribution_from_timings(
             [r.prompt_tokens_timing for r in done], begin, end),
         "request_concurrency": D.concurrency_distribution_from_timings(
@@ -211,7 +212,8 @@ for one in GenerativeBenchmarksReport.load_file(sys.argv[1]).benchmarks:
     }
     for name, value in theirs.items():
         ours = getattr(one.metrics, name).successful
-        pairs = [(ours.mean, value.mean), (ours.percentiles.p50, value.percentiles.p50), (ours.count, value.count)]
+        pairs = [(ours.mean, value.mean), (ours.count, value.count)]
+        pairs += [(ours.percentiles.p90, value.percentiles.p90)]
         found += [(name, a, b) for a, b in pairs if abs(a - b) > 1e-3 * max(abs(b), 1e-3)]
 print(json.dumps(found))
 """

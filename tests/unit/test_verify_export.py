@@ -120,7 +120,9 @@ def test_a_wrong_figure_in_the_export_is_found(healthy: Run) -> None:
 
 
 def test_the_verdict_is_one_of_all(unhealthy: Run) -> None:
-    families = {one.name: one for one in text_string_to_metric_families(render_prometheus(unhealthy).decode())}
+    families = {
+        one.name: one for one in text_string_to_metric_families(render_prometheus(unhealthy).decode())
+    }
     verdicts = {one.labels["verdict"]: one.value for one in families["sparkwright_verify_verdict"].samples}
     assert set(verdicts) == {one.value for one in Verdict}
     assert [name for name, value in verdicts.items() if value] == [unhealthy.verdict.value]
@@ -129,9 +131,7 @@ def test_the_verdict_is_one_of_all(unhealthy: Run) -> None:
 def test_labels_cannot_break_out() -> None:
     run = one_cell(*TWO)
     cell = msgspec.structs.replace(run.observations[0].cell, name='c="8"} 1\nevil_metric 7\\')
-    hostile = Run(
-        manifest=MANIFEST, observations=(msgspec.structs.replace(run.observations[0], cell=cell),)
-    )
+    hostile = Run(manifest=MANIFEST, observations=(msgspec.structs.replace(run.observations[0], cell=cell),))
     names = {family.name for family in text_string_to_metric_families(render_prometheus(hostile).decode())}
     assert all(name.startswith("sparkwright_verify_") for name in names)
 
@@ -317,7 +317,9 @@ def test_the_page_of_a_protocol_has_its_table() -> None:
 def test_findings_are_told_once_each() -> None:
     finding = Finding(check="a", name="b", definition="", verdict=Verdict.PASS, cause="")
     data = render_prometheus(Run(manifest=MANIFEST, findings=(finding,)))
-    passed = [line for line in data.decode().splitlines() if line.startswith("sparkwright_verify_finding_passed{")]
+    passed = [
+        line for line in data.decode().splitlines() if line.startswith("sparkwright_verify_finding_passed{")
+    ]
     assert passed == ['sparkwright_verify_finding_passed{run="of-a-server",check="a",finding="b"} 1.0']
 
 

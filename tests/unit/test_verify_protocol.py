@@ -31,7 +31,9 @@ def test_a_protocol_is_read_with_its_changes() -> None:
     assert (changed.runs, changed.latency, changed.exact, changed.cached) == (1, "none", True, True)
 
 
-@pytest.mark.parametrize("text", ["t1 pp=", "t1 pp=1", "t1 depth=3", "t1 runs=0", "t1 latency=far", "t1 fast"])
+@pytest.mark.parametrize(
+    "text", ["t1 pp=", "t1 pp=1", "t1 depth=3", "t1 runs=0", "t1 latency=far", "t1 fast"]
+)
 def test_what_is_not_understood_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         parse_protocol(text)

@@ -8,7 +8,7 @@ from sparkwright.verify.checks.common import conclude, triage
 from sparkwright.verify.checks.machine import told_of
 from sparkwright.verify.model import Verdict
 from sparkwright.verify.protocol.figures import DEFINITIONS
-from sparkwright.verify.protocol.table import latency_ms, group_tests
+from sparkwright.verify.protocol.table import group_tests, latency_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,11 +9,11 @@ from sparkwright.verify.protocol.figures import DEVIATIONS
 from sparkwright.verify.protocol.options import CHECK, parse_protocol
 from sparkwright.verify.protocol.table import (
     FORM,
+    group_tests,
     latency_ms,
     render_csv,
     render_markdown,
     render_report,
-    group_tests,
 )
 
 if TYPE_CHECKING:
