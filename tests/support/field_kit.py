@@ -10,7 +10,7 @@ from verify_kit import boot_facts, context, profile
 
 from sparkwright.verify.cell import LISTED
 from sparkwright.verify.check import Context
-from sparkwright.verify.model import Chunk, Observation, Sample
+from sparkwright.verify.model import BootFacts, Chunk, Observation, Sample
 from sparkwright.verify.protocol.check import ProtocolCheck
 from sparkwright.verify.protocol.options import parse_protocol
 from sparkwright.verify.run import Run
@@ -60,8 +60,8 @@ def sample(
     return Sample(**{**fields, **changes})
 
 
-def protocol_context(**changes: Any) -> Context:
-    return context(profile(**changes))
+def protocol_context(facts: BootFacts | None = None) -> Context:
+    return context(profile(), facts)
 
 
 def answered(cell: Cell, at_ms: float = 0.0) -> Observation:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from field_kit import answered, carried_out, counterless, protocol_context, sample, with_samples
-from verify_kit import failing
+from verify_kit import boot_facts, failing
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.verify.capacity.options import CapacityOptions
@@ -152,6 +152,29 @@ def test_contexts_are_sent_before_where_they_are_to_be_cached() -> None:
     assert cells[2].prompts[0].history == cells[3].prompts[0].history
     names = [test.name("pp", levels=False) for test in protocol_tests(run)]
     assert names == ["ctx_pp @ d256", "pp128 @ d256"]
+
+
+def test_what_the_server_is_too_short_for_is_left_out_and_said() -> None:
+    text = "llama-benchy pp=128 tg=8 depth=0,8192,65536 runs=1"
+    check = ProtocolCheck(parse_protocol(text))
+    to = counterless(protocol_context(facts=boot_facts(max_model_len=8192)))
+    before = [answered(cell) for cell in check.plan(to)]
+    cells = check.extend(to, before)
+    assert {cell.tags["depth"] for cell in cells} == {"0"}
+    finding = check.judge(to, [*before, *(answered(cell) for cell in cells)])[0]
+    assert finding.verdict is Verdict.PASS
+    assert [text for text in finding.warnings if "left out" in text] == [
+        f"pp128 tg8 @ d{depth} was left out: the server takes 8192 tokens at the most"
+        for depth in (8192, 65_536)
+    ]
+
+
+def test_a_server_that_is_too_short_for_everything_does_not_pass() -> None:
+    check = ProtocolCheck(parse_protocol("llama-benchy pp=4096 tg=8 runs=1"))
+    to = counterless(protocol_context(facts=boot_facts(max_model_len=2048)))
+    before = [answered(cell) for cell in check.plan(to)]
+    assert check.extend(to, before) == ()
+    assert check.judge(to, before)[0].verdict is Verdict.INCONCLUSIVE
 
 
 def test_a_server_that_counts_nothing_gets_prompts_by_an_estimate() -> None:
