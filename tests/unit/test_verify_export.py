@@ -19,11 +19,12 @@ from field_kit import MANIFEST, carried_out, sample
 from prometheus_client.parser import text_string_to_metric_families
 from verify_kit import failing
 
+from sparkwright.base.errors import ConfigError
 from sparkwright.verify.cell import Cell, Load, Prompt
 from sparkwright.verify.export.aiperf import CSV, aiperf_summary, render_aiperf
 from sparkwright.verify.export.definitions import AIPERF, GUIDELLM, OWN
 from sparkwright.verify.export.distribution import concurrency_distribution, distribution, rate_distribution
-from sparkwright.verify.export.formats import FORMATS
+from sparkwright.verify.export.formats import FORMATS, ExportRequest, _benchy, _chosen
 from sparkwright.verify.export.guidellm import render_guidellm
 from sparkwright.verify.export.prometheus import render_prometheus
 from sparkwright.verify.export.schema import verdict_schema
@@ -335,3 +336,17 @@ def test_gaps_are_those_between_chunks() -> None:
     summary = aiperf_summary(run, run.observations[0])
     assert summary["inter_chunk_latency"]["max"] == pytest.approx(max(gaps) / 1e6)
     assert summary["inter_chunk_latency"]["count"] == len(gaps)
+
+
+def test_a_run_of_other_loads_is_no_table_of_llama_benchys() -> None:
+    with pytest.raises(ConfigError, match="no tests of llama-benchy"):
+        _benchy(one_cell(*TWO), ExportRequest("llama-benchy", Path("x.md")))
+    with pytest.raises(ConfigError, match="no form of"):
+        _benchy(carried_out(), ExportRequest("llama-benchy", Path("x.txt")))
+
+
+@pytest.mark.parametrize(("wanted", "count"), [((), 6), (("c4 run 2",), 1), (("run 1", "run 2"), 4)])
+def test_cells_are_chosen_by_parts_of_their_names(wanted: tuple[str, ...], count: int) -> None:
+    run = carried_out("llama-benchy pp=128 tg=8 c=1,4 runs=2 exact")
+    chosen = _chosen(run, ExportRequest("guidellm", Path("x"), wanted))
+    assert len([seen for seen in chosen if seen.cell.name != "sizing"]) == count
