@@ -114,6 +114,8 @@ WATCHED = "watch"
 """The tag of cells during which more than counters is watched: ``compilers``."""
 LISTED = "listing"
 """The tag of cells before which the duration of requests for the model list is measured."""
+CONNECTED = "connections"
+"""The tag of cells whose connections are opened before the first request, so that all are sent at once."""
 _LATER = frozenset({"history", "tools", "schema", "plain"})
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sparkwright.verify.cell import LISTED, Cell, Load
+from sparkwright.verify.cell import CONNECTED, LISTED, Cell, Load
 from sparkwright.verify.checks.common import main_facts
 from sparkwright.verify.protocol.judge import conclude_protocol, fits
 from sparkwright.verify.protocol.options import CHECK
@@ -138,6 +138,7 @@ def _batch(
                 "pp": str(pp),
                 "tg": str(tg),
                 "run": str(run),
+                CONNECTED: str(level),
                 **({"phase": phase} if phase else {}),
             },
         )
