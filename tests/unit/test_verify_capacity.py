@@ -19,7 +19,15 @@ from sparkwright.verify.capacity.check import CapacityCheck
 from sparkwright.verify.capacity.fit import fit_crossing
 from sparkwright.verify.capacity.options import CapacityOptions
 from sparkwright.verify.capacity.prompts import read_prompts
-from sparkwright.verify.capacity.search import MOST_REPEATS, NextStep, Outcome, SearchPlan, Step, decide
+from sparkwright.verify.capacity.search import (
+    MOST_REPEATS,
+    Capacity,
+    NextStep,
+    Outcome,
+    SearchPlan,
+    Step,
+    decide,
+)
 from sparkwright.verify.capacity.slo import Slo, parse_slo, times_of
 from sparkwright.verify.capacity.step import grows, lateness_s, step_of
 from sparkwright.verify.check import Context
@@ -30,6 +38,7 @@ from sparkwright.verify.model import (
     BootFacts,
     Chunk,
     FailureKind,
+    HostSample,
     Observation,
     RequestFailure,
     Sample,
@@ -324,3 +333,46 @@ def test_documents_have_the_length_that_was_asked_for() -> None:
     context = Context(Profile(name="test"), load_corpus(), {("main", 0): BootFacts(words_per_token=0.5)})
     (cell,) = CapacityCheck(msgspec.structs.replace(ASKED, input_tokens=1000)).plan(context)
     assert {len(prompt.text.split()) for prompt in cell.prompts} <= set(range(450, 560))
+
+
+def test_steps_of_a_disturbed_machine_decide_nothing_and_are_repeated() -> None:
+    held = Step(1.0, 100, 100)
+    stuck = Step(2.0, 100, 0, disturbed=True)
+    again = decide([held, stuck, stuck], PLAN)
+    assert isinstance(again, NextStep)
+    assert again.rate == 2.0
+    answer = decide([held, stuck, stuck, stuck], PLAN)
+    assert isinstance(answer, Capacity)
+    assert (answer.outcome, answer.held) == (Outcome.DISTURBED, 1.0)
+    assert isinstance(decide([held, stuck, Step(2.0, 100, 100)], PLAN), NextStep)
+
+
+def test_a_search_on_a_stuck_card_is_invalid() -> None:
+    stuck = tuple(
+        HostSample(at=at, gpu_clock_mhz=611, gpu_clock_max_mhz=3003, gpu_utilization=97) for at in range(4)
+    )
+    observations = [
+        msgspec.structs.replace(SMALL.observe(NextStep(1.0, 100, 10), f"{n}"), host=stuck) for n in range(3)
+    ]
+    options = CapacityOptions(slo="ttft_p95=2s")
+    context = Context(Profile(name="test"), load_corpus(), {})
+    capacity = CapacityCheck(options).judge(context, observations)[0]
+    assert capacity.verdict is Verdict.INVALID
+    assert capacity.cause == "the machine was not in its usual state in 3 steps in a row"
+    assert len(capacity.warnings) == 3
+    well = CapacityCheck(options).judge(context, [msgspec.structs.replace(o, host=()) for o in observations])[
+        0
+    ]
+    assert well.verdict is Verdict.INCONCLUSIVE
+
+
+def test_an_interval_by_fieller_is_wider_where_the_slope_is_less_sure() -> None:
+    steep = fit_crossing(
+        [(rate, good, 1000) for rate, good in ((8, 999), (9, 990), (10, 950), (11, 800), (12, 500))], 0.95
+    )
+    assert steep.low < 10 < steep.high
+    assert steep.high - steep.low < 1
+    scattered = fit_crossing(
+        [(rate, good, 1000) for rate, good in ((9, 960), (9.5, 940), (10, 970), (10.5, 930))], 0.95
+    )
+    assert scattered.high - scattered.rate > 5 * (steep.high - steep.rate)

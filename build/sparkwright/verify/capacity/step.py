@@ -9,6 +9,7 @@ import msgspec
 
 from sparkwright.verify.capacity.search import Step
 from sparkwright.verify.capacity.slo import times_of
+from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.statistics import percentile, theil_sen
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def step_of(observation: Observation, slo: Slo, speed: float) -> Step:
         grows=grows(observation.samples),
         late=too_late or spoilt,
         factor=int(observation.cell.tags.get(FACTOR, "1")),
+        disturbed=bool(disturbances(observation)),
     )
 
 
