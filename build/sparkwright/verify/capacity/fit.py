@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _ROUNDS = 50
 _SURE = 0.975
 _LEAST = 3
+_KNOWN = 0.5
+"""Share of the degrees of freedom that the scatter has. Queues are rarely long: most searches see too few
+long ones, and take the scatter for smaller than it is more often than a normal distribution would let them."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def _fieller(
     The slope has an error too, so the interval is wider on the side where the line is less well known; it is
     infinite where the slope might be zero.
     """
-    quantile = t_quantile(_SURE, freedom) ** 2
+    quantile = t_quantile(_SURE, max(1.0, _KNOWN * freedom)) ** 2
     a = slope**2 - quantile * float(covariance[1, 1])
     b = height * slope - quantile * float(covariance[0, 1])
     c = height**2 - quantile * float(covariance[0, 0])

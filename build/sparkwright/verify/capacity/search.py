@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CLOSE = 1.1
 """Ratio of the bracket's ends at which bisection is over: ±5 %."""
-LEAST_REPEATS, MOST_REPEATS = 12, 28
+LEAST_REPEATS, MOST_REPEATS = 12, 26
 """Steps around the crossing. A search that stops at its first narrow interval stops where the scatter happens
 to be small: with six steps at the least, 95 % intervals held the truth in 78 % of searches."""
 LONGER = 4
