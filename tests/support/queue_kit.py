@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkwright.verify.capacity.search import Capacity, NextStep, SearchPlan, Step, decide
-from sparkwright.verify.capacity.step import FACTOR, MOMENTS, rises
+from sparkwright.verify.capacity.step import FACTOR, MOMENTS, rises, step_of
 from sparkwright.verify.cell import Cell, Load
 from sparkwright.verify.client.load import arrivals
 from sparkwright.verify.model import Chunk, Observation, Sample
@@ -104,10 +104,15 @@ class Queue:
 
 
 def search(queue: Queue, slo: Slo, plan: SearchPlan, seed: int) -> tuple[Capacity, list[Step]]:
-    """Return the answer of a search on *queue* for a limit of waiting, and its steps."""
+    """Return the answer of a search on *queue*, and its steps."""
     steps: list[Step] = []
+    waits = slo.limits.keys() == {"ttft"}
     while isinstance(following := decide(steps, plan), NextStep):
-        steps.append(queue.step(following, f"{seed} {len(steps)}", slo.limits["ttft"]))
+        name = f"{seed} {len(steps)}"
+        if waits:
+            steps.append(queue.step(following, name, slo.limits["ttft"]))
+        else:
+            steps.append(step_of(queue.observe(following, name), slo, 1.0))
     return following, steps
 
 

@@ -19,7 +19,7 @@ _SURE = 0.975
 _LEAST = 3
 _KNOWN = 0.5
 """Share of the degrees of freedom that the scatter has. Queues are rarely long: most searches see too few
-long ones, and take the scatter for smaller than it is more often than a normal distribution would let them."""
+long ones, and take the scatter for smaller than it is more often than with a normal distribution."""
 
 
 @dataclass(frozen=True)
