@@ -38,6 +38,7 @@ _SUBCOMMANDS = {
     "tune": "sparkwright.cli.verify_tune",
     "export": "sparkwright.cli.verify_export",
     "schema": "sparkwright.cli.verify_schema",
+    "history": "sparkwright.cli.verify_history",
 }
 _LIBRARIES = ("aiohttp", "numpy", "scipy", "vl_convert")
 

@@ -124,13 +124,13 @@ _DEMO = Profile(
     deadlines=Deadlines(first_token_s=120.0),
 )
 
-# At most 15 minutes on a GB10 with a model of 27 billion parameters: one category more than one, so that they
-# can be compared, the lowest and the highest concurrency and one between, the batch size of a known crash.
+# At most 15 minutes on a GB10 with a model of 27 billion parameters: two categories, so that they can be
+# compared, the lowest and the highest concurrency, the batch size of a known crash, one long prompt.
 _QUICK = Profile(
     name="quick",
     checks=("boot", "coherence", "sweep", "crash", "context"),
     categories=("code", "prose"),
-    levels=(1, 8, 64),
+    levels=(1, 64),
     requests_per_client=1,
     least_requests=12,
     max_tokens=32,

@@ -13,7 +13,7 @@ from sparkwright.verify.check import RegisteredCheck
 from sparkwright.verify.checks.acceptance import FEW_DRAFTS, drafter_finding, not_speculating, ratio, surely
 from sparkwright.verify.checks.common import CheckedCells, conclude, describe, main_facts, triage
 from sparkwright.verify.checks.figures import figures
-from sparkwright.verify.checks.machine import told_of
+from sparkwright.verify.checks.machine import slow_state, told_of
 from sparkwright.verify.checks.states import state_findings
 from sparkwright.verify.datasets import CHATS
 from sparkwright.verify.metrics import identities
@@ -135,8 +135,9 @@ def _category(seen: CheckedCells, category: str, grid: _Grid) -> Finding:
 
 
 def _disturbed(seen: CheckedCells) -> list[str]:
-    """Return warnings on cells during which the machine was slowed or swapped."""
-    return [f"{told}: its times are not the usual ones" for o in seen.sound for told in told_of(o)]
+    """Return warnings on cells during which the machine was slowed or swapped; a finding has slow states."""
+    told = (one for o in seen.sound if not slow_state(o.host) for one in told_of(o))
+    return [f"{one}: its times are not the usual ones" for one in told]
 
 
 def _collapses(category: str, levels: Mapping[int, Figures]) -> list[str]:
