@@ -16,7 +16,7 @@ from sparkwright.publish.companion_provenance import companion_statement
 from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.seen import SeenChannels
-from sparkwright.publish.verification import pinned_root
+from sparkwright.publish.trust import pinned_root
 from sparkwright.recipes import Recipe
 from sparkwright.serve.channel import open_channel
 from sparkwright.serve.flashinfer import CUBIN

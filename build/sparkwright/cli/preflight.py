@@ -16,6 +16,7 @@ from sparkwright.cli.tables import show_table
 
 if TYPE_CHECKING:
     from sparkwright.serve.preflight import LinkFacts, PreflightReport
+    from sparkwright.serve.preflight.options import AskOptions
     from sparkwright.verify.options import VerifyOptions
 
 
@@ -52,14 +53,16 @@ def command(
 ) -> None:
     """Check that RECIPE would start on this machine, and that the machine would survive it.
 
-    Nothing is loaded and nothing is downloaded. Prints the memory budget and what was found; the exit code is
-    76 if the server should not be started.
+    Nothing is loaded and nothing is downloaded; with --python, that vLLM is asked for its options. Prints the
+    memory budget and what was found; the exit code is 76 if the server should not be started.
     """
     from sparkwright.recipes import load_recipe
     from sparkwright.serve.preflight import PreflightRequest, inspect_start, require_clear, this_end
 
     other = _read_end(peer) if peer else None
-    request = PreflightRequest(recipe=load_recipe(recipe, use), nodes=nodes or 0, peer=other, **asked)
+    request = PreflightRequest(
+        recipe=load_recipe(recipe, use), nodes=nodes or 0, peer=other, ask=_asking(), **asked
+    )
     if link_only:
         print_json(to_builtins(this_end(request)))
         return
@@ -129,12 +132,23 @@ def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -
             python=Path(options.python) if options.python else None,
             wheel=Path(options.wheel) if options.wheel else None,
             environment=environment,
+            ask=_asking(),
         )
     )
     for one in found:
         if one.level == "warn" or (one.level == "refuse" and force and one.liftable):
             warn(f"{one.what}: {one.because}", check=one.check, next_step=one.next_step)
     require_clear(found, force=force)
+
+
+def _asking() -> AskOptions:
+    """Return the question to a release for its options, with the store that records its answers."""
+    from functools import partial
+
+    from sparkwright.serve.ask_installed import ask_installed
+    from sparkwright.store import open_store
+
+    return partial(ask_installed, open_store())
 
 
 def _gib(gib: float | None, low: float | None, high: float | None) -> str:
