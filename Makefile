@@ -23,22 +23,27 @@ JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
 
+# By uv where it is installed: it downloads in parallel and links files from its cache.
+UV       := $(shell command -v uv 2>/dev/null)
+MAKE_VENV := $(if $(UV),$(UV) venv --quiet --seed --allow-existing --python $(PYTHON) $(VENV),$(PYTHON) -m venv $(VENV))
+INSTALL  := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pip install --quiet --disable-pip-version-check)
+
 # The environments, remade when pyproject.toml changes.
 $(VENV)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(MAKE_VENV)
+	$(INSTALL) --editable .
 	@touch $@
 
 $(VENV)/.ready-serve: $(VENV)/.ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[serve]'
+	$(INSTALL) --editable '.[serve]'
 	@touch $@
 
 $(VENV)/.ready-verify: $(VENV)/.ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[verify]'
+	$(INSTALL) --editable '.[verify]'
 	@touch $@
 
 $(VENV)/.ready-test: $(VENV)/.ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(INSTALL) --editable '.[test]'
 	@touch $@
 
 wheel: $(VENV)/.ready ## Build the wheel for PLATFORM (aarch64 or x86_64) into DIST
@@ -136,7 +141,7 @@ bench-native: $(VENV)/.ready-test ## Time a native build, and what a change cost
 	$(BIN)/python scripts/bench/native.py --platform $(PLATFORM) $(if $(ARCH),--arch $(ARCH))
 
 $(VENV)/.ready-docs: $(VENV)/.ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
 docs: $(VENV)/.ready-docs ## Build the documents as a site in dist/site; a broken link is an error

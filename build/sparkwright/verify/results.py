@@ -92,7 +92,7 @@ def write_results(folder: Path) -> Results:
     """
     run = load_run(folder)
     for name, data in _tables(run).items():  # from which earlier runs are read, this one among them
-        _replace(folder / name, data)
+        replace_file(folder / name, data)
     return write_report(replace(run, history=_alike(folder)), folder, also=(FILE,))
 
 
