@@ -208,6 +208,15 @@ def test_another_server_than_vllm() -> None:
     assert look(pages=pages, model="unlisted").model == "unlisted"
 
 
+def test_a_list_that_cannot_be_read_is_excused_by_a_name(heard: Recorder) -> None:
+    broken = {"models": answering("no cache", 500)}
+    foreign = broken | {"version": answering("{}", 404), "metrics": answering("{}", 404)}
+    assert "answers with status 500" in refusal(pages=foreign, model="")
+    assert look(pages=foreign, model="named").model == "named"
+    assert "answers with status 500" in " ".join(heard.warnings)
+    assert "answers with status 500" in refusal(pages=broken)  # vLLM lists what it serves
+
+
 def flaky(*statuses: int) -> Handler:
     """Return a page that answers with each of *statuses* in turn."""
     left = list(statuses)

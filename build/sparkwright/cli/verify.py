@@ -75,7 +75,7 @@ _OPTIONS = (
         default="",
         help="Only compare speed with this wheel or interpreter, over several starts.",
     ),
-    click.option("--profile", default="", help="How much to measure: full, smoke or demo."),
+    click.option("--profile", default="", help="How much to measure: full, smoke, demo or cpu."),
     click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
     click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
     click.option("--categories", type=Names(), default=(), help="Categories of prompts."),

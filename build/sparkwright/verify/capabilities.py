@@ -31,6 +31,7 @@ GPU: Final = "gpu"
 CONTEXT_LENGTH: Final = "context-length"
 TOOLS: Final = "tools"
 STRUCTURED: Final = "structured-output"
+END_MARK: Final = "end-mark"
 
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
@@ -50,6 +51,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         TOOLS: "chats may offer tools, and calls come parsed (--tool-call-parser)",
         STRUCTURED: "answers fit a JSON schema on request (response_format)",
         GPU: "the log names memory of a GPU",
+        END_MARK: "streams end with [DONE]",
     }
 )
 """Every capability by its name, with its meaning."""

@@ -1,4 +1,4 @@
-"""Sizes of a run, and the three profiles that ship; options and recipes can change every number."""
+"""Sizes of a run, and the profiles that ship; options and recipes can change every number."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Profile(Model, frozen=True):
     """The sizes of a run.
 
     Attributes:
-        name: ``full``, ``smoke`` or ``demo``.
+        name: ``full``, ``smoke``, ``demo`` or ``cpu``.
         checks: names of the checks that run, in order; if empty, those whose modules list this profile.
         categories: of prompts.
         levels: concurrencies of the sweep.
@@ -124,5 +124,20 @@ _DEMO = Profile(
     deadlines=Deadlines(first_token_s=120.0),
 )
 
-PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in (Profile(name="full"), _SMOKE, _DEMO)}
+# A small model on a few cores: tens of tokens a second for all requests together.
+_CPU = Profile(
+    name="cpu",
+    categories=("code", "extraction"),
+    levels=(1, 4, 8),
+    requests_per_client=2,
+    least_requests=8,
+    max_tokens=48,
+    off_grid=(3,),
+    waves=1,
+    lossless_prompts=12,
+)
+
+PROFILES: Mapping[str, Profile] = {
+    profile.name: profile for profile in (Profile(name="full"), _SMOKE, _DEMO, _CPU)
+}
 """Shipped profiles by name."""

@@ -87,7 +87,7 @@ class Crash:
         ]
 
 
-CHECK = RegisteredCheck(Crash(), profiles={"full": 50, "smoke": 30, "demo": 50})
+CHECK = RegisteredCheck(Crash(), profiles={"full": 50, "cpu": 50, "smoke": 30, "demo": 50})
 
 
 def _burst(context: Context, level: int) -> Cell:

@@ -1,6 +1,7 @@
 """Trial requests for what a server may do in chats: tools, and output by a schema.
 
-Only a server that refuses every one of several requests lacks a feature. vLLM that answers is taken at its
+Only a server that refuses every one of several requests lacks a feature, or one whose prompts are as long
+without tools as with them: its chat template leaves them out. vLLM that answers is otherwise taken at its
 word, so that a broken parser is found by the check; of another server, a field that it ignores is lacking.
 """
 
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from sparkwright.verify.capabilities import STRUCTURED, TOOLS
 from sparkwright.verify.cell import Load, Prompt, Tool
@@ -82,6 +85,14 @@ async def _try(
     load, prompt = _TRIALS[name]
     exchange = Exchange(endpoint, prompt, load, max_tokens=_TOKENS, deadlines=deadlines, speed=1.0)
     sample = await exchange.run(session)
+    if sample.failure is None and name == TOOLS and not sample.tool_calls:
+        plain = msgspec.structs.replace(load, tools=())
+        exchange = Exchange(endpoint, prompt, plain, max_tokens=1, deadlines=deadlines, speed=1.0)
+        if sample.prompt_tokens == (without := await exchange.run(session)).prompt_tokens > 0:
+            return (
+                f"the chat template leaves tools out: a prompt has {without.prompt_tokens} tokens with and"
+                " without them"
+            )
     if sample.failure is not None and sample.failure.kind is FailureKind.STATUS:
         refused = sample.failure.status in _REFUSED
         return f"requests for {name} are refused: {sample.failure.detail}" if refused else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -162,7 +163,7 @@ def _tools(body: Mapping[str, Any], settings: Settings) -> list[Mapping[str, Any
         return []
     if not settings.tool_parser:
         raise ApiError(400, "BadRequestError", "tool_choice auto needs a tool call parser, and none is set")
-    return list(tools)
+    return list(tools) if settings.tool_template else []
 
 
 def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int:
@@ -178,6 +179,8 @@ def _prompt(body: Mapping[str, Any], settings: Settings, *, chat: bool) -> tuple
         if not messages:
             raise ApiError(400, "BadRequestError", "messages: Field required", "messages")
         text = template(messages[-1:] if "history-dropped" in settings.faults else messages)
+        if settings.tool_template and (tools := body.get("tools")):
+            text = f"{json.dumps(tools)}\n{text}"  # the template describes them to the model
         return text, tuple(encode(text))
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):

@@ -1,0 +1,79 @@
+"""`sparkwright verify` at a real vLLM with a real model: it passes, and planted faults are named."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from real_kit import REPAIR, Standing, Verified, make_server, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.walk, pytest.mark.upstream]
+
+SIZES = ("--profile", "cpu")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    """The merged Python without a drafter, as others are compared with it."""
+    with Standing(make_server(), tmp_path_factory.mktemp("plain")) as server:
+        yield server
+
+
+def show(name: str, run: Verified) -> None:
+    """Print verdict and coverage, which `make test-verify-real` shows."""
+    lines = [line for line in run.told.splitlines() if line.startswith(("Coverage", "not applicable"))]
+    print(f"\n{name}: {run.verdict['verdict']}", *lines, sep="\n  ")  # noqa: T201
+
+
+def test_a_server_without_a_drafter_passes_with_its_coverage_stated(plain: Standing, tmp_path: Path) -> None:
+    run = verify(tmp_path / "run", "--url", plain.url, *SIZES)
+    show("no drafter", run)
+    assert (run.status, run.verdict["verdict"]) == (0, "pass"), run.told
+    assert {"speculation", "tools", "baseline", "log"} <= set(run.verdict["lacks"])
+    passed = {one["check"] for one in run.findings if one["verdict"] == "pass"}
+    assert passed >= {"boot", "coherence", "traffic", "sweep", "prefix", "crash", "lossless"}
+    assert "structured output fits its schema" in {one["name"] for one in run.findings}
+    assert "chat template leaves tools out" in run.told
+    assert "Coverage:" in run.told
+
+
+def test_n_gram_speculation_is_judged_and_loses_nothing(plain: Standing, tmp_path: Path) -> None:
+    server = make_server(REPAIR)
+    with Standing(server, tmp_path / "server", server.speculative) as speculating:
+        run = verify(
+            tmp_path / "run", "--url", speculating.url, "--baseline-url", plain.url, "--log", speculating.log,
+            "--require", "speculation,baseline", *SIZES,
+            "--checks", "boot,coherence,sweep,prefix,lossless,compile",
+        )  # fmt: skip
+    show("n-gram", run)
+    assert (run.status, run.verdict["verdict"]) == (0, "pass"), run.told
+    passed = {one["name"] for one in run.findings if one["verdict"] == "pass"}
+    assert passed >= {
+        "acceptance does not depend on concurrency",
+        "counters and clients agree on tokens",
+        "answers do not depend on the prefix cache",
+        "nothing is compiled after the warm-up",
+    }, passed
+
+
+@pytest.mark.parametrize(
+    ("fault", "checks", "named"),
+    [
+        ("wrong-position", "prefix", r"prefix: .*depend on the prefix cache.* warm"),
+        ("dropped-token", "sweep", r"sweep: .*c=8"),
+        ("reused-block", "prefix", r"prefix: .*depend on the prefix cache.* warm"),
+    ],
+)
+def test_a_fault_in_the_servers_code_is_named(fault: str, checks: str, named: str, tmp_path: Path) -> None:
+    with Standing(make_server(fault), tmp_path / "server") as server:
+        run = verify(tmp_path / "run", "--url", server.url, *SIZES, "--checks", checks)
+    show(fault, run)
+    assert run.verdict["verdict"] == "fail", run.told
+    causes = run.causes("fail")
+    print(*causes, sep="\n  ")  # noqa: T201
+    assert all(re.search(named, cause) for cause in causes), causes
